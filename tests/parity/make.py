@@ -8,7 +8,7 @@ import numpy as np
 import torch
 import transformers  # type: ignore[import-not-found, unused-ignore]
 from numpy.typing import NDArray
-from tests.parity.models import CONFIGS, EXPECTED, KEPT, token_ids, write_model
+from tests.parity.models import CONFIGS, EXPECTED, HYBRIDS, KEPT, token_ids, write_model
 
 
 def logits_of(folder: Path) -> NDArray[np.float32]:
@@ -25,7 +25,7 @@ def logits_of(folder: Path) -> NDArray[np.float32]:
 def main() -> None:
     kept: dict[str, NDArray[Any]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        for i, name in enumerate(CONFIGS):
+        for i, name in enumerate([*CONFIGS, *HYBRIDS]):
             logits = logits_of(write_model(name, Path(folder) / str(i)))
             kept[f"{name}, logits"] = logits[list(KEPT)]
             kept[f"{name}, top"] = logits.argmax(1).astype(np.uint8)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from hotloop.backends.backend import Backend
 from hotloop.backends.open import choose_device, open_backend
 from hotloop.core.config import Device, EngineConfig, LoadFormat, Precision, WeightFormat, parse_bytes
+from hotloop.core.errors import ConfigError
 from hotloop.engine.drafting.drafter import Drafter, EitherDrafter
 from hotloop.engine.drafting.history import PastDrafter
 from hotloop.engine.drafting.model import MIN_MATCH, ModelDrafter, check_same_vocabulary
@@ -36,6 +37,8 @@ def open_parts(
     if config.draft_model:
         draft = load_model(config.draft_model, load_format=load_format)
         check_same_vocabulary(model.tokenizer, draft.tokenizer)
+        if draft.spec.linear:
+            raise ConfigError(f"draft_model {draft.name} is a hybrid, which cannot guess ahead so far")
     backend = open_backend(
         model,
         config,

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from hotloop.core.errors import ModelError
 from hotloop.models.mxfp4 import is_mxfp4
-from hotloop.models.spec import ExpertsSpec, Family
+from hotloop.models.spec import ExpertsSpec, Family, LinearSpec
 
 T = TypeVar("T", int, float)
 Config = Mapping[str, Any]
@@ -20,8 +20,12 @@ FAMILIES: dict[str, Family] = {
     "qwen3_moe": "qwen3moe",
     "gpt_oss": "gptoss",
     "glm4_moe": "glm4moe",
+    "qwen3_next": "qwen3next",
+    "qwen3_5_text": "qwen35",
 }
-_NORM_FAMILIES = ("qwen3", "qwen3moe")
+_HYBRIDS = ("qwen3next", "qwen35")
+_NORM_FAMILIES = ("qwen3", "qwen3moe", *_HYBRIDS)
+_ROTARY_SHARES = {"glm4moe": 0.5, "qwen3next": 0.25, "qwen35": 0.25}
 _BIASED_OUTPUTS = ("llama", "qwen3", "qwen3moe", "gptoss")  # whose attention_bias means all four
 _MAX_LAYERS = 4096
 _WHOLE_WINDOWS = ("mistral", "mixtral")  # whose window is every layer's
@@ -49,7 +53,7 @@ def has_qk_norm(config: Config, family: Family) -> bool:
 def parse_rotary_dim(config: Config, family: Family, head_dim: int, path: Path) -> int | None:
     rope = config.get("rope_parameters") or {}
     share = rope.get("partial_rotary_factor", config.get("partial_rotary_factor"))
-    share = share if share is not None else 0.5 if family == "glm4moe" else 1.0
+    share = share if share is not None else _ROTARY_SHARES.get(family, 1.0)
     if share == 1:
         return None
     if not isinstance(share, int | float) or not 0 < share < 1 or int(head_dim * share) % 2:
@@ -102,12 +106,15 @@ def parse_experts(config: Config, family: Family, path: Path) -> ExpertsSpec | N
                 gate_slope=parse_number(config, "swiglu_alpha", float, path, 1.702),
                 is_mxfp4=is_mxfp4(config),
             )
-        case "qwen3moe":
+        case "qwen3moe" | "qwen3next":
             if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
                 raise ModelError(f"{path}: experts in only some of the layers are not supported")
-            is_normed = bool(config.get("norm_topk_prob", False))
+            is_normed = bool(config.get("norm_topk_prob", family == "qwen3next"))
             experts = number("num_experts"), number("num_experts_per_tok"), number("moe_intermediate_size")
-            return ExpertsSpec(*experts, is_normed=is_normed)
+            if family == "qwen3moe":
+                return ExpertsSpec(*experts, is_normed=is_normed)
+            shared_size = number("shared_expert_intermediate_size")
+            return ExpertsSpec(*experts, is_normed=is_normed, shared_size=shared_size, has_shared_gate=True)
         case "glm4moe":
             return _glm_experts(config, path)
     return None
@@ -131,6 +138,27 @@ def _glm_experts(config: Config, path: Path) -> ExpertsSpec:
         shared_size=size * parse_number(config, "n_shared_experts", int, path, 1),
         num_dense=num_dense,
     )
+
+
+def parse_linear(config: Config, family: Family, num_layers: int, path: Path) -> LinearSpec | None:
+    if family not in _HYBRIDS:
+        return None
+    if config.get("attention_bias"):
+        raise ModelError(f"{path}: a hybrid whose attention has biases is not supported")
+    kinds = config.get("layer_types")
+    if kinds is None:
+        every = parse_number(config, "full_attention_interval", int, path, 4)
+        kinds = ["full_attention" if (i + 1) % every == 0 else "linear_attention" for i in range(num_layers)]
+    if not isinstance(kinds, list) or len(kinds) != num_layers:
+        raise ModelError(f"{path}: layer_types should name the kinds of {num_layers} layers")
+    keys = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim", "conv_kernel_dim")
+    numbers = [parse_number(config, f"linear_{key}", int, path) for key in keys]
+    linear = LinearSpec(tuple(i for i, kind in enumerate(kinds) if kind == "linear_attention"), *numbers)
+    if len(linear.layers) == num_layers:
+        raise ModelError(f"{path}: a model without any attention over KV is not supported")
+    if linear.num_value_heads % linear.num_key_heads:
+        raise ModelError(f"{path}: {linear.num_value_heads} value heads cannot share {linear.num_key_heads} key heads")
+    return linear
 
 
 def parse_number(config: Config, key: str, kind: type[T], path: Path, default: T | None = None) -> T:

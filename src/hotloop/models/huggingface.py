@@ -20,6 +20,7 @@ from hotloop.models.architecture import (
     parse_biases,
     parse_experts,
     parse_family,
+    parse_linear,
     parse_number,
     parse_rotary_dim,
     parse_windows,
@@ -29,7 +30,7 @@ from hotloop.models.int4 import Part, check_groups, int4_parts, parse_int4, wide
 from hotloop.models.layout import check_spec, check_tensors, tensor_places
 from hotloop.models.mxfp4 import FusedExperts, is_mxfp4
 from hotloop.models.rope import scaling_from_config, stretched_context
-from hotloop.models.spec import FileTensor, Int4Stored, ModelSpec, Stored
+from hotloop.models.spec import FileTensor, Int4Stored, ModelSpec, Stored, halves_first
 from hotloop.models.template import ChatTemplate
 from hotloop.models.tokenizer import Tokenizer
 
@@ -38,6 +39,7 @@ _FLOAT_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 _ITEM_BYTES = _FLOAT_BYTES | {"I32": 4, "I64": 8, "U8": 1}
 _LENGTH_BYTES, _MAX_HEADER_BYTES = 8, 100_000_000
 _IGNORED = ["rotary_emb.inv_freq", "lm_head.weight"]
+_BEYOND = ("mtp.", "model.visual.")  # layers that predict tokens further on, and those that see
 _TURNED = ("q", "k", "q_bias", "k_bias", "q_norm", "k_norm")
 _IGNORED_INT4 = [*_IGNORED, ".weight_shape"]  # which the model's own shape says
 
@@ -47,7 +49,8 @@ class SafetensorsWeights:
 
     def __init__(self, folder: Path, spec: ModelSpec) -> None:
         self._folder = folder
-        self._located = {name: each for path in weight_files(folder) for name, each in _read_header(path).items()}
+        located = {name: each for path in weight_files(folder) for name, each in _read_header(path).items()}
+        self._located = {name.replace("model.language_model.", "model."): each for name, each in located.items()}
         check_spec(folder, spec, len(self._located))
         self._places = {place.name: place for place in tensor_places(spec)}
         self._int4_names: dict[str, dict[Part, str]] = {}
@@ -63,13 +66,13 @@ class SafetensorsWeights:
                 wanted |= dict(parts.values())
             else:
                 wanted[place.hf_name] = place.shape
-        beyond = f"model.layers.{spec.num_layers}."  # a layer that predicts tokens further on
+        beyond = f"model.layers.{spec.num_layers}.", *_BEYOND
         found = {name: each.shape for name, each in self._located.items() if not name.startswith(beyond)}
         ignored = _IGNORED_INT4 + self._empty_biases(wanted) if spec.int4 else _IGNORED
         check_tensors(folder, wanted, found, ignored)
         self._check_types(wanted)
         self._int4 = spec.int4
-        self._order = _halves_first(spec) if spec.rotary_dim else None
+        self._order = halves_first(spec) if spec.rotary_dim else None
         if self._order is not None and spec.int4:
             raise ModelError(f"{folder}: weights in four bits of heads that turn only in part are not supported")
 
@@ -116,18 +119,6 @@ class SafetensorsWeights:
         others = [name for name in self._located if name.endswith("_proj.bias") and name not in wanted]
         plain = [name for name in others if (shape := self._located[name].shape) and 0 not in shape]
         return [name for name in plain if not self._located[name].stored().data.any()]
-
-
-def _halves_first(spec: ModelSpec) -> NDArray[np.intp]:
-    """The dimensions of a head as they are stored, in our order. Queries and keys in the same order are as alike as
-    they were.
-
-    stored   [ turns: first | second | does not turn: a | b ]
-    ours     [ first | a ]  [ second | b ]
-    """
-    turning, half = spec.rotary_dim or spec.head_dim, spec.head_dim // 2
-    first, second, still = np.split(np.arange(spec.head_dim), [turning // 2, turning])
-    return np.concatenate([first, still[: half - len(first)], second, still[half - len(first) :]])
 
 
 def _reordered(found: Stored, order: NDArray[np.intp]) -> Stored:
@@ -206,6 +197,8 @@ def config_spec(folder: Path) -> ModelSpec:
     if not path.is_file():
         raise ModelError(f"{folder} is not a Hugging Face folder: config.json is missing")
     config = read_json(path)
+    if isinstance(config.get("text_config"), dict):  # beside that of what sees
+        config |= config["text_config"]
     family, max_context = parse_family(config, path), parse_number(config, "max_position_embeddings", int, path)
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(rope, dict):
@@ -244,6 +237,7 @@ def config_spec(folder: Path) -> ModelSpec:
         windows=parse_windows(config, num_layers, max_context, path),
         rotary_dim=rotary_dim,
         experts=parse_experts(config, family, path),
+        linear=parse_linear(config, family, num_layers, path),
         int4=None if is_mxfp4(config) else parse_int4(config, path),
     )
 

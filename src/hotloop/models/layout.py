@@ -9,7 +9,7 @@ from math import isfinite, prod
 from pathlib import Path
 
 from hotloop.core.errors import ConfigError, ModelError
-from hotloop.models.spec import ExpertsSpec, Family, ModelSpec
+from hotloop.models.spec import ExpertsSpec, Family, LinearSpec, ModelSpec
 
 MAX_CONTEXT = 1 << 24
 
@@ -39,6 +39,19 @@ _LAYER_NAMES = {
     "sinks": ("attn_sinks.weight", "self_attn.sinks"),
     "router": ("ffn_gate_inp.weight", "mlp.gate.weight"),
     "router_bias": ("exp_probs_b.bias", "mlp.gate.e_score_correction_bias"),
+    "q_and_gate": ("", "self_attn.q_proj.weight"),
+    "linear_qkvz": ("", "linear_attn.in_proj_qkvz.weight"),
+    "linear_ba": ("", "linear_attn.in_proj_ba.weight"),
+    "linear_qkv": ("", "linear_attn.in_proj_qkv.weight"),
+    "linear_z": ("", "linear_attn.in_proj_z.weight"),
+    "linear_b": ("", "linear_attn.in_proj_b.weight"),
+    "linear_a": ("", "linear_attn.in_proj_a.weight"),
+    "linear_conv": ("", "linear_attn.conv1d.weight"),
+    "linear_a_log": ("", "linear_attn.A_log"),
+    "linear_dt_bias": ("", "linear_attn.dt_bias"),
+    "linear_norm": ("", "linear_attn.norm.weight"),
+    "linear_o": ("", "linear_attn.out_proj.weight"),
+    "shared_router": ("", "mlp.shared_expert_gate.weight"),
     "shared_gate": ("ffn_gate_shexp.weight", "mlp.shared_experts.gate_proj.weight"),
     "shared_up": ("ffn_up_shexp.weight", "mlp.shared_experts.up_proj.weight"),
     "shared_down": ("ffn_down_shexp.weight", "mlp.shared_experts.down_proj.weight"),
@@ -61,6 +74,7 @@ _FAMILY_NAMES: dict[Family, dict[str, str]] = {
         "up_proj": "w3",
         "down_proj": "w2",
     },
+    "qwen3next": {"mlp.shared_experts.": "mlp.shared_expert."},
     "gptoss": {"mlp.gate.weight": "mlp.router.weight", "mlp.gate.e_score_correction_bias": "mlp.router.bias"},
 }
 
@@ -124,13 +138,23 @@ def outer_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
 
 def layer_shapes(spec: ModelSpec, layer: int) -> dict[str, tuple[int, ...]]:
     hidden = spec.hidden_size
-    q, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     shapes: dict[str, tuple[int, ...]] = {"attn_norm": (hidden,), "mlp_norm": (hidden,)}
-    shapes |= {"q": (q, hidden), "k": (kv, hidden), "v": (kv, hidden), "o": (hidden, q)}
+    if spec.linear and spec.is_linear(layer):
+        shapes |= _linear_shapes(spec.linear, hidden, is_fused=spec.family == "qwen3next")
+    else:
+        shapes |= _attention_shapes(spec)
     if spec.experts and spec.has_experts(layer):
         shapes |= _expert_shapes(spec.experts, hidden)
     else:
         shapes |= _mlp_shapes("", hidden, spec.intermediate_size)
+    return shapes
+
+
+def _attention_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    hidden = spec.hidden_size
+    q, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    shapes: dict[str, tuple[int, ...]] = {"q_and_gate": (2 * q, hidden)} if spec.linear else {"q": (q, hidden)}
+    shapes |= {"k": (kv, hidden), "v": (kv, hidden), "o": (hidden, q)}
     if spec.has_qkv_bias:
         shapes |= {"q_bias": (q,), "k_bias": (kv,), "v_bias": (kv,)}
     if spec.has_qk_norm:
@@ -142,12 +166,33 @@ def layer_shapes(spec: ModelSpec, layer: int) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def each_shape(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...], int]]:
+    """Of all layers, each with how many of them have it: hostile files may claim millions."""
+    kinds: dict[tuple[bool, bool], list[int]] = {}
+    for layer in range(spec.num_layers):
+        kinds.setdefault((spec.is_linear(layer), spec.has_experts(layer)), []).append(layer)
+    for layers in kinds.values():
+        yield from ((name, shape, len(layers)) for name, shape in layer_shapes(spec, layers[0]).items())
+
+
+def _linear_shapes(linear: LinearSpec, hidden: int, *, is_fused: bool) -> dict[str, tuple[int, ...]]:
+    heads, values = linear.num_value_heads, linear.value_size
+    shapes: dict[str, tuple[int, ...]] = {"linear_qkv": (linear.conv_size, hidden), "linear_z": (values, hidden)}
+    shapes |= {"linear_b": (heads, hidden), "linear_a": (heads, hidden)}
+    if is_fused:
+        shapes = {"linear_qkvz": (linear.conv_size + values, hidden), "linear_ba": (2 * heads, hidden)}
+    shapes |= {"linear_conv": (linear.conv_size, 1, linear.conv_width), "linear_o": (hidden, values)}
+    return shapes | {"linear_a_log": (heads,), "linear_dt_bias": (heads,), "linear_norm": (linear.value_dim,)}
+
+
 def _expert_shapes(experts: ExpertsSpec, hidden: int) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {"router": (experts.num_experts, hidden)}
     if experts.has_router_bias:
         shapes["router_bias"] = (experts.num_experts,)
     if experts.shared_size:
         shapes |= _mlp_shapes("shared_", hidden, experts.shared_size)
+    if experts.has_shared_gate:
+        shapes["shared_router"] = (1, hidden)
     for i in range(experts.num_experts):
         prefix = f"experts.{i}."
         shapes |= _mlp_shapes(prefix, hidden, experts.size)
@@ -161,8 +206,7 @@ def num_active_weights(spec: ModelSpec) -> int:
     """Of the layers' matrices, those that a token is multiplied with: of experts the chosen ones."""
     if spec.experts:
         spec = replace(spec, experts=replace(spec.experts, num_experts=spec.experts.num_chosen))
-    shapes = [shape for layer in range(spec.num_layers) for shape in layer_shapes(spec, layer).values()]
-    return sum(prod(shape) for shape in shapes if len(shape) > 1)
+    return sum(count * prod(shape) for _, shape, count in each_shape(spec) if len(shape) > 1)
 
 
 def _mlp_shapes(prefix: str, hidden: int, size: int) -> dict[str, tuple[int, ...]]:
@@ -171,6 +215,8 @@ def _mlp_shapes(prefix: str, hidden: int, size: int) -> dict[str, tuple[int, ...
 
 def share_of(spec: ModelSpec, num_gpus: int) -> ModelSpec:
     """What each of several GPUs computes: its heads, and its part of the MLP. All else is whole."""
+    if spec.linear:
+        raise ConfigError("a hybrid runs on a CPU only so far: start it with --device cpu")
     experts = spec.experts
     parts = [(spec.num_kv_heads, "heads of keys and values")]
     if not experts or experts.num_dense:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from hotloop.core.errors import ModelError
 
-Family = Literal["llama", "qwen2", "qwen3", "qwen3moe", "mixtral", "gptoss", "glm4moe"]
+Family = Literal["llama", "qwen2", "qwen3", "qwen3moe", "mixtral", "gptoss", "glm4moe", "qwen3next", "qwen35"]
 Int4Method = Literal["awq", "gptq", "compressed-tensors"]
 
 
@@ -64,10 +64,38 @@ class ExpertsSpec:
     gate_slope: float = 1.0
     shared_size: int = 0
     """Rows of the gate of an MLP beside the experts, which every token goes to."""
+    has_shared_gate: bool = False
+    """Whether what that comes to is multiplied by the sigmoid of a number of the token's own."""
     is_mxfp4: bool = False
     """Whether the files hold the experts' matrices in MXFP4."""
     num_dense: int = 0
     """Layers before the first with experts, which have an MLP."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinearSpec:
+    """Linear attention by the gated delta rule, which some layers have in place of attention over KV."""
+
+    layers: tuple[int, ...]
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    conv_width: int
+    """Tokens that the convolution before it sees."""
+
+    @property
+    def key_size(self) -> int:
+        return self.num_key_heads * self.key_dim
+
+    @property
+    def value_size(self) -> int:
+        return self.num_value_heads * self.value_dim
+
+    @property
+    def conv_size(self) -> int:
+        """Queries, keys and values."""
+        return 2 * self.key_size + self.value_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +126,18 @@ class ModelSpec:
     """How many dimensions of a head turn, if not all: the first of each half."""
     experts: ExpertsSpec | None = None
     """What layers have in place of an MLP, if anything."""
+    linear: LinearSpec | None = None
+    """The layers without KV of a hybrid, if it is one. Its attention has a gate, and its norms are stored less one."""
     int4: Int4Spec | None = None
     """How the files hold the matrices of layers, if in four bits."""
+
+    @property
+    def kv_layers(self) -> list[int]:
+        """The layers that have KV."""
+        return [layer for layer in range(self.num_layers) if not self.is_linear(layer)]
+
+    def is_linear(self, layer: int) -> bool:
+        return self.linear is not None and layer in self.linear.layers
 
     def window(self, layer: int) -> int | None:
         """How many tokens a layer sees; None: all of them."""
@@ -159,6 +197,18 @@ class Int4Stored:
     """The group of each column; None if groups are columns side by side."""
     spec: Int4Spec
     shape: tuple[int, int]
+
+
+def halves_first(spec: ModelSpec) -> NDArray[np.intp]:
+    """The dimensions of a head as they are stored, in our order. Queries and keys in the same order are as alike as
+    they were.
+
+    stored   [ turns: first | second | does not turn: a | b ]
+    ours     [ first | a ]  [ second | b ]
+    """
+    turning, half = spec.rotary_dim or spec.head_dim, spec.head_dim // 2
+    first, second, still = np.split(np.arange(spec.head_dim), [turning // 2, turning])
+    return np.concatenate([first, still[: half - len(first)], second, still[half - len(first) :]])
 
 
 class Weights(Protocol):

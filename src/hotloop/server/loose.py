@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from hotloop.border.json_schema import find_misfit
-from hotloop.chat.formats import ToolFormat
 from hotloop.chat.stream import CallParser
+from hotloop.chat.tool_format import ToolFormat
 from hotloop.chat.tools import ToolChoice
 from hotloop.core.errors import RequestError
 from hotloop.core.grammar import MalformedSchema, loosen
@@ -180,6 +180,10 @@ class CheckedParser:
     @property
     def num_calls(self) -> int:
         return self._inner.num_calls
+
+    @property
+    def is_calling(self) -> bool:
+        return self._inner.is_calling
 
     def push(self, text: str) -> list[StreamEvent]:
         return self._seen(self._inner.push(text))

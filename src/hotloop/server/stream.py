@@ -31,7 +31,16 @@ def submit(http: HttpRequest, job: Job, answer_id: str) -> OutputCollector:
     samplings = [_vary_seed(job.sampling, i) for i in range(job.num_choices)]
     choices = [(prompt.token_ids, sampling) for prompt in job.prompts for sampling in samplings]
     requests = [
-        Request(f"{answer_id}-{i}", token_ids, sampling, caller.priority, caller.session_id, job.grammar, caller.scope)
+        Request(
+            f"{answer_id}-{i}",
+            token_ids,
+            sampling,
+            caller.priority,
+            caller.session_id,
+            job.grammar,
+            caller.scope,
+            job.thinking,
+        )
         for i, (token_ids, sampling) in enumerate(choices)
     ]
     for request in requests:

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hotloop.chat.formats import ToolFormat
 from hotloop.chat.lark import literal
 from hotloop.chat.stream import CallParser
+from hotloop.chat.tool_format import ToolFormat
 from hotloop.chat.tools import ToolChoice
 from hotloop.core.errors import RequestError
 from hotloop.core.grammar import Grammar, MalformedSchema, json_schema, loosen
@@ -188,12 +188,12 @@ def constrain(
     with _blaming("tools"):
         calls = tool_format.grammar(calling.allowed, replace(calling.choice, mode="required"), tokenizer)
     assert calls, "calls that must come have a grammar"
-    return Constraint(wanted.param, either(calls, wanted.grammar))
+    return Constraint(wanted.param, either(calls, tool_format.wrap(wanted.grammar)))
 
 
 def either(calls: Grammar, answer: Grammar) -> Grammar:
-    assert (calls.kind, answer.kind) == ("lark", "json_schema")
-    return Grammar("lark", f"start: calls | answer\ncalls: %lark {{\n{calls.text}\n}}\nanswer: %json {answer.text}\n")
+    body = f"%json {answer.text}" if answer.kind == "json_schema" else f"%lark {{\n{answer.text}\n}}"
+    return Grammar("lark", f"start: calls | answer\ncalls: %lark {{\n{calls.text}\n}}\nanswer: {body}\n")
 
 
 @contextmanager

@@ -13,21 +13,26 @@ from hotloop.backends.openvino.attention import BLOCK_SIZE, Kernel
 from hotloop.backends.openvino.graph import (
     EXPERTS_GAP,
     GAP,
+    LINEAR_GAP,
     DecoderGraph,
     NativeStyle,
     divide_by_roots,
     gather_wanted_rows,
 )
+from hotloop.backends.openvino.linear import DeltaNet
 from hotloop.backends.openvino.native.mixture import open_experts
 from hotloop.backends.openvino.store import CpuBackend, compile_graph, describe_kv, load_graph
 from hotloop.core.config import Precision, WeightFormat
-from hotloop.models.memory import kv_token_bytes, weight_bytes
+from hotloop.models.hybrid import HybridWeights
+from hotloop.models.memory import kv_token_bytes, state_bytes, weight_bytes
 from hotloop.models.model import Model
 from hotloop.models.rope import rotary_table
 from hotloop.models.spec import ModelSpec
 
 MAX_SHORT_TOKENS = 12
 MAX_UNPACKED_BYTES = 512 << 20
+STATE_TOKENS = 1024  # a hybrid has room for a state for so many tokens of KV
+MIN_STATES = 8
 _WHOLE_ROWS = str(2**64 - 1)
 
 Run = Callable[[int, NDArray[np.float32], NDArray[np.float32]], None]
@@ -58,30 +63,38 @@ class GapBackend(CpuBackend):
         precision: Precision = "fast",
     ) -> None:
         """`long`: how the graph is compiled for steps of many tokens, if not as for those of a few."""
-        super().__init__(model, kv_bytes, BLOCK_SIZE * kv_token_bytes(model.spec, kernel.item_bytes), kv_layout)
-        angles = rotary_table(model.spec, min(self.max_context, self.num_blocks * BLOCK_SIZE))
-        self._attention = kernel.create(model.spec, self.num_blocks, angles)
-        for layer in range(model.spec.num_layers):
-            self._set_up(layer, model)
+        spec, token_bytes = model.spec, kv_token_bytes(model.spec, kernel.item_bytes)
+        if spec.linear:
+            model = replace(model, weights=HybridWeights(model.weights, spec))
+            self.state_bytes = state_bytes(spec)
+            self.num_states = max(MIN_STATES, kv_bytes // (self.state_bytes + STATE_TOKENS * token_bytes))
+        super().__init__(model, kv_bytes - self.num_states * self.state_bytes, BLOCK_SIZE * token_bytes, kv_layout)
+        angles = rotary_table(spec, min(self.max_context, self.num_blocks * BLOCK_SIZE))
+        self._attention = kernel.create(replace(spec, num_layers=len(spec.kv_layers)), self.num_blocks, angles)
+        for index, layer in enumerate(spec.kv_layers):
+            self._set_up(index, layer, model)
+        self._linear = DeltaNet(spec, model.weights, self.num_states) if spec.linear else None
         self._experts = open_experts(model, short.weight_format, precision) if model.spec.experts else None
         self._short = self._compile(model, short)
         self._long = self._compile(model, long) if long else self._short
         self._warm_up()
 
-    def _set_up(self, layer: int, model: Model) -> None:
-        """What attention has to know of a layer."""
+    def _set_up(self, index: int, layer: int, model: Model) -> None:
+        """What attention has to know of a layer; `index` counts those with KV."""
         spec, name = model.spec, f"layers.{layer}."
         if spec.has_qk_norm:
-            self._attention.set_norms(layer, *(model.weights.read(name + norm) for norm in ("q_norm", "k_norm")))
+            self._attention.set_norms(index, *(model.weights.read(name + norm) for norm in ("q_norm", "k_norm")))
         window = spec.window(layer)
         if window:
-            self._attention.set_window(layer, window)
+            self._attention.set_window(index, window)
         if spec.has_sinks:
-            self._attention.set_sinks(layer, model.weights.read(name + "sinks"))
+            self._attention.set_sinks(index, model.weights.read(name + "sinks"))
 
     def run(self, batch: Batch) -> NDArray[np.float32]:
         request = self._short if len(batch.token_ids) <= MAX_SHORT_TOKENS else self._long
         self._attention.plan(batch)
+        if self._linear:
+            self._linear.plan(batch)
         return self.infer(request, {"input_ids": batch.token_ids, "wanted": batch.wanted})
 
     def read_blocks(self, block_ids: Sequence[int]) -> HostCopy:
@@ -94,6 +107,8 @@ class GapBackend(CpuBackend):
     def close(self) -> None:
         del self._short, self._long
         self._attention.close()
+        if self._linear:
+            self._linear.close()
 
     def _compile(self, model: Model, form: Form) -> ov.InferRequest:
         decoder = DecoderGraph(model.spec, model.weights, form.weight_format, NativeStyle(model.spec))
@@ -101,6 +116,8 @@ class GapBackend(CpuBackend):
         fill_gaps(graph, GAP, self._attention.run, model.spec.num_heads * model.spec.head_dim)
         if self._experts:
             fill_gaps(graph, EXPERTS_GAP, self._experts.run, model.spec.hidden_size)
+        if self._linear and model.spec.linear:
+            fill_gaps(graph, LINEAR_GAP, self._linear.run, model.spec.linear.value_size)
         gather_wanted_rows(graph)
         form.adapt(graph)
         return compile_graph(graph, form.options).create_infer_request()

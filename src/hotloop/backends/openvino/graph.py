@@ -3,7 +3,7 @@
 One decoder, two ways to attend. `PagedStyle` writes attention in the shape OpenVINO's paged-attention pass looks for (a
 cache that is read, gathered, appended to and widened for grouped heads, then scaled-dot-product attention).
 `NativeStyle` leaves a marked gap, from the fused projection to the mixed heads, that the runner fills with our kernel;
-a graph with a gap can be saved, one with a kernel cannot. Experts are such a gap in either.
+a graph with a gap can be saved, one with a kernel cannot. Experts are such a gap in either, and so is linear attention.
 """
 
 from collections.abc import Sequence
@@ -25,6 +25,7 @@ from hotloop.models.spec import ModelSpec, Weights
 
 GAP = "attention."
 EXPERTS_GAP = "experts."
+LINEAR_GAP = "linear."
 
 
 class Style(Protocol):
@@ -60,14 +61,7 @@ class DecoderGraph:
     def _layer(self, layer: int, x: Node) -> Node:
         name = f"layers.{layer}."
         h = norm(x, self.weights.read(name + "attn_norm"), self.spec.rms_eps)
-        qkv = op.matmul(h, self._matrix(name + "q", name + "k", name + "v"), False, True)
-        if self.spec.has_qkv_bias:
-            qkv = op.add(qkv, op.constant(self._read(name + "q_bias", name + "k_bias", name + "v_bias")))
-        mixed = self.style.attend(layer, qkv)
-        out = op.matmul(mixed, self._matrix(name + "o"), False, True)
-        if self.spec.has_o_bias:
-            out = op.add(out, op.constant(self._read(name + "o_bias")))
-        x = op.add(x, out)
+        x = op.add(x, self._linear(layer, h) if self.spec.is_linear(layer) else self._attention(layer, h))
         h = norm(x, self.weights.read(name + "mlp_norm"), self.spec.rms_eps)
         experts = self.spec.experts
         if experts is None or not self.spec.has_experts(layer):
@@ -75,8 +69,34 @@ class DecoderGraph:
         gap = op.slice(h, _ints(0), _ints(self.spec.hidden_size), _ints(1), _ints(-1))
         gap.set_friendly_name(f"{EXPERTS_GAP}{layer}")
         if experts.shared_size:
-            x = op.add(x, self._mlp(name + "shared_", h, experts.shared_size))
+            shared = self._mlp(name + "shared_", h, experts.shared_size)
+            if experts.has_shared_gate:
+                router = op.constant(self._read(name + "shared_router"))
+                shared = op.multiply(shared, op.sigmoid(op.matmul(h, router, False, True)))
+            x = op.add(x, shared)
         return op.add(x, gap)
+
+    def _attention(self, layer: int, h: Node) -> Node:
+        name = f"layers.{layer}."
+        qkv = op.matmul(h, self._matrix(name + "q", name + "k", name + "v"), False, True)
+        if self.spec.has_qkv_bias:
+            qkv = op.add(qkv, op.constant(self._read(name + "q_bias", name + "k_bias", name + "v_bias")))
+        mixed = self.style.attend(self.spec.kv_layers.index(layer), qkv)
+        if self.spec.linear:
+            mixed = op.multiply(mixed, op.sigmoid(op.matmul(h, self._matrix(name + "q_gate"), False, True)))
+        out = op.matmul(mixed, self._matrix(name + "o"), False, True)
+        return op.add(out, op.constant(self._read(name + "o_bias"))) if self.spec.has_o_bias else out
+
+    def _linear(self, layer: int, h: Node) -> Node:
+        """Its gap is from the projections, those that say what fades and what is written never compressed, to `o`."""
+        assert self.spec.linear
+        name = f"layers.{layer}."
+        fused = op.matmul(h, self._matrix(name + "linear_qkv", name + "linear_z"), False, True)
+        rates = op.matmul(h, op.constant(self._read(name + "linear_b", name + "linear_a")), False, True)
+        width = self.spec.linear.value_size
+        gap = op.slice(op.concat([fused, rates], -1), _ints(0), _ints(width), _ints(1), _ints(-1))
+        gap.set_friendly_name(f"{LINEAR_GAP}{self.spec.linear.layers.index(layer)}")
+        return op.matmul(gap, self._matrix(name + "linear_o"), False, True)
 
     def _mlp(self, name: str, x: Node, size: int) -> Node:
         fused = op.matmul(x, self._matrix(name + "gate", name + "up"), False, True)

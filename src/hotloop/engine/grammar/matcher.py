@@ -194,7 +194,7 @@ class Grammars:
     def matcher(self, grammar: Grammar) -> Matcher:
         """At the beginning of this grammar, or behind what is begun. Raises what `prepare` raises."""
         grammar, begun = replace(grammar, begun=""), grammar.begun
-        shape, compiler = self.prepare(grammar), self._prepared()
+        shape, compiler = self.prepare(grammar), self.compiler
         with self._lock:
             self.num_hits += not shape.is_fresh
             shape.is_fresh = False
@@ -206,7 +206,7 @@ class Grammars:
 
     def prepare(self, grammar: Grammar) -> _Shape:
         """Compile a grammar on the calling thread, if it is new. Raises `RequestError` if it cannot be used."""
-        compiler = self._prepared()
+        compiler = self.compiler
         with self._lock:
             shape = self._kept.get(grammar)
             is_new = shape is None
@@ -229,7 +229,9 @@ class Grammars:
             if self._kept.get(grammar) is shape:
                 del self._kept[grammar]
 
-    def _prepared(self) -> Compiler:
+    @property
+    def compiler(self) -> Compiler:
+        """Built when it is first wanted."""
         with self._building:
             if self._compiler is None:
                 self._compiler = Compiler(self._tokenizer, self._vocab_size)
