@@ -72,9 +72,8 @@ class Checker:
             self.tally.num_strict += self._compiles(tool)
             try:
                 check_tools([tool], ToolChoice())
-                loosened = self._loosener.loosen(tool)
-                if not self._compiles(loosened.tool):
-                    loosened = self._loosener.loosen(tool, is_tried=True)
+                loosened = self._loosener.look_at(tool)
+                loosened = self._loosener.loosen([tool]).get(tool.name, loosened)
             except RequestError as error:
                 notes.append(f"REFUSED {tool.name}: {error}")
                 continue

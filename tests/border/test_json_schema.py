@@ -55,13 +55,17 @@ def test_what_cannot_be_told_counts_as_followed(schema: Any) -> None:
 
 
 DOUBLING = {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(40)} | {"d40": {"type": "string"}}
+CLOSED = {"additionalProperties": False}
 HOSTILE: list[tuple[Any, Any]] = [
     ("a" * 200 + "!", {"pattern": "^(a+)+$"}),
     ("a" * 200 + "!", {"pattern": "^(a|aa){1,60}$"}),
     ("a" * 5000 + "!", {"pattern": "a*a*a*a*b"}),
     ({"a" * 200 + "!": 1}, {"patternProperties": {"^(a+)+$": {}}, "additionalProperties": False}),
     ("x", {"$ref": "#/$defs/d0", "$defs": DOUBLING}),
-    ([{"a": i} for i in range(20_000)], {"uniqueItems": True}),
+    ("a" * 40, {"pattern": "a?" * 40 + "a" * 41}),
+    ("a" * 40, {"pattern": "(a|aa)" * 40 + "b"}),
+    ({f"k{i}": 1 for i in range(5000)}, {"patternProperties": {f"^x{i}a": {} for i in range(300)}} | CLOSED),
+    ([{"a": i} for i in range(100_000)], {"uniqueItems": True}),
     ([*range(3000)], {"items": {"enum": [*range(1000, 50_000)]}}),
 ]
 

@@ -10,13 +10,16 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from hotloop.chat.formats import (
     GenericFormat,
+    GraniteFormat,
     HermesFormat,
     LlamaFormat,
     MistralFormat,
-    QwenCoderFormat,
-    ToolFormat,
 )
+from hotloop.chat.gemma_calls import GemmaFormat
+from hotloop.chat.named_formats import DeepSeekFormat, KimiFormat
 from hotloop.chat.stream import CallParser
+from hotloop.chat.tag_formats import DsmlFormat, GlmFormat, MiniMaxFormat, QwenCoderFormat
+from hotloop.chat.tool_format import ToolFormat
 from hotloop.chat.tools import ToolChoice
 from hotloop.core.message import Tool
 from hotloop.core.stream import CallClosed, CallDelta, CallOpened, StreamEvent, TextDelta
@@ -40,6 +43,25 @@ QWEN = byte_tokenizer(verbatim=("<tool_call>", "</tool_call>"))
 HERMES = byte_tokenizer("<|im_start|>", "<tool_call>", "</tool_call>", "<think>", "</think>")
 LLAMA = byte_tokenizer("<|python_tag|>")
 MISTRAL = byte_tokenizer("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
+GLM = byte_tokenizer("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+MINIMAX = byte_tokenizer("<minimax:tool_call>", "</minimax:tool_call>")
+DEEPSEEK = byte_tokenizer(
+    *(
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁calls▁end｜>",
+        "<｜tool▁call▁begin｜>",
+        "<｜tool▁call▁end｜>",
+        "<｜tool▁sep｜>",
+    )
+)
+KIMI = byte_tokenizer(
+    *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+    *("<|tool_call_begin|>", "<|tool_call_end|>", "<|tool_call_argument_begin|>"),
+)
+GRANITE = byte_tokenizer("<|tool_call|>", "<|/tool_call|>")
+GEMMA = byte_tokenizer(
+    "<|tool_call>", "<tool_call|>", '<|"|>', "<start_function_call>", "<end_function_call>", "<escape>"
+)
 
 FORMATS: dict[str, tuple[ToolFormat, Tokenizer]] = {
     "hermes": (HermesFormat(QWEN), QWEN),
@@ -52,6 +74,27 @@ FORMATS: dict[str, tuple[ToolFormat, Tokenizer]] = {
     "mistral_ids": (MistralFormat(MISTRAL, "[TOOL_CALLS]f[CALL_ID]1[ARGS]"), MISTRAL),
     "qwen3_coder": (QwenCoderFormat(QWEN), QWEN),
     "qwen3_coder_special": (QwenCoderFormat(HERMES), HERMES),
+    "glm": (GlmFormat(QWEN), QWEN),
+    "glm_special": (GlmFormat(GLM), GLM),
+    "glm_47": (GlmFormat(PLAIN, "</arg_key><arg_value>"), PLAIN),
+    "glm_47_special": (GlmFormat(GLM, "</arg_key><arg_value>"), GLM),
+    "minimax": (MiniMaxFormat(PLAIN), PLAIN),
+    "minimax_special": (MiniMaxFormat(MINIMAX), MINIMAX),
+    "deepseek_v32": (DsmlFormat(PLAIN), PLAIN),
+    "deepseek_v4": (DsmlFormat(PLAIN, "tool_calls>"), PLAIN),
+    "deepseek": (DeepSeekFormat(PLAIN), PLAIN),
+    "deepseek_special": (DeepSeekFormat(DEEPSEEK), DEEPSEEK),
+    "deepseek_fenced": (DeepSeekFormat(PLAIN, "```json"), PLAIN),
+    "deepseek_fenced_special": (DeepSeekFormat(DEEPSEEK, "```json"), DEEPSEEK),
+    "kimi": (KimiFormat(PLAIN), PLAIN),
+    "kimi_special": (KimiFormat(KIMI), KIMI),
+    "granite": (GraniteFormat(PLAIN), PLAIN),
+    "granite_special": (GraniteFormat(GRANITE), GRANITE),
+    "granite_phi_special": (GraniteFormat(GRANITE, "<|/tool_call|>"), GRANITE),
+    "gemma": (GemmaFormat(PLAIN), PLAIN),
+    "gemma_special": (GemmaFormat(GEMMA), GEMMA),
+    "gemma_function": (GemmaFormat(PLAIN, "<start_function_call>"), PLAIN),
+    "gemma_function_special": (GemmaFormat(GEMMA, "<start_function_call>"), GEMMA),
 }
 
 
@@ -130,22 +173,73 @@ def to_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
+class Quoted(str):
+    """A string between tags that is written as JSON."""
+
+
+TAGGED = ("qwen3", "glm", "minimax", "deepseek_v")
+"""How the names of families begin that write strings without quotes, between tags."""
+
+
 def write_call(name: str, tool: str, arguments: dict[str, Any]) -> str:
     """One call as a family writes it, with what stands around a single one."""
     text = to_json(arguments)
     family = name.split("_")[0]
-    if name.startswith("qwen3"):
-        values = (value if isinstance(value, str) else to_json(value) for value in arguments.values())
-        lines = (f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in zip(arguments, values, strict=True))
-        parameters = "".join(lines)
-        return f"<tool_call>\n<function={tool}>\n{parameters}</function>\n</tool_call>"
+    if name.startswith(TAGGED):
+        return write_tags(name, tool, arguments)
     if family == "llama3":
         return f'{{"name": "{tool}", "parameters": {text}}}'
     if name == "mistral":
         return f'[TOOL_CALLS] [{{"name": "{tool}", "arguments": {text}}}]'
     if family == "mistral":
         return f"[TOOL_CALLS]{tool}{'[CALL_ID]abc123XYZ' if name == 'mistral_ids' else ''}[ARGS]{text}"
+    if family == "deepseek":
+        is_fenced = "fenced" in name
+        head, tail = (
+            (f"function<｜tool▁sep｜>{tool}\n```json\n", "\n```") if is_fenced else (f"{tool}<｜tool▁sep｜>", "")
+        )
+        call = f"<｜tool▁call▁begin｜>{head}{text}{tail}<｜tool▁call▁end｜>"
+        return f"<｜tool▁calls▁begin｜>{call}<｜tool▁calls▁end｜>"
+    if family == "granite":
+        return f'<|tool_call|>[{{"name": "{tool}", "arguments": {text}}}]' + "<|/tool_call|>" * ("phi" in name)
+    if family == "gemma":
+        marks = ("<start_function_call>", "<end_function_call>", "<escape>")
+        opening, closing, quote = marks if "function" in name else ("<|tool_call>", "<tool_call|>", '<|"|>')
+        return f"{opening}call:{tool}{write_gemma(arguments, quote)}{closing}"
+    if family == "kimi":
+        call = f"<|tool_call_begin|>functions.{tool}:0<|tool_call_argument_begin|>{text}<|tool_call_end|>"
+        return f"<|tool_calls_section_begin|>{call}<|tool_calls_section_end|>"
     return f'<tool_call>\n{{"name": "{tool}", "arguments": {text}}}\n</tool_call>'
+
+
+def write_gemma(value: Any, quote: str) -> str:
+    if isinstance(value, str):
+        return f"{quote}{value}{quote}"
+    if isinstance(value, dict):
+        keys = sorted(value, key=str.lower)
+        return "{" + ",".join(f"{key}:{write_gemma(value[key], quote)}" for key in keys) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(write_gemma(item, quote) for item in value) + "]"
+    return to_json(value)
+
+
+def write_tags(name: str, tool: str, arguments: dict[str, Any]) -> str:
+    values = {key: value if isinstance(value, str) else to_json(value) for key, value in arguments.items()}
+    if name.startswith("qwen3"):
+        parameters = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
+        return f"<tool_call>\n<function={tool}>\n{parameters}</function>\n</tool_call>"
+    if name.startswith("glm"):
+        gap = "" if "47" in name else "\n"
+        pairs = (f"<arg_key>{key}</arg_key>{gap}<arg_value>{value}</arg_value>{gap}" for key, value in values.items())
+        return f"<tool_call>{tool}{gap}{''.join(pairs)}</tool_call>"
+    if name.startswith("minimax"):
+        parameters = "".join(f'<parameter name="{key}">{value}</parameter>\n' for key, value in values.items())
+        return f'<minimax:tool_call>\n<invoke name="{tool}">\n{parameters}</invoke>\n</minimax:tool_call>'
+    kinds = {key: isinstance(value, str) and not isinstance(value, Quoted) for key, value in arguments.items()}
+    heads = {key: f'parameter name="{key}" string="{str(is_string).lower()}"' for key, is_string in kinds.items()}
+    inner = "".join(f"<｜DSML｜{heads[key]}>{value}</｜DSML｜parameter>\n" for key, value in values.items())
+    outer = "tool_calls" if name == "deepseek_v4" else "function_calls"
+    return f'<｜DSML｜{outer}>\n<｜DSML｜invoke name="{tool}">\n{inner}</｜DSML｜invoke>\n</｜DSML｜{outer}>'
 
 
 def write_fenced(tool: str, arguments: dict[str, Any], space: str = "\n  ", head: str = "```json\n") -> str:
@@ -155,6 +249,27 @@ def write_fenced(tool: str, arguments: dict[str, Any], space: str = "\n  ", head
 
 
 def join_calls(name: str, calls: list[str]) -> str:
+    opening, closing, joiner = _around(name)
+    inner = (call.removeprefix(opening).removesuffix(closing) for call in calls)
+    return opening + joiner.join(inner) + closing
+
+
+def _around(name: str) -> tuple[str, str, str]:
+    """What a family writes once around several calls, and what between them."""
+    family = name.split("_")[0]
     if name == "mistral":
-        return "[TOOL_CALLS] [" + ", ".join(call[len("[TOOL_CALLS] [") : -1] for call in calls) + "]"
-    return {"llama3": "; ", "mistral": ""}.get(name.split("_")[0], "\n").join(calls)
+        return "[TOOL_CALLS] [", "]", ", "
+    if family == "minimax":
+        return "<minimax:tool_call>", "\n</minimax:tool_call>", ""
+    if name.startswith("deepseek_v"):
+        outer = "tool_calls" if name == "deepseek_v4" else "function_calls"
+        return f"<｜DSML｜{outer}>", f"\n</｜DSML｜{outer}>", ""
+    if family == "deepseek":
+        return "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "\n" if "fenced" in name else ""
+    if family == "granite":
+        return "<|tool_call|>[", "]" + "<|/tool_call|>" * ("phi" in name), ", "
+    if family == "gemma":
+        return "", "", ""
+    if family == "kimi":
+        return "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", ""
+    return "", "", {"llama3": "; ", "mistral": ""}.get(family, "" if "glm_47" in name else "\n")

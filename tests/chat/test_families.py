@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ from tests.chat.speaking import (
     HERMES,
     MISTRAL,
     PLAIN,
+    TAGGED,
     Language,
+    Quoted,
     hear,
     join_calls,
     to_json,
@@ -20,7 +23,8 @@ from tests.chat.speaking import (
     write_fenced,
 )
 
-from hotloop.chat.formats import GenericFormat, HermesFormat, LlamaFormat, MistralFormat, QwenCoderFormat
+from hotloop.chat.formats import GenericFormat, HermesFormat, LlamaFormat, MistralFormat
+from hotloop.chat.tag_formats import QwenCoderFormat
 from hotloop.chat.tools import ToolChoice
 from hotloop.core.errors import RequestError
 from hotloop.core.message import Message, Tool, ToolCall
@@ -107,7 +111,15 @@ def test_the_same_tools_have_the_same_grammar(name: str) -> None:
     assert tool_format.grammar(TOOLS, AUTO, tokenizer) != tool_format.grammar(TOOLS[::-1], AUTO, tokenizer)
 
 
-@pytest.mark.parametrize("name", ["hermes_special", "mistral", "mistral_args", "llama3", "qwen3_coder_special"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("hermes_special", "mistral", "mistral_args", "llama3"),
+        *("qwen3_coder_special", "glm_special", "glm_47_special", "minimax_special"),
+        *("deepseek_special", "deepseek_fenced_special", "kimi_special"),
+        *("granite_special", "granite_phi_special", "gemma_special", "gemma_function_special"),
+    ],
+)
 def test_a_marker_that_is_a_token_binds_where_it_is_spelt_as_well(name: str) -> None:
     language = Language(name, TOOLS, AUTO)
     call = "<|python_tag|>" + paris(name) if name == "llama3" else paris(name)
@@ -227,7 +239,7 @@ def test_keywords_nobody_knows_are_ignored() -> None:
 
 
 @pytest.mark.parametrize("key", ['quote"', "back\\slash", "per%cent", "</tool_call>", "new\nline", "/*", "é", "<[1]>"])
-@pytest.mark.parametrize("name", ["hermes", "llama3", "mistral"])
+@pytest.mark.parametrize("name", ["hermes", "llama3", "mistral", "deepseek", "kimi", "granite"])
 def test_keys_and_choices_may_have_any_characters(name: str, key: str) -> None:
     schema = {"properties": {key: {"enum": [key]}}, "required": [key]}
     answer = write_call(name, "f", {key: key})
@@ -236,15 +248,16 @@ def test_keys_and_choices_may_have_any_characters(name: str, key: str) -> None:
 
 
 @pytest.mark.parametrize("choice", ['quote"', "back\\slash", "per%cent", "</tool_call>", "new\nline", "\n", "", "é"])
-def test_choices_between_tags_may_have_any_characters(choice: str) -> None:
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm", "glm_47", "minimax", "deepseek_v32"])
+def test_choices_between_tags_may_have_any_characters(name: str, choice: str) -> None:
     tool = Tool("f", parameters={"properties": {"a": {"enum": [choice, "other"]}}, "required": ["a"]})
-    answer = write_call("qwen3_coder", "f", {"a": choice})
-    assert Language("qwen3_coder", (tool,), REQUIRED).accepts(answer)
-    assert hear(QwenCoderFormat(PLAIN).parser([tool]), answer).parsed == [("f", {"a": choice})]
+    answer = write_call(name, "f", {"a": choice})
+    assert Language(name, (tool,), REQUIRED).accepts(answer)
+    assert hear(FORMATS[name][0].parser([tool]), answer).parsed == [("f", {"a": choice})]
 
 
 # Hypothesis tries strings it finds in the code, and a family's markers are among them: `accepts` takes them as such.
-MARKER = re.compile(r"<\|\w+\|>|</?(tool_call|think)>|\[[A-Z_]+\]")
+MARKER = re.compile(r"<\|\w+\|>|<｜[\w▁]+｜>|</?(minimax:)?(tool_call|think|arg_key|arg_value)>|\[[A-Z_]+\]")
 characters = st.characters(codec="utf-8", exclude_categories=("Cc", "Cs")) | st.sampled_from('\n\t"\\<>/{}[]')
 texts = st.text(characters).filter(lambda text: not MARKER.search(text))
 KINDS: list[tuple[dict[str, Any], st.SearchStrategy[Any]]] = [
@@ -280,9 +293,14 @@ def tools_and_calls(draw: st.DrawFn) -> tuple[tuple[Tool, ...], list[tuple[Tool,
 def write_value_as_the_grammar_asks(name: str, tool: Tool, arguments: dict[str, Any]) -> dict[str, Any]:
     """Between tags a string that has limits is written as JSON."""
     limited = {key for key, schema in tool.parameters["properties"].items() if "maxLength" in schema}
-    if not name.startswith("qwen3"):
+    if not name.startswith(TAGGED):
         return arguments
-    return {key: to_json(value) if key in limited else value for key, value in arguments.items()}
+    return {key: Quoted(to_json(value)) if key in limited else value for key, value in arguments.items()}
+
+
+def without_limits(tool: Tool) -> Tool:
+    """Where strings have no quotes of their own, nothing can be said of their length."""
+    return replace(tool, parameters=json.loads(json.dumps(tool.parameters).replace(', "maxLength": 5', "")))
 
 
 @every_family
@@ -292,12 +310,14 @@ def test_what_is_accepted_is_read_back(
     name: str, case: tuple[tuple[Tool, ...], list[tuple[Tool, dict[str, Any]]]], prose: str
 ) -> None:
     tools, calls = case
+    if name.startswith("gemma"):
+        tools = tuple(map(without_limits, tools))
     written = [write_call(name, tool.name, write_value_as_the_grammar_asks(name, tool, args)) for tool, args in calls]
     answer = join_calls(name, written)
     is_tagged = not name.startswith("llama3")
     answer = (prose + "\n" if prose and is_tagged else "") + answer
     expected = [(tool.name, arguments) for tool, arguments in calls]
-    unsayable = name.startswith("qwen3") and any(is_unsayable(arguments) for _, arguments in calls)
+    unsayable = name.startswith(TAGGED) and any(is_unsayable(arguments) for _, arguments in calls)
     assert Language(name, tools, AUTO).accepts(answer) or unsayable
     if not unsayable:
         heard = hear(FORMATS[name][0].parser(tools), *answer)

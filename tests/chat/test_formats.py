@@ -1,7 +1,9 @@
 """The format is told from the template; one that cannot work is refused when the model is loaded."""
 
+from typing import get_args
+
 import pytest
-from tests.chat.speaking import LLAMA, MISTRAL, PLAIN
+from tests.chat.speaking import LLAMA, MISTRAL, PLAIN, byte_tokenizer
 
 from hotloop.chat.formats import choose_format
 from hotloop.core.config import ToolFormatName
@@ -22,6 +24,13 @@ def template(source: str) -> ChatTemplate:
         ("{% if tools %}functions{% endif %}", PLAIN, "generic"),
         ('{% if tools %}<tool_call>{"arguments": ...}{% endif %}', PLAIN, "hermes"),
         ("{% if tools %}<tool_call>name<arg_key>key{% endif %}", PLAIN, "generic"),
+        ("{% if tools %}<tool_call>name<arg_key>key<arg_value>{% endif %}", PLAIN, "glm"),
+        ('{% if tools %}<minimax:tool_call><invoke name="f">{% endif %}', PLAIN, "minimax"),
+        ("{% if tools %}<｜DSML｜invoke>{% endif %}", PLAIN, "deepseek_v32"),
+        ("{% if tools %}<|tool_call>call:f{}<tool_call|>{% endif %}", PLAIN, "gemma"),
+        ("{% if tools %}<start_function_call>call:f{}{% endif %}", PLAIN, "gemma"),
+        ("{% if tools %}answer with <|tool_call|>{% endif %}", PLAIN, "granite"),
+        ("{% if tools %}<｜DSML｜invoke>{% endif %}", byte_tokenizer("｜DSML｜"), "generic"),
         ("{% if tools %}<tool_call><function=f><parameter=a>{% endif %}", PLAIN, "qwen3_coder"),
         ("{% if tools %}[TOOL_CALLS]{% endif %}", MISTRAL, "mistral"),
         ("{% if tools %}[TOOL_CALLS]{% endif %}", PLAIN, "generic"),
@@ -37,7 +46,7 @@ def test_a_model_without_a_template_has_the_generic_format() -> None:
     assert choose_format(None, PLAIN).name == "generic"
 
 
-@pytest.mark.parametrize("name", ["generic", "hermes", "llama3", "qwen3_coder", "mistral"])
+@pytest.mark.parametrize("name", [name for name in get_args(ToolFormatName) if name != "auto"])
 def test_a_format_can_be_asked_for(name: ToolFormatName) -> None:
     assert choose_format(template("{{ tools }}"), MISTRAL, name).name == name
 
@@ -47,3 +56,5 @@ def test_a_format_that_cannot_work_is_refused() -> None:
         choose_format(template("{{ messages }}"), PLAIN, "hermes")
     with pytest.raises(ConfigError, match=r"no token \[TOOL_CALLS\]"):
         choose_format(template("{{ tools }}"), PLAIN, "mistral")
+    with pytest.raises(ConfigError, match="special token"):
+        choose_format(template("{{ tools }}"), byte_tokenizer("｜DSML｜"), "deepseek_v32")

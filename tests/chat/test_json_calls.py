@@ -89,6 +89,20 @@ def read(name: str, answer: str, tools: tuple[Tool, ...] = ()) -> Heard:
         ("mistral", "[TOOL_CALLS] [oops]", "[TOOL_CALLS] [oops]", []),
         ("mistral", "[TOOL_CALLS]what is this?", "[TOOL_CALLS]what is this?", []),
         ("mistral", "[1, 2] [TOOL", "[1, 2] [TOOL", []),
+        ("granite", 'Hm.<|tool_call|>[{"name": "f", "arguments": {"a": 1}}, {"name": "g"}]', "Hm.", [*F, ("g", "{}")]),
+        ("granite", '<tool_call> [{"name": "f", "arguments": {"a": 1}}]', "", F),
+        ("granite", "<|tool_call|>[1]", None, []),
+        ("deepseek", 'Hm.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end', "Hm.", F),
+        ("deepseek", '<｜tool▁calls▁begin｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```{"a": 1}\n```', "", F),
+        ("deepseek", '<｜tool▁call▁begin｜>function<｜tool▁sep｜>{"a": 1}', "", [("function", '{"a": 1}')]),
+        ("deepseek", '<｜tool▁calls▁begin｜>{"name": "f", "arguments": {"a": 1}}<｜tool▁calls▁end｜>', "", F),
+        ("deepseek", "<｜tool▁calls▁begin｜> is a mark, no call", None, []),
+        ("deepseek", "a <｜tool▁sep｜> b <｜tool", None, []),
+        ("kimi", '<|tool_calls_section_begin|> <|tool_call_begin|> f:0 <|tool_call_argument_begin|> {"a": 1}', "", F),
+        ("kimi", 'So: <|tool_call_begin|>f<|tool_call_argument_begin|>{"a": 1}<|tool_call_end|> done', "So: ", F),
+        ("kimi", '<|tool_call_section_begin|><|tool_call_begin|>f:0<|tool_call_argument_begin|>{"a": 1}', "", F),
+        ("kimi", '<|tool_call_begin|>f:0{"a": 1}<|tool_call_end|><|tool_call_begin|>f:1{"a": 1}', "", F * 2),
+        ("kimi", "<|tool_calls_section_begin|><|tool_calls_section_end|> so?", None, []),
     ],
 )  # fmt: skip
 def test_an_answer(name: str, answer: str, text: str | None, calls: list[tuple[str, str]] | None) -> None:
@@ -205,6 +219,9 @@ def test_a_call_that_is_cut_off_is_opened_and_never_closed() -> None:
         ("hermes", "Hm. <tool_", "Hm. <tool_"),
         ("hermes", 'Hm.\n```json\n{"name": "f"', 'Hm.\n```json\n{"name": "f"'),
         ("mistral", "Hm. [TOOL_CALLS]get_", "Hm. "),
+        ("kimi", "Hm.<|tool_calls_section_begin|><|tool_call_begin|>functions.g", "Hm."),
+        ("deepseek", "Hm.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>fu", "Hm."),
+        ("glm", "Hm.<tool_call>f<arg_key>a</arg", "Hm."),
         ("qwen3_coder", "Hm. <tool_call>\n<function=f>\n<para", "Hm. "),
     ],
 )
@@ -241,6 +258,8 @@ def test_every_call_has_its_own_id() -> None:
 
 
 WORDS = '{{ <tool_call> </tool_call> [TOOL_CALLS] <|python_tag|> [ARGS] [CALL_ID] }} null "name" "parameters"'
+WORDS += " <｜tool▁calls▁begin｜> <｜tool▁call▁begin｜> <｜tool▁sep｜> <｜tool▁call▁end｜> function f:0 functions. f"
+WORDS += " <|tool_calls_section_begin|> <|tool_call_begin|> <|tool_call_argument_begin|> <|tool_call_end|>"
 FENCES = '``` ```json "f", "arguments":'
 PIECES = st.sampled_from(
     [
@@ -255,7 +274,11 @@ PIECES = st.sampled_from(
 
 
 @settings(deadline=None)
-@given(st.sampled_from(["hermes", "llama3", "mistral"]), st.lists(PIECES, max_size=25), st.data())
+@given(
+    st.sampled_from(["hermes", "llama3", "mistral", "deepseek", "kimi", "granite"]),
+    st.lists(PIECES, max_size=25),
+    st.data(),
+)
 def test_nothing_breaks_a_parser_and_no_cut_matters(name: str, pieces: list[str], data: st.DataObject) -> None:
     answer = "".join(pieces)
     tools = data.draw(st.sampled_from([(), TOOLS]))

@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.chat.speaking import Heard, hear
 
-from hotloop.chat.xml_calls import ValueKind, XmlCallParser, resolve, to_json, types_of, value_kind
+from hotloop.chat.tag_values import ValueKind, resolve, to_json, types_of, value_kind
+from hotloop.chat.xml_calls import DSML, GLM, MINIMAX, QWEN_CODER, TagMarks, XmlCallParser
 from hotloop.core.message import Tool
 from hotloop.core.stream import CallDelta
 
@@ -36,9 +37,9 @@ def parameter(key: str, value: str) -> str:
 
 
 def read(answer: str) -> Heard:
-    whole = hear(XmlCallParser([TOOL]), answer)
+    whole = hear(XmlCallParser(QWEN_CODER, [TOOL]), answer)
     for i in range(len(answer)):
-        halves = hear(XmlCallParser([TOOL]), answer[:i], answer[i:])
+        halves = hear(XmlCallParser(QWEN_CODER, [TOOL]), answer[:i], answer[i:])
         assert (halves.text, halves.calls, halves.closed) == (whole.text, whole.calls, whole.closed)
     return whole
 
@@ -113,28 +114,78 @@ def test_a_call_that_is_cut_off_is_never_closed_and_its_json_stays_open() -> Non
 
 
 def test_a_string_comes_as_it_is_written() -> None:
-    parser = XmlCallParser([TOOL])
+    parser = XmlCallParser(QWEN_CODER, [TOOL])
     parser.push("<tool_call>\n<function=f>\n<parameter=s>\n")
     assert parser.push("abc") == [CallDelta(0, '"abc')]
     assert parser.push('d"\n') == [CallDelta(0, 'd\\"')]
     assert parser.push("</parameter>") == [CallDelta(0, '"')]
 
 
-TAGS = "<tool_call> </tool_call> <function=f> <function= </function> <parameter=s> <parameter=list> <parameter=maybe>"
-PIECES = st.sampled_from([*TAGS.split(), "</parameter>", "\n</parameter>", "\n", " ", *'"\\[]<>a', "null"])
+VALUES = ["\n", " ", *'"\\[]<>a', "null", "s", "list"]
 
 
+def words_of(marks: TagMarks) -> list[str]:
+    """The family's own words, whole and with a name or key in them."""
+    begun = [f"{marks.function}f{marks.name_end}", *(f"{marks.parameter}{key}{marks.key_end}" for key in ("s", "list"))]
+    typed = [f'{marks.parameter}list" string="{flag}{marks.key_end}' for flag in ("true", "false")]
+    own = (*marks[:7], marks.value_opening, marks.pad + marks.end_parameter)
+    return [word for word in (*own, *begun, *(typed if marks.has_types else [])) if word]
+
+
+@pytest.mark.parametrize("marks", [QWEN_CODER, GLM, MINIMAX, DSML], ids=lambda marks: marks.opening)
 @settings(deadline=None)
-@given(st.lists(PIECES, max_size=25), st.data())
-def test_nothing_breaks_the_parser_and_no_cut_matters(pieces: list[str], data: st.DataObject) -> None:
-    answer = "".join(pieces)
-    whole = hear(XmlCallParser([TOOL]), answer)
+@given(data=st.data())
+def test_nothing_breaks_the_parser_and_no_cut_matters(marks: TagMarks, data: st.DataObject) -> None:
+    answer = "".join(data.draw(st.lists(st.sampled_from([*words_of(marks), *VALUES]), max_size=25)))
+    whole = hear(XmlCallParser(marks, [TOOL]), answer)
     places = sorted(data.draw(st.lists(st.integers(0, len(answer)), max_size=5)))
     cut = [answer[i:j] for i, j in zip([0, *places], [*places, len(answer)], strict=True)]
-    heard = hear(XmlCallParser([TOOL]), *cut)
+    heard = hear(XmlCallParser(marks, [TOOL]), *cut)
     assert (heard.text, heard.calls, heard.closed) == (whole.text, whole.calls, whole.closed)
     if not whole.calls:
         assert whole.text == answer
+
+
+GLM_ARGS = "<arg_key>n</arg_key>\n<arg_value>1</arg_value>\n"
+INVOKE = '<invoke name="f">\n<parameter name="n">1</parameter>\n</invoke>'
+DSML_X = '<｜DSML｜parameter name="x" string="false">1</｜DSML｜parameter>'
+DSML_N = f'<｜DSML｜invoke name="f">\n{DSML_X}\n</｜DSML｜invoke>'
+
+
+@pytest.mark.parametrize(
+    ("marks", "answer", "text", "calls"),
+    [
+        (GLM, f"<tool_call>f\n{GLM_ARGS}</tool_call>", "", [("f", '{"n": 1}')]),
+        (GLM, f"Hm.\n<tool_call>\nf\n{GLM_ARGS}</tool_call>\n", "Hm.", [("f", '{"n": 1}')]),
+        (GLM, "<tool_call>f</tool_call><tool_call>g \n</tool_call>", "", [("f", "{}"), ("g", "{}")]),
+        (GLM, f"<tool_call>f {GLM_ARGS} and {GLM_ARGS}", "", None),
+        (
+            GLM,
+            "<tool_call>f<arg_key>s</arg_key><arg_value>\n a\n</arg_value></tool_call>",
+            "",
+            [("f", '{"s": "\\n a\\n"}')],
+        ),
+        (GLM, "<tool_call> is how a call begins.", "<tool_call> is how a call begins.", []),
+        (GLM, '<tool_call>\n{"name": "f"}', '<tool_call>\n{"name": "f"}', []),
+        (MINIMAX, f"<minimax:tool_call>\n{INVOKE}\n{INVOKE}\n</minimax:tool_call>", "", [("f", '{"n": 1}')] * 2),
+        (MINIMAX, f"Sure.\n{INVOKE}{INVOKE} Done.", "Sure.", [("f", '{"n": 1}')] * 2),
+        (MINIMAX, f"{INVOKE}<minimax:tool_call>{INVOKE}", "", [("f", '{"n": 1}')] * 2),
+        (MINIMAX, '<invoke name="">', '<invoke name="">', []),
+        (DSML, f"Hm.\n\n<｜DSML｜function_calls>\n{DSML_N}\n</｜DSML｜function_calls>", "Hm.\n", [("f", '{"x": 1}')]),
+        (DSML, DSML_N.replace("false", "true"), "", [("f", '{"x": "1"}')]),
+        (DSML, DSML_N.replace(' string="false"', ""), "", [("f", '{"x": 1}')]),
+    ],
+)
+def test_an_answer_in_other_tags(marks: TagMarks, answer: str, text: str, calls: list[tuple[str, str]] | None) -> None:
+    whole = hear(XmlCallParser(marks, [TOOL]), answer)
+    for i in range(len(answer)):
+        halves = hear(XmlCallParser(marks, [TOOL]), answer[:i], answer[i:])
+        assert (halves.text, halves.calls, halves.closed) == (whole.text, whole.calls, whole.closed)
+    assert whole.text == text
+    if calls is None:
+        assert (len(whole.calls), whole.closed) == (1, [])
+    else:
+        assert (whole.calls, whole.closed) == (calls, list(range(len(calls))))
 
 
 @pytest.mark.parametrize(

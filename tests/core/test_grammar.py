@@ -1,6 +1,7 @@
 """Schemas reduced to their shape."""
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -158,3 +159,33 @@ def test_definitions_that_nothing_leads_to_do_not_count():
     assert loosen(schema)[1] == ()
     assert loosen({**schema, "items": {"$ref": "#/$defs/c"}})[1] == ("$defs.odd: 'uniqueItems'",)
     assert loosen({**schema, "items": {"$ref": "#named"}})[1] == ("$defs.odd: 'uniqueItems'",)
+
+
+WIDE = {f"p{i}": {"type": "array", "uniqueItems": True} for i in range(15_000)}
+HOSTILE = [
+    {"type": "object", "properties": WIDE},
+    {"enum": [*range(20_000)], "not": {"enum": [*range(20_000)]}},
+    {"oneOf": [{"enum": [f"{i}-{j}" for j in range(500)]} for i in range(60)]},
+    {"properties": {f"x{i}": True for i in range(30)}, "minProperties": 15, "additionalProperties": False},
+    {"type": "array", "uniqueItems": True, "items": {"enum": [f"v{i}" for i in range(20_000)]}},
+    {"propertyNames": {"enum": [f"v{i}" for i in range(15_000)]}, "properties": {f"w{i}": {} for i in range(15_000)}},
+    {"pattern": "[" * 50_000},
+    {"pattern": "[" * 50_000 + "\\"},
+]
+
+
+@pytest.mark.parametrize("schema", HOSTILE, ids=range(len(HOSTILE)))
+def test_nobody_is_held_up_by_a_schema(schema: Any):
+    began_at = time.process_time()
+    loosen(schema)
+    assert time.process_time() - began_at < 5
+
+
+def test_cases_that_cannot_be_confused_may_be_many():
+    cases = [{"type": "object", "properties": {"kind": {"const": i}}, "required": ["kind"]} for i in range(60)]
+    assert schema_text({"oneOf": cases}) == schema_text({"anyOf": cases})
+
+
+def test_values_are_told_apart_as_json_has_them():
+    schema = {"enum": [1, 1.5, True, [1], {"a": 1}], "not": {"enum": [1.0, [True], {"a": 1.0}]}}
+    assert json.loads(schema_text(schema))["enum"] == [1.5, True, [1]]

@@ -55,7 +55,7 @@ def test_gate_and_up_are_every_second_row_of_packed_experts(tmp_path: Path) -> N
 
 def test_a_folder_that_lacks_scales_is_refused(tmp_path: Path) -> None:
     tensors = write_packed(tmp_path / "m")
-    del tensors["model.layers.2.mlp.experts.down_proj_scales"]
+    del tensors["model.layers.1.mlp.experts.down_proj_scales"]
     save_file(tensors, tmp_path / "m" / "model.safetensors")
-    with pytest.raises(ModelError, match=r"layers.2.mlp.experts.down_proj_scales is missing"):
+    with pytest.raises(ModelError, match=r"layers.1.mlp.experts.down_proj_scales is missing"):
         SafetensorsWeights(tmp_path / "m", config_spec(tmp_path / "m"))

@@ -187,3 +187,14 @@ def test_a_hostile_template_is_stopped(source: str) -> None:
 def test_a_template_that_cannot_be_parsed_is_the_models_fault() -> None:
     with pytest.raises(ModelError, match="the chat template is wrong at line 2"):
         ChatTemplate("ok\n{% if %}", bos_token="", eos_token="")
+
+
+@pytest.mark.parametrize(
+    "source", ["{{ 'a' + ARGS + 'b' }}", "{{ 'a' ~ ARGS ~ 'b' }}", "a{{ ARGS }}b", "a{{ ARGS | tojson }}b"]
+)
+def test_arguments_can_be_added_to_text(source: str) -> None:
+    template = ChatTemplate(
+        source.replace("ARGS", "messages[0].tool_calls[0].function.arguments"), bos_token="", eos_token=""
+    )
+    called = (Message("assistant", tool_calls=(ToolCall("1", "f", '{"a":  true}'),)),)
+    assert template.render(called) == 'a{"a":  true}b'

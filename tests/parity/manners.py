@@ -33,11 +33,11 @@ def manners(run: Run, block_size: int) -> Iterator[tuple[str, int, Array]]:
     yield "plain", 0, run(batch((prompt, 0, own)))
     yield "decoded", NUM_TOKENS - 1, run(batch((prompt[-1:], NUM_TOKENS - 1, own)))
     yield "drafted", NUM_TOKENS - 5, run(batch((prompt[-5:], NUM_TOKENS - 5, own)))
-    chunks = [run(batch((prompt[a:b], a, second))) for a, b in pairwise([0, 33, 60, NUM_TOKENS])]
+    chunks = [run(batch((prompt[a:b], a, second))) for a, b in pairwise([0, 33, 50, NUM_TOKENS])]
     yield "chunked", 0, np.concatenate(chunks)
     num_shared = NUM_TOKENS // block_size
     past = num_shared * block_size
     yield "cached", past, run(batch((prompt[past:], past, [*own[:num_shared], *second[num_shared:]])))
     first = run(batch((other, 0, second), (prompt[:50], 0, third), (prompt[-1:], NUM_TOKENS - 1, own)))
     rest = run(batch((prompt[50:], 50, third), (other[-1:], 40, second)))
-    yield "batched", 0, np.concatenate([first[41:91], rest[:40]])
+    yield "batched", 0, np.concatenate([first[41:91], rest[: NUM_TOKENS - 50]])

@@ -1,10 +1,13 @@
 """The CPU backend beside transformers, on tiny models of every family."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from tests.engine.tiny import TOKENIZER
+from tests.engine.tiny import PROMPTS, TOKENIZER, greedy, run_together
+from tests.models.tiny import DictWeights, tiny_spec, tiny_weights
 from tests.parity.manners import differences
 from tests.parity.models import CONFIGS, read_model, write_model
 
@@ -12,6 +15,9 @@ from hotloop.backends.openvino.attention import numpy_kernel
 from hotloop.backends.openvino.gap import PortableBackend
 from hotloop.backends.openvino.runner import open_cpu
 from hotloop.core.config import EngineConfig
+from hotloop.engine.engine import Engine
+from hotloop.models.model import Model
+from hotloop.models.spec import Family
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -32,3 +38,19 @@ def test_attention_in_numpy_knows_windows_and_sinks(name: str, tmp_path: Path, e
     for manner, off, same in differences(name, lambda step: backend.run(step).copy(), backend.block_size):
         assert (off < 1e-3, same) == (True, 1), manner
     backend.close()
+
+
+@pytest.mark.parametrize("family", ["qwen3moe", "gptoss", "glm4moe"])
+def test_the_engine_gives_each_request_the_tokens_it_gets_alone(family: Family, empty_home: Path) -> None:
+    """Batched, in chunks, over cached blocks, and with drafts of what was said before."""
+    spec = tiny_spec(family, vocab_size=TOKENIZER.vocab_size)
+    model = Model("tiny", Path("tiny"), family, spec, TOKENIZER, None, DictWeights(tiny_weights(spec)), 0)
+
+    def run(prompts: Sequence[Sequence[int]], num_rounds: int, **settings: Any) -> list[list[int]]:
+        config = EngineConfig(kv_memory="8MiB", debug_checks=True, **settings)
+        backend = open_cpu(model, config, weight_format="f32", precision="exact")
+        with Engine(TOKENIZER, backend, config) as engine:
+            return [run_together(engine, prompts, greedy(12)) for _ in range(num_rounds)][-1]
+
+    alone = [run([prompt], 1, prefix_cache=False, drafts=False)[0] for prompt in PROMPTS[:4]]
+    assert run(PROMPTS[:4], 2, max_step_tokens=32) == alone

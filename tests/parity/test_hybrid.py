@@ -64,7 +64,7 @@ def manners(backend: Backend) -> Iterator[tuple[str, int, Array]]:
     yield "decoded", 64, np.concatenate(rows)
     first = run((other, 0, SECOND, EMPTY, 3), (prompt[:50], 0, THIRD, EMPTY, 5), (prompt[64:65], 64, OWN, 2, 6))
     rest = run((prompt[50:], 50, THIRD, 5, 5), (other[-1:], 40, SECOND, 3, 3))
-    yield "batched", 0, np.concatenate([first[41:91], rest[:40]])
+    yield "batched", 0, np.concatenate([first[41:91], rest[: NUM_TOKENS - 50]])
 
 
 def test_logits_are_those_of_transformers(name: str, backend: Backend) -> None:
@@ -72,9 +72,8 @@ def test_logits_are_those_of_transformers(name: str, backend: Backend) -> None:
         logits, top = kept[f"{name}, logits"], kept[f"{name}, top"]
     for manner, begin, got in manners(backend):
         places = [(i, position - begin) for i, position in enumerate(KEPT) if position >= begin]
-        assert max(float(np.abs(got[row] - logits[i]).max()) for i, row in places) < 2e-3, (
-            manner
-        )  # theirs is less exact
+        off = max(float(np.abs(got[row] - logits[i]).max()) for i, row in places)
+        assert off < 2e-3, manner  # theirs solves for a chunk at once, which is less exact
         assert (got.argmax(1) == top[begin:]).all(), manner
 
 

@@ -138,3 +138,17 @@ async def test_a_translated_stream_is_kept_alive_too(route):
             assert await anext(answer.aiter_raw()) == PINGS["/v1/messages"]
         assert isinstance(answer, httpx.Response)
         replica.is_over.set()
+
+
+async def test_nothing_is_sent_behind_the_last():
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    client = ClientStream(send, [], ping_s=0.01)
+    async with client.kept_alive("chat", is_stream=True):
+        await client.begin(200, [])
+        await client.write(b"data: [DONE]\n\n", is_last=True)
+        await asyncio.sleep(0.1)
+    assert [message.get("more_body") for message in sent] == [None, False]

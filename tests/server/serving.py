@@ -115,6 +115,7 @@ class Serving:
         engine_config: EngineConfig | None = None,
         *,
         has_template: bool = True,
+        template: str = CHATML,
         num_blocks: int = 512,
         script: Sequence[str] | None = None,
         on_run: Callable[[Batch], None] | None = None,
@@ -127,9 +128,9 @@ class Serving:
         size = {"block_size": 16, "num_blocks": num_blocks}
         null = NullBackend(**size, vocab_size=tokenizer.vocab_size, max_context=4096, on_run=self.gate)
         backend = backend or (null if script is None else ScriptedBackend(tokenizer, script, **size, on_run=on_run))
-        template = ChatTemplate(CHATML, bos_token="", eos_token="<|im_end|>") if has_template else None
+        chat_template = ChatTemplate(template, bos_token="", eos_token="<|im_end|>") if has_template else None
         engine_config = engine_config or EngineConfig(debug_checks=True)
-        self.engine = Engine(tokenizer, backend, engine_config, name=MODEL, template=template)
+        self.engine = Engine(tokenizer, backend, engine_config, name=MODEL, template=chat_template)
         self.server = HttpServer(
             self.engine,
             config or ServerConfig(port=0),

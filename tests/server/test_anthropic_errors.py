@@ -180,7 +180,7 @@ def test_the_client_hears_of_a_failure_within_a_stream() -> None:
 
 
 def test_a_mistake_of_ours_has_the_same_shape() -> None:
-    response = error_response(HotloopError("oops"), "id", "/v1/messages")
+    response = error_response(HotloopError("oops"), "id", for_anthropic=True)
     assert (response.status_code, response.headers["request-id"]) == (500, "id")
     body = json.loads(bytes(response.body))
     assert body == {"type": "error", "error": {"type": "api_error", "message": "oops"}, "request_id": "id"}

@@ -95,3 +95,9 @@ def test_without_the_word_a_chat_is_answered(serving: Serving) -> None:
         serving.chat(messages=begun("So"), **fields).json()["usage"]["prompt_tokens"] for fields in ({}, CONTINUED)
     )
     assert answered > continued
+
+
+@pytest.mark.parametrize("fields", [{"tools": TOOLS, "tool_choice": "required"}, SHAPE])
+def test_a_beginning_that_does_not_fit_is_the_messages_fault(serving: Serving, fields: dict[str, Any]) -> None:
+    answer = serving.chat(messages=begun("Let me see"), **CONTINUED, **fields)
+    assert check_error(answer, 400)["param"] == "messages"

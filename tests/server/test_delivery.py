@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hotloop.chat.stream import PlainText
 from hotloop.core.errors import BackendError, EngineClosed
 from hotloop.core.request import FinishReason, Request, SamplingParams, TokenEvent, TokenLogprob, Usage
 from hotloop.core.stream import CallClosed, CallDelta, CallOpened, StreamEvent, TextDelta
-from hotloop.server.delivery import MAX_PENDING, OutputCollector, Piece, PlainText, merge, parse_piece
+from hotloop.server.delivery import MAX_PENDING, OutputCollector, Piece, merge, parse_piece
 from hotloop.server.errors import Disconnected
 
 

@@ -75,3 +75,10 @@ def test_a_model_without_a_template_completes_but_does_not_chat() -> None:
         assert "chat template" in error["message"]
         assert serving.complete().status_code == 200
         assert "/v1/completions" in serving.curl
+
+
+def test_anthropic_clients_hear_of_an_unknown_model_in_their_shape(serving: Serving) -> None:
+    answer = serving.http.get("/v1/models/other", headers={"anthropic-version": "2023-06-01"})
+    assert answer.status_code == 404
+    assert answer.json()["type"] == "error"
+    assert answer.json()["error"]["type"] == "not_found_error"

@@ -11,6 +11,7 @@ from hotloop.core.session import name_session
 from hotloop.server.calling import Calling
 from hotloop.server.jobs import make_chat_input
 from hotloop.server.options import Options, parse_options, parse_priority, parse_sampling
+from hotloop.server.thinking import parse_wish
 from hotloop.server.turns import parse_transcript, parse_turns
 from hotloop.wire.chat.parse import parse_request
 from hotloop.wire.policy import Notes
@@ -101,13 +102,16 @@ def test_what_a_model_thought_is_not_dropped(name: str) -> None:
 
 def template_variables(**fields: Any) -> Mapping[str, Any]:
     request, options = read(**fields)
-    return make_chat_input(request, options, Calling(), parse_transcript(request)).extra
+    wish = parse_wish(request, "{{ enable_thinking }}")
+    return make_chat_input(request, options, Calling(), parse_transcript(request), wish).extra
 
 
-@pytest.mark.parametrize("kind", ["enabled", "adaptive", "between_tools", "disabled"])
-def test_thinking_can_be_forbidden(kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "expected"), [("enabled", True), ("adaptive", True), ("between_tools", None), ("disabled", False)]
+)
+def test_thinking_can_be_asked_for_and_forbidden(kind: str, expected: bool | None) -> None:
     variables = template_variables(thinking={"type": kind, "budget_tokens": 1024})
-    assert variables == ({"enable_thinking": False} if kind == "disabled" else {})
+    assert variables == ({} if expected is None else {"enable_thinking": expected})
 
 
 def test_a_template_is_told_what_the_request_says() -> None:

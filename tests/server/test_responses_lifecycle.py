@@ -262,3 +262,11 @@ def test_a_stream_that_the_server_ends() -> None:
     assert last["type"] == "response.failed"
     assert last["response"]["error"]["code"] == "server_error"
     assert "shutting down" in last["response"]["error"]["message"]
+
+
+def test_what_is_cancelled_is_answered_as_it_ended(serving: Serving, client: openai.OpenAI) -> None:
+    for num_tokens in range(1, 40):
+        made = client.responses.create(model=MODEL, input="hello", background=True, max_output_tokens=num_tokens)
+        answered = client.responses.cancel(made.id).status
+        assert answered in ("cancelled", "incomplete", "completed")
+        assert client.responses.retrieve(made.id).status == answered

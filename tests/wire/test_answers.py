@@ -12,8 +12,8 @@ from tests.wire.nouns import ids, names, said
 
 from hotloop.core.errors import RemoteError
 from hotloop.core.message import Thought
-from hotloop.core.stream import CallClosed, CallDelta, CallOpened, TextDelta
-from hotloop.wire.event import Answer, Begun, CallOrder, Ended, Event, ThoughtClosed, ThoughtDelta, gather
+from hotloop.core.stream import CallClosed, CallDelta, CallOpened, TextDelta, ThoughtClosed, ThoughtDelta
+from hotloop.wire.event import Answer, Begun, CallOrder, Ended, Event, gather
 from hotloop.wire.formats import FORMATS, Writer
 from hotloop.wire.part import Api, Call, Text
 from hotloop.wire.policy import Notes

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from hotloop.core.message import Message, Thought, Tool, ToolCall
-from hotloop.core.stream import CallClosed, CallDelta, CallOpened, TextDelta
+from hotloop.core.stream import CallClosed, CallDelta, CallOpened, TextDelta, ThoughtClosed
 from hotloop.trace.span import TraceContext
-from hotloop.wire.event import Ended, Event, ThoughtClosed
+from hotloop.wire.event import Ended, Event
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,8 +19,8 @@ from hotloop.agent.tools.tool import Traits
 from hotloop.core.errors import ConfigError, HotloopError
 from hotloop.core.files import named_errors
 from hotloop.core.message import Message, Thought, Tool, ToolCall
-from hotloop.core.stream import CallClosed, CallDelta, CallOpened, TextDelta
-from hotloop.wire.event import Begun, Ended, Event, ThoughtClosed, ThoughtDelta
+from hotloop.core.stream import CallClosed, CallDelta, CallOpened, TextDelta, ThoughtClosed, ThoughtDelta
+from hotloop.wire.event import Begun, Ended, Event
 from hotloop.wire.usage import ApiUsage
 
 VERSION = 2

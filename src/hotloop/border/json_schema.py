@@ -17,15 +17,20 @@ from jsonschema.validators import extend, validator_for  # type: ignore[import-u
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
-_MAX_KEYWORDS = 4_000
+_MAX_KEYWORDS = 2_000
+_MAX_UNIQUE = 10_000  # items that are compared with each other
 _MAX_TRIES = 1_000_000  # places a pattern may be tried at, with all its repetitions
 _MAX_PATTERN = 1_000
+_MAX_PATTERNS = 32  # of the names of one object
 _MAX_REASON = 300
 _AS_THEY_ARE = {"const", "default", "enum", "examples"}
 _LISTING = ("enum", "required", "type")
 _NAMED = ("patternProperties", "additionalProperties", "unevaluatedProperties")
-# A repetition that may go on, a group that is repeated (what is in it may be too), and what only looks like either.
-_REPEATED = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|(\)(?:[*+]|\{(?!1\})))|([*+]|\{\d*,\d*\})", re.DOTALL)
+# What looks like a repetition and is none, then: a group that is repeated (what is in it may be too), a repetition that
+# may go on, and a choice of two ways.
+_REPEATED = re.compile(
+    r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?|(\)(?:[*+]|\{(?!1\})))|([*+]|\{\d*,\d*\})|([?|])", re.DOTALL
+)
 _left: ContextVar[list[int]] = ContextVar("keywords left")
 
 
@@ -84,17 +89,20 @@ def _trim(schema: Any, longest: int) -> Any:
     if isinstance(schema.get("pattern"), str) and not _is_quick(schema["pattern"], longest):
         del trimmed["pattern"]
     patterns = schema.get("patternProperties")
-    if isinstance(patterns, Mapping) and not all(_is_quick(pattern, longest) for pattern in patterns):
-        return {key: part for key, part in trimmed.items() if key not in _NAMED}
-    return trimmed
+    if not isinstance(patterns, Mapping):
+        return trimmed
+    is_quick = len(patterns) <= _MAX_PATTERNS and all(_is_quick(pattern, longest) for pattern in patterns)
+    return trimmed if is_quick else {key: part for key, part in trimmed.items() if key not in _NAMED}
 
 
 def _is_quick(pattern: str, num_chars: int) -> bool:
-    """Whether a search takes few steps at worst. Each repetition may go back as often as the text is long."""
+    """Whether a search takes few steps at worst. Each repetition may go back as often as the text is long, each choice
+    once."""
     if len(pattern) > _MAX_PATTERN:
         return False
-    found = [match for match in _REPEATED.finditer(pattern) if match[1] or match[2]]
-    return not any(match[1] for match in found) and (num_chars + 1) ** (len(found) + 1) <= _MAX_TRIES
+    kinds = [match.lastindex for match in _REPEATED.finditer(pattern)]
+    num_tries = (num_chars + 1) ** (kinds.count(2) + 1) * 2 ** kinds.count(3)
+    return 1 not in kinds and num_tries <= _MAX_TRIES
 
 
 Check = Callable[[Any, Any, Any, Any], Iterator[Any] | None]
@@ -103,7 +111,7 @@ Check = Callable[[Any, Any, Any, Any], Iterator[Any] | None]
 def _counted(check: Check) -> Check:
     def counted(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[Any]:
         left = _left.get()
-        left[0] -= 1 + (len(value) // 8 if isinstance(value, list) else 0)
+        left[0] -= 1 + (len(value) // 16 if isinstance(value, list) else 0)
         if left[0] < 0:
             raise _Exhausted
         yield from check(validator, value, instance, schema) or ()
@@ -114,6 +122,8 @@ def _counted(check: Check) -> Check:
 def _check_unique(validator: Any, is_unique: Any, instance: Any, schema: Any) -> Iterator[Any]:
     """In one pass, where the library compares all with all."""
     if is_unique is True and isinstance(instance, list):
+        if len(instance) > _MAX_UNIQUE:
+            raise _Exhausted
         distinct = {json.dumps(_as_number(item), sort_keys=True) for item in instance}
         if len(distinct) < len(instance):
             yield ValidationError("")

@@ -1,37 +1,49 @@
-"""How each family of models writes tool calls, and which family a model belongs to.
-
-Each grammar lets the model write prose until the family's opening, unless a call is required; from the opening on it
-must write calls, and after them nothing. Only behind a call that a tool's name alone gives away may prose go on, which
-nobody is told. Each parser reads what its grammar lets pass, and much that it does not.
-"""
+"""Families of models that write a tool call as a JSON object with its name, and which family a model belongs to."""
 
 import hashlib
 import json
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import Any, ClassVar
 
 from hotloop.chat import lark
+from hotloop.chat.gemma_calls import GemmaFormat
+from hotloop.chat.harmony import CHANNEL, CONSTRAIN, END, MESSAGE, START, HarmonyParser
 from hotloop.chat.json_calls import JsonCallParser, JsonMarks
+from hotloop.chat.named_formats import DeepSeekFormat, KimiFormat
 from hotloop.chat.stream import CallParser
+from hotloop.chat.tag_formats import DsmlFormat, GlmFormat, MiniMaxFormat, QwenCoderFormat
+from hotloop.chat.tool_format import ToolFormat, Tools, Turns
 from hotloop.chat.tools import ToolChoice
-from hotloop.chat.xml_calls import CALL, END_CALL, FUNCTION, PARAMETER, RAW_RULES, XmlCallParser, function_rules
 from hotloop.core.config import ToolFormatName
 from hotloop.core.errors import ConfigError
 from hotloop.core.grammar import Grammar
-from hotloop.core.message import Message, Tool
+from hotloop.core.message import Message, Tool, ToolCall
 from hotloop.models.template import ChatTemplate
 from hotloop.models.tokenizer import Tokenizer
 
-Turns = tuple[Message, ...]
-Tools = tuple[Tool, ...]
-
+CALL, END_CALL = "<tool_call>", "</tool_call>"
 PYTHON_TAG = "<|python_tag|>"
 TOOL_CALLS, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+_MISTRAL_HEAD = re.compile(r"\s*(?P<name>[\w.-]{1,64})(?:\[CALL_ID\]\w{0,64})?(?:\[ARGS\])?\s*")
+_ADDRESSED = re.compile(
+    rf"{re.escape(START)}assistant to=(functions\.[\w.-]+){re.escape(CHANNEL)}commentary json{re.escape(MESSAGE)}"
+)
+_PHI_CLOSING = "<|/tool_call|>"
 _NAME_KEY = lark.literal('{"name": "')
+# Templates that have all of these words are of the family.
+_WORDS: dict[ToolFormatName, tuple[str, ...]] = {
+    "harmony": (CHANNEL, MESSAGE),
+    "deepseek_v32": ("｜DSML｜",),
+    "deepseek": ("<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>"),
+    "kimi": ("<|tool_calls_section_begin|>", "<|tool_call_argument_begin|>"),
+    "granite": ("<|tool_call|>",),
+    "minimax": ("<minimax:tool_call>", "<invoke name="),
+    "glm": (CALL, "<arg_key>", "<arg_value>"),
+    "qwen3_coder": ("<function=", "<parameter="),
+}
 _INSTRUCTIONS = """\
 You can call these functions:
 {tools}
@@ -40,36 +52,6 @@ To call one, answer with its name and arguments, one such block for each call:
 <tool_call>
 {{"name": "function name", "arguments": {{"key": "value"}}}}
 </tool_call>"""
-
-
-class ToolFormat(ABC):
-    """One family's way with tools. The tools and the choice it is given have passed `check_tools`."""
-
-    name: ClassVar[ToolFormatName]
-    opening: ClassVar[str]
-
-    def __init__(self, tokenizer: Tokenizer, source: str = "") -> None:
-        """`source` is the model's chat template."""
-        self.keep_special = lark.special_id(self.opening, tokenizer) is not None
-        """Whether its markers are special tokens, so that the text must show them."""
-
-    def prepare(self, messages: Turns, tools: Tools) -> tuple[Turns, Tools]:
-        """What the template is given in their place."""
-        return messages, tools
-
-    def grammar(self, tools: Sequence[Tool], choice: ToolChoice, tokenizer: Tokenizer) -> Grammar | None:
-        """What the answer must look like. None: anything goes."""
-        if not choice.is_binding(tools):
-            return None
-        return Grammar("lark", "\n".join(self.rules(choice.select(tools), choice, tokenizer)))
-
-    @abstractmethod
-    def rules(self, chosen: Sequence[Tool], choice: ToolChoice, tokenizer: Tokenizer) -> list[str]:
-        """The first is where an answer begins."""
-
-    @abstractmethod
-    def parser(self, tools: Sequence[Tool] = ()) -> CallParser:
-        """For one answer. A family that writes values without quotes tells their types from the tools."""
 
 
 class HermesFormat(ToolFormat):
@@ -175,32 +157,89 @@ class MistralFormat(ToolFormat):
         ]
 
     def parser(self, tools: Sequence[Tool] = ()) -> CallParser:
-        return JsonCallParser(JsonMarks(TOOL_CALLS, "]", joiner=",", has_names=True))
+        return JsonCallParser(JsonMarks(TOOL_CALLS, "]", joiner=",", head=_MISTRAL_HEAD))
 
 
-class QwenCoderFormat(ToolFormat):
-    """`<tool_call>` with a `<function=name>` and its `<parameter=key>`s inside: Qwen 3 Coder and its kin."""
+class GraniteFormat(ToolFormat):
+    """`<|tool_call|>[{"name": ..., "arguments": {...}}]`: Granite 3, and Phi 4 mini with a closing."""
 
-    name = "qwen3_coder"
-    opening = CALL
+    name = "granite"
+    opening = "<|tool_call|>"
+
+    def __init__(self, tokenizer: Tokenizer, source: str = "") -> None:
+        super().__init__(tokenizer, source)
+        self._closing = _PHI_CLOSING if _PHI_CLOSING in source else ""
+        self._words_calls = "tool_calls" in source
+
+    def prepare(self, messages: Turns, tools: Tools) -> tuple[Turns, Tools]:
+        """Granite's templates leave calls out of what they are given back."""
+        return messages if self._words_calls else tuple(map(self._word, messages)), tools
+
+    def _word(self, message: Message) -> Message:
+        if not message.tool_calls:
+            return message
+        calls = ", ".join(map(_object, message.tool_calls))
+        return replace(message, content=f"{message.content}{self.opening}[{calls}]{self._closing}", tool_calls=())
 
     def rules(self, chosen: Sequence[Tool], choice: ToolChoice, tokenizer: Tokenizer) -> list[str]:
-        opening, closing = lark.marker(CALL, tokenizer), lark.marker(END_CALL, tokenizer)
-        function = lark.literal(f"\n{FUNCTION}")
-        more = f' ( "\\n" {opening} {function} call )*' if choice.is_parallel else ""
+        more = ' ( ", " call )*' if choice.is_parallel else ""
+        closing = lark.spell(tokenizer, self._closing)
         return [
-            *lark.start(f"{function} call{more}", CALL, choice, tokenizer, bare=(FUNCTION, f"call{more}")),
-            f'call: {lark.functions(chosen)} "\\n" {closing}',
-            *(rule for i, tool in enumerate(chosen) for rule in function_rules(f"f{i}", tool)),
-            *RAW_RULES,
+            *lark.start(f'"[" call{more} "]" {closing}', self.opening, choice, tokenizer),
+            f'call: {_NAME_KEY} {lark.functions(chosen)} "}}"',
+            *lark.json_functions(chosen, "arguments"),
         ]
 
     def parser(self, tools: Sequence[Tool] = ()) -> CallParser:
-        return XmlCallParser(tools)
+        return JsonCallParser(JsonMarks(self.opening, "]", joiner=",", openings=(CALL,)))
+
+
+class HarmonyFormat(ToolFormat):
+    """A message of its own, addressed to the function: gpt-oss. There is one at a time: its end ends the answer."""
+
+    name = "harmony"
+    opening = CHANNEL
+
+    def as_written(self, text: str) -> str:
+        """The published template addresses the function before the channel, the model behind it."""
+        return _ADDRESSED.sub(rf"{START}assistant{CHANNEL}commentary to=\1 {CONSTRAIN}json{MESSAGE}", text)
+
+    def wrap(self, grammar: Grammar) -> Grammar:
+        kinds = {"json_schema": "%json {}", "regex": "/{}/", "lark": "%lark {{\n{}\n}}"}
+        body = grammar.text.replace("/", "\\/") if grammar.kind == "regex" else grammar.text
+        return Grammar("lark", f"start: {self._head('final')} answer\nanswer: {kinds[grammar.kind].format(body)}\n")
+
+    def rules(self, chosen: Sequence[Tool], choice: ToolChoice, tokenizer: Tokenizer) -> list[str]:
+        head, end = lark.marker(CHANNEL, tokenizer), lark.marker(MESSAGE, tokenizer)
+        call = f'{head} "commentary to=functions." {lark.functions(chosen)}'
+        constrain = f'" " {lark.marker(CONSTRAIN, tokenizer)} "json" {end}'
+        start = "start: call"
+        if choice.mode != "required":
+            next_message = f'{lark.marker(END, tokenizer)} {lark.marker(START, tokenizer)} "assistant"'
+            spoken = f'{head} "commentary" {end} TEXT {next_message}'
+            start = f'start: ( {spoken} )* ( call | {head} "final" {end} TEXT )\nTEXT: {lark.ANYTHING}'
+        return [
+            start,
+            f"call: {call}",
+            *(f"f{i}: {lark.literal(tool.name)} {constrain} {lark.arguments(tool)}" for i, tool in enumerate(chosen)),
+        ]
+
+    def parser(self, tools: Sequence[Tool] = ()) -> CallParser:
+        return HarmonyParser()
+
+    def _head(self, channel: str) -> str:
+        return (
+            f"{lark.marker(CHANNEL, self._tokenizer)} {lark.literal(channel)} {lark.marker(MESSAGE, self._tokenizer)}"
+        )
 
 
 _FORMATS: dict[str, type[ToolFormat]] = {
-    each.name: each for each in (HermesFormat, GenericFormat, LlamaFormat, MistralFormat, QwenCoderFormat)
+    each.name: each
+    for each in (
+        *(HermesFormat, GenericFormat, LlamaFormat, MistralFormat),
+        *(QwenCoderFormat, GlmFormat, MiniMaxFormat, DsmlFormat),
+        *(DeepSeekFormat, KimiFormat, GraniteFormat, GemmaFormat, HarmonyFormat),
+    )
 }
 
 
@@ -216,15 +255,24 @@ def choose_format(template: ChatTemplate | None, tokenizer: Tokenizer, name: Too
 
 
 def _detect(source: str, tokenizer: Tokenizer) -> ToolFormatName:
-    if FUNCTION in source and PARAMETER in source:
-        return "qwen3_coder"
+    """By the words of the template, the rarest first."""
+    for name, words in _WORDS.items():
+        if all(word in source for word in words):
+            return "generic" if any(_is_torn(word, tokenizer) for word in words) else name
     if CALL in source and re.search(r'"arguments\\?"', source):
         return "hermes"
+    if "<|tool_call>" in source or "<start_function_call>" in source:
+        return "gemma"
     if TOOL_CALLS in source and lark.special_id(TOOL_CALLS, tokenizer) is not None:
         return "mistral"
     if PYTHON_TAG in source or ('"parameters": ' in source and "ipython" in source):
         return "llama3"
     return "generic"
+
+
+def _is_torn(word: str, tokenizer: Tokenizer) -> bool:
+    """Whether it is a special token and no tag: no grammar could say tags of which a part is one."""
+    return not word.startswith("<") and lark.special_id(word, tokenizer) is not None
 
 
 def word_messages(messages: Sequence[Message], tools: Sequence[Tool], *, has_system: bool = True) -> Turns:
@@ -261,10 +309,12 @@ def _word_calls(message: Message) -> Message:
     if not message.tool_calls:
         return message
     parts = [message.content] if message.content else []
-    for call in message.tool_calls:
-        name = json.dumps(call.name, ensure_ascii=False)
-        parts.append(f'<tool_call>\n{{"name": {name}, "arguments": {call.arguments or "{}"}}}\n</tool_call>')
+    parts += [f"{CALL}\n{_object(call)}\n{END_CALL}" for call in message.tool_calls]
     return replace(message, content="\n".join(parts), tool_calls=())
+
+
+def _object(call: ToolCall) -> str:
+    return f'{{"name": {json.dumps(call.name, ensure_ascii=False)}, "arguments": {call.arguments or "{}"}}}'
 
 
 def _shorten_ids(message: Message) -> Message:

@@ -1,4 +1,5 @@
-"""Calls written as JSON objects: `{"name": ..., "arguments": {...}}`, one or several, between a family's own words.
+"""Calls written as JSON objects: `{"name": ..., "arguments": {...}}`, one or several, between a family's own words; or
+with the name among those words, and only the arguments in JSON.
 
 Lenient where no grammar held the model: keys in any order, `parameters` for `arguments`, arguments quoted as a string,
 keys nobody asked for, a closing word that never comes, braces doubled as some templates have them. Within the arguments
@@ -17,9 +18,7 @@ from hotloop.core.nesting import Nesting
 
 _SPACE = " \t\r\n"
 _ARGUMENTS = ('"arguments"', '"parameters"')
-# A name as Mistral's newer models write it: [TOOL_CALLS]name[CALL_ID]123[ARGS]{...}
-_BARE_NAME = re.compile(r"\s*([\w.-]{1,64})(?:\[CALL_ID\]\w{0,64})?(?:\[ARGS\])?\s*")
-_BARE_NAME_CHARS = re.compile(r"[\w.\-\[\]\s]{1,200}")
+_HEAD_CHARS = re.compile(r"[\w.:|<>｜▁`\-\[\]\s]{1,256}")
 
 
 class JsonMarks(NamedTuple):
@@ -31,8 +30,10 @@ class JsonMarks(NamedTuple):
     """The character between two calls, beside whitespace."""
     is_bare: bool = False
     """Whether an answer that begins with an object may be a call, without the opening."""
-    has_names: bool = False
-    """Whether the opening may be followed by the name itself, and the arguments by themselves."""
+    head: re.Pattern[str] | None = None
+    """What may stand between the opening and arguments by themselves: the call's `name`, perhaps its `number`."""
+    openings: tuple[str, ...] = ()
+    """What opens a call as well: its own mark, where the opening is that of all calls."""
     has_fences: bool = False
     """Whether an object that names a tool is a call in a fence, or where the answer begins, without the opening."""
 
@@ -40,9 +41,10 @@ class JsonMarks(NamedTuple):
 class JsonCallParser(MarkedParser):
     def __init__(self, marks: JsonMarks, tools: Sequence[Tool] = ()) -> None:
         self._names = tuple(json.dumps(tool.name) for tool in tools if marks.has_fences)
-        super().__init__(marks.opening, loose=(FENCE,) if self._names else ())
+        super().__init__(marks.opening, *marks.openings, loose=(FENCE,) if self._names else ())
         self._marks = marks
         self._closing = marks.closing
+        self._num_opening = 0  # characters of the opening that was read
         self._must_name: tuple[str, ...] = ()  # the tools of which an object must name one, to be a call
         self._object: _CallObject | None = None
         self._value = Nesting()
@@ -52,7 +54,7 @@ class JsonCallParser(MarkedParser):
             self.state = self._start
 
     def opened(self, opening: str) -> None:
-        is_fenced = opening == FENCE
+        is_fenced, self._num_opening = opening == FENCE, len(opening)
         self._closing = FENCE if is_fenced else self._marks.closing
         self._must_name = self._names if is_fenced else ()
         self._tail, self.state = "", self._in_fence if is_fenced else self._before
@@ -90,15 +92,15 @@ class JsonCallParser(MarkedParser):
         self.raw += char
         if char == "{":
             self._begin_object()
-        elif self._marks.has_names and char not in "[ \n":
-            self.state = self._bare_name
+        elif self._marks.head and char not in "[ \n":
+            self.state = self._head
         elif not char.isspace() and not (char == "[" and self._marks.closing == "]" and "[" not in self._body):
             self.give_back()
 
     @property
     def _body(self) -> str:
         """What was read since the opening, but for the last character."""
-        return self.raw[len(self._marks.opening) : -1]
+        return self.raw[self._num_opening : -1]
 
     def _begin_object(self, *, is_bare: bool = False) -> None:
         self._object = _CallObject(self.answer, is_bare=is_bare, names=self._must_name)
@@ -138,14 +140,15 @@ class JsonCallParser(MarkedParser):
             self.to_prose()
             self.again(tail)
 
-    def _bare_name(self, char: str) -> None:
+    def _head(self, char: str) -> None:
+        assert self._marks.head
         self.raw += char
-        if char == "{" and (match := _BARE_NAME.fullmatch(self._body)):
+        if char == "{" and (match := self._marks.head.fullmatch(self._body)):
             self.raw = ""
-            self.answer.open_call(match[1])
+            self.answer.open_call(match["name"], match.groupdict().get("number"))
             self._value, self.state = Nesting(), self._bare_arguments
             self._bare_arguments(char)
-        elif not _BARE_NAME_CHARS.fullmatch(self._body + char):
+        elif not _HEAD_CHARS.fullmatch(self._body + char):
             self.give_back()
 
     def _bare_arguments(self, char: str) -> None:

@@ -15,7 +15,7 @@ from hotloop.core.message import Tool
 from hotloop.models.tokenizer import Tokenizer
 
 ANYTHING = "/(?s:.*)/"
-_THOUGHTS = ("<think>", "</think>", "[THINK]", "[/THINK]")
+_THOUGHTS = ("<think>", "</think>", "[THINK]", "[/THINK]", "<mm:think>", "</mm:think>", "<|channel>", "<channel|>")
 _BRANCHES = {"anyOf", "oneOf", "$ref"}
 _EXTENDING = {"allOf", "not", "if", "dependentSchemas", "$dynamicRef"}
 FENCE = "```"
@@ -44,6 +44,29 @@ def marker(text: str, tokenizer: Tokenizer) -> str:
     """A family's own word: one special token, or the characters it is written with."""
     token_id = special_id(text, tokenizer)
     return literal(text) if token_id is None else f"<[{token_id}]>"
+
+
+def spell(tokenizer: Tokenizer, *words: str) -> str:
+    """A family's own words, one behind the other; none of them may be a caller's."""
+    parts: list[str] = []
+    text = ""
+    for word in words:
+        token_id = special_id(word, tokenizer) if word else None
+        if token_id is None:
+            text += word
+            continue
+        parts += [literal(text)] * bool(text) + [f"<[{token_id}]>"]
+        text = ""
+    return " ".join(parts + [literal(text)] * bool(text))
+
+
+def until(rule: str, ending: str, tokenizer: Tokenizer) -> list[str]:
+    """The rule: anything, to the first ending, be that a token or spelt in text."""
+    token_id = special_id(ending, tokenizer)
+    if token_id is None:
+        return [f"{rule}[lazy]: {ANYTHING} {literal(ending)}"]
+    spelt = f"{rule}_spelt[lazy]: {ANYTHING} {literal(ending)}"
+    return [f"{rule}: {rule}_spelt | {rule}_text <[{token_id}]>", spelt, f"{rule}_text: {ANYTHING}"]
 
 
 def either(options: Iterable[str]) -> str:

@@ -14,10 +14,14 @@ from hotloop.chat.assembly.nonces import Nonces
 from hotloop.chat.assembly.recall import WrittenCalls
 from hotloop.chat.assembly.spans import PromptPlace, PromptSpan, Reword, find_places, find_spans
 from hotloop.chat.assembly.splice import MAX_TOKENS, Splicer
-from hotloop.chat.formats import ToolFormat, Tools, Turns
-from hotloop.chat.stream import CallParser, CallsOnly
+from hotloop.chat.harmony import HarmonyParser
+from hotloop.chat.stream import CallParser, CallsOnly, PlainText
+from hotloop.chat.thinking import ThinkingFormat
+from hotloop.chat.thoughts import ThinkingParser
+from hotloop.chat.tool_format import ToolFormat, Tools, Turns
 from hotloop.core.errors import RequestError
 from hotloop.core.message import Message, Tool
+from hotloop.core.thinking import Thinking
 from hotloop.models.template import ChatTemplate
 from hotloop.models.tokenizer import Tokenizer
 
@@ -78,10 +82,12 @@ class Prompts:
         tokenizer: Tokenizer,
         tool_format: ToolFormat | None = None,
         rules: PromptRules | None = None,
+        thinking: ThinkingFormat | None = None,
     ) -> None:
         self._template = template
         self._tokenizer = tokenizer
         self._format = tool_format
+        self.thinking = thinking
         self._rules = rules or PromptRules()
         self._splicer = Splicer(tokenizer, self._rules.memory_tokens)
         self._nonces = Nonces()
@@ -101,6 +107,7 @@ class Prompts:
             changes += ("tools: put into a canonical order",)
         reword = partial(self._word, conversation)
         messages, text, verbatim = self._word_verbatim(messages, tools, reword)
+        changes += _left_out(conversation.messages, text)
         encoded = self._splicer.encode(text, scope=scope)
 
         def spans() -> tuple[PromptSpan, ...]:
@@ -127,13 +134,26 @@ class Prompts:
         """The tools as prompt and grammar should have them."""
         return canonical_tools(tools) if self._rules.canonical_tools else tuple(tools)
 
-    def parser(self, tools: Sequence[Tool], *, must_call: bool = False) -> CallParser:
-        """The format's parser for an answer; what it finds is known again when it comes back."""
-        assert self._format
-        parser = self._format.parser(tools)
-        if must_call:
-            parser = CallsOnly(parser)
-        return self._calls.watch(parser) if self._rules.exact_turns else parser
+    def parser(
+        self, tools: Sequence[Tool], *, can_call: bool = True, must_call: bool = False, is_thinking: bool = False
+    ) -> CallParser:
+        """The parser for an answer, which may begin in a thought; what it finds is known again when it comes back."""
+
+        def make() -> CallParser:
+            if not can_call or not self._format:
+                return PlainText()
+            parser = self._format.parser(tools)
+            return self._calls.watch(parser) if self._rules.exact_turns else parser
+
+        if self.thinking and self.thinking.has_channels:
+            parser: CallParser = HarmonyParser(can_call=can_call)
+        else:
+            parser = ThinkingParser(self.thinking, make, is_open=is_thinking) if self.thinking else make()
+        return CallsOnly(parser) if must_call else parser
+
+    def limit_thinking(self, prompt: Prompt, max_tokens: int | None) -> Thinking | None:
+        """How an answer to this prompt thinks; None if the model does not."""
+        return self.thinking.limit(prompt.text, self._tokenizer, max_tokens) if self.thinking else None
 
     def remember(self, prompt_ids: Sequence[int], output_ids: Sequence[int], *, scope: str = "") -> None:
         """An answer, whatever ended it, and the prompt it answers. To be told before the client can come back."""
@@ -172,7 +192,20 @@ class Prompts:
         worded = self._template.render(
             messages, tools=tools, add_generation_prompt=conversation.is_answer_next, extra=conversation.extra
         )
+        if conversation.begun and self.thinking and self.thinking.is_open_in(worded):
+            worded += self.thinking.tail + self.thinking.closing + self.thinking.gap
+        if self._format and self._rules.exact_turns:
+            worded = self._format.as_written(worded)
         return worded + conversation.begun
+
+
+def _left_out(messages: Turns, text: str) -> tuple[str, ...]:
+    """Most templates have no place for thoughts that are older than the user's last words."""
+    return tuple(
+        f"messages[{i}]: the chat template leaves out what it thought"
+        for i, message in enumerate(messages)
+        if any(thought.shown.strip() not in text for thought in message.thoughts)
+    )
 
 
 def _as_given(places: Iterable[PromptPlace], tools: Tools, given: Tools) -> list[PromptPlace]:

@@ -22,11 +22,29 @@ class CallParser(Protocol):
     @property
     def num_calls(self) -> int: ...
 
+    @property
+    def is_calling(self) -> bool:
+        """Whether the text so far ends inside a call."""
+        ...
+
     def push(self, text: str) -> list[StreamEvent]: ...
 
     def finish(self, *, is_cut: bool = False) -> list[StreamEvent]:
         """What was held back: half a call that never became one is text again, unless the answer was cut in it."""
         ...
+
+
+class PlainText:
+    """The parser of an answer that cannot hold calls."""
+
+    num_calls = 0
+    is_calling = False
+
+    def push(self, text: str) -> list[StreamEvent]:
+        return [TextDelta(text)] if text else []
+
+    def finish(self, *, is_cut: bool = False) -> list[StreamEvent]:
+        return []
 
 
 class CallsOnly:
@@ -38,6 +56,10 @@ class CallsOnly:
     @property
     def num_calls(self) -> int:
         return self._parser.num_calls
+
+    @property
+    def is_calling(self) -> bool:
+        return self._parser.is_calling
 
     def push(self, text: str) -> list[StreamEvent]:
         return _without_text(self._parser.push(text))
@@ -71,13 +93,15 @@ class EventCollector:
                 self._write(self._space + char)
                 self._space = ""
 
-    def open_call(self, name: str) -> None:
+    def open_call(self, name: str, number: str | None = None) -> None:
+        """`number`: what the model calls it by, which its id then says as well."""
         # One newline before a call belongs to the format: templates write it there themselves.
         if self._has_prose:
             self._write(self._space.removesuffix("\n"))
         self._space = ""
         self._flush()
-        self._events.append(CallOpened(self.num_calls, f"call_{secrets.token_hex(12)}", name))
+        call_id = f"call_{number + '_' if number else ''}{secrets.token_hex(12)}"
+        self._events.append(CallOpened(self.num_calls, call_id, name))
         self.num_calls += 1
         self.is_calling, self._has_prose = True, False
 
@@ -135,6 +159,10 @@ class MarkedParser(ABC):
     @property
     def num_calls(self) -> int:
         return self.answer.num_calls
+
+    @property
+    def is_calling(self) -> bool:
+        return self.answer.is_calling
 
     def push(self, text: str) -> list[StreamEvent]:
         self._queue.extend(text)

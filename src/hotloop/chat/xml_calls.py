@@ -1,48 +1,79 @@
-"""Calls written as tags: `<tool_call> <function=name> <parameter=key> value </parameter> </function> </tool_call>`.
+"""Calls written as tags: `<tool_call> <function=name> <parameter=key> value </parameter> </function> </tool_call>`, or
+in other words of the same order; a table has those of each family.
 
-Strings are written as they are, everything else as JSON; which one its schema tells, to the grammar and to the parser
-alike. What tags cannot say is refused by name. The arguments are made into JSON as they come, strings character by
-character. A value ends at its closing tag and nowhere else, so code that speaks of these tags can be an argument; what
-stands between two parameters is ignored.
+What tags cannot say is refused by name. The arguments are made into JSON as they come. A value ends at its closing tag
+and nowhere else, so code that speaks of these tags can be an argument; what stands between two parameters is ignored.
 """
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from hotloop.chat import lark
 from hotloop.chat.stream import MarkedParser
+from hotloop.chat.tag_values import ValueKind, WrittenValue, choices, resolve, value_kind
 from hotloop.core.errors import RequestError
 from hotloop.core.message import Tool
+from hotloop.models.tokenizer import Tokenizer
 
-ValueKind = Literal["raw", "nullable", "choice", "json"]
-"""How a value is written: a string as it is, the same but for `null`, one of some strings, or JSON."""
 
-CALL, FUNCTION, PARAMETER = "<tool_call>", "<function=", "<parameter="
-END_CALL, END_FUNCTION, END_PARAMETER = "</tool_call>", "</function>", "</parameter>"
+class TagMarks(NamedTuple):
+    """How one family writes a call. All but the name, the keys and the values of
+
+    opening⏎ function name>⏎ parameter key key_end⏎ value_opening pad VALUE pad end_parameter⏎ end_function⏎ closing
+    """
+
+    opening: str
+    closing: str
+    function: str
+    """Stands before a name; nothing where the name stands right behind the opening."""
+    end_function: str
+    """Nothing where the closing ends the function as well."""
+    parameter: str
+    key_end: str
+    end_parameter: str
+    value_opening: str = ""
+    pad: str = ""
+    """What stands around a value and is not of it."""
+    gap: str = "\n"
+    """What stands behind tags, where there is a line break in the picture."""
+    is_block: bool = False
+    """Whether several functions stand between one opening and its closing, not each in its own."""
+    has_types: bool = False
+    """Whether a tag says of its value if that is a string, behind the key."""
+
+    @property
+    def name_end(self) -> str:
+        return _end(self.function) if self.function else ""
+
+
+def _end(tag: str) -> str:
+    """What closes a tag behind its name, which has a quote if it was opened by one."""
+    return '">' if tag.endswith('"') else ">"
+
+
+QWEN_CODER = TagMarks(
+    *("<tool_call>", "</tool_call>", "<function=", "</function>", "<parameter=", ">", "</parameter>"), pad="\n"
+)
+GLM = TagMarks(
+    *("<tool_call>", "</tool_call>", "", "", "<arg_key>", "</arg_key>", "</arg_value>"), value_opening="<arg_value>"
+)
+MINIMAX = TagMarks(
+    *("<minimax:tool_call>", "</minimax:tool_call>", '<invoke name="', "</invoke>"),
+    *('<parameter name="', '">', "</parameter>"),
+    is_block=True,
+)
+DSML = TagMarks(
+    *("<｜DSML｜function_calls>", "</｜DSML｜function_calls>", '<｜DSML｜invoke name="', "</｜DSML｜invoke>"),
+    *('<｜DSML｜parameter name="', '">', "</｜DSML｜parameter>"),
+    is_block=True,
+    has_types=True,
+)
 
 _MAX_NAME = 256
-_ESCAPED = re.compile(r"\\.")
-_NULLS = ("null", "None")
-_DEFINITIONS = ("$defs", "definitions")
-_LISTS = {"enum", "const"}
-_LIMITS = {"pattern", "minLength", "maxLength", "allOf", "anyOf", "oneOf", "not", "if", "$ref"}
-_ALIASES = {"True": "true", "False": "false", "None": "null"}  # as templates print what they were given
-_TYPE_NAMES: dict[type, str] = {
-    str: "string",
-    bool: "boolean",
-    int: "integer",
-    float: "number",
-    list: "array",
-    dict: "object",
-    type(None): "null",
-}
-_MAX_REFS = 8
-RAW_RULES = (
-    f"raw[lazy]: {lark.ANYTHING} {lark.literal(END_PARAMETER)}",
-    f'anything: {lark.literal(PARAMETER)} /[^<>\\n]+/ ">\\n" raw "\\n"',
-)
+_BARE_NAME = re.compile(r"\s*[\w.:-]*[ \t]*")
+_IS_STRING, _IS_OTHER = '" string="true', '" string="false'
 _UNSAYABLE = {"allOf", "anyOf", "oneOf", "not", "if", "enum", "const", "$ref", "$dynamicRef", "propertyNames"} | {
     *("minProperties", "maxProperties", "patternProperties", "unevaluatedProperties"),
     *("dependencies", "dependentRequired", "dependentSchemas"),
@@ -52,20 +83,22 @@ _UNSAYABLE = {"allOf", "anyOf", "oneOf", "not", "if", "enum", "const", "$ref", "
 class XmlCallParser(MarkedParser):
     """Prose, and calls that are tags. Some models forget the outer tag: a function opens a call by itself."""
 
-    def __init__(self, tools: Sequence[Tool] = ()) -> None:
-        super().__init__(CALL, FUNCTION)
+    def __init__(self, marks: TagMarks, tools: Sequence[Tool] = ()) -> None:
+        super().__init__(*(opening for opening in (marks.opening, marks.function) if opening))
+        self._marks = marks
         self._schemas = {tool.name: tool.parameters for tool in tools}
         self._name = ""
+        self._key = ""
         self._num_parameters = 0
-        self._value = _Written()
+        self._value = WrittenValue()
         self._tags: dict[str, Callable[[], None]] = {}
         self._tail = ""
 
     def opened(self, opening: str) -> None:
-        if opening == FUNCTION:
+        if opening == self._marks.function or not self._marks.function:
             self._begin_name()
         else:
-            self._expect({FUNCTION: self._begin_name})
+            self._expect({self._marks.function: self._begin_name})
 
     def cut(self) -> None:
         if self.answer.is_calling:
@@ -76,6 +109,10 @@ class XmlCallParser(MarkedParser):
 
     def _expect(self, tags: dict[str, Callable[[], None]]) -> None:
         self._tags, self._tail, self.state = tags, "", self._tag
+
+    def _expect_parameter(self) -> None:
+        marks = self._marks
+        self._expect({marks.parameter: self._begin_key, marks.end_function or marks.closing: self._end_function})
 
     def _tag(self, char: str) -> None:
         self.raw += char
@@ -89,121 +126,126 @@ class XmlCallParser(MarkedParser):
                 self.give_back()
 
     def _begin_name(self) -> None:
-        self._name, self.state = "", self._in_name
+        self._name, self.state = "", self._in_name if self._marks.function else self._in_bare_name
 
     def _in_name(self, char: str) -> None:
         self.raw += char
-        if char == ">" and self._name.strip():
-            self._name, self._num_parameters = self._name.strip(), 0
-            self._expect({PARAMETER: self._begin_key, END_FUNCTION: self._end_function})
+        name = (self._name + char).removesuffix(self._marks.name_end).strip()
+        if char == ">" and name and not name.endswith(">"):
+            self._end_name(name)
             return
         self._name += char
         if char in "<>\n" or len(self._name) > _MAX_NAME:
             self.give_back()
+
+    def _in_bare_name(self, char: str) -> None:
+        """Ends where its line does, or another tag begins."""
+        if char in "<\n" and (name := self._name.strip()):
+            self._end_name(name)
+            self.again(char)
+            return
+        self.raw += char
+        self._name += char
+        if len(self._name) > _MAX_NAME or not _BARE_NAME.fullmatch(self._name):
+            self.give_back()
+
+    def _end_name(self, name: str) -> None:
+        self._name, self._num_parameters = name, 0
+        self._expect_parameter()
 
     def _begin_key(self) -> None:
         self._tail, self.state = "", self._in_key
 
     def _in_key(self, char: str) -> None:
         self.raw += char
-        if char == ">":
-            self._begin_value(self._tail.strip())
-            return
         self._tail += char
-        if char in "<\n":
+        end = self._marks.key_end
+        if self._tail.endswith(end):
+            self._end_key(self._tail.removesuffix(end))
+            return
+        _, bracket, rest = self._tail.partition("<")
+        if char == "\n" or (bracket and not end.startswith(bracket + rest)):
             if self.answer.is_calling:
                 self._expect(self._tags)
             else:
                 self.give_back()
 
-    def _begin_value(self, key: str) -> None:
+    def _end_key(self, key: str) -> None:
+        kind: ValueKind | None = None
+        if self._marks.has_types and key.endswith((_IS_STRING, _IS_OTHER)):
+            kind = "raw" if key.endswith(_IS_STRING) else "json"
+            key = key.removesuffix(_IS_STRING).removesuffix(_IS_OTHER)
+        self._key = key.strip()
+        self._value = WrittenValue(self._schemas.get(self._name, {}), self._key, kind)
+        if self._marks.value_opening:
+            self._expect({self._marks.value_opening: self._begin_value})
+        else:
+            self._begin_value()
+
+    def _begin_value(self) -> None:
         if not self.answer.is_calling:
             self.answer.open_call(self._name)
         self.raw = ""
-        self.answer.arguments(("{" if self._num_parameters == 0 else ", ") + json.dumps(key, ensure_ascii=False) + ": ")
+        begin = "{" if self._num_parameters == 0 else ", "
+        self.answer.arguments(begin + json.dumps(self._key, ensure_ascii=False) + ": ")
         self._num_parameters += 1
-        self._value = _Written(self._schemas.get(self._name, {}), key)
         self._tail, self.state = "", self._first_of_value
 
     def _first_of_value(self, char: str) -> None:
         self.state = self._in_value
-        if char != "\n":
+        if char != self._marks.pad:
             self.again(char)
 
     def _in_value(self, char: str) -> None:
+        end, padded = self._marks.end_parameter, self._marks.pad + self._marks.end_parameter
         self._tail += char
-        while (
-            self._tail
-            and not ("\n" + END_PARAMETER).startswith(self._tail)
-            and not END_PARAMETER.startswith(self._tail)
-        ):
+        while self._tail and not padded.startswith(self._tail) and not end.startswith(self._tail):
             self.answer.arguments(self._value.push(self._tail[0]))
             self._tail = self._tail[1:]
-        if not self._tail.endswith(END_PARAMETER):
+        if not self._tail.endswith(end):
             return
-        if self._tail == END_PARAMETER and self._value.is_quoting:
+        if self._tail == end and self._value.is_quoting:
             self.answer.arguments("".join(map(self._value.push, self._tail)))
             self._tail = ""
             return
         self.answer.arguments(self._value.end())
-        self._expect({PARAMETER: self._begin_key, END_FUNCTION: self._end_function})
+        self._expect_parameter()
 
     def _end_function(self) -> None:
         if not self.answer.is_calling:
             self.answer.open_call(self._name)
         self.answer.arguments("}" if self._num_parameters else "{}")
         self.answer.close_call()
-        self.raw, self.state = "", self._after
+        self.raw, self.state = "", self._after if self._marks.end_function else self.prose
 
     def _after(self, char: str) -> None:
+        """Behind a function: another one, the closing, or prose again."""
         self.raw = (self.raw + char).lstrip()
-        if self.raw == END_CALL:
+        if self.raw == self._marks.closing:
             self.to_prose()
-        elif not END_CALL.startswith(self.raw):
-            self.give_back()
+        elif self.raw == self._marks.function:
+            self._begin_name()
+        elif not self._marks.closing.startswith(self.raw) and not self._marks.function.startswith(self.raw):
+            raw = self.raw
+            self.to_prose()
+            self.again(raw)
 
 
-class _Written:
-    """One value on its way to JSON. What `push` and `end` return is the JSON so far, never taken back."""
-
-    def __init__(self, parameters: Mapping[str, Any] | None = None, key: str = "") -> None:
-        properties = (parameters or {}).get("properties", {})
-        self._is_known = key in properties
-        self._schema = resolve(properties[key], parameters or {}) if self._is_known else None
-        self._kind: ValueKind = value_kind(self._schema)
-        if self._kind == "choice":
-            self._kind = "raw"
-        self._text = ""
-        self._is_begun = False
-
-    @property
-    def is_quoting(self) -> bool:
-        """Whether a JSON string is open, which a tag does not end."""
-        return self._is_known and self._kind == "json" and _ESCAPED.sub("", self._text).count('"') % 2 == 1
-
-    def push(self, char: str) -> str:
-        self._text += char
-        if self._kind == "json":
-            return ""
-        if self._kind == "nullable" and any(null.startswith(self._text) for null in _NULLS):
-            return ""
-        self._kind = "raw"
-        text, self._text = self._text, ""
-        quote = "" if self._is_begun else '"'
-        self._is_begun = True
-        return quote + json.dumps(text, ensure_ascii=False)[1:-1]
-
-    def end(self) -> str:
-        if self._kind == "json":
-            return to_json(self._text, types_of(self._schema))
-        if self._kind == "nullable" and self._text in _NULLS:
-            return "null"
-        return json.dumps(self._text, ensure_ascii=False)[0 if not self._is_begun else 1 :]
+def tag_rules(tools: Sequence[Tool], marks: TagMarks, tokenizer: Tokenizer) -> list[str]:
+    """The rules `f0`, `f1`, ...: what follows the word before a name, to the end of the function."""
+    rules = [rule for i, tool in enumerate(tools) for rule in _function_rules(f"f{i}", tool, marks, tokenizer)]
+    typed = lark.either([lark.literal(_IS_STRING), lark.literal(_IS_OTHER)]) if marks.has_types else ""
+    key = f'{lark.spell(tokenizer, marks.parameter)} /[^<>"\\n]+/ {typed}'
+    return [
+        *rules,
+        *lark.until("raw", marks.end_parameter, tokenizer),
+        f"anything: {key} {_key_end(marks, tokenizer)} raw {lark.spell(tokenizer, marks.gap)}",
+    ]
 
 
-def function_rules(rule: str, tool: Tool) -> list[str]:
-    """What follows `<function=`: the name, the parameters in their order, the closing tag."""
-    begin, end = lark.literal(f"{tool.name}>\n"), lark.literal(END_FUNCTION)
+def _function_rules(rule: str, tool: Tool, marks: TagMarks, tokenizer: Tokenizer) -> list[str]:
+    begin = lark.literal(f"{tool.name}{marks.name_end}{marks.gap}")
+    end = lark.spell(tokenizer, marks.end_function)
     if not tool.is_strict:
         return [f"{rule}: {begin} anything* {end}"]
     _check_sayable(tool)
@@ -214,19 +256,31 @@ def function_rules(rule: str, tool: Tool) -> list[str]:
     sequence = " ".join(name + ("" if key in required else "?") for key, name in rules.items())
     return [
         f"{rule}: {begin} {sequence} {end}",
-        *(f"{rules[key]}: {_parameter(key, part, schema)}" for key, part in properties.items()),
+        *(
+            f"{rules[key]}: {lark.spell(tokenizer, marks.parameter)} {lark.literal(key)} "
+            f"{_value(resolve(part, schema), marks, tokenizer)} {lark.spell(tokenizer, marks.gap)}"
+            for key, part in properties.items()
+        ),
     ]
 
 
-def _parameter(key: str, part: Any, root: Mapping[str, Any]) -> str:
-    begin, end = lark.literal(f"{PARAMETER}{key}>\n"), lark.literal(f"\n{END_PARAMETER}\n")
-    schema = resolve(part, root)
+def _value(schema: Any, marks: TagMarks, tokenizer: Tokenizer) -> str:
+    """What follows a key: the value, to its closing tag."""
     kind = value_kind(schema)
+    begin, end = _key_end(marks, tokenizer), lark.spell(tokenizer, marks.pad, marks.end_parameter)
+    if marks.has_types:
+        if kind == "nullable":
+            null = f"{lark.literal(_IS_OTHER)} {begin} {lark.literal('null')} {end}"
+            return lark.either([f"{lark.literal(_IS_STRING)} {begin} raw", null])
+        begin = f"{lark.literal(_IS_OTHER if kind == 'json' else _IS_STRING)} {begin}"
     if kind == "choice":
         return f"{begin} {lark.either(map(lark.literal, choices(schema)))} {end}"
-    if kind == "json":
-        return f"{begin} {lark.embed(schema)} {end}"
-    return f'{begin} raw "\\n"'
+    return f"{begin} {lark.embed(schema)} {end}" if kind == "json" else f"{begin} raw"
+
+
+def _key_end(marks: TagMarks, tokenizer: Tokenizer) -> str:
+    gap = marks.gap if marks.value_opening else ""
+    return lark.spell(tokenizer, marks.key_end, gap, marks.value_opening, marks.pad)
 
 
 def _check_sayable(tool: Tool) -> None:
@@ -235,90 +289,6 @@ def _check_sayable(tool: Tool) -> None:
         reason = f"{min(unsayable)!r} beside its properties, which this model's tool calls cannot say"
         raise RequestError(f"the tool {tool.name!r} has {reason}: use strict: false", param="tools")
     for key in (*tool.parameters.get("properties", {}), *tool.parameters.get("required", [])):
-        if not key.strip() or set(key) & set("<>\n") or key != key.strip():
+        if not key.strip() or set(key) & set('<>"\n') or key != key.strip():
             reason = f"a parameter {key!r:.100}, which this model's tool calls cannot name"
             raise RequestError(f"the tool {tool.name!r} has {reason}", param="tools")
-
-
-def value_kind(schema: Any) -> ValueKind:
-    if not isinstance(schema, Mapping):
-        return "json"
-    if choices(schema):
-        return "choice"
-    types = _free_types(schema)
-    if types == {"string"}:
-        return "raw"
-    return "nullable" if types == {"string", "null"} else "json"
-
-
-def choices(schema: Mapping[str, Any]) -> list[str]:
-    """The strings to choose from, where a schema lists nothing but strings that can stand between tags."""
-    if len(schema.keys() & _LISTS) != 1 or schema.keys() & _LIMITS or schema.get("type", "string") != "string":
-        return []
-    listed = schema["enum"] if "enum" in schema else [schema["const"]]
-    is_sayable = all(isinstance(choice, str) and "</parameter>" not in choice for choice in listed)
-    return listed if is_sayable else []
-
-
-def resolve(schema: Any, root: Mapping[str, Any]) -> Any:
-    """The definition a schema refers to, if that is all it does; else itself, with the definitions it may need."""
-    for _ in range(_MAX_REFS):
-        if not (isinstance(schema, Mapping) and isinstance(schema.get("$ref"), str)):
-            break
-        places = schema["$ref"].split("/")
-        definitions = root.get(places[1]) if len(places) == 3 and places[1] in (*_DEFINITIONS, "properties") else None
-        if places[0] != "#" or not isinstance(definitions, Mapping) or places[2] not in definitions:
-            break
-        schema = definitions[places[2]]
-    if not isinstance(schema, Mapping):
-        return schema
-    return {**schema, **{key: root[key] for key in _DEFINITIONS if key in root}}
-
-
-def types_of(schema: Any) -> set[str] | None:
-    """The types a value may have; None if the schema does not say."""
-    if not isinstance(schema, Mapping):
-        return None
-    if types := _named_types(schema):
-        return types
-    if isinstance(schema.get("enum"), list):
-        return {_TYPE_NAMES[type(value)] for value in schema["enum"]}
-    if "const" in schema:
-        return {_TYPE_NAMES[type(schema["const"])]}
-    branches = schema.get("anyOf", schema.get("oneOf"))
-    found = [types_of(branch) for branch in branches] if isinstance(branches, list) else [None]
-    return set().union(*(types for types in found if types)) if all(found) else None
-
-
-def to_json(text: str, types: set[str] | None) -> str:
-    """A written value as JSON: the JSON it already is, or else a string."""
-    stripped = text.strip()
-    try:
-        name = _TYPE_NAMES[type(json.loads(stripped, parse_constant=_refuse))]
-    except (ValueError, RecursionError):
-        alias = _ALIASES.get(stripped)
-        is_alias = alias and types and types & {"boolean" if alias != "null" else "null"}
-        return alias if alias and is_alias else json.dumps(text, ensure_ascii=False)
-    if types and "string" in types and name not in types and not (name == "integer" and "number" in types):
-        return json.dumps(text, ensure_ascii=False)
-    return stripped
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is not JSON")
-
-
-def _free_types(schema: Any) -> set[str]:
-    """The types of a schema that asks for nothing but types, or one of some such; empty if it asks for more."""
-    if not isinstance(schema, Mapping):
-        return set()
-    limits = schema.keys() & (_LIMITS | _LISTS)
-    if limits in ({"anyOf"}, {"oneOf"}) and isinstance(branches := schema[min(limits)], list):
-        found = [_free_types(branch) for branch in branches]
-        return set().union(*found) if all(found) else set()
-    return set() if limits else _named_types(schema)
-
-
-def _named_types(schema: Mapping[str, Any]) -> set[str]:
-    named = schema.get("type")
-    return {name for name in (named if isinstance(named, list) else [named]) if isinstance(name, str)}

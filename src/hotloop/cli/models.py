@@ -48,12 +48,14 @@ def ls(*, as_json: Json = False) -> None:
 
 @models.command(name="show")
 def show_model(model: ModelName = DEFAULT_MODEL, /, *, as_json: Json = False) -> None:
-    """Show what was recognised of a model: family, precision, size, context, and how it writes tool calls."""
+    """Show what was recognised of a model: family, precision, size, context, how it writes tool calls and thinks."""
     from hotloop.chat.formats import choose_format
+    from hotloop.chat.thinking import choose_thinking
     from hotloop.models.layout import tensor_places
     from hotloop.models.model import load_model
 
     loaded = load_model(model)
+    thinking = choose_thinking(loaded.template, loaded.tokenizer)
     values: dict[str, Any] = {
         "name": loaded.name,
         "path": str(loaded.path),
@@ -65,6 +67,8 @@ def show_model(model: ModelName = DEFAULT_MODEL, /, *, as_json: Json = False) ->
         "max_context": loaded.spec.max_context,
         "has_chat_template": loaded.template is not None,
         "tool_format": choose_format(loaded.template, loaded.tokenizer).name,
+        "thinking_format": thinking.name if thinking else None,
+        "thinking_opened_by": thinking and ("template" if thinking.is_opened_by_template else "model"),
         "notes": list(loaded.notes),
     }
     show(values, "\n".join(f"{name:12}{text}" for name, text in _words(values).items()), as_json)
@@ -166,6 +170,7 @@ def _precision(model: "Model") -> dict[str, float]:
 
 
 def _words(values: dict[str, Any]) -> dict[str, str]:
+    thinking = values["thinking_format"]
     has_template = "a chat template" if values["has_chat_template"] else "no chat template"
     shares = ", ".join(f"{kind} {share:.0%}" for kind, share in values["precision"].items())
     return {
@@ -176,6 +181,7 @@ def _words(values: dict[str, Any]) -> dict[str, str]:
         "size": decimal(values["size_bytes"]),
         "context": f"{values['max_context']:,} tokens",
         "tool calls": f"{values['tool_format']} ({has_template})",
+        "thinking": f"{thinking} (opened by the {values['thinking_opened_by']})" if thinking else "none recognised",
     } | ({"note": "; ".join(values["notes"])} if values["notes"] else {})
 
 

@@ -14,7 +14,23 @@ WeightFormat = Literal["int8", "int4", "fp8", "bf16", "f32"]
 Precision = Literal["fast", "exact"]
 Device = Literal["auto", "cpu", "cuda"]
 LoadFormat = Literal["auto", "dummy"]
-ToolFormatName = Literal["auto", "generic", "hermes", "llama3", "mistral", "qwen3_coder"]
+ToolFormatName = Literal[
+    "auto",
+    "generic",
+    "hermes",
+    "llama3",
+    "mistral",
+    "qwen3_coder",
+    "glm",
+    "minimax",
+    "deepseek",
+    "deepseek_v32",
+    "kimi",
+    "granite",
+    "gemma",
+    "harmony",
+]
+ThinkingFormatName = Literal["auto", "off", "think", "harmony", "mistral", "gemma", "minimax"]
 KvPrecision = Literal["auto", "bf16", "f16", "f32", "u8", "fp8"]
 CacheIsolation = Literal["none", "key"]
 Explanations = Literal["words", "causes", "off"]
@@ -148,6 +164,10 @@ class ServerConfig:
     """How the model writes tool calls; `auto` tells from its chat template."""
     strict_tools: bool = True
     """Whether tool calls must follow their schema where the request does not say; if not, they are only looked for."""
+    thinking_format: ThinkingFormatName = "auto"
+    """How the model marks its thoughts; `auto` tells from its chat template and vocabulary, `off` leaves them text."""
+    max_thinking: int | None = None
+    """Most tokens an answer may think, whatever is asked for; the thought is then closed and the answer goes on."""
     exact_turns: bool = True
     """Whether an answer that comes back in a prompt keeps the very tokens, and calls the words, it was generated in."""
     prompt_memory_tokens: int = 4_000_000
@@ -166,6 +186,10 @@ class ServerConfig:
     """How many tokens of past prompts and answers are remembered to compare new ones with."""
     max_body: str = "16MiB"
     """Largest request body that is read."""
+
+    def __post_init__(self) -> None:
+        if self.max_thinking is not None and self.max_thinking < 0:
+            raise ConfigError(f"max_thinking must be at least 0, not {self.max_thinking}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ are the same shape. Schemas come from strangers: what is wrong with one is said 
 change how the JSON is spaced. What the compiler cannot do it refuses by name.
 """
 
+import copy
 import json
 import re
 from collections.abc import Mapping
@@ -79,7 +80,8 @@ _UNKNOWN = (
 )
 _OLD_DRAFT = re.compile(r"draft-0[34567]\b")
 _ESCAPE = re.compile(r"\\(.)|[\[\]]", re.DOTALL)
-_LOOKING = re.compile(r"\\(?![1-9k]).|\[\^?\]?(?:\\.|[^\]\\])*\]|(\(\?<?[=!]|\\[1-9k])", re.DOTALL)
+# A class that is not closed goes on to the end, so that no text is looked at twice.
+_LOOKING = re.compile(r"\\(?![1-9k]).|\[\^?\]?(?:\\.|[^\]\\])*(?:\]|\\?\Z)|(\(\?<?[=!]|\\[1-9k])", re.DOTALL)
 _BOM = "\ufeff"  # JavaScript, whose patterns JSON Schema takes over, counts it as a space
 
 
@@ -121,20 +123,20 @@ def loosen(schema: Any) -> tuple[Any, tuple[str, ...]]:
     overlap any will do."""
     reduction = _Reduction(schema, is_loose=True)
     reduction.reduce(schema)
+    if reduction.dropped:
+        schema = copy.deepcopy(schema)
     for path, keyword in reduction.dropped:
-        schema = _without(schema, path, keyword)
+        _drop(schema, path, keyword)
     return schema, tuple(_place(path, repr(keyword)) for path, keyword in reduction.dropped)
 
 
-def _without(schema: Any, path: Path, keyword: str) -> Any:
-    """A copy of the schema that lacks a keyword; `oneOf` becomes `anyOf`."""
-    if path:
-        inner = _without(schema[path[0]], path[1:], keyword)
-        if isinstance(schema, list):
-            return [*schema[: path[0]], inner, *schema[path[0] + 1 :]]
-        return {**schema, path[0]: inner}
-    rest = {key: value for key, value in schema.items() if key != keyword}
-    return both(rest, {"anyOf": schema["oneOf"]}) if keyword == "oneOf" else rest
+def _drop(schema: Any, path: Path, keyword: str) -> None:
+    """Take a keyword out of a schema; `oneOf` becomes `anyOf`."""
+    for key in path:
+        schema = schema[key]
+    value = schema.pop(keyword)
+    if keyword == "oneOf":
+        schema |= both({**schema}, {"anyOf": value})
 
 
 def _place(path: Path, text: str) -> str:
@@ -253,8 +255,8 @@ class _Reduction:
                 return rest
         raise Unsupported
 
-    def spend(self) -> None:
-        self._num_left -= 1
+    def spend(self, num_parts: int = 1) -> None:
+        self._num_left -= num_parts
         if self._num_left < 0:
             raise Unsupported
 

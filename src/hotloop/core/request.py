@@ -19,6 +19,7 @@ from typing import NamedTuple
 from hotloop.core.errors import HotloopError, RequestError
 from hotloop.core.grammar import Grammar
 from hotloop.core.retention import Eviction
+from hotloop.core.thinking import Thinking
 
 MAX_LOGIT_BIAS = 1024  # each costs time at every token
 
@@ -155,6 +156,8 @@ class Usage(NamedTuple):
     """Those of the cached tokens whose KV was read from disk for this request."""
     num_from_host: int = 0
     """Those whose KV was copied back from host memory for it."""
+    num_thought: int = 0
+    """Output tokens that are of thoughts, with their marks."""
     turn_wait_s: float = 0.0
     batch_wait_s: float = 0.0
     room_wait_s: float = 0.0
@@ -201,6 +204,8 @@ class Request:
     grammar: Grammar | None = None
     salt: str = ""
     """Prefixes are shared with requests of the same salt only."""
+    thinking: Thinking | None = None
+    """None: nothing in its answer counts as a thought."""
     resume_at: Sequence[int] = ()
     """Where in the prompt later ones are likely to go on from, beside its end."""
 
@@ -226,6 +231,7 @@ class Request:
     num_drafted: int = 0
     num_accepted: int = 0
     num_steps: int = 0
+    num_thought: int = 0
     line: str = ""
     """Its session: by name, or else by the prompts it goes on from."""
     is_awaited: bool = False
@@ -285,7 +291,13 @@ class Request:
     @property
     def can_overlap(self) -> bool:
         """Whether its next token can be computed before the value of the last is known."""
-        return not (self.has_guess or self.grammar or self.sampling.has_penalties)
+        return not (self.has_guess or self.is_guided or self.sampling.has_penalties)
+
+    @property
+    def is_guided(self) -> bool:
+        """Whether something says which tokens may come next: a grammar, or an end of its thoughts."""
+        thinking = self.thinking
+        return self.grammar is not None or (thinking is not None and thinking.is_limited)
 
     @property
     def is_finished(self) -> bool:
@@ -310,5 +322,6 @@ class Request:
             self.num_steps,
             num_restored,
             min(self.num_from_host, self.num_cached - num_restored),
+            self.num_thought,
             *self.waits_s.values(),
         )

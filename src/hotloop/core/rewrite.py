@@ -7,8 +7,9 @@ other values, where they would otherwise need a pattern.
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations, pairwise, permutations
+from math import comb
 from typing import Any, Protocol
 
 Schema = dict[str, Any] | bool
@@ -21,7 +22,7 @@ class Context(Protocol):
         """What a reference leads to. Raises `Unsupported` if that is nowhere, a circle, or what cannot be said."""
         ...
 
-    def spend(self) -> None:
+    def spend(self, num_parts: int = 1) -> None:
         """Told of every schema looked at; raises `Unsupported` when these are too many."""
         ...
 
@@ -30,6 +31,7 @@ TYPES = ("null", "boolean", "number", "string", "array", "object")
 _MAX_BRANCHES = 32  # of what takes the place of one keyword
 _MAX_SEQUENCES = 400  # of a list without repetitions
 _MAX_WORD_CHARS = 1000  # of all strings that a pattern leaves out
+_VALUES_A_PART = 32  # that take as long to look at as a schema
 _MAX_DEPTH = 12  # of schemas compared or negated
 _NAMING = {"$defs", "definitions", "$schema", "$id", "$anchor", "id"}
 _IDLE = [("additionalProperties", True), ("items", True), ("items", {}), ("additionalProperties", {})]
@@ -72,7 +74,8 @@ def both(schema: Schema, other: Schema) -> Schema:
     if other.keys() == {"anyOf"} and "anyOf" not in schema:
         return {**schema, **other}
     if other.keys() == {"enum"} and "enum" in schema:
-        shared = [value for value in schema["enum"] if _is_in(value, other["enum"])]
+        allowed = {*map(_freeze, other["enum"])}
+        shared = [value for value in schema["enum"] if _freeze(value) in allowed]
         return {**schema, "enum": shared} if shared else False
     return {**schema, "allOf": [*schema.get("allOf", ()), other]} if schema else other
 
@@ -110,7 +113,8 @@ def rewrite_names(rest: dict[str, Any], names: Schema) -> Schema:
         raise Unsupported
     listed = _listed(names)
     if listed is not None and not names.keys() & {"maxLength", "minLength", "pattern"}:
-        names_left = [name for name in dict.fromkeys([*properties, *filter(_is_text, listed)]) if name in listed]
+        texts = dict.fromkeys(filter(_is_text, listed))
+        names_left = [name for name in {**properties, **texts} if name in texts]
         allowed = {name: properties.get(name, extra) for name in names_left}
         return {**rest, "properties": allowed, "additionalProperties": False}
     if properties or listed is not None or len(names.keys() & {"maxLength", "minLength", "pattern"}) > 1:
@@ -135,8 +139,8 @@ def rewrite_unique(rest: dict[str, Any], context: Context) -> Schema:
     for length in range(longest + 1):
         num_lists += num_longer if length >= shortest else 0
         num_longer *= len(values) - length
-    if num_lists > _MAX_SEQUENCES:
-        raise Unsupported
+        if max(num_lists, num_longer if length < longest else 0) > _MAX_SEQUENCES:
+            raise Unsupported
     lists = [[*each] for length in range(shortest, longest + 1) for each in permutations(values, length)]
     others = {key: value for key, value in rest.items() if key not in ("type", "items", "minItems", "maxItems")}
     return both(others, {"enum": lists}) if lists else False
@@ -166,23 +170,25 @@ def rewrite_least(rest: dict[str, Any], least: int) -> Schema:
     optional = [name for name in properties if name not in required]
     if not optional or all(name in required for name in properties) or rest.get("additionalProperties") is not False:
         return {**rest, "minProperties": least}  # the compiler knows some of these
-    if "patternProperties" in rest or len(optional) > _MAX_BRANCHES:
+    if "patternProperties" in rest:
         raise Unsupported
-    chosen = [{"required": [*names]} for names in combinations(optional, least - len(required))]
-    return both(rest, some([*chosen]))
+    num_chosen = least - len(required)
+    if comb(len(optional), num_chosen) > _MAX_BRANCHES:
+        raise Unsupported
+    return both(rest, some([{"required": [*names]} for names in combinations(optional, num_chosen)]))
 
 
 def rewrite_one_of(rest: Schema, cases: Sequence[Schema], context: Context) -> Schema:
     """Exactly one of the cases: one of them, and none of the others it could be confused with."""
     kinds = {"type": rest["type"]} if isinstance(rest, dict) and "type" in rest else {}
     typed = [{**kinds, **case} if isinstance(case, dict) else case for case in cases]
-    options: list[Schema] = []
-    for i, case in enumerate(cases):
-        option = case
-        for j, other in enumerate(cases):
-            if j != i and not are_disjoint(typed[i], typed[j], context):
-                option = both(option, negate(other, _facts(rest, case), context))
-        options.append(option)
+    met = [(i, j) for i, j in combinations(range(len(cases)), 2) if not are_disjoint(typed[i], typed[j], context)]
+    if not met:
+        return both(rest, {"anyOf": [*cases]})
+    options = [*cases]
+    for one, two in met:
+        for i, j in ((one, two), (two, one)):
+            options[i] = both(options[i], negate(cases[j], _facts(rest, cases[i]), context))
     return both(rest, some(options))
 
 
@@ -277,7 +283,8 @@ def _all_but(values: Sequence[Any], known: Schema) -> Schema:
     """Everything but these values."""
     if isinstance(known, dict) and ("enum" in known or "const" in known):
         listed = known.get("enum", [known.get("const")])
-        left = [value for value in listed if not _is_in(value, values)]
+        excluded = {*map(_freeze, values)}
+        left = [value for value in listed if _freeze(value) not in excluded]
         return {"enum": left} if left else False
     options: list[Schema] = []
     for kind in sorted(types_of(known)):
@@ -335,7 +342,7 @@ def are_disjoint(schema: Schema, other: Schema, context: Context, depth: int = 0
             return True
         if "anyOf" in one and all(are_disjoint(part, two, context, depth + 1) for part in one["anyOf"]):
             return True
-    if _are_apart(schema, other):
+    if _are_apart(schema, other, context):
         return True
     kinds = types_of(schema), types_of(other)
     return kinds == ({"object"}, {"object"}) and any(
@@ -344,10 +351,11 @@ def are_disjoint(schema: Schema, other: Schema, context: Context, depth: int = 0
     )
 
 
-def _are_apart(schema: dict[str, Any], other: dict[str, Any]) -> bool:
+def _are_apart(schema: dict[str, Any], other: dict[str, Any], context: Context) -> bool:
     listed = [_listed(each) for each in (schema, other)]
+    context.spend(sum(len(values or ()) for values in listed) // _VALUES_A_PART)
     if listed[0] is not None and listed[1] is not None:
-        return not any(_is_in(value, listed[1]) for value in listed[0])
+        return {*map(_freeze, listed[0])}.isdisjoint(map(_freeze, listed[1]))
     kinds, others = types_of(schema), types_of(other)
     widened = others | ({"integer"} if "number" in others else set()) | ({"number"} if "integer" in others else set())
     return not kinds & widened
@@ -381,6 +389,10 @@ def _type_of(value: Any) -> str:
     return kinds.get(type(value), "object")
 
 
-def _is_in(value: Any, values: Sequence[Any]) -> bool:
-    """Whether JSON has a value among others: true is not 1 there."""
-    return any(value == other and _type_of(value) == _type_of(other) for other in values)
+def _freeze(value: Any) -> Hashable:
+    """Equal for two values if JSON has them equal: 1 is 1.0 there, and not true."""
+    if isinstance(value, list):
+        return "array", tuple(map(_freeze, value))
+    if isinstance(value, dict):
+        return "object", frozenset((key, _freeze(part)) for key, part in value.items())
+    return _type_of(value), value

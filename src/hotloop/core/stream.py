@@ -1,14 +1,28 @@
-"""What an answer consists of, in the order it is written: prose, and tool calls that open, grow and close.
+"""What an answer consists of, in the order it is written: thoughts, prose, and tool calls that open, grow and close.
 
 A parser makes these from a model's text, a client from what came over a wire; their consumers know neither.
 """
 
 from dataclasses import dataclass
 
+from hotloop.core.message import Thought
+
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ThoughtDelta:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ThoughtClosed:
+    """A thought is whole: the text of its deltas, and its signature."""
+
+    thought: Thought
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,4 +47,4 @@ class CallClosed:
     index: int
 
 
-StreamEvent = TextDelta | CallOpened | CallDelta | CallClosed
+StreamEvent = TextDelta | ThoughtDelta | ThoughtClosed | CallOpened | CallDelta | CallClosed

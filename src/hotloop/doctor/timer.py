@@ -12,10 +12,10 @@ import httpx
 import msgspec
 
 from hotloop.core.errors import RemoteError
-from hotloop.core.stream import CallDelta, CallOpened, TextDelta
+from hotloop.core.stream import CallDelta, CallOpened, TextDelta, ThoughtDelta
 from hotloop.doctor.facts import TimedAnswer
 from hotloop.wire.errors import read_failure
-from hotloop.wire.event import Event, ThoughtDelta, gather
+from hotloop.wire.event import Event, gather
 from hotloop.wire.formats import FORMATS
 from hotloop.wire.part import Api
 from hotloop.wire.reader import Reader, name_call

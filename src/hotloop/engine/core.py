@@ -23,6 +23,7 @@ from hotloop.engine.disk.tier import DiskTier, Post
 from hotloop.engine.drafting.drafter import Drafter
 from hotloop.engine.drafting.speculation import Speculator
 from hotloop.engine.grammar.matcher import Matcher
+from hotloop.engine.grammar.thought import ThoughtCounter
 from hotloop.engine.host import HostTier
 from hotloop.engine.scheduler import Scheduler
 from hotloop.engine.step import Step
@@ -53,6 +54,7 @@ class _Listener:
     on_event: OnEvent
     text: TextStream
     unpublished: list[Sampled]  # forced before the first step; published with the first one it gives
+    thoughts: ThoughtCounter | None
 
 
 class EngineCore:
@@ -108,7 +110,9 @@ class EngineCore:
         if not self.scheduler.has_work:
             self._finished_at = self._clock()  # idle time does not count
         forced = self._decoder.open(request, matcher) if matcher else []
-        self.listeners[request.id] = _Listener(on_event, TextStream(self._tokenizer, request.sampling), forced)
+        text = TextStream(self._tokenizer, request.sampling)
+        thoughts = ThoughtCounter(request.thinking, self._tokenizer) if request.thinking else None
+        self.listeners[request.id] = _Listener(on_event, text, forced, thoughts)
         (self.disk or self.scheduler).add(request)
 
     @property
@@ -249,6 +253,7 @@ class EngineCore:
             text, stop = listener.text.push(token.token_id, may_stop=num_output >= request.sampling.min_tokens)
             texts.append(text)
             request.num_forced += token.is_forced
+            request.num_thought += listener.thoughts is not None and listener.thoughts.push(token.token_id)
             reason, stop_match = self._verdict(request, token.token_id, num_output, stop)
             if reason:
                 del request.token_ids[request.num_prompt + num_output :]

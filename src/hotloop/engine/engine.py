@@ -29,6 +29,7 @@ from hotloop.engine.disk.tier import PATIENCE_S, open_store
 from hotloop.engine.drafting.drafter import Drafter
 from hotloop.engine.drafting.history import PastDrafter
 from hotloop.engine.grammar.matcher import Grammars, Matcher
+from hotloop.engine.grammar.thought import open_matcher
 from hotloop.engine.kv_events import KvPublisher
 from hotloop.engine.snapshot import EngineSnapshot, EngineStats, Snapshotter, count_up
 from hotloop.models.template import ChatTemplate
@@ -157,7 +158,7 @@ class Engine:
         """Queue requests, all or none, and compile new grammars. `on_event`, on the engine's thread, must not wait."""
         for request in requests:
             self._validate(request)
-        matchers = [self.grammars.matcher(request.grammar) if request.grammar else None for request in requests]
+        matchers = [open_matcher(request, self.grammars) for request in requests]
         with self._wake:
             self._check_admission(requests)
             self._arriving.update(request.id for request in requests)

@@ -167,6 +167,15 @@ def _attention_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def each_shape(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...], int]]:
+    """Of all layers, each with how many of them have it: hostile files may claim millions."""
+    kinds: dict[tuple[bool, bool], list[int]] = {}
+    for layer in range(spec.num_layers):
+        kinds.setdefault((spec.is_linear(layer), spec.has_experts(layer)), []).append(layer)
+    for layers in kinds.values():
+        yield from ((name, shape, len(layers)) for name, shape in layer_shapes(spec, layers[0]).items())
+
+
 def _linear_shapes(linear: LinearSpec, hidden: int, *, is_fused: bool) -> dict[str, tuple[int, ...]]:
     heads, values = linear.num_value_heads, linear.value_size
     shapes: dict[str, tuple[int, ...]] = {"linear_qkv": (linear.conv_size, hidden), "linear_z": (values, hidden)}
@@ -198,8 +207,7 @@ def num_active_weights(spec: ModelSpec) -> int:
     """Of the layers' matrices, those that a token is multiplied with: of experts the chosen ones."""
     if spec.experts:
         spec = replace(spec, experts=replace(spec.experts, num_experts=spec.experts.num_chosen))
-    shapes = [shape for layer in range(spec.num_layers) for shape in layer_shapes(spec, layer).values()]
-    return sum(prod(shape) for shape in shapes if len(shape) > 1)
+    return sum(count * prod(shape) for _, shape, count in each_shape(spec) if len(shape) > 1)
 
 
 def _mlp_shapes(prefix: str, hidden: int, size: int) -> dict[str, tuple[int, ...]]:

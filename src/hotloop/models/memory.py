@@ -6,14 +6,14 @@ Knows no backend: how often one holds its weights, and what a GPU has, is handed
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
 from pathlib import Path
 
 from hotloop.core.config import WeightFormat
 from hotloop.core.errors import ConfigError, ModelError
-from hotloop.models.layout import layer_shapes, outer_shapes, share_of
+from hotloop.models.layout import each_shape, outer_shapes, share_of
 from hotloop.models.spec import ModelSpec
 
 INT4_GROUP = 32  # weights that share a scale and a zero point
@@ -29,7 +29,7 @@ _CONTROL_GROUPS = (
 
 def weight_bytes(spec: ModelSpec, weight_format: WeightFormat) -> int:
     outer = sum(_tensor_bytes(name, shape, weight_format) for name, shape in _outer_shapes(spec, weight_format).items())
-    return outer + sum(_tensor_bytes(name, shape, weight_format) for name, shape in _all_shapes(spec))
+    return outer + sum(count * _tensor_bytes(name, shape, weight_format) for name, shape, count in each_shape(spec))
 
 
 def without_experts(spec: ModelSpec) -> ModelSpec:
@@ -48,14 +48,14 @@ def gpu_weight_bytes(spec: ModelSpec, weight_format: WeightFormat, num_gpus: int
     total = weight_bytes(share, weight_format) - head + -(-head // num_gpus)
     if share.experts and share.experts.is_mxfp4 and weight_format != "fp8":
         total -= sum(
-            _tensor_bytes(name, shape, weight_format) - prod(shape) * 17 // 32
-            for name, shape in _all_shapes(share)
+            count * (_tensor_bytes(name, shape, weight_format) - prod(shape) * 17 // 32)
+            for name, shape, count in each_shape(share)
             if name.startswith("experts.") and len(shape) == 2
         )
     if spec.int4 and weight_format != "fp8":
-        for name, shape in _all_shapes(share):
+        for name, shape, count in each_shape(share):
             if len(shape) == 2 and not name.startswith(("router", "experts.")):
-                total -= _tensor_bytes(name, shape, weight_format) - _int4_bytes(shape, spec.int4.group_size)
+                total -= count * (_tensor_bytes(name, shape, weight_format) - _int4_bytes(shape, spec.int4.group_size))
     return total
 
 
@@ -159,12 +159,6 @@ def _group_bytes(folder: Path, limit: str, usage: str, stat: str, droppable: str
     if most is None or used is None:
         return default
     return max(0, most - used + _numbers(folder / stat).get(droppable, 0))
-
-
-def _all_shapes(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Of all layers."""
-    for layer in range(spec.num_layers):
-        yield from layer_shapes(spec, layer).items()
 
 
 def _outer_shapes(spec: ModelSpec, weight_format: WeightFormat) -> dict[str, tuple[int, ...]]:

@@ -30,6 +30,8 @@ class ChatTemplate:
     def __init__(self, source: str, *, bos_token: str, eos_token: str) -> None:
         self.source = source
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
+        has_own = "reasoning_content" not in source and re.search(r"\.thinking\b|['\"]thinking['\"]", source)
+        self._thought_key = "thinking" if has_own else "reasoning_content"  # as most call it
         try:
             self._template = _environment().from_string(_DOUBLED_BRACES.sub(r"\1", source))
         except TemplateSyntaxError as error:
@@ -49,7 +51,7 @@ class ChatTemplate:
         variables = {
             **self._tokens,
             **(extra or {}),
-            "messages": [_message(message) for message in messages],
+            "messages": [_message(message, self._thought_key) for message in messages],
             "tools": [_tool(tool) for tool in tools] or None,
             "add_generation_prompt": add_generation_prompt,
         }
@@ -73,15 +75,24 @@ class _RawArguments(dict[str, Any]):
         super().__init__(parsed)
         self._text = text
 
+    def __str__(self) -> str:
+        return self._text
 
-def _message(message: Message) -> dict[str, Any]:
+    def __add__(self, behind: str) -> str:
+        return self._text + behind
+
+    def __radd__(self, before: str) -> str:
+        return before + self._text
+
+
+def _message(message: Message, thought_key: str) -> dict[str, Any]:
     fields: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.name is not None:
         fields["name"] = message.name
     if message.tool_call_id is not None:
         fields["tool_call_id"] = message.tool_call_id
     if thought := "".join(thought.shown for thought in message.thoughts):
-        fields["reasoning_content"] = thought  # as templates of models that think call it
+        fields[thought_key] = thought
     if message.tool_calls:
         fields["tool_calls"] = [_tool_call(call) for call in message.tool_calls]
     return fields

@@ -16,6 +16,8 @@ from hotloop.core.errors import ModelError
 
 # Tokens that end a turn wherever a vocabulary has them as special tokens, whether or not the metadata says so.
 _END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "</s>")
+# Where an answer is made of several messages, an end is that of one of them.
+_END_OF_ANSWER = ("<|return|>", "<|call|>")
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -50,7 +52,8 @@ class Tokenizer:
         self._special = {token_id: token.content for token_id, token in added.items() if token.special}
         self._verbatim = {token_id: token.content for token_id, token in added.items() if not token.special}
         named = {name: token_id for token_id, name in self._special.items()}
-        self.eos_ids = frozenset({*eos_ids, *(named[name] for name in _END_OF_TURN if name in named)})
+        ends = _END_OF_ANSWER if "<|channel|>" in named and "<|message|>" in named else _END_OF_TURN
+        self.eos_ids = frozenset({*eos_ids, *(named[name] for name in ends if name in named)})
         steps = _decoder_steps(inner)
         self._is_byte_level = "ByteLevel" in steps
         self._has_space_prefix = "Strip" in steps or "Metaspace" in steps

@@ -117,15 +117,17 @@ class RouterApp:
         client = ClientStream(send, [(_ID_HEADER, request_id.encode("latin-1"))])
         caller = ClientCall(request_id, headers, receive, client)
         api = PATHS.get(scope["path"])
+        is_anthropic = scope["path"].startswith("/v1/models") and VERSION_HEADER.encode() in headers
+        told = "messages" if is_anthropic else api  # in which shape what fails is told
         try:
             if self._key and scope["path"] not in OPEN_PATHS and not has_key(headers, self._key):
                 raise RouteError(401, "invalid_api_key", "the API key is missing or wrong")
             await self._dispatch(scope, caller, api)
         except HotloopError as error:
-            await self._refuse(error, api, caller)
+            await self._refuse(error, told, caller)
         except Exception:
             log.exception("request %s failed", request_id)
-            await self._refuse(RouteError(500, "internal_error", "the router failed; its log says how"), api, caller)
+            await self._refuse(RouteError(500, "internal_error", "the router failed; its log says how"), told, caller)
 
     async def _dispatch(self, scope: Scope, caller: ClientCall, api: Api | None) -> None:
         method, path = scope["method"], scope["path"]

@@ -44,7 +44,7 @@ class ClientStream:
 
     async def write(self, data: bytes, *, is_last: bool = False) -> None:
         self._is_silent = False
-        self._is_between_events = data.endswith((b"\n\n", b"\r\n\r\n"))
+        self._is_between_events = not is_last and data.endswith((b"\n\n", b"\r\n\r\n"))
         await self._send({"type": "http.response.body", "body": data, "more_body": not is_last})
 
     async def send_whole(self, status: int, headers: Headers, body: bytes) -> None:

@@ -52,7 +52,9 @@ class KeyCheck:
             return
         message = "the API key is missing or wrong: send it as `Authorization: Bearer KEY` or `X-Api-Key: KEY`"
         error = HttpError(401, message, headers={"www-authenticate": "Bearer"})
-        await error_response(error, scope["state"]["request_id"], scope["path"])(scope, receive, send)
+        await error_response(error, scope["state"]["request_id"], for_anthropic=is_message_path(scope["path"]))(
+            scope, receive, send
+        )
 
 
 async def read_json(request: Request, max_bytes: int) -> bytes:

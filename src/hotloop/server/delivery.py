@@ -12,33 +12,22 @@ import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from itertools import chain, groupby
 from typing import NamedTuple
 
 from starlette.types import Receive
 
-from hotloop.chat.stream import CallParser
+from hotloop.chat.stream import CallParser, PlainText
 from hotloop.core.errors import EngineClosed, HotloopError
 from hotloop.core.request import FinishReason, Request, TokenEvent, TokenLogprob, Usage
-from hotloop.core.stream import CallDelta, CallOpened, StreamEvent, TextDelta
+from hotloop.core.stream import CallDelta, CallOpened, StreamEvent, TextDelta, ThoughtDelta
 from hotloop.engine.engine import Engine
 from hotloop.server.errors import Disconnected
 from hotloop.server.metrics import Metrics
 
 MAX_PENDING = 64
 """Pieces of one choice that are kept before they are merged into one."""
-
-
-class PlainText:
-    """The parser of an answer that cannot hold calls."""
-
-    num_calls = 0
-
-    def push(self, text: str) -> list[StreamEvent]:
-        return [TextDelta(text)] if text else []
-
-    def finish(self, *, is_cut: bool = False) -> list[StreamEvent]:
-        return []
 
 
 class Silence(PlainText):
@@ -174,10 +163,11 @@ def merge(pieces: Sequence[Piece]) -> Piece:
 
 
 def _join(parts: Iterable[StreamEvent]) -> Iterator[StreamEvent]:
-    for kind, together in groupby(parts, key=lambda part: (type(part), getattr(part, "index", None))):
+    for _, together in groupby(parts, key=lambda part: (type(part), getattr(part, "index", None))):
         same = [*together]
-        if kind[0] is TextDelta:
-            yield TextDelta("".join(part.text for part in same if isinstance(part, TextDelta)))
+        if isinstance(same[0], TextDelta | ThoughtDelta):
+            text = "".join(part.text for part in same if isinstance(part, TextDelta | ThoughtDelta))
+            yield replace(same[0], text=text)
         elif isinstance(same[0], CallDelta):
             arguments = (part.arguments for part in same if isinstance(part, CallDelta))
             yield CallDelta(same[0].index, "".join(arguments))

@@ -27,6 +27,7 @@ from hotloop.core.errors import (
 )
 from hotloop.wire.errors import message_error_type
 from hotloop.wire.field import Json
+from hotloop.wire.models import VERSION_HEADER
 
 CLIENT_GONE = 499
 MESSAGES_PATH = "/v1/messages"
@@ -122,11 +123,11 @@ def render_message_error(error: HotloopError, request_id: str) -> Json:
     return {"type": "error", "error": body, "request_id": request_id}
 
 
-def error_response(error: HotloopError, request_id: str, path: str = "") -> Response:
+def error_response(error: HotloopError, request_id: str, *, for_anthropic: bool = False) -> Response:
     headers = dict(error.headers) if isinstance(error, HttpError) else {}
     if isinstance(error, Overloaded):
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
-    if is_message_path(path):
+    if for_anthropic:
         headers[MESSAGES_REQUEST_ID] = request_id
         status, body = _message_status(error), render_message_error(error, request_id)
     else:
@@ -136,6 +137,12 @@ def error_response(error: HotloopError, request_id: str, path: str = "") -> Resp
 
 def is_message_path(path: str) -> bool:
     return path == MESSAGES_PATH or path.startswith(f"{MESSAGES_PATH}/")
+
+
+def _is_for_anthropic(request: Request) -> bool:
+    """Its clients have an address of their own, and share that of the models."""
+    path = request.url.path
+    return is_message_path(path) or (path.startswith("/v1/models") and VERSION_HEADER in request.headers)
 
 
 def _message_status(error: HotloopError) -> int:
@@ -150,14 +157,14 @@ async def on_error(request: Request, error: Exception) -> Response:
     elif isinstance(error, HTTPException):
         error = HttpError(error.status_code, _http_message(request, error), headers=error.headers)
     assert isinstance(error, HotloopError)
-    return error_response(error, request.state.request_id, request.url.path)
+    return error_response(error, request.state.request_id, for_anthropic=_is_for_anthropic(request))
 
 
 async def on_bug(request: Request, error: Exception) -> Response:
     """The last resort. The client learns no details; Starlette raises the error again, so that the log has them."""
     request_id = request.state.request_id
     mistake = HotloopError("the server made a mistake; its log says more")
-    response = error_response(mistake, request_id, request.url.path)
+    response = error_response(mistake, request_id, for_anthropic=_is_for_anthropic(request))
     response.headers["x-request-id"] = request_id
     return response
 

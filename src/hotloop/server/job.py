@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from hotloop.chat.prompt import Prompt
-from hotloop.chat.stream import CallParser
+from hotloop.chat.stream import CallParser, PlainText
 from hotloop.core.grammar import Grammar
 from hotloop.core.request import SamplingParams
+from hotloop.core.thinking import Thinking
 from hotloop.server.calling import Calling
-from hotloop.server.delivery import PlainText
 from hotloop.server.explain.inquiry import Inquiry
 from hotloop.server.holds import Pin
 from hotloop.server.tenants import Caller
@@ -24,6 +24,7 @@ class Job:
     prompts: Sequence[Prompt]
     sampling: SamplingParams
     grammar: Grammar | None
+    thinking: Thinking | None = None
     inquiry: Inquiry
     caller: Caller
     calling: Calling = field(default_factory=Calling)

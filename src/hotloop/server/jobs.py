@@ -8,18 +8,19 @@ from dataclasses import replace
 from functools import partial
 
 from hotloop.chat.prompt import ChatInput, Prompt
-from hotloop.chat.stream import CallParser
+from hotloop.chat.stream import CallParser, PlainText
 from hotloop.core.errors import RequestError
 from hotloop.core.message import Message
 from hotloop.core.request import SamplingParams
 from hotloop.server.calling import Calling, parse_calling
-from hotloop.server.delivery import PlainText, Silence
+from hotloop.server.delivery import Silence
 from hotloop.server.holds import Pin
 from hotloop.server.job import Job
 from hotloop.server.options import Options, parse_sampling
 from hotloop.server.service import Service
 from hotloop.server.structure import Bound, answer_grammar, parse_constraint
 from hotloop.server.tenants import Caller
+from hotloop.server.thinking import ThinkingWish, parse_wish
 from hotloop.server.turns import HintedMessages, find_pins, parse_transcript
 from hotloop.wire.request import ApiRequest
 
@@ -36,11 +37,14 @@ def make_job(
     """`is_silent`: the prompt is only prefilled. The engine cannot say nothing, so it says one token to nobody."""
     calling, transcript = parse_calling(request, is_strict=service.strict_tools), parse_transcript(request)
     bound = Bound() if is_silent else answer_grammar(parse_constraint(request, options), calling, service)
-    conversation = make_chat_input(request, options, calling, transcript, is_silent=is_silent)
+    wish = parse_wish(request, service.template_source, service.max_thinking)
+    conversation = make_chat_input(request, options, calling, transcript, wish, is_silent=is_silent)
     if conversation.begun:
         bound = bound.go_on_from(conversation.begun)
-    prompt, max_tokens = _fit(request, service.prompts.chat(conversation, scope=caller.scope), service)
-    prompt = replace(prompt, changes=(*prompt.changes, *calling.changes, *transcript.changes))
+    elif bound.grammar and not calling.is_possible:
+        bound = replace(bound, grammar=service.tool_format.wrap(bound.grammar))
+    prompt = service.prompts.chat(conversation, scope=caller.scope)
+    max_tokens, clamped = _fit(request, prompt, service)
     sampling = SamplingParams(max_tokens=1, ignore_eos=True)
     if not is_silent:
         sampling = parse_sampling(
@@ -49,15 +53,24 @@ def make_job(
             service.engine.tokenizer.vocab_size,
             max_tokens=max_tokens,
             logprobs=logprobs,
-            keep_special=calling.is_possible and service.tool_format.keep_special,
+            keep_special=(calling.is_possible and service.tool_format.keep_special)
+            or (service.prompts.thinking is not None and service.prompts.thinking.is_special),
         )
     # OpenAI's clients say how long a prompt is to be kept, Anthropic's which part of it.
     whole = (Pin(len(prompt.token_ids), options.retention_s),) if options.retention_s else ()
     pins = find_pins(transcript.hints, transcript.messages, prompt, service.engine.tokenizer) + whole
     parser: Callable[[], CallParser] = Silence if is_silent else PlainText
-    if calling.is_possible and not is_silent:
-        parser = partial(service.prompts.parser, calling.allowed, must_call=calling.is_required)
+    thinking = None if is_silent or conversation.begun else service.prompts.limit_thinking(prompt, wish.max_tokens)
+    if not is_silent and (calling.is_possible or service.prompts.thinking):
+        parser = partial(
+            service.prompts.parser,
+            calling.allowed,
+            can_call=calling.is_possible,
+            must_call=calling.is_required,
+            is_thinking=thinking is not None and thinking.is_open,
+        )
     inquiry = service.explainer.inquire([prompt], caller, options.compared_with)
+    inquiry.tell(*prompt.changes, *clamped, *calling.changes, *transcript.changes)
     messages = () if is_silent else transcript.messages  # what is only prefilled has neither come back nor ended
     return Job(
         endpoint=request.api,
@@ -66,6 +79,7 @@ def make_job(
         sampling=sampling,
         grammar=bound.grammar,
         inquiry=inquiry,
+        thinking=thinking,
         caller=caller,
         calling=calling,
         pins=pins,
@@ -83,22 +97,28 @@ def make_prompt(
 ) -> Prompt:
     """The prompt alone, for those who only ask how long it is."""
     calling, transcript = parse_calling(request, is_strict=service.strict_tools), parse_transcript(request)
-    conversation = make_chat_input(request, options, calling, transcript, is_silent=is_silent)
+    wish = parse_wish(request, service.template_source, service.max_thinking)
+    conversation = make_chat_input(request, options, calling, transcript, wish, is_silent=is_silent)
     return service.prompts.chat(conversation, scope=scope)
 
 
 def make_chat_input(
-    request: ApiRequest, options: Options, calling: Calling, transcript: HintedMessages, *, is_silent: bool = False
+    request: ApiRequest,
+    options: Options,
+    calling: Calling,
+    transcript: HintedMessages,
+    wish: ThinkingWish,
+    *,
+    is_silent: bool = False,
 ) -> ChatInput:
     """Tools that may not be called stay in the prompt, so that what is cached of it is still good."""
-    messages, is_off = transcript.messages, (request.thinking or {}).get("type") == "disabled"
-    is_continued = request.is_continued
+    messages, is_continued = transcript.messages, request.is_continued
     return ChatInput(
         messages=messages[:-1] if is_continued else messages,
         tools=calling.tools,
         is_answer_next=is_continued or request.api == "messages" or not is_silent,
         begun=_parse_beginning(messages, request.turns_param) if is_continued else "",
-        extra={**({"enable_thinking": False} if is_off else {}), **(options.chat_template_kwargs or {})},
+        extra={**wish.variables, **(options.chat_template_kwargs or {})},
     )
 
 
@@ -113,7 +133,7 @@ def _parse_beginning(messages: Sequence[Message], param: str) -> str:
     return last.content
 
 
-def _fit(request: ApiRequest, prompt: Prompt, service: Service) -> tuple[Prompt, int | None]:
+def _fit(request: ApiRequest, prompt: Prompt, service: Service) -> tuple[int | None, tuple[str, ...]]:
     """Clients ask for more tokens than any context has: they get what is left of it, and are told so. Anthropic's know
     the words of this refusal: they make the conversation shorter and try again."""
     num_prompt, max_context = len(prompt.token_ids), service.engine.max_context
@@ -121,6 +141,5 @@ def _fit(request: ApiRequest, prompt: Prompt, service: Service) -> tuple[Prompt,
     if room < 1 and request.api == "messages":
         raise RequestError(f"prompt is too long: {num_prompt} tokens > {max_context - 1} maximum", param="messages")
     if room < 1 or (request.max_tokens or 0) <= room:
-        return prompt, request.max_tokens
-    change = f"max_tokens: {request.max_tokens} became {room}, all that the context has room for"
-    return replace(prompt, changes=(*prompt.changes, change)), room
+        return request.max_tokens, ()
+    return room, (f"max_tokens: {request.max_tokens} became {room}, all that the context has room for",)

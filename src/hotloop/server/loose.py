@@ -7,16 +7,17 @@ compiler does not take of it is left out, down to any JSON object.
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from hotloop.border.json_schema import find_misfit
-from hotloop.chat.formats import ToolFormat
 from hotloop.chat.stream import CallParser
+from hotloop.chat.tool_format import ToolFormat
 from hotloop.chat.tools import ToolChoice
 from hotloop.core.errors import RequestError
-from hotloop.core.grammar import loosen
+from hotloop.core.grammar import MalformedSchema, loosen
 from hotloop.core.message import Tool
 from hotloop.core.recent import RecentDict
 from hotloop.core.stream import CallClosed, CallDelta, CallOpened, StreamEvent, TextDelta
@@ -24,6 +25,7 @@ from hotloop.engine.grammar.matcher import Grammars
 from hotloop.models.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
+Item = TypeVar("Item")
 
 ANSWER = ""
 """In place of a tool's name: the answer that is not a call."""
@@ -45,34 +47,48 @@ class Loosened:
 class Loosener:
     """Finds how much of a tool's schema can be enforced, once for each. Used by all threads that make jobs."""
 
-    def __init__(self, tool_format: ToolFormat, tokenizer: Tokenizer, grammars: Grammars) -> None:
+    def __init__(
+        self, tool_format: ToolFormat, tokenizer: Tokenizer, grammars: Grammars, *, max_trial_s: float = 6.0
+    ) -> None:
         self._format = tool_format
         self._tokenizer = tokenizer
         self._grammars = grammars
+        self._max_trial_s = max_trial_s
         self._lock = threading.Lock()
-        self._kept: RecentDict[str, tuple[Loosened, bool]] = RecentDict(_MAX_KEPT)
+        self._kept: RecentDict[str, Loosened] = RecentDict(_MAX_KEPT)
 
-    def loosen(self, tool: Tool, *, is_tried: bool = False) -> Loosened:
-        """`is_tried`: what is left is compiled, since something did not. Otherwise it is only looked at."""
-        key = json.dumps([tool.name, tool.parameters])
+    def look_at(self, tool: Tool) -> Loosened:
+        """Without what no grammar has words for, and what was found not to compile before."""
+        key = _key(tool)
         with self._lock:
-            known, was_tried = self._kept.get(key, (None, False))
-        if known and was_tried >= is_tried:
-            return known
-        found = self._try(tool) if is_tried else _look_at(tool)
+            known = self._kept.get(key)
+        return known or self._keep(key, _look_at(tool))
+
+    def loosen(self, tools: Sequence[Tool]) -> dict[str, Loosened]:
+        """These do not compile together: the tools at fault by name, each as far as it compiles. When the time for that
+        is up, what was not tried is not enforced; it is tried with the next request."""
+        until = time.monotonic() + self._max_trial_s
+        looked = {tool.name: self.look_at(tool).tool for tool in tools}
+        failing = _find_failing([*looked.values()], lambda some: self._compile(some, until))
+        at_fault = {tool.name for tool in failing}
+        return {tool.name: self._loosen(tool, until) for tool in tools if tool.name in at_fault}
+
+    def _loosen(self, tool: Tool, until: float) -> Loosened:
+        if time.monotonic() >= until:
+            return unbound(tool)
+        found = next((found for found in self._looser(tool, until) if self._compile([found.tool], until)), None)
+        return self._keep(_key(tool), found or unbound(tool))
+
+    def _keep(self, key: str, found: Loosened) -> Loosened:
+        with self._lock:
+            known = self._kept.get(key)
+            self._kept[key] = found
         if found.dropped and (not known or found.dropped != known.dropped):
-            log.warning("tool %s: %s", tool.name, tell(found.dropped))
-        with self._lock:
-            self._kept[key] = found, is_tried
+            log.warning("tool %s: %s", found.tool.name, tell(found.dropped))
         return found
 
-    def _try(self, tool: Tool) -> Loosened:
-        """The first that compiles of ever looser ones."""
-        return next(found for found in self._looser(tool) if self._compiles(found.tool))
-
-    def _looser(self, tool: Tool) -> Iterator[Loosened]:
+    def _looser(self, tool: Tool, until: float) -> Iterator[Loosened]:
         found = _look_at(tool)
-        yield found
         schema, dropped = found.tool.parameters, found.dropped
         dropped += tuple(repr(key) for key in schema if key not in _PLAIN and key not in _WORDS)
         plain = {key: value for key, value in schema.items() if key in _PLAIN}
@@ -81,18 +97,22 @@ class Loosener:
             dropped += ("'required'",) if plain["required"] != schema.get("required", []) else ()
         yield Loosened(replace(tool, parameters=plain), dropped)
         properties = dict(plain.get("properties", {}))
-        for name in properties:
-            alone = replace(tool, parameters={**plain, "properties": {name: properties[name]}, "required": []})
-            if not self._compiles(alone):
-                properties[name] = _outline(properties[name])
-                dropped += (f"properties.{name}",)
-        yield Loosened(replace(tool, parameters={**plain, "properties": properties}), dropped)
-        yield Loosened(replace(tool, is_strict=False), ("the whole schema",))
-        raise RequestError(f"the tool {tool.name!r} cannot be called in this model's format", param="tools")
 
-    def _compiles(self, tool: Tool) -> bool:
+        def compile_alone(names: Sequence[str]) -> bool:
+            alone = {**plain, "properties": {name: properties[name] for name in names}, "required": []}
+            return self._compile([replace(tool, parameters=alone)], until)
+
+        for name in _find_failing([*properties], compile_alone):
+            properties[name] = _outline(properties[name])
+            dropped += (f"properties.{name}",)
+        yield Loosened(replace(tool, parameters={**plain, "properties": properties}), dropped)
+
+    def _compile(self, tools: Sequence[Tool], until: float) -> bool:
+        """Whether they compile, and that can be found out in time."""
+        if time.monotonic() >= until:
+            return False
         try:
-            grammar = self._format.grammar([tool], ToolChoice("required", tool.name), self._tokenizer)
+            grammar = self._format.grammar(tools, ToolChoice("required"), self._tokenizer)
             assert grammar, "calls that must come have a grammar"
             self._grammars.prepare(grammar)
         except RequestError:
@@ -100,8 +120,31 @@ class Loosener:
         return True
 
 
+def _find_failing(items: Sequence[Item], compiles: Callable[[Sequence[Item]], bool]) -> list[Item]:
+    """Those that do not compile, by halves: of many mostly few do not."""
+    if not items or compiles(items):
+        return []
+    if len(items) == 1:
+        return [*items]
+    half = len(items) // 2
+    return [*_find_failing(items[:half], compiles), *_find_failing(items[half:], compiles)]
+
+
+def _key(tool: Tool) -> str:
+    return json.dumps([tool.name, tool.parameters])
+
+
+def unbound(tool: Tool) -> Loosened:
+    return Loosened(replace(tool, is_strict=False), ("the whole schema",))
+
+
 def _look_at(tool: Tool) -> Loosened:
-    schema, dropped = loosen(tool.parameters)
+    try:
+        schema, dropped = loosen(tool.parameters)
+    except MalformedSchema:
+        raise
+    except RequestError:  # it is too large to be looked at
+        return unbound(tool)
     return Loosened(replace(tool, parameters=schema) if dropped else tool, dropped)
 
 
@@ -113,7 +156,7 @@ def _outline(schema: Any) -> Any:
 
 def tell(dropped: tuple[str, ...]) -> str:
     more = f" and {len(dropped) - _MAX_TOLD} more" if len(dropped) > _MAX_TOLD else ""
-    told = ", ".join(f"{each:.200}" for each in dropped[:_MAX_TOLD])
+    told = ", ".join(f"{each:.100}" for each in dropped[:_MAX_TOLD])
     return f"not enforced, but checked afterwards: {told}{more}"
 
 
@@ -137,6 +180,10 @@ class CheckedParser:
     @property
     def num_calls(self) -> int:
         return self._inner.num_calls
+
+    @property
+    def is_calling(self) -> bool:
+        return self._inner.is_calling
 
     def push(self, text: str) -> list[StreamEvent]:
         return self._seen(self._inner.push(text))

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from hotloop.core.errors import HotloopError
 from hotloop.core.request import FinishReason, Usage
-from hotloop.core.stream import CallOpened
+from hotloop.core.stream import CallOpened, ThoughtClosed
 from hotloop.server.delivery import Piece
 from hotloop.server.errors import ThreadUnsupported, render_message_error
 from hotloop.server.explain.inquiry import Diagnosis
@@ -22,6 +22,7 @@ from hotloop.server.jobs import make_job, make_prompt
 from hotloop.server.options import Options, parse_options, refuse_if
 from hotloop.server.service import Service
 from hotloop.server.stream import EventStream, JsonResponse, submit
+from hotloop.server.thinking import sign
 from hotloop.wire.event import Begun, Ended, Event
 from hotloop.wire.field import Json
 from hotloop.wire.messages.parse import parse_request
@@ -125,6 +126,8 @@ class MessageStream(MessagesWriter):
         for part in piece.parts:
             if isinstance(part, CallOpened):
                 part = replace(part, id=f"toolu_{part.id.removeprefix('call_')}")
+            elif isinstance(part, ThoughtClosed):
+                part = ThoughtClosed(sign(part.thought))
             yield part
 
     def _end(self, piece: Piece, usage: Usage) -> Ended:

@@ -8,6 +8,7 @@ from starlette.requests import Request as HttpRequest
 
 from hotloop.chat.formats import choose_format
 from hotloop.chat.prompt import PromptRules, Prompts
+from hotloop.chat.thinking import choose_thinking
 from hotloop.core.config import ServerConfig, parse_bytes
 from hotloop.core.errors import ConfigError, UnknownModel
 from hotloop.core.session import name_session
@@ -42,7 +43,9 @@ class Service:
             move_nonces=config.move_nonces,
             word_late_system=config.word_late_system,
         )
-        self.prompts = Prompts(engine.template, engine.tokenizer, self.tool_format, rules)
+        thinking = choose_thinking(engine.template, engine.tokenizer, config.thinking_format)
+        self.prompts = Prompts(engine.template, engine.tokenizer, self.tool_format, rules, thinking)
+        self.template_source = engine.template.source if engine.template else ""
         self.loosener = Loosener(self.tool_format, engine.tokenizer, engine.grammars)
         self.bridge = EventBridge(engine, self.metrics)
         self.keeper = Keeper(engine)
@@ -55,6 +58,7 @@ class Service:
         )
         self.recorder = RequestRecorder(tracer, self.explainer, self.model)
         self.strict_tools = config.strict_tools
+        self.max_thinking = config.max_thinking
         self.fingerprint = f"fp_{hashlib.sha256(f'{__version__} {engine.name}'.encode()).hexdigest()[:10]}"
         self.started_at = int(time.time())
         self._isolation = config.cache_isolation

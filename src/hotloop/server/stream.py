@@ -10,7 +10,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from hotloop.core.errors import HotloopError, PromptTooLong
+from hotloop.core.errors import HotloopError, PromptTooLong, RequestError
 from hotloop.core.request import Request, SamplingParams, Usage
 from hotloop.core.stream import CallOpened
 from hotloop.server.delivery import OutputCollector, Piece
@@ -31,7 +31,16 @@ def submit(http: HttpRequest, job: Job, answer_id: str) -> OutputCollector:
     samplings = [_vary_seed(job.sampling, i) for i in range(job.num_choices)]
     choices = [(prompt.token_ids, sampling) for prompt in job.prompts for sampling in samplings]
     requests = [
-        Request(f"{answer_id}-{i}", token_ids, sampling, caller.priority, caller.session_id, job.grammar, caller.scope)
+        Request(
+            f"{answer_id}-{i}",
+            token_ids,
+            sampling,
+            caller.priority,
+            caller.session_id,
+            job.grammar,
+            caller.scope,
+            job.thinking,
+        )
         for i, (token_ids, sampling) in enumerate(choices)
     ]
     for request in requests:
@@ -52,7 +61,7 @@ def submit(http: HttpRequest, job: Job, answer_id: str) -> OutputCollector:
     except HotloopError as error:
         if trace:
             trace.refuse(error)
-        if isinstance(error, PromptTooLong):
+        if isinstance(error, RequestError) and (error.param is None or isinstance(error, PromptTooLong)):
             error.param = job.prompt_param
         raise
     job.inquiry.begin(answer_id, requests)

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hotloop.chat.formats import ToolFormat
 from hotloop.chat.lark import literal
 from hotloop.chat.stream import CallParser
+from hotloop.chat.tool_format import ToolFormat
 from hotloop.chat.tools import ToolChoice
 from hotloop.core.errors import RequestError
 from hotloop.core.grammar import Grammar, MalformedSchema, json_schema, loosen
@@ -18,7 +18,7 @@ from hotloop.core.message import Tool
 from hotloop.models.tokenizer import Tokenizer
 from hotloop.server.calling import Calling
 from hotloop.server.explain.inquiry import Inquiry
-from hotloop.server.loose import ANSWER, CheckedParser, Loosened, tell
+from hotloop.server.loose import ANSWER, CheckedParser, Loosened, tell, unbound
 from hotloop.server.options import Options
 from hotloop.server.service import Service
 from hotloop.wire.request import ApiRequest
@@ -86,15 +86,14 @@ def answer_grammar(wanted: Constraint | None, calling: Calling, service: Service
     """What holds the answer; `wanted` is what the request wants of one that is not a call. Compiled on this thread, so
     that the engine finds it done. Raises RequestError that names the one tool at fault."""
     binding = _Binding(wanted, calling, service)
-    try:
-        return binding.make()
-    except RequestError:
-        binding.loosen()
-    try:
-        return binding.make()
-    except RequestError:
-        binding.blame()
-        raise
+    failure: RequestError | None = None
+    for _ in binding.loosen():
+        try:
+            return binding.make()
+        except RequestError as error:
+            failure = error
+    assert failure, "it was made once at least"
+    raise failure
 
 
 class _Binding:
@@ -102,7 +101,7 @@ class _Binding:
 
     def __init__(self, wanted: Constraint | None, calling: Calling, service: Service) -> None:
         self._wanted, self._calling, self._service = wanted, calling, service
-        self._tools = {tool.name: self._loosen(tool) for tool in calling.allowed} if calling.is_possible else {}
+        self._tools = {tool.name: self._look_at(tool) for tool in calling.allowed} if calling.is_possible else {}
 
     def make(self) -> Bound:
         service, calling = self._service, self._calling
@@ -114,21 +113,39 @@ class _Binding:
                 service.engine.grammars.prepare(constraint.grammar)
         return Bound(constraint.grammar if constraint else None, *self._told())
 
-    def loosen(self) -> None:
-        """Something does not compile: enforce less of what need not be enforced."""
+    def loosen(self) -> Iterator[None]:
+        """Stops at ever looser ways to make it: as it was asked for, without what does not compile by itself, and with
+        fewer and fewer tools enforced, the smaller ones. Raises RequestError if a tool is at fault that may not be."""
+        yield
+        self._loosen_failing()
+        yield
+        self._blame()
+        enforced = [found.tool for found in self._tools.values() if self._is_loosable(found.tool)]
+        enforced.sort(key=lambda tool: len(json.dumps(tool.parameters)))
+        while enforced:
+            half = len(enforced) // 2
+            self._tools |= {tool.name: unbound(tool) for tool in enforced[half:]}
+            enforced = enforced[:half]
+            yield
+
+    def _loosen_failing(self) -> None:
         if self._wanted and self._wanted.schema is not None:
             try:
                 self._service.engine.grammars.prepare(self._wanted.grammar)
             except RequestError:
                 self._wanted = replace(self._wanted, grammar=json_schema({}), dropped=("the whole schema",))
         if self._calling.is_possible:
-            self._tools = {tool.name: self._loosen(tool, is_tried=True) for tool in self._calling.allowed}
+            loosable = [tool for tool in self._calling.allowed if self._is_loosable(tool)]
+            self._tools |= self._service.loosener.loosen(loosable)
 
-    def _loosen(self, tool: Tool, *, is_tried: bool = False) -> Loosened:
-        if not tool.is_strict or tool.name in self._calling.demanded:
+    def _is_loosable(self, tool: Tool) -> bool:
+        return tool.is_strict and tool.name not in self._calling.demanded
+
+    def _look_at(self, tool: Tool) -> Loosened:
+        if not self._is_loosable(tool):
             return Loosened(tool)
         with _blaming(self._calling.places[tool.name]):
-            return self._service.loosener.loosen(tool, is_tried=is_tried)
+            return self._service.loosener.look_at(tool)
 
     def _told(self) -> tuple[tuple[str, ...], dict[str, tuple[str, Any]]]:
         changes, checks = [], {}
@@ -142,7 +159,7 @@ class _Binding:
                 checks[tool.name] = param, tool.parameters
         return tuple(changes), checks
 
-    def blame(self) -> None:
+    def _blame(self) -> None:
         """Raise what is wrong with one tool alone, if that is what is wrong."""
         for name, loosened in [*self._tools.items()][:_MAX_BLAMED]:
             with _blaming(
@@ -171,12 +188,12 @@ def constrain(
     with _blaming("tools"):
         calls = tool_format.grammar(calling.allowed, replace(calling.choice, mode="required"), tokenizer)
     assert calls, "calls that must come have a grammar"
-    return Constraint(wanted.param, either(calls, wanted.grammar))
+    return Constraint(wanted.param, either(calls, tool_format.wrap(wanted.grammar)))
 
 
 def either(calls: Grammar, answer: Grammar) -> Grammar:
-    assert (calls.kind, answer.kind) == ("lark", "json_schema")
-    return Grammar("lark", f"start: calls | answer\ncalls: %lark {{\n{calls.text}\n}}\nanswer: %json {answer.text}\n")
+    body = f"%json {answer.text}" if answer.kind == "json_schema" else f"%lark {{\n{answer.text}\n}}"
+    return Grammar("lark", f"start: calls | answer\ncalls: %lark {{\n{calls.text}\n}}\nanswer: {body}\n")
 
 
 @contextmanager

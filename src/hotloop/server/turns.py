@@ -3,8 +3,8 @@
     user       [result, result, text, text]       ->  tool, tool, user
     assistant  [thought, text, text, call, call]  ->  assistant, with what it thought and two calls
 
-Signed thoughts are another model's and are dropped; for what else is not text a short text stands, and the transcript
-says so. A cache breakpoint (`cache_control`) is a place in the messages after blocks were joined; before it lie
+Thoughts that another maker signed are dropped; for what else is not text a short text stands, and the transcript says
+so. A cache breakpoint (`cache_control`) is a place in the messages after blocks were joined; before it lie
 the tools, the system prompt and the messages so far, in whatever order the model's template words them.
 """
 
@@ -23,6 +23,7 @@ from hotloop.core.message import Message, Role, Thought, ToolCall
 from hotloop.models.tokenizer import Tokenizer
 from hotloop.server.holds import Pin
 from hotloop.server.options import convert
+from hotloop.server.thinking import take_back
 from hotloop.wire.field import Json
 from hotloop.wire.part import Api, Call, Part, Text, ToolResult, Turn
 from hotloop.wire.readable import Reading
@@ -118,7 +119,8 @@ def parse_turns(turns: Iterable[Turn], api: Api) -> HintedMessages:
                     drafts.append(_Draft("tool", _result_text(part), call_id=part.call_id or None))
                     has_begun = False
                 case Thought() if is_answer:
-                    drafts[-1].thoughts += [] if part.maker else [part]
+                    own = take_back(part)
+                    drafts[-1].thoughts += [own] if own else []
                 case _:
                     raise _unsupported(part, turn)
             if joins and not isinstance(part, Thought) and part.mark is not None and drafts:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from hotloop.core.message import Thought
-from hotloop.core.stream import CallClosed, CallDelta, CallOpened, TextDelta
+from hotloop.core.stream import CallClosed, CallDelta, CallOpened, StreamEvent, TextDelta, ThoughtClosed
 from hotloop.wire.part import Call, Text
 from hotloop.wire.usage import ApiUsage
 
@@ -29,18 +29,6 @@ class Begun:
 
 
 @dataclass(frozen=True, slots=True)
-class ThoughtDelta:
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class ThoughtClosed:
-    """A thought is whole: the text of its deltas, and its signature."""
-
-    thought: Thought
-
-
-@dataclass(frozen=True, slots=True)
 class Ended:
     reason: EndReason = "stop"
     stop: str | None = None
@@ -48,7 +36,7 @@ class Ended:
     usage: ApiUsage = field(default_factory=ApiUsage)
 
 
-Event = Begun | TextDelta | ThoughtDelta | ThoughtClosed | CallOpened | CallDelta | CallClosed | Ended
+Event = Begun | StreamEvent | Ended
 
 
 class CallOrder:

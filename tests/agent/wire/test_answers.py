@@ -29,9 +29,9 @@ from tests.agent.wire.streams import (
 from hotloop.agent.wire.openai import OpenAIModel
 from hotloop.core.errors import RemoteError
 from hotloop.core.message import Thought
-from hotloop.core.stream import CallClosed, CallDelta, CallOpened, TextDelta
+from hotloop.core.stream import CallClosed, CallDelta, CallOpened, TextDelta, ThoughtClosed, ThoughtDelta
 from hotloop.wire.chat.reader import ChatReader
-from hotloop.wire.event import Begun, Ended, Event, ThoughtClosed, ThoughtDelta
+from hotloop.wire.event import Begun, Ended, Event
 from hotloop.wire.messages.reader import MessagesReader
 from hotloop.wire.reader import Reader
 from hotloop.wire.responses.reader import ResponsesReader

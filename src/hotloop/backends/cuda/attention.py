@@ -180,9 +180,12 @@ def _attend(
 def _load_split(splits, lens, i, split_ints: tl.constexpr, is_whole: tl.constexpr):
     """The sequence, the first and last key, where the part of its first row goes, how many parts a row has."""
     if is_whole:
-        return i, 0 * i, tl.load(lens + i), 0 * i, 0 * i + 1
-    split = splits + i * split_ints
-    return tl.load(split), tl.load(split + 1), tl.load(split + 2), tl.load(split + 3), tl.load(split + 4)
+        sequence, begin, end, part, num_parts = i, 0 * i, tl.load(lens + i), 0 * i, 0 * i + 1
+    else:
+        split = splits + i * split_ints
+        sequence, begin, end = tl.load(split), tl.load(split + 1), tl.load(split + 2)
+        part, num_parts = tl.load(split + 3), tl.load(split + 4)
+    return sequence, begin, end, part, num_parts
 
 
 @triton.jit
@@ -202,17 +205,18 @@ def start_softmax(sinks, head, has_sink):
 @triton.jit
 def first_block(own, window: tl.constexpr, block_size: tl.constexpr):
     """The first key of the first block that a row with this key sees."""
-    if window is None:
-        return 0
-    return tl.maximum(own - window + 1, 0) // block_size * block_size
+    first = 0
+    if window is not None:
+        first = tl.maximum(own - window + 1, 0) // block_size * block_size
+    return first
 
 
 @triton.jit
 def within(logit, key, own, window: tl.constexpr):
     """Logits [rows, keys] of the keys in the window that ends with a row's own."""
-    if window is None:
-        return logit
-    return tl.where(key[None, :] > own[:, None] - window, logit, -1e30)
+    if window is not None:
+        logit = tl.where(key[None, :] > own[:, None] - window, logit, -1e30)
+    return logit
 
 
 @triton.jit

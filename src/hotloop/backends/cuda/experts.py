@@ -221,7 +221,14 @@ def _few_mixed(
 def _sums(w, scales, row, at_x, k: tl.constexpr, tile_in: tl.constexpr):
     """[rows of the weights]: their products with one row."""
     if w.dtype.element_ty == tl.uint8:
-        return _mxfp4_sums(w, scales, row, at_x, k, tile_in // 2)
+        found = _mxfp4_sums(w, scales, row, at_x, k, tile_in // 2)
+    else:
+        found = _plain_sums(w, scales, row, at_x, k, tile_in)
+    return found
+
+
+@triton.jit
+def _plain_sums(w, scales, row, at_x, k: tl.constexpr, tile_in: tl.constexpr):
     lane: tl.constexpr = 8 if tile_in >= 8 else tile_in
     i = tl.max_contiguous(tl.arange(0, tile_in), lane)
     total = tl.zeros([row.shape[0], tile_in], tl.float32)
@@ -251,9 +258,11 @@ def _mxfp4_sums(w, scales, row, at_x, k: tl.constexpr, tile_in: tl.constexpr):
 @triton.jit
 def _gated(gate, up, limit: tl.constexpr, slope: tl.constexpr):
     if limit is None:
-        return gate * tl.sigmoid(gate) * up
-    gate, up = tl.minimum(gate, limit), tl.minimum(tl.maximum(up, -limit), limit)
-    return gate * tl.sigmoid(gate * slope) * (up + 1)
+        gated = gate * tl.sigmoid(gate) * up
+    else:
+        gate, up = tl.minimum(gate, limit), tl.minimum(tl.maximum(up, -limit), limit)
+        gated = gate * tl.sigmoid(gate * slope) * (up + 1)
+    return gated
 
 
 def tiles_for(num_pairs: int, num_experts: int) -> Tiles:

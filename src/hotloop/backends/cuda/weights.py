@@ -112,7 +112,7 @@ def _drop_biases(weights: DeviceWeights) -> None:
 def _check_sizes(spec: ModelSpec) -> None:
     """Refuse a matrix that cannot be multiplied in e4m3."""
     for name, shape in layer_shapes(spec, spec.num_layers - 1).items():
-        if len(shape) > 1 and name != "router" and any(size % ALIGNMENT for size in shape):
+        if len(shape) > 1 and not name.startswith(("router", "experts.")) and any(size % ALIGNMENT for size in shape):
             sizes = " x ".join(map(str, shape))
             raise ConfigError(
                 f"weights fp8 need matrices whose sizes are multiples of {ALIGNMENT}: {name} of every layer is {sizes}"

@@ -116,5 +116,8 @@ def _held_bytes(model: Model, weight_format: WeightFormat, precision: Precision,
 def _working_bytes(spec: ModelSpec, config: EngineConfig) -> int:
     """OpenVINO itself, the widest activations of a step, and the logits of every request."""
     num_tokens = config.max_step_tokens or PagedBackend.step_tokens
-    activations = num_tokens * (2 * spec.intermediate_size + 4 * spec.hidden_size)
+    width = 2 * spec.intermediate_size + 4 * spec.hidden_size
+    if spec.experts:
+        width += spec.experts.num_chosen * (spec.experts.size + spec.hidden_size)
+    activations = num_tokens * width
     return _RUNTIME_BYTES + 4 * (activations + config.max_running * spec.vocab_size)

@@ -85,8 +85,11 @@ class WrittenCalls:
         answer = self._find(message.tool_calls[0]) if message.tool_calls else None
         if answer is None or not answer.matches(message):
             return message
-        message = replace(message, content=answer.content)
-        plain = replace(message, content=answer.text, tool_calls=())
+        content, text = answer.content, answer.text
+        if message.thoughts:  # the template has the space behind them
+            content, text = content.lstrip(), text.lstrip()
+        message = replace(message, content=content)
+        plain = replace(message, content=text, tool_calls=())
         if answer.is_reworded is None:
             answer.is_reworded = _is_reworded(word, message, plain)
         return plain if answer.is_reworded else message
@@ -101,6 +104,10 @@ class _Watched:
     @property
     def num_calls(self) -> int:
         return self.parser.num_calls
+
+    @property
+    def is_calling(self) -> bool:
+        return self.parser.is_calling
 
     def push(self, text: str) -> list[StreamEvent]:
         self._answer.text += text

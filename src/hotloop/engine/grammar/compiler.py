@@ -29,7 +29,7 @@ class Compiler:
                 "this model has no token that ends an answer, so no grammar can bind it", param="grammar"
             )
         self.eos_id = max(self.eos_ids)  # vocabularies add the end of a turn after the end of a text
-        self.token_bytes = [_marked_bytes(tokenizer, i) for i in range(vocab_size)]
+        self.token_bytes = [marked_bytes(tokenizer, i) for i in range(vocab_size)]
         spelling = _Spelling(tokenizer, self.token_bytes, self.eos_id)
         self._inner = LLTokenizer(
             TokenizerWrapper(spelling), eos_token=[self.eos_id, *sorted(self.eos_ids - {self.eos_id})]
@@ -38,7 +38,8 @@ class Compiler:
         spelling.inner = self._inner
         special = {i: tokenizer.token_text(i) for i in range(vocab_size) if tokenizer.is_special(i)}
         self._trial = Trial(vocab_size, special, self.eos_ids)
-        self.endings = Endings(self._inner.tokenize_str, self.eos_ids)
+        named = {text: [token_id] for token_id, text in special.items()}
+        self.endings = Endings(lambda text: named.get(text) or self.spell(text), self.eos_ids)
 
     def spell(self, text: str) -> list[int]:
         return list(self._inner.tokenize_str(text))
@@ -86,7 +87,8 @@ class _Spelling:
         return b"".join(self.tokens[i] if i < len(self.tokens) else _MARKER for i in ids)
 
 
-def _marked_bytes(tokenizer: Tokenizer, token_id: int) -> bytes:
+def marked_bytes(tokenizer: Tokenizer, token_id: int) -> bytes:
+    """The bytes of a token; a special one's no other token can spell."""
     if tokenizer.is_special(token_id):
         return _MARKER + tokenizer.token_text(token_id).encode()
     return tokenizer.token_bytes(token_id)

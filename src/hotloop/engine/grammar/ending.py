@@ -16,8 +16,11 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-# A raw line's end cannot stand in a JSON string, so these close a tag's text and nothing else.
 _TAGS = ("\n</parameter>\n", "\n</parameter>", "\n</function>", "\n</tool_call>")
+# These close a text in one family's calls, and may stand in another's: whether they lead out of it is looked at.
+_TEXT_ENDS = ("</parameter>", "</arg_value>", "</｜DSML｜parameter>", '<|"|>', "<escape>")
+# These close all calls, where another one might begin.
+_CALL_ENDS = ("<|tool_calls_section_end|>", "<｜tool▁calls▁end｜>", "</minimax:tool_call>")
 _BRACKETS = "}]"
 _SEPARATORS = (", ", ",", ": ", ":")
 _VALUES = '0"[{nft123456789-' + string.punctuation + string.ascii_letters + " \n"
@@ -76,6 +79,7 @@ class Endings:
         self._words = words
         self._eos_ids = eos_ids
         self._tags, self._brackets, self._separators = words(_TAGS), words(_BRACKETS), words(_SEPARATORS)
+        self._text_ends, self._call_ends = words(_TEXT_ENDS), words(_CALL_ENDS)
         self._values, self._text = words(_VALUES), words(_TEXT)
         [self._quote, self._letter] = [tuple(spell(text)) for text in '"x']
 
@@ -113,7 +117,10 @@ class Endings:
     ) -> Word | None:
         mask = walker.mask().tobytes()
         is_text = _begins(mask, self._letter)  # outside its strings JSON has no x
-        closers = [*self._tags, *([] if is_text else [*self._brackets, *self._separators])]
+        closers = [*self._tags, *self._call_ends, *self._brackets, *self._separators]
+        if is_text:
+            ends = [word for word in (*self._tags, *self._text_ends) if _begins(mask, word)]
+            closers = [word for word in ends if self._leads_out(walker, word)]
         # A quote that did not lead out of a text is not a string's end: then it is a character among others.
         if is_text and may_close:
             closers.append(self._quote)
@@ -124,6 +131,16 @@ class Endings:
         likely = [word for word in known if _begins(mask, word)]
         words = [word for word in likely if len(word) == 1 or _takes(walker, word)]
         return min(words or _allowed(mask), key=lambda word: tried[word], default=None)
+
+    def _leads_out(self, walker: Walker, word: Word) -> bool:
+        """Whether this word ends the text; the walker stays where it is."""
+        if not _takes(walker, word):
+            return False
+        for token_id in word:
+            walker.advance(token_id)
+        is_out = not _begins(walker.mask().tobytes(), self._letter)
+        walker.rollback(len(word))
+        return is_out
 
 
 def _begins(mask: bytes, word: Word) -> bool:

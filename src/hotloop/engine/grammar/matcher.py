@@ -108,7 +108,7 @@ class Matcher:
 
     def closes(self, token_id: int) -> bool:
         """Whether a token ends something, be it the answer, and says nothing by itself."""
-        text = self._compiler.token_bytes[token_id].lstrip()
+        text = self._compiler.token_bytes[token_id].lstrip().lstrip(b"\xff")  # which stands before special ones
         return token_id in self._compiler.eos_ids or not text or text[:1] in b'"}],:</'
 
     def ending(self, max_tokens: int) -> list[int] | None:
@@ -194,7 +194,7 @@ class Grammars:
     def matcher(self, grammar: Grammar) -> Matcher:
         """At the beginning of this grammar, or behind what is begun. Raises what `prepare` raises."""
         grammar, begun = replace(grammar, begun=""), grammar.begun
-        shape, compiler = self.prepare(grammar), self._prepared()
+        shape, compiler = self.prepare(grammar), self.compiler
         with self._lock:
             self.num_hits += not shape.is_fresh
             shape.is_fresh = False
@@ -206,7 +206,7 @@ class Grammars:
 
     def prepare(self, grammar: Grammar) -> _Shape:
         """Compile a grammar on the calling thread, if it is new. Raises `RequestError` if it cannot be used."""
-        compiler = self._prepared()
+        compiler = self.compiler
         with self._lock:
             shape = self._kept.get(grammar)
             is_new = shape is None
@@ -229,7 +229,9 @@ class Grammars:
             if self._kept.get(grammar) is shape:
                 del self._kept[grammar]
 
-    def _prepared(self) -> Compiler:
+    @property
+    def compiler(self) -> Compiler:
+        """Built when it is first wanted."""
         with self._building:
             if self._compiler is None:
                 self._compiler = Compiler(self._tokenizer, self._vocab_size)

@@ -27,6 +27,7 @@ from hotloop.server.tenants import NOBODY, Caller
 
 _KEPT_COST = 256  # of an explanation, in tokens
 _PROMPT_SHARE = 8  # prompts that are kept whole, with their messages, take that much more room a token
+_MAX_CHANGES = 32  # that are told of one answer
 _MAX_SCOPES = 4096  # answers of which it is known who shares with them
 
 
@@ -89,11 +90,12 @@ class Inquiry:
 
     @property
     def changes(self) -> list[str]:
-        made = (change for question in self._questions for change in question.prompt.changes)
-        return [*dict.fromkeys([*made, *self._told])]
+        """What was done otherwise than it was asked for."""
+        changes = [*dict.fromkeys(self._told)]
+        more = len(changes) - _MAX_CHANGES
+        return [*changes[:_MAX_CHANGES], f"and {more} more"] if more > 0 else changes
 
     def tell(self, *changes: str) -> None:
-        """What else is done otherwise than was asked for."""
         self._told += changes
 
     def begin(self, answer_id: str, requests: Sequence[Request]) -> None:

@@ -44,7 +44,8 @@ def answer_usage(
     num_cached = sum(usage.num_cached for usage in prompts)
     num_output = 0 if is_silent else sum(usage.num_output for usage in usages)
     num_written = max((num_prompt if num_kept is None else num_kept) - num_cached, 0)
-    return ApiUsage(num_prompt, num_cached, num_output, num_written, hotloop=_render_work(usages, inquiry))
+    num_thought = sum(usage.num_thought for usage in usages)
+    return ApiUsage(num_prompt, num_cached, num_output, num_written, num_thought, _render_work(usages, inquiry))
 
 
 def render_diagnosis(diagnosis: Diagnosis) -> Json:

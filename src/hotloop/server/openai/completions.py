@@ -8,11 +8,12 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from hotloop.chat.prompt import Prompt, Prompts
+from hotloop.chat.stream import PlainText
 from hotloop.core.errors import RequestError
 from hotloop.core.request import TokenLogprob
 from hotloop.models.tokenizer import Tokenizer
 from hotloop.server.calling import Calling
-from hotloop.server.delivery import Piece, PlainText
+from hotloop.server.delivery import Piece
 from hotloop.server.job import Job
 from hotloop.server.openai.render import clamp, generate
 from hotloop.server.options import Options, TokenId, TopLogprobs, parse_options, parse_sampling, refuse_if

@@ -32,6 +32,7 @@ from hotloop.wire.request import ApiRequest
 from hotloop.wire.responses.parse import parse_request
 
 _LOGPROBS = "message.output_text.logprobs"
+_SEALED = "reasoning.encrypted_content"
 _MAX_METADATA = 16
 SSE_HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
@@ -97,7 +98,9 @@ def _make_job(
     caller = service.caller(http, request, options)
     job = make_job(request, options, service, caller, logprobs=logprobs)
     head = render_head(body, request, f"resp_{secrets.token_hex(24)}", is_strict=service.strict_tools)
-    return job, options, Composer(head, service.engine.tokenizer, job.inquiry, request.tools), items
+    seals = _SEALED in (options.include or ())
+    composer = Composer(head, service.engine.tokenizer, job.inquiry, request.tools, seals_thoughts=seals)
+    return job, options, composer, items
 
 
 def _parse(body: Json, previous: tuple[Json, ...]) -> tuple[ApiRequest, ResponseOptions, tuple[Json, ...]]:
@@ -160,6 +163,9 @@ async def cancel(http: HttpRequest) -> Response:
             raise RequestError("Cannot cancel a synchronous response.", param="response_id")
         return JsonResponse(ended.encode())
     run.outputs.fail(Cancelled())
+    if run.task:  # it may have ended by itself, and not been told of yet
+        await asyncio.wait([run.task])
+        return JsonResponse(store.find_ended(response_id, owner).encode())
     is_cancelled = isinstance(run.outputs.failure, Cancelled)
     return JsonResponse({**run.composer.render(), **({"status": "cancelled"} if is_cancelled else {})})
 

@@ -27,6 +27,7 @@ MAX_BYTES = 64 << 20
 
 _PREFIXES = {
     "message": "msg",
+    "reasoning": "rs",
     "function_call": "fc",
     "function_call_output": "fco",
     "custom_tool_call": "ctc",
@@ -144,7 +145,11 @@ def parse_items(given: Field) -> tuple[Json, ...]:
 
 def keep_items(items: Iterable[Json]) -> tuple[Json, ...]:
     """Those that say something to the model: what another one thought is for itself."""
-    return tuple(item for item in items if item.get("type") != "reasoning")
+    return tuple(item for item in items if item.get("type") != "reasoning" or _is_own(item))
+
+
+def _is_own(item: Json) -> bool:
+    return any(message.thoughts for message in make_messages([item]))
 
 
 def make_messages(items: Sequence[Json]) -> tuple[Message, ...]:

@@ -13,10 +13,10 @@ import msgspec
 
 from hotloop.core.errors import RemoteError, RequestError
 from hotloop.core.message import Thought
-from hotloop.core.stream import TextDelta
+from hotloop.core.stream import TextDelta, ThoughtClosed, ThoughtDelta
 from hotloop.wire.arguments import dump
 from hotloop.wire.errors import bad_answer, broke_off, read_event_failure
-from hotloop.wire.event import EndReason, Event, ThoughtClosed, ThoughtDelta
+from hotloop.wire.event import EndReason, Event
 from hotloop.wire.field import Field
 from hotloop.wire.part import parse_block
 from hotloop.wire.reader import NameCall, OpenCall, Reader, decode, name_call

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from hotloop.core.errors import RemoteError
-from hotloop.core.stream import CallClosed, CallDelta, CallOpened, TextDelta
+from hotloop.core.stream import CallClosed, CallDelta, CallOpened, TextDelta, ThoughtClosed, ThoughtDelta
 from hotloop.wire.arguments import answer_stem
 from hotloop.wire.chat.render import render_call
 from hotloop.wire.errors import render_chat_failure
-from hotloop.wire.event import Answer, Begun, Ended, EndReason, Event, ThoughtClosed, ThoughtDelta, gather
+from hotloop.wire.event import Answer, Begun, Ended, EndReason, Event, gather
 from hotloop.wire.field import Json, present
 from hotloop.wire.part import Call, is_signed, render_block
 from hotloop.wire.sse import DONE, write_data

@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 
 from hotloop.core.message import Thought
-from hotloop.core.stream import TextDelta
+from hotloop.core.stream import TextDelta, ThoughtClosed, ThoughtDelta
 from hotloop.wire.arguments import dump
 from hotloop.wire.errors import broke_off, read_event_failure
-from hotloop.wire.event import EndReason, Event, ThoughtClosed, ThoughtDelta
+from hotloop.wire.event import EndReason, Event
 from hotloop.wire.field import Json
 from hotloop.wire.part import sign_thought
 from hotloop.wire.reader import NameCall, OpenCall, Reader, decode, name_call

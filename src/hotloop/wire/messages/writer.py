@@ -10,10 +10,10 @@ from typing import Literal
 
 from hotloop.core.errors import RemoteError
 from hotloop.core.message import Thought
-from hotloop.core.stream import CallDelta, CallOpened, TextDelta
+from hotloop.core.stream import CallDelta, CallOpened, TextDelta, ThoughtClosed, ThoughtDelta
 from hotloop.wire.arguments import answer_stem, read_arguments
 from hotloop.wire.errors import render_message_failure
-from hotloop.wire.event import Begun, CallOrder, Ended, EndReason, Event, ThoughtClosed, ThoughtDelta, gather
+from hotloop.wire.event import Begun, CallOrder, Ended, EndReason, Event, gather
 from hotloop.wire.field import Json
 from hotloop.wire.part import Call, Text, is_signed, render_block
 from hotloop.wire.sse import write_event

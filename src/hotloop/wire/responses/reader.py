@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
-from hotloop.core.stream import TextDelta
+from hotloop.core.stream import TextDelta, ThoughtClosed, ThoughtDelta
 from hotloop.wire.arguments import wrap_input
 from hotloop.wire.errors import bad_answer, broke_off, read_event_failure
-from hotloop.wire.event import EndReason, Event, ThoughtClosed, ThoughtDelta
+from hotloop.wire.event import EndReason, Event
 from hotloop.wire.part import flat_name, open_thought
 from hotloop.wire.reader import NameCall, OpenCall, Reader, decode, name_call
 from hotloop.wire.sse import ServerEvent

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from hotloop.core.errors import RemoteError
 from hotloop.core.message import Thought
-from hotloop.core.stream import CallDelta, CallOpened, TextDelta
+from hotloop.core.stream import CallDelta, CallOpened, TextDelta, ThoughtClosed, ThoughtDelta
 from hotloop.wire.arguments import answer_stem
-from hotloop.wire.event import Begun, CallOrder, Ended, EndReason, Event, ThoughtClosed, ThoughtDelta
+from hotloop.wire.event import Begun, CallOrder, Ended, EndReason, Event
 from hotloop.wire.field import Json
 from hotloop.wire.part import Call, Opaque, seal_thought
 from hotloop.wire.request import ApiTool

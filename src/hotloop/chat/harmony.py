@@ -1,0 +1,112 @@
+"""Answers made of messages with headers, as gpt-oss writes them: thoughts, text and calls are messages of their own.
+
+    <|channel|>analysis<|message|> thought <|end|> <|start|>assistant<|channel|>final<|message|> text
+    <|channel|>commentary to=functions.f <|constrain|>json<|message|> arguments <|call|>
+
+What is addressed to nobody is text, unless its channel is that of thoughts. Invariant: as in `stream`, how the text is
+cut changes nothing but how the deltas are cut.
+"""
+
+import re
+import secrets
+from collections.abc import Iterator
+from typing import Literal
+
+from hotloop.core.message import Thought
+from hotloop.core.stream import (
+    CallClosed,
+    CallDelta,
+    CallOpened,
+    StreamEvent,
+    TextDelta,
+    ThoughtClosed,
+    ThoughtDelta,
+)
+
+START, CHANNEL, CONSTRAIN, MESSAGE, END = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>"
+_MARKS = (START, CHANNEL, MESSAGE, END, "<|call|>", "<|return|>")
+_MARK = re.compile("|".join(map(re.escape, _MARKS)))
+_RECIPIENT = re.compile(r"\bto=(?:functions\.)?([\w.-]{1,64})")
+
+Kind = Literal["thought", "text", "call"]
+
+
+class HarmonyParser:
+    """Told an answer's text piece by piece, tells what its messages say."""
+
+    def __init__(self, *, can_call: bool = True) -> None:
+        self.num_calls = 0
+        self._can_call = can_call
+        self._pending = ""  # might be the beginning of a mark
+        self._header = ""
+        self._kind: Kind | None = None  # of the message whose body is being read; None: its header is
+        self._thought: list[str] = []
+
+    @property
+    def is_calling(self) -> bool:
+        return self._kind == "call"
+
+    def push(self, text: str) -> list[StreamEvent]:
+        self._pending += text
+        events: list[StreamEvent] = []
+        while mark := _MARK.search(self._pending):
+            events += self._say(self._pending[: mark.start()])
+            self._pending = self._pending[mark.end() :]
+            events += self._meet(mark[0])
+        num_final = len(self._pending) - _num_held(self._pending)
+        said, self._pending = self._pending[:num_final], self._pending[num_final:]
+        return [*events, *self._say(said)]
+
+    def finish(self, *, is_cut: bool = False) -> list[StreamEvent]:
+        events = [*self._say(self._pending), *self._close(is_cut=is_cut)]
+        if self._header.strip() and CHANNEL not in self._header:  # the model left out all headers
+            events += [] if self.num_calls else [TextDelta(self._header)]
+        self._pending = self._header = ""
+        return events
+
+    def _say(self, text: str) -> Iterator[StreamEvent]:
+        if not text:
+            return
+        match self._kind:
+            case None:
+                self._header += text
+            case "thought":
+                self._thought.append(text)
+                yield ThoughtDelta(text)
+            case "call":
+                yield CallDelta(self.num_calls - 1, text)
+            case "text" if not self.num_calls:
+                yield TextDelta(text)
+
+    def _meet(self, mark: str) -> Iterator[StreamEvent]:
+        if mark == MESSAGE and self._kind is None:
+            yield from self._open()
+        elif mark == CHANNEL and self._kind is None:
+            self._header += mark
+        else:
+            yield from self._close()
+            self._header = mark if mark == CHANNEL else ""
+
+    def _open(self) -> Iterator[StreamEvent]:
+        recipient = _RECIPIENT.search(self._header)
+        channel = self._header.rpartition(CHANNEL)[2]
+        self._kind = "thought" if recipient or channel.strip().startswith("analysis") else "text"
+        if recipient and self._can_call:
+            self._kind = "call"
+            yield CallOpened(self.num_calls, f"call_{secrets.token_hex(12)}", recipient[1])
+            self.num_calls += 1
+        self._header = ""
+
+    def _close(self, *, is_cut: bool = False) -> Iterator[StreamEvent]:
+        kind, self._kind = self._kind, None
+        thought, self._thought = "".join(self._thought), []
+        if kind == "thought" and thought:
+            yield ThoughtClosed(Thought(thought))
+        elif kind == "call" and not is_cut:
+            yield CallClosed(self.num_calls - 1)
+
+
+def _num_held(text: str) -> int:
+    longest = min(len(text), max(map(len, _MARKS)) - 1)
+    sizes = (size for size in range(longest, 0, -1) if any(mark.startswith(text[-size:]) for mark in _MARKS))
+    return next(sizes, 0)

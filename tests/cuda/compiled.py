@@ -1,0 +1,41 @@
+"""Compiles kernels for a Hopper card without one, which the interpreter does not: run by test_compile.py, by itself."""
+
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from hotloop.backends.cuda.attention import _attend
+from hotloop.backends.cuda.experts import _few_gated, _grouped
+from hotloop.backends.cuda.prefill import _prefill
+
+ATTENTION = {
+    "q": "*bf16", "k_cache": "*bf16", "v_cache": "*bf16", "row_begins": "*i32", "lens": "*i32", "block_ids": "*i32",
+    "block_begins": "*i32", "splits": "*i32", "out": "*bf16", "outs": "*fp32", "lses": "*fp32", "scale_log2": "fp32",
+    "split_ints": 5, "num_heads": 8, "num_kv_heads": 2, "head_dim": 64, "block_size": 64, "tile_pairs": 16,
+    "tile_tokens": 64, "tile_rows": 64, "dim_tile": 64, "is_overlapped": True,
+}  # fmt: skip
+EXPERTS = {
+    "x": "*bf16", "ids": "*i32", "counts": "*i32", "order": "*i32", "out": "*bf16", "num_rows": "i32", "k": 128,
+    "size": 64, "num_out": 64, "num_experts": 8, "num_chosen": 2, "expert_tile": 8, "tile_pairs": 16, "tile_outs": 16,
+    "tile_in": 64, "is_gated": True, "slope": 1.702, "is_overlapped": True,
+}  # fmt: skip
+
+
+def compile_kernel(kernel: Any, arguments: dict[str, Any]) -> None:
+    """Strings are types, all else is compiled in."""
+    given = [arguments.get(name) for name in kernel.arg_names]
+    types = [each if isinstance(each, str) else "constexpr" for each in given]
+    constants = {(i,): each for i, each in enumerate(given) if not isinstance(each, str)}
+    source = ASTSource(kernel, dict(zip(kernel.arg_names, types, strict=True)), constants)
+    triton.compile(source, target=GPUTarget("cuda", 90, 32))
+
+
+if __name__ == "__main__":
+    for window, sinks in ((None, None), (128, "*bf16")):
+        for kernel in (_attend, _prefill):
+            compile_kernel(kernel, ATTENTION | {"window": window, "is_whole": window is not None, "sinks": sinks})
+    for weights, scales, limit in (("*bf16", None, None), ("*fp8e4nv", "*fp32", None), ("*u8", "*u8", 7.0)):
+        for kernel in (_few_gated, _grouped):
+            compile_kernel(kernel, EXPERTS | {"w": weights, "scales": scales, "limit": limit})

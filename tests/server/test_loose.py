@@ -1,0 +1,80 @@
+"""How much of a tool's schema is found to be enforceable, and how many compilations that takes."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from tests.engine.tiny import TOKENIZER
+
+from hotloop.chat.formats import HermesFormat
+from hotloop.core.grammar import Grammar
+from hotloop.core.message import Tool
+from hotloop.engine.grammar.matcher import Grammars
+from hotloop.server.loose import Loosened, Loosener
+
+ODD = {"type": "object", "$ref": "#/nowhere"}
+PLAIN = {"type": "string"}
+
+
+class CountedGrammars(Grammars):
+    num_prepared = 0
+
+    def prepare(self, grammar: Grammar) -> Any:
+        self.num_prepared += 1
+        return super().prepare(grammar)
+
+
+@pytest.fixture
+def grammars() -> CountedGrammars:
+    return CountedGrammars(TOKENIZER, TOKENIZER.vocab_size)
+
+
+def loosen(tools: Sequence[Tool], grammars: Grammars, **limits: float) -> dict[str, Loosened]:
+    return Loosener(HermesFormat(TOKENIZER), TOKENIZER, grammars, **{"max_trial_s": 60, **limits}).loosen(tools)
+
+
+def make_tool(name: str, **properties: Any) -> Tool:
+    return Tool(name, "", {"type": "object", "properties": properties}, True)
+
+
+def test_few_of_many_properties_are_found_in_few_compilations(grammars: CountedGrammars) -> None:
+    odd = {"p70": ODD}
+    found = loosen([make_tool("many", **{f"p{i}": PLAIN for i in range(128)} | odd)], grammars)["many"]
+
+    assert found.dropped == ("properties.p70",)
+    assert found.tool.parameters["properties"]["p70"] == {"type": "object"}
+    assert found.tool.parameters["properties"]["p71"] == PLAIN
+    assert grammars.num_prepared <= 20
+
+
+def test_only_the_tool_at_fault_is_loosened(grammars: CountedGrammars) -> None:
+    tools = [make_tool(f"t{i}", a=PLAIN) for i in range(64)]
+    tools[40] = make_tool("t40", a=ODD, b=PLAIN)
+
+    assert {name: found.dropped for name, found in loosen(tools, grammars).items()} == {"t40": ("properties.a",)}
+    assert grammars.num_prepared <= 20
+
+
+def test_when_the_time_is_up_nothing_more_is_compiled(grammars: CountedGrammars) -> None:
+    tools = [make_tool(f"t{i}", **{f"p{j}": ODD for j in range(100)}) for i in range(10)]
+    found = loosen(tools, grammars, max_trial_s=0)
+
+    assert {name: each.dropped for name, each in found.items()} == {tool.name: ("the whole schema",) for tool in tools}
+    assert grammars.num_prepared == 0
+
+
+def test_what_was_not_tried_in_time_is_tried_again(grammars: CountedGrammars) -> None:
+    loosener = Loosener(HermesFormat(TOKENIZER), TOKENIZER, grammars, max_trial_s=0)
+    tool = make_tool("t", a=ODD, b=PLAIN)
+    loosener.loosen([tool])
+
+    assert loosener.look_at(tool) == Loosened(tool)
+
+
+def test_a_schema_too_large_to_be_looked_at_is_not_enforced(grammars: CountedGrammars) -> None:
+    deep: Any = PLAIN
+    for _ in range(100):
+        deep = {"type": "object", "properties": {"a": deep}}
+    loosener, tool = Loosener(HermesFormat(TOKENIZER), TOKENIZER, grammars), make_tool("t", deep=deep, plain=PLAIN)
+
+    assert loosener.look_at(tool).dropped == ("the whole schema",)
