@@ -110,7 +110,8 @@ class States(Stateless):
     def arrive(self, request: Request) -> None:
         """Whoever computes what a newcomer needs as well leaves a checkpoint where they part."""
         for run in self._runs.values():
-            self._add_place(run, self._num_common(run.request, request))
+            if run.request.num_computed < run.request.num_prompt - 1:  # one that decodes is past all of it
+                self._add_place(run, self._num_common(run.request, request))
 
     def peek(self, request: Request) -> list[int]:
         """As far as the deepest checkpoint along its tokens."""
@@ -136,7 +137,8 @@ class States(Stateless):
             return False
         run = _Run(request, slot)
         if self._keeps:
-            run.leaders = [(each, self._num_common(each.request, request)) for each in self._runs.values()]
+            ahead = [each for each in self._runs.values() if each.places]
+            run.leaders = [(each, self._num_common(each.request, request)) for each in ahead]
             others = [each for each in islice(waiting, MAX_COMPARED) if each is not request]
             num_in_tree = sum(num for _, num in self.tree.trace(request.token_ids, request.salt)) * self._block_size
             ends = [request.num_prompt - ANSWER_LEAD, *request.resume_at, num_in_tree]
