@@ -161,7 +161,8 @@ def test_what_is_refused_is_recorded_as_that(tracer: ListTracer) -> None:
 def test_who_hangs_up_leaves_a_trace(traced: Serving, tracer: ListTracer) -> None:
     body = {"messages": HELLO, "max_tokens": 2000, "stream": True}
     with traced.http.stream("POST", "/v1/chat/completions", json=body) as answer:
-        next(answer.iter_bytes())
+        lines = answer.iter_lines()
+        assert any('"content":"' in line for line in lines), "a token has come: before that there is no span of decoding"
     until(lambda: bool(tracer.spans))
     until(lambda: len(tracer.spans) == 4)
     assert request_of(tracer).error == "abort"

@@ -168,12 +168,14 @@ def _attention_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
 
 
 def each_shape(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...], int]]:
-    """Of all layers, each with how many of them have it: hostile files may claim millions."""
-    kinds: dict[tuple[bool, bool], list[int]] = {}
-    for layer in range(spec.num_layers):
-        kinds.setdefault((spec.is_linear(layer), spec.has_experts(layer)), []).append(layer)
-    for layers in kinds.values():
-        yield from ((name, shape, len(layers)) for name, shape in layer_shapes(spec, layers[0]).items())
+    """Of all layers, each with how many of them have it, without going through them: files may claim billions."""
+    num_dense = min(spec.num_layers, spec.experts.num_dense) if spec.experts else spec.num_layers
+    for begin, end in ((0, num_dense), (num_dense, spec.num_layers)):
+        linear = sorted(layer for layer in (spec.linear.layers if spec.linear else ()) if begin <= layer < end)
+        others = (layer for layer in range(begin, end) if not spec.is_linear(layer))
+        for layer, count in ((next(iter(linear), None), len(linear)), (next(others, None), end - begin - len(linear))):
+            if layer is not None:
+                yield from ((name, shape, count) for name, shape in layer_shapes(spec, layer).items())
 
 
 def _linear_shapes(linear: LinearSpec, hidden: int, *, is_fused: bool) -> dict[str, tuple[int, ...]]:
