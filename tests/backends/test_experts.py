@@ -56,7 +56,7 @@ def test_experts_come_to_what_they_are_defined_as(
     assert off_by(plain, want) < TOLERANCES[held]
     library = mixture._library()
     if library is None:
-        pytest.skip("no compiler")
+        pytest.skip("needs a C++ compiler")
     native = NativeExperts(library, spec, layers, held, precision)
     native.run(layer, x, ours)
     assert off_by(ours, plain) < (1e-5 if precision == "exact" or held in ("f32", "bf16") else 0.03)

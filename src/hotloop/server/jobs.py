@@ -45,30 +45,21 @@ def make_job(
         bound = replace(bound, grammar=service.tool_format.wrap(bound.grammar))
     prompt = service.prompts.chat(conversation, scope=caller.scope)
     max_tokens, clamped = _fit(request, prompt, service)
+    has_marks = (calling.is_possible and service.tool_format.keep_special) or (
+        service.prompts.thinking is not None and service.prompts.thinking.is_special
+    )
     sampling = SamplingParams(max_tokens=1, ignore_eos=True)
     if not is_silent:
+        vocab_size = service.engine.tokenizer.vocab_size
         sampling = parse_sampling(
-            request,
-            options,
-            service.engine.tokenizer.vocab_size,
-            max_tokens=max_tokens,
-            logprobs=logprobs,
-            keep_special=(calling.is_possible and service.tool_format.keep_special)
-            or (service.prompts.thinking is not None and service.prompts.thinking.is_special),
+            request, options, vocab_size, max_tokens=max_tokens, logprobs=logprobs, keep_special=has_marks
         )
     # OpenAI's clients say how long a prompt is to be kept, Anthropic's which part of it.
     whole = (Pin(len(prompt.token_ids), options.retention_s),) if options.retention_s else ()
     pins = find_pins(transcript.hints, transcript.messages, prompt, service.engine.tokenizer) + whole
-    parser: Callable[[], CallParser] = Silence if is_silent else PlainText
     thinking = None if is_silent or conversation.begun else service.prompts.limit_thinking(prompt, wish.max_tokens)
-    if not is_silent and (calling.is_possible or service.prompts.thinking):
-        parser = partial(
-            service.prompts.parser,
-            calling.allowed,
-            can_call=calling.is_possible,
-            must_call=calling.is_required,
-            is_thinking=thinking is not None and thinking.is_open,
-        )
+    is_thinking = thinking is not None and thinking.is_open
+    parser = Silence if is_silent else _choose_parser(calling, service, is_thinking=is_thinking)
     inquiry = service.explainer.inquire([prompt], caller, options.compared_with)
     inquiry.tell(*prompt.changes, *clamped, *calling.changes, *transcript.changes)
     messages = () if is_silent else transcript.messages  # what is only prefilled has neither come back nor ended
@@ -89,6 +80,18 @@ def make_job(
         is_stream=request.is_stream,
         has_usage=request.has_usage,
         is_silent=is_silent,
+    )
+
+
+def _choose_parser(calling: Calling, service: Service, *, is_thinking: bool) -> Callable[[], CallParser]:
+    if not calling.is_possible and not service.prompts.thinking:
+        return PlainText
+    return partial(
+        service.prompts.parser,
+        calling.allowed,
+        can_call=calling.is_possible,
+        must_call=calling.is_required,
+        is_thinking=is_thinking,
     )
 
 

@@ -86,7 +86,7 @@ def parse_transcript(request: ApiRequest) -> HintedMessages:
         raise RequestError(f"{request.turns_param}: there is nothing to answer", param=request.turns_param)
     if request.api != "messages":
         return HintedMessages(messages, [], changes)
-    told = accumulate(isinstance(tool, ApiTool) for tool in request.tools)  # of built-in ones the model is not told
+    told = accumulate(isinstance(tool, ApiTool) for tool in request.tools)  # built-in ones are left out of the prompt
     marks = [(tool.mark, i, num_told) for i, (tool, num_told) in enumerate(zip(request.tools, told, strict=True))]
     of_tools = [_parse_hint(mark, f"tools[{i}].cache_control", num - 1) for mark, i, num in marks if mark is not None]
     if request.cache.mark is not None:

@@ -27,7 +27,7 @@ from hotloop.server.tenants import NOBODY, Caller
 
 _KEPT_COST = 256  # of an explanation, in tokens
 _PROMPT_SHARE = 8  # prompts that are kept whole, with their messages, take that much more room a token
-_MAX_CHANGES = 32  # that are told of one answer
+_MAX_CHANGES = 32  # listed in the usage of one answer
 _MAX_SCOPES = 4096  # answers of which it is known who shares with them
 
 

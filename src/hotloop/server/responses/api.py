@@ -163,7 +163,7 @@ async def cancel(http: HttpRequest) -> Response:
             raise RequestError("Cannot cancel a synchronous response.", param="response_id")
         return JsonResponse(ended.encode())
     run.outputs.fail(Cancelled())
-    if run.task:  # it may have ended by itself, and not been told of yet
+    if run.task:  # it may have ended by itself, with its end not yet recorded
         await asyncio.wait([run.task])
         return JsonResponse(store.find_ended(response_id, owner).encode())
     is_cancelled = isinstance(run.outputs.failure, Cancelled)

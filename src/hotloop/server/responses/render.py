@@ -21,7 +21,7 @@ from hotloop.wire.responses import writer as wire
 from hotloop.wire.sse import COMMENT
 
 _TOLD = ("function", "custom", "namespace")
-"""Tools that the model is told of."""
+"""Tools in the prompt."""
 
 
 class Composer(wire.ResponsesWriter):
