@@ -22,7 +22,7 @@ from benchmarks.route.stub import Manner
 from benchmarks.route.troubles import plan_troubles
 from benchmarks.route.verdict import ChaosReport
 from hotloop.bench.serving import exit_on_sigterm
-from hotloop.bench.workload import load_jobs
+from hotloop.cli.bench import WorkloadFlags
 from hotloop.cli.exits import complain
 from hotloop.cli.loading import pull_model
 from hotloop.cli.output import advance_by_turn, progress, show
@@ -59,28 +59,31 @@ class RouteFlags:
     """chaos: how long."""
     seed: int = 0
     """chaos: which troubles; overhead, memory: which prompts."""
-    data: Path | None = None
-    """fleet: recorded transcripts, .jsonl or .jsonl.gz; a generated workload if not given."""
-    replicas: PositiveInt = 3
-    """fleet: how many servers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetFlags(WorkloadFlags):
+    """What the fleet serves: all jobs at once, one an agent."""
+
     agents: PositiveInt = 12
-    """fleet: how many jobs, all at once."""
-    turns: PositiveInt = 6
-    """fleet: most turns of a job."""
     max_out: PositiveInt = 24
-    """fleet: most tokens asked for in a turn."""
+    replicas: PositiveInt = 3
+    """How many servers."""
     gap: NonNegativeFloat = 0.5
-    """fleet: seconds between an answer and the next turn, as if a tool ran."""
-    skip_chars: PositiveInt = 28_000
-    """fleet: leave out transcripts whose last prompt has as many characters."""
+    """Seconds between an answer and the next turn, as if a tool ran."""
     model: str = DEFAULT_MODEL
-    """fleet: the model that is served."""
+    """The model that is served."""
 
 
-_DEFAULTS = RouteFlags()
+_DEFAULTS, _FLEET = RouteFlags(), FleetFlags()
 
 
-def route(*, flags: Annotated[RouteFlags, Parameter(name="*")] = _DEFAULTS, as_json: Json = False) -> None:
+def route(
+    *,
+    flags: Annotated[RouteFlags, Parameter(name="*")] = _DEFAULTS,
+    fleet: Annotated[FleetFlags, Parameter(name="*", group="Scenario fleet")] = _FLEET,
+    as_json: Json = False,
+) -> None:
     """Measure `hotloop route`: what it adds, whether it forgets, what it survives, and what it saves."""
     exit_on_sigterm()
     match flags.scenario:
@@ -95,7 +98,7 @@ def route(*, flags: Annotated[RouteFlags, Parameter(name="*")] = _DEFAULTS, as_j
             if not chaos.is_good:
                 raise HotloopError("requests were lost, streams were cut, or recovery took too long")
         case "fleet":
-            sides = _run_fleet(flags)
+            sides = _run_fleet(fleet)
             show(fleet_json(sides), fleet_table(sides), as_json, [error for side in sides for error in side.errors])
 
 
@@ -159,16 +162,10 @@ def _run_chaos(flags: RouteFlags) -> ChaosReport:
         )
 
 
-def _run_fleet(flags: RouteFlags) -> list[FleetSide]:
+def _run_fleet(flags: FleetFlags) -> list[FleetSide]:
     """In turn and then by prefix, which so is compared with the first."""
     pull_model(flags.model)
-    jobs = load_jobs(
-        flags.data,
-        max_jobs=flags.agents,
-        max_turns=flags.turns,
-        max_output=flags.max_out,
-        max_chars=flags.skip_chars,
-    )
+    jobs = flags.load_jobs(flags.agents)
     served = ("--model", flags.model)
     room = size_room(jobs, -(-flags.agents // flags.replicas), served)
     num_turns = sum(len(job.turns) for job in jobs)
