@@ -79,15 +79,11 @@ class Figures:
     """What came of it."""
 
     num_runs: int = 0
-    num_turns: int = 0
     num_calls: int = 0
     num_read_only: int = 0
     num_started: int = 0
     num_hits: int = 0
-    num_started_next: int = 0
-    num_hits_next: int = 0
     tool_s: float = 0.0
-    read_only_s: float = 0.0
     hidden_s: float = 0.0
 
     @property
@@ -151,10 +147,8 @@ class _Table:
                 self.guesser.learn_turn(history, message.tool_calls, run)
 
     def _take_turn(self, history: History, message: Message, seed: str) -> None:
-        self.figures.num_turns += 1
         started: dict[str, float] = {}
         self._start(self.guesser.predict(history), 0.0, started)
-        nexts = set(started)
         now_s = self.pace.first_token_s + self.pace.write_s(message.content)
         may_look = True
         for number, call in enumerate(message.tool_calls):
@@ -166,10 +160,7 @@ class _Table:
             if not may_look:
                 self._drop(started)
             history = history.after(call)
-            key = history.calls[-1].key
-            self.figures.num_hits_next += key in nexts and key in started
-            self._call(call, key, now_s, started, f"{seed} call {number}")
-        self.figures.num_started_next += len(nexts)
+            self._call(call, history.calls[-1].key, now_s, started, f"{seed} call {number}")
         self._drop(started)
         self.budget.end_turn(len(message.tool_calls))
 
@@ -187,7 +178,6 @@ class _Table:
         if not is_read_only(call.name):
             return
         self.figures.num_read_only += 1
-        self.figures.read_only_s += tool_s
         if key in started:
             self.figures.num_hits += 1
             self.figures.hidden_s += min(tool_s, now_s - started.pop(key))

@@ -182,10 +182,9 @@ class Engine:
         *,
         priority: Priority = Priority.INTERACTIVE,
         session_id: str = "",
-        grammar: Grammar | None = None,
     ) -> AsyncGenerator[TokenEvent, None]:
         """The answer as it comes. Closing the iterator aborts the request."""
-        request = self._make_request(prompt, sampling, priority, session_id, grammar)
+        request = self._make_request(prompt, sampling, priority, session_id)
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[TokenEvent] = asyncio.Queue()
 
@@ -211,11 +210,10 @@ class Engine:
         sampling: SamplingParams | None = None,
         *,
         priority: Priority = Priority.INTERACTIVE,
-        session_id: str = "",
         grammar: Grammar | None = None,
     ) -> Completion:
         """The whole answer; waits for it."""
-        request = self._make_request(prompt, sampling, priority, session_id, grammar)
+        request = self._make_request(prompt, sampling, priority, grammar=grammar)
         queue: SimpleQueue[TokenEvent] = SimpleQueue()
         self.submit([request], queue.put)
         events: list[TokenEvent] = []
@@ -270,8 +268,8 @@ class Engine:
         prompt: Prompt,
         sampling: SamplingParams | None,
         priority: Priority,
-        session_id: str,
-        grammar: Grammar | None,
+        session_id: str = "",
+        grammar: Grammar | None = None,
     ) -> Request:
         prompt_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         return Request(secrets.token_hex(8), prompt_ids, sampling or SamplingParams(), priority, session_id, grammar)

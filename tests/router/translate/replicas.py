@@ -88,6 +88,17 @@ class Replica:
         return status, "application/json", data
 
 
+def check_broken_off(make: Callable[[], Translation], broken: bytes, opening: bytes) -> None:
+    """A stream that ends before its last word ends with one error, whoever says so, and nothing after it."""
+    for error in (None, "the replica is gone"):
+        live = make().stream()
+        live.feed(broken)
+        ending = live.end(error)
+        assert ending.startswith(opening)
+        assert ending.count(opening.partition(b": ")[0] + b": ") == 1
+        assert (live.feed(broken), live.end(), live.end("again")) == (b"", b"", b"")
+
+
 def feed(translation: Translation, data: bytes, size: int, error: str | None = None) -> bytes:
     stream = translation.stream()
     pieces = [stream.feed(data[i : i + size]) for i in range(0, len(data), size)]
