@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 from benchmarks.agent.recorded import message_of
 from hotloop.agent.predict.history import History, PastCall, call_key
 from hotloop.agent.predict.predictor import Prediction, Predictor
-from hotloop.agent.speculation import Budget
+from hotloop.agent.speculation import Budget, Foreseen
 from hotloop.bench.workload import read_transcripts
 from hotloop.core.message import Message, ToolCall
 
@@ -81,19 +81,18 @@ class Figures:
     num_runs: int = 0
     num_calls: int = 0
     num_read_only: int = 0
-    num_started: int = 0
-    num_hits: int = 0
+    guesses: Foreseen = field(default_factory=Foreseen)
     tool_s: float = 0.0
     hidden_s: float = 0.0
 
     @property
     def precision(self) -> float:
-        return self.num_hits / self.num_started if self.num_started else 0.0
+        return self.guesses.num_hits / self.guesses.num_started if self.guesses.num_started else 0.0
 
     @property
     def coverage(self) -> float:
         """The share of the read-only calls that were foreseen."""
-        return self.num_hits / self.num_read_only if self.num_read_only else 0.0
+        return self.guesses.num_hits / self.num_read_only if self.num_read_only else 0.0
 
     @property
     def hidden(self) -> float:
@@ -103,7 +102,7 @@ class Figures:
     @property
     def waste(self) -> float:
         """Calls nobody asked for, a call that was made."""
-        return (self.num_started - self.num_hits) / self.num_calls if self.num_calls else 0.0
+        return (self.guesses.num_started - self.guesses.num_hits) / self.num_calls if self.num_calls else 0.0
 
 
 def measure_foresight(
@@ -169,7 +168,7 @@ class _Table:
             wanted = prediction.confidence >= self.threshold and is_read_only(prediction.name)
             if wanted and prediction.key not in started and self.budget.take(0.0):
                 started[prediction.key] = now_s
-                self.figures.num_started += 1
+                self.figures.guesses.num_started += 1
 
     def _call(self, call: ToolCall, key: str | None, now_s: float, started: dict[str, float], seed: str) -> None:
         tool_s = self.pace.tool_s(seed)
@@ -179,7 +178,7 @@ class _Table:
             return
         self.figures.num_read_only += 1
         if key in started:
-            self.figures.num_hits += 1
+            self.figures.guesses.num_hits += 1
             self.figures.hidden_s += min(tool_s, now_s - started.pop(key))
             self.budget.give_back(0.0)
 
@@ -261,7 +260,7 @@ def foresight_row(path: Path, num_learn: int = 30) -> dict[str, float]:
     figures = measure_foresight(read_runs(path), num_learn=num_learn)
     return {
         "calls": figures.num_calls,
-        "foreseen": figures.num_hits,
+        "foreseen": figures.guesses.num_hits,
         "precision": round(figures.precision, 3),
         "coverage": round(figures.coverage, 3),
         "hidden_share": round(figures.hidden, 3),

@@ -41,16 +41,10 @@ class RouteFlags:
 
     scenario: Scenario = "overhead"
     """Time added, memory over many requests, replicas that fail, or real replicas by prefix against in turn."""
-    rate: PositiveFloat = 200.0
-    """overhead, chaos: requests a second, whether or not others were answered."""
     rounds: PositiveInt = 6
     """overhead: how often each way is measured, in turn."""
     round_time: PositiveFloat = 10.0
     """overhead: seconds of a round."""
-    events: PositiveInt = 8
-    """overhead, chaos: events of a stub's stream."""
-    event_gap: NonNegativeFloat = 0.01
-    """overhead, chaos: seconds between two events."""
     litellm: Path | None = None
     """overhead: a `litellm` program to compare with (pip install "litellm[proxy]" in an environment of its own)."""
     requests: PositiveInt = 100_000
@@ -59,6 +53,22 @@ class RouteFlags:
     """chaos: how long."""
     seed: int = 0
     """chaos: which troubles; overhead, memory: which prompts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StubFlags:
+    """What stubs are asked, and how they answer."""
+
+    rate: PositiveFloat = 200.0
+    """Requests a second, whether or not others were answered."""
+    events: PositiveInt = 8
+    """Events of a stub's stream."""
+    event_gap: NonNegativeFloat = 0.01
+    """Seconds between two events."""
+
+    @property
+    def manner(self) -> Manner:
+        return Manner(self.events, self.event_gap)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,12 +85,13 @@ class FleetFlags(WorkloadFlags):
     """The model that is served."""
 
 
-_DEFAULTS, _FLEET = RouteFlags(), FleetFlags()
+_DEFAULTS, _STUBS, _FLEET = RouteFlags(), StubFlags(), FleetFlags()
 
 
 def route(
     *,
     flags: Annotated[RouteFlags, Parameter(name="*")] = _DEFAULTS,
+    stubs: Annotated[StubFlags, Parameter(name="*", group="Scenarios overhead and chaos")] = _STUBS,
     fleet: Annotated[FleetFlags, Parameter(name="*", group="Scenario fleet")] = _FLEET,
     as_json: Json = False,
 ) -> None:
@@ -88,11 +99,11 @@ def route(
     exit_on_sigterm()
     match flags.scenario:
         case "overhead":
-            show_report(_measure_overhead(flags), as_json)
+            show_report(_measure_overhead(flags, stubs), as_json)
         case "memory":
             show_report(_measure_memory(flags), as_json)
         case "chaos":
-            chaos = _run_chaos(flags)
+            chaos = _run_chaos(flags, stubs)
             show_report(chaos, as_json)
             complain(*chaos.details)
             if not chaos.is_good:
@@ -102,9 +113,9 @@ def route(
             show(fleet_json(sides), fleet_table(sides), as_json, [error for side in sides for error in side.errors])
 
 
-def _measure_overhead(flags: RouteFlags) -> OverheadReport:
+def _measure_overhead(flags: RouteFlags, stubs: StubFlags) -> OverheadReport:
     with ExitStack() as stack:
-        stub = stack.enter_context(StubProcess("stub-1", Manner(flags.events, flags.event_gap)))
+        stub = stack.enter_context(StubProcess("stub-1", stubs.manner))
         ways: dict[str, StubProcess | RouterProcess | LiteLlmProcess] = {DIRECT: stub}
         ways["hotloop"] = stack.enter_context(RouterProcess([stub.url]))
         if flags.litellm:
@@ -116,7 +127,7 @@ def _measure_overhead(flags: RouteFlags) -> OverheadReport:
                 measure_overhead(
                     lanes,
                     partial(agent_requests, seed=flags.seed),
-                    rate=flags.rate,
+                    rate=stubs.rate,
                     round_s=flags.round_time,
                     num_rounds=flags.rounds,
                     on_round=partial(bar.advance, task),
@@ -139,13 +150,12 @@ def _measure_memory(flags: RouteFlags) -> Any:
         )
 
 
-def _run_chaos(flags: RouteFlags) -> ChaosReport:
+def _run_chaos(flags: RouteFlags, settings: StubFlags) -> ChaosReport:
     names = [f"stub-{number}" for number in range(1, _NUM_STUBS + 1)]
     duration_s = 60 * flags.minutes
     troubles = plan_troubles(names, duration_s, seed=flags.seed)
     with ExitStack() as stack:
-        manner = Manner(flags.events, flags.event_gap)
-        stubs = [stack.enter_context(StubProcess(name, manner)) for name in names]
+        stubs = [stack.enter_context(StubProcess(name, settings.manner)) for name in names]
         router = stack.enter_context(RouterProcess([stub.url for stub in stubs]))
         bar = stack.enter_context(progress())
         task = bar.add_task("troubles", total=len(troubles))
@@ -154,7 +164,7 @@ def _run_chaos(flags: RouteFlags) -> ChaosReport:
                 router,
                 stubs,
                 troubles,
-                rate=flags.rate,
+                rate=settings.rate,
                 duration_s=duration_s,
                 seed=flags.seed,
                 on_trouble=partial(bar.advance, task),

@@ -176,15 +176,10 @@ class Engine:
         self._post(lambda: self._core.scheduler.seating.hold(tokens, hold, salt, line))
 
     async def stream(
-        self,
-        prompt: Prompt,
-        sampling: SamplingParams | None = None,
-        *,
-        priority: Priority = Priority.INTERACTIVE,
-        session_id: str = "",
+        self, prompt: Prompt, sampling: SamplingParams | None = None, *, session_id: str = ""
     ) -> AsyncGenerator[TokenEvent, None]:
         """The answer as it comes. Closing the iterator aborts the request."""
-        request = self._make_request(prompt, sampling, priority, session_id)
+        request = self._make_request(prompt, sampling, session_id=session_id)
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[TokenEvent] = asyncio.Queue()
 
@@ -210,10 +205,11 @@ class Engine:
         sampling: SamplingParams | None = None,
         *,
         priority: Priority = Priority.INTERACTIVE,
+        session_id: str = "",
         grammar: Grammar | None = None,
     ) -> Completion:
         """The whole answer; waits for it."""
-        request = self._make_request(prompt, sampling, priority, grammar=grammar)
+        request = self._make_request(prompt, sampling, priority, session_id, grammar)
         queue: SimpleQueue[TokenEvent] = SimpleQueue()
         self.submit([request], queue.put)
         events: list[TokenEvent] = []
@@ -267,7 +263,7 @@ class Engine:
         self,
         prompt: Prompt,
         sampling: SamplingParams | None,
-        priority: Priority,
+        priority: Priority = Priority.INTERACTIVE,
         session_id: str = "",
         grammar: Grammar | None = None,
     ) -> Request:

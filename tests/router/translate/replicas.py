@@ -22,6 +22,15 @@ EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 RESPONSE_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
 Json = dict[str, Any]
+ITEMS: list[Json] = [
+    {"role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": "u"}]},
+    {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+    {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "b"}]},
+    {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+    {"type": "custom_tool_call", "call_id": "2", "name": "patch", "input": "ü"},
+    {"type": "function_call_output", "call_id": "1", "output": "x"},
+]
+"""What the responses API may be sent, but for its instructions."""
 _PATHS: dict[str, Api] = {"/v1/messages": "messages", "/v1/chat/completions": "chat", "/v1/responses": "responses"}
 
 
