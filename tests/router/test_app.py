@@ -123,6 +123,15 @@ async def test_what_is_refused(stubs, route, method, path, content, kind, status
     assert answer.headers["x-request-id"] == answer.json()["error"]["request_id"]
 
 
+async def test_large_headers_and_bodies_are_refused_so_that_it_can_be_read(stubs, route):
+    router = await route(replica_configs(await stubs(1)), max_body="1KiB")
+    large = await router.client.get("/v1/models", headers={"x-large": "x" * 70_000})
+    assert (large.status_code, large.json()["error"]["code"]) == (431, "headers_too_large")
+    kind = {"content-type": "application/json", "connection": "close"}
+    large = await router.client.post(CHAT, content=b" " * 20_000_000, headers=kind)
+    assert (large.status_code, large.json()["error"]["code"]) == (413, "request_too_large")
+
+
 async def test_errors_are_in_anthropics_shape_where_it_is_spoken(stubs, route):
     router = await route(replica_configs(await stubs(1)))
     answer = await router.client.post("/v1/messages", json={"model": "other", "messages": MESSAGES, "max_tokens": 4})
