@@ -107,7 +107,7 @@ def test_a_flood_does_not_fill_the_memory_and_its_answer_can_be_read() -> None:
 def test_headers_within_the_limit_pass() -> None:
     with listening() as address, connect(address) as connection:
         for _ in range(3):
-            connection.sendall(b"GET / HTTP/1.1\r\nx: " + b"a" * 60_000 + b"\r\n\r\n")
+            connection.sendall(b"GET / HTTP/1.1\r\nhost: x\r\nx: " + b"a" * 60_000 + b"\r\n\r\n")
             assert read_answer(connection) == (200, b"0")
 
 

@@ -23,7 +23,7 @@ class PageServer(uvicorn.Server):
     """Serves the page in a thread."""
 
     def __init__(self, source: StoreSource, api_key: str | None = None) -> None:
-        app = create_ui(source, api_key=api_key)
+        app = create_ui(source, keys=(api_key.encode(),) if api_key else ())
         super().__init__(uvicorn.Config(app, ws="none", lifespan="off", log_config=None, timeout_graceful_shutdown=2))
         self._listener = bind("127.0.0.1", 0)
         self.url = f"{url_of(self._listener)}/ui"

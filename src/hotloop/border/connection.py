@@ -16,10 +16,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from hotloop.border.requests import REQUEST_ID_HEADER, parse_request_id
+from hotloop.border.requests import render_refusal
 
 log = logging.getLogger("hotloop.http")
 
@@ -152,13 +151,10 @@ class BoundedProtocol(HttpToolsProtocol):
     def _refuse(self, status: int, code: str, message: str) -> None:
         """Answer a request that no application hears of; one that has heard of it sees the client leave."""
         self._limits.tell(f"{status} {message}", self.client)
-        request_id = parse_request_id(None)
-        kind = "server_error" if status >= 500 else "invalid_request_error"
-        error = {"message": message, "type": kind, "param": None, "code": code, "request_id": request_id}
-        body = msgspec.json.encode({"type": "error", "error": error, "request_id": request_id})
-        head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n"
-        head += f"{REQUEST_ID_HEADER}: {request_id}\r\n" + ("retry-after: 1\r\n" if status == 503 else "")
-        self._socket.write(STATUS_LINE[status] + head.encode() + b"\r\n" + body)
+        headers, body = render_refusal(status, code, message)
+        headers += [(b"connection", b"close"), *([(b"retry-after", b"1")] if status == 503 else [])]
+        head = b"".join(b"%s: %s\r\n" % header for header in headers)
+        self._socket.write(STATUS_LINE[status] + head + b"\r\n" + body)
         if self.cycle and not self.cycle.response_complete:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
