@@ -74,7 +74,7 @@ def test_a_model_without_a_template_has_none(tmp_path: Path) -> None:
 def test_a_wrong_template_is_named_with_its_file(tmp_path: Path) -> None:
     spec = tiny_spec("llama")
     path = write_gguf(tmp_path / "m.gguf", spec, tiny_weights(spec), {"tokenizer.chat_template": "{% for %}"})
-    with pytest.raises(ModelError, match=r"m\.gguf: the chat template is wrong at line 1"):
+    with pytest.raises(ModelError, match=r"m\.gguf: the chat template cannot be read: wrong at line 1"):
         load_model(str(path))
 
 
