@@ -59,6 +59,8 @@ def open_cuda(
     """The model on the GPU, in bf16 unless float32 was asked for, its KV sized from what the GPU has left, unless it
     was left room by the model that it is a companion of.
     """
+    if model.spec.latent:
+        raise ConfigError("a model with latent attention (MLA) runs on a CPU only so far: start it with --device cpu")
     dtype = torch.float32 if precision == "exact" or weight_format == "f32" else torch.bfloat16
     own: Literal["f32", "bf16"] = "f32" if dtype == torch.float32 else "bf16"
     plan = Plan(config, dtype, has_fp8_weights=weight_format == "fp8")
