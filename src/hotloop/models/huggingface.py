@@ -75,7 +75,7 @@ class SafetensorsWeights:
         self._check_types(wanted)
         self._int4 = spec.int4
         self._orders = _orders(spec)
-        if self._orders and spec.int4:
+        if (self._orders or spec.latent) and spec.int4:
             raise ModelError(f"{folder}: weights in four bits of heads that turn only in part are not supported")
 
     def read(self, name: str) -> NDArray[np.float32]:
