@@ -20,6 +20,10 @@ FAMILIES: dict[str, Family] = {
     "qwen3_moe": "qwen3moe",
     "gpt_oss": "gptoss",
     "glm4_moe": "glm4moe",
+    "glm4_moe_lite": "glm4moelite",
+    "deepseek_v2": "deepseek2",
+    "deepseek_v3": "deepseek3",
+    "kimi_k2": "deepseek3",
     "qwen3_next": "qwen3next",
     "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe",
@@ -121,29 +125,47 @@ def parse_experts(config: Config, family: Family, path: Path) -> ExpertsSpec | N
                 return ExpertsSpec(*experts, is_normed=is_normed)
             shared_size = number("shared_expert_intermediate_size")
             return ExpertsSpec(*experts, is_normed=is_normed, shared_size=shared_size, has_shared_gate=True)
-        case "glm4moe":
-            return _glm_experts(config, path)
+        case "glm4moe" | "glm4moelite" | "deepseek2" | "deepseek3":
+            return _deepseek_experts(config, family, path)
     return None
 
 
-def _glm_experts(config: Config, path: Path) -> ExpertsSpec:
-    if config.get("n_group", 1) != 1:
-        raise ModelError(f"{path}: experts that are chosen by groups are not supported")
+def _deepseek_experts(config: Config, family: Family, path: Path) -> ExpertsSpec:
+    """DeepSeek's, GLM's and Kimi's. DeepSeek-V2's scores are a softmax, and are not made to sum up to one."""
+    is_sigmoid = family != "deepseek2"
+    said = "sigmoid" if is_sigmoid else "softmax"
+    if config.get("scoring_func", said) != said or config.get("moe_layer_freq", 1) != 1:
+        raise ModelError(
+            f"{path}: experts in only some of the layers, or with scores other than {said}, are not supported"
+        )
+    has_groups = is_sigmoid or config.get("topk_method") == "group_limited_greedy"
     size = parse_number(config, "moe_intermediate_size", int, path)
-    num_dense = config.get("first_k_dense_replace", 1)
-    if isinstance(num_dense, bool) or not isinstance(num_dense, int) or num_dense < 0:
-        raise ModelError(f"{path}: first_k_dense_replace should be a number of layers, not {num_dense!r:.60}")
     return ExpertsSpec(
         num_experts=parse_number(config, "n_routed_experts", int, path),
         num_chosen=parse_number(config, "num_experts_per_tok", int, path),
         size=size,
-        is_sigmoid=True,
-        is_normed=bool(config.get("norm_topk_prob", True)),
+        is_sigmoid=is_sigmoid,
+        is_normed=is_sigmoid and bool(config.get("norm_topk_prob", True)),
         scale=parse_number(config, "routed_scaling_factor", float, path, 1.0),
-        has_router_bias=True,
+        has_router_bias=is_sigmoid,
         shared_size=size * parse_number(config, "n_shared_experts", int, path, 1),
-        num_dense=num_dense,
+        num_dense=_num_dense(config, path),
+        num_groups=parse_number(config, "n_group", int, path, 1) if has_groups else 1,
+        num_chosen_groups=parse_number(config, "topk_group", int, path, 1) if has_groups else 1,
     )
+
+
+def _num_dense(config: Config, path: Path) -> int:
+    """Layers before the first with experts."""
+    kinds = config.get("mlp_layer_types")
+    num_dense = config.get("first_k_dense_replace", 1)
+    if isinstance(kinds, list):
+        num_dense = kinds.count("dense")
+        if kinds != ["dense"] * num_dense + ["sparse"] * (len(kinds) - num_dense):
+            raise ModelError(f"{path}: experts in only some of the layers are not supported")
+    if isinstance(num_dense, bool) or not isinstance(num_dense, int) or num_dense < 0:
+        raise ModelError(f"{path}: first_k_dense_replace should be a number of layers, not {num_dense!r:.60}")
+    return num_dense
 
 
 def parse_linear(config: Config, family: Family, num_layers: int, path: Path) -> LinearSpec | None:

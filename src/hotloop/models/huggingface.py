@@ -28,6 +28,7 @@ from hotloop.models.architecture import (
 from hotloop.models.gguf import widen
 from hotloop.models.hybrid import StackedExperts
 from hotloop.models.int4 import Part, check_groups, int4_parts, parse_int4, widen_int4
+from hotloop.models.latent import halves_of_latent, parse_latent
 from hotloop.models.layout import check_spec, check_tensors, tensor_places
 from hotloop.models.mxfp4 import FusedExperts, is_mxfp4
 from hotloop.models.rope import scaling_from_config, stretched_context
@@ -75,8 +76,8 @@ class SafetensorsWeights:
         check_tensors(folder, wanted, found, ignored)
         self._check_types(wanted)
         self._int4 = spec.int4
-        self._order = halves_first(spec) if spec.rotary_dim else None
-        if self._order is not None and spec.int4:
+        self._orders = _orders(spec)
+        if (self._orders or spec.latent) and spec.int4:
             raise ModelError(f"{folder}: weights in four bits of heads that turn only in part are not supported")
 
     def read(self, name: str) -> NDArray[np.float32]:
@@ -91,9 +92,8 @@ class SafetensorsWeights:
             return self._fused.stored(name)
         if not (names and self._int4):
             found = self._located[place.hf_name].stored()
-            if self._order is not None and name.rpartition(".")[2] in _TURNED:
-                return _reordered(found, self._order)
-            return found
+            order = self._orders.get(name.rpartition(".")[2])
+            return found if order is None else _reordered(found, order)
         num_out, num_in = place.shape
         stored = {part: self._located[each].stored() for part, each in names.items()}
         scales = stored.pop("scales")
@@ -129,6 +129,13 @@ def _fused_experts(spec: ModelSpec, located: Mapping[str, FileTensor]) -> FusedE
     if spec.family == "gptoss":
         return FusedExperts(spec, located)
     return StackedExperts(spec, located) if spec.experts and StackedExperts.NAMES[0].format(0) in located else None
+
+
+def _orders(spec: ModelSpec) -> dict[str, NDArray[np.intp]]:
+    """By tensor of a layer the order of a head's rows, if it is another than the files'."""
+    if spec.latent and spec.latent.is_interleaved:
+        return halves_of_latent(spec.latent)
+    return dict.fromkeys(_TURNED, halves_first(spec)) if spec.rotary_dim else {}
 
 
 def _reordered(found: Stored, order: NDArray[np.intp]) -> Stored:
@@ -226,14 +233,16 @@ def config_spec(folder: Path) -> ModelSpec:
     num_layers = parse_number(config, "num_hidden_layers", int, path)
     num_heads = parse_number(config, "num_attention_heads", int, path)
     hidden_size = parse_number(config, "hidden_size", int, path)
+    latent = parse_latent(config, rope, family, path)
     head_dim = parse_number(config, "head_dim", int, path, hidden_size // num_heads)
+    if latent:
+        head_dim = latent.nope_dim + latent.rope_dim
     rotary_dim = parse_rotary_dim(config, family, head_dim, path)
     theta = parse_number({**config, **rope}, "rope_theta", float, path, _THETAS.get(family, 10_000.0))
     if "original_max_position_embeddings" in config:  # beside the scaling, where older files have it
         rope = {"original_max_position_embeddings": config["original_max_position_embeddings"], **rope}
-    scaling = scaling_from_config(
-        rope, theta=theta, head_dim=rotary_dim or head_dim, max_context=max_context, where=str(path)
-    )
+    turning = latent.rope_dim if latent else rotary_dim or head_dim
+    scaling = scaling_from_config(rope, theta=theta, head_dim=turning, max_context=max_context, where=str(path))
     max_context = stretched_context(rope, max_context)
     has_qkv_bias, has_o_bias = parse_biases(config, family)
     return ModelSpec(
@@ -258,6 +267,7 @@ def config_spec(folder: Path) -> ModelSpec:
         rotary_dim=rotary_dim,
         experts=parse_experts(config, family, path),
         linear=parse_linear(config, family, num_layers, path),
+        latent=latent,
         int4=None if is_mxfp4(config) else parse_int4(config, path),
     )
 

@@ -7,7 +7,9 @@ bytes in GPT-2's alphabet, and SentencePiece ones, which write a space as ▁ an
 
 import json
 import re
+import threading
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import tokenizers
@@ -20,6 +22,9 @@ _END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "</s>")
 _END_OF_ANSWER = ("<|return|>", "<|call|>")
 MAX_VOCAB = 1 << 24
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_MAX_SHRINK = 3  # what a text may lose of its bytes when it is normalised: Hangul, composed, has a third of them
+_LARGE_CHARS = 1 << 18
+_MAX_LARGE = 2  # large texts that are tokenized at a time: each takes some 400 bytes of memory a token
 
 
 def _gpt2_alphabet() -> dict[str, int]:
@@ -45,7 +50,12 @@ class Tokenizer:
     ) -> None:
         self._bytes: dict[int, bytes] = {}  # of tokens that were asked for
         self._inner = inner
-        self.vocab_size = max(inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self._large = threading.BoundedSemaphore(_MAX_LARGE)
+        vocab = inner.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(vocab.values(), default=-1) + 1
+        longest = max((len(piece.encode()) for piece in vocab), default=1)
+        self.max_token_bytes = longest * (_MAX_SHRINK if inner.normalizer else 1)
+        """No token stands for more bytes of a text than this."""
         if self.vocab_size > MAX_VOCAB:
             raise ModelError(f"the tokenizer has ids up to {self.vocab_size - 1}; at most {MAX_VOCAB} are read")
         self.bos_id = bos_id
@@ -73,7 +83,8 @@ class Tokenizer:
         begin = [self.bos_id] if add_bos and self.bos_id is not None else []
         try:
             # The batch call, unlike the plain one, lets other threads run meanwhile and skips the offsets.
-            return begin + self._inner.encode_batch_fast([readable(text)], add_special_tokens=False)[0].ids
+            with self._large if len(text) > _LARGE_CHARS else nullcontext():
+                return begin + self._inner.encode_batch_fast([readable(text)], add_special_tokens=False)[0].ids
         except BaseException as error:
             raise RequestError(f"the tokenizer cannot encode this text: {rust_reason(error)}") from None
 

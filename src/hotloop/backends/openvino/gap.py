@@ -84,6 +84,10 @@ class GapBackend(CpuBackend):
     def _set_up(self, index: int, layer: int, model: Model) -> None:
         """What attention has to know of a layer; `index` counts those with KV."""
         spec, name = model.spec, f"layers.{layer}."
+        if spec.latent:
+            up = model.weights.read(name + "kv_b").reshape(spec.num_heads, -1, spec.latent.kv_rank)
+            up_keys, up_values = np.split(up, [spec.latent.nope_dim], axis=1)
+            self._attention.set_latent(index, up_keys, up_values.transpose(0, 2, 1))
         if spec.has_qk_norm:
             self._attention.set_norms(index, *(model.weights.read(name + norm) for norm in ("q_norm", "k_norm")))
         window = spec.window(layer)
@@ -116,7 +120,7 @@ class GapBackend(CpuBackend):
     def _compile(self, model: Model, form: Form) -> ov.InferRequest:
         decoder = DecoderGraph(model.spec, model.weights, form.weight_format, NativeStyle(model.spec))
         graph = load_graph(model, f"native-{form.weight_format}", decoder.build)
-        fill_gaps(graph, GAP, self._attention.run, model.spec.num_heads * model.spec.head_dim, self._nodes)
+        fill_gaps(graph, GAP, self._attention.run, model.spec.mixed_size, self._nodes)
         if self._experts:
             fill_gaps(graph, EXPERTS_GAP, self._experts.run, model.spec.hidden_size, self._nodes)
         if self._linear and model.spec.linear:
