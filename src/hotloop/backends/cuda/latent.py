@@ -25,6 +25,8 @@ _MERGED_DIMS = 64  # of a latent that a program merges
 MAX_TILE_PAIRS = 64  # whose latents fit into the registers
 TILES = {16: (32, 4, 3), 32: (32, 4, 3), 64: (32, 8, 3)}
 """For so many pairs: keys, warps and stages."""
+PRODUCT_TILES = {16: (32, 128, 4, 3), 32: (64, 128, 4, 3), 64: (64, 128, 4, 3)}
+"""For so many rows: outputs, inputs, warps and stages."""
 
 
 def norm_rows(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -115,12 +117,12 @@ def heads_product(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> t
     n = weight.shape[2]
     assert weight.shape[1] == k
     tile_rows = min(64, max(16, triton.next_power_of_2(num_rows)))
-    tile_n = 32 if num_rows <= 16 else 64
-    tile_k = max(16, min(128, triton.next_power_of_2(k)))
+    tile_n, tile_k, num_warps, num_stages = PRODUCT_TILES[tile_rows]
+    tile_k = max(16, min(tile_k, triton.next_power_of_2(k)))
     if num_rows:
         _heads_product[(triton.cdiv(n, tile_n), num_heads, triton.cdiv(num_rows, tile_rows))](
             x, weight, out, num_rows, x.stride(0), x.stride(1), *weight.stride(), out.stride(0), out.stride(1), n, k,
-            tile_rows, tile_n, tile_k, num_warps=4, num_stages=1 if x.dtype == torch.float32 else 3,
+            tile_rows, tile_n, tile_k, num_warps=num_warps, num_stages=1 if x.dtype == torch.float32 else num_stages,
             **overlap(x.device),
         )  # fmt: skip
     return out
