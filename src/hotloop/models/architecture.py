@@ -33,13 +33,16 @@ _NORM_FAMILIES = ("qwen3", "qwen3moe", *_HYBRIDS)
 _ROTARY_SHARES = {"glm4moe": 0.5, **dict.fromkeys(_HYBRIDS, 0.25)}
 _BIASED_OUTPUTS = ("llama", "qwen3", "qwen3moe", "gptoss")  # whose attention_bias means all four
 _MAX_LAYERS = 4096
+_MAX_NUMBER = 1 << 63
 _WHOLE_WINDOWS = ("mistral", "mixtral")  # whose window is every layer's
 
 
 def parse_family(config: Config, path: Path) -> Family:
     model_type = config.get("model_type")
-    if model_type not in FAMILIES:
-        raise ModelError(f"{path}: the architecture {model_type!r} is not supported (only {', '.join(FAMILIES)} are)")
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
+        raise ModelError(
+            f"{path}: the architecture {model_type!r:.60} is not supported (only {', '.join(FAMILIES)} are)"
+        )
     if config.get("hidden_act", "silu") != "silu":
         raise ModelError(f"{path}: the activation {config['hidden_act']!r} is not supported (only silu is)")
     return FAMILIES[model_type]
@@ -80,6 +83,8 @@ def parse_windows(config: Config, num_layers: int, max_context: int, path: Path)
         raise ModelError(f"{path}: {num_layers} layers are claimed; at most {_MAX_LAYERS} are read")
     if kinds is None:
         first = config.get("max_window_layers", 0)
+        if not isinstance(first, int | float):
+            raise ModelError(f"{path}: max_window_layers should be a number, not {first!r:.60}")
         kinds = ["sliding_attention" if _slides(str(model_type), i, first) else "" for i in range(num_layers)]
     if not isinstance(kinds, list) or len(kinds) != num_layers:
         raise ModelError(f"{path}: layer_types should name the kinds of {num_layers} layers")
@@ -87,7 +92,7 @@ def parse_windows(config: Config, num_layers: int, max_context: int, path: Path)
     return windows if any(windows) else ()
 
 
-def _slides(model_type: str, layer: int, first: int) -> bool:
+def _slides(model_type: str, layer: int, first: float) -> bool:
     if model_type == "gpt_oss":
         return layer % 2 == 0
     return model_type in _WHOLE_WINDOWS or (model_type.startswith("qwen") and layer >= first)
@@ -187,6 +192,11 @@ def parse_linear(config: Config, family: Family, num_layers: int, path: Path) ->
 def parse_number(config: Config, key: str, kind: type[T], path: Path, default: T | None = None) -> T:
     value = config.get(key)
     value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0 or kind(value) != value:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not 0 < value < _MAX_NUMBER
+        or kind(value) != value
+    ):
         raise ModelError(f"{path}: {key} should be a number above zero, not {value!r:.60}")
     return kind(value)

@@ -34,12 +34,14 @@ from hotloop.models.mxfp4 import FusedExperts, is_mxfp4
 from hotloop.models.rope import scaling_from_config, stretched_context
 from hotloop.models.spec import FileTensor, Int4Stored, ModelSpec, Stored, halves_first
 from hotloop.models.template import ChatTemplate
-from hotloop.models.tokenizer import Tokenizer
+from hotloop.models.tokenizer import Tokenizer, rust_reason
+from hotloop.models.tokenizer_file import check_tokenizer
 
 _THETAS = {"gptoss": 150_000.0}
 _FLOAT_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 _ITEM_BYTES = _FLOAT_BYTES | {"I32": 4, "I64": 8, "U8": 1}
 _LENGTH_BYTES, _MAX_HEADER_BYTES = 8, 100_000_000
+_MAX_RANK, _MAX_SIZE = 8, 1 << 63
 _IGNORED = ["rotary_emb.inv_freq", "lm_head.weight"]
 _BEYOND = ("mtp.", "model.visual.")  # layers that predict tokens further on, and those that see
 _TURNED = ("q", "k", "q_bias", "k_bias", "q_norm", "k_norm")
@@ -166,6 +168,8 @@ def read_json(path: Path) -> dict[str, Any]:
         raise ModelError(f"{path} cannot be read: {error.strerror or error}") from None
     except ValueError as error:
         raise ModelError(f"{path} is not JSON: {error}") from None
+    except RecursionError:
+        raise ModelError(f"{path} is nested too deeply") from None
     if not isinstance(value, dict):
         raise ModelError(f"{path} should hold a JSON object")
     return value
@@ -189,17 +193,25 @@ def _read_header(path: Path) -> dict[str, FileTensor]:
             return {name: _location(path, name, entry, data_begin, size) for name, entry in header.items()}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ModelError(f"{path}: the header is damaged: {error}") from None
+        except RecursionError:
+            raise ModelError(f"{path}: the header is damaged: it is nested too deeply") from None
 
 
 def _location(path: Path, name: str, entry: Mapping[str, Any], data_begin: int, size: int) -> FileTensor:
-    kind, shape = str(entry["dtype"]), tuple(int(n) for n in entry["shape"])
-    begin, end = (int(offset) for offset in entry["data_offsets"])
+    kind, shape = str(entry["dtype"]), _sizes(entry["shape"])
+    begin, end = _sizes(entry["data_offsets"])
     _check_type(path, name, kind, _ITEM_BYTES)
-    if begin < 0 or end - begin != prod(shape) * _ITEM_BYTES[kind]:
+    if end - begin != prod(shape) * _ITEM_BYTES[kind]:
         raise ModelError(f"{path}: the header is damaged: {name} does not fill its place")
     tensor = FileTensor(path, data_begin + begin, kind, shape, prod(shape[-1:]) * _ITEM_BYTES[kind])
     tensor.check_end(name, size)
     return tensor
+
+
+def _sizes(values: list[Any]) -> tuple[int, ...]:
+    if len(values) > _MAX_RANK or not all(isinstance(each, int) and 0 <= each < _MAX_SIZE for each in values):
+        raise ValueError(f"{values!r:.60} should be sizes")
+    return tuple(values)
 
 
 def _check_type(path: Path, name: str, kind: str, allowed: Collection[str]) -> None:
@@ -264,20 +276,19 @@ def folder_tokenizer(folder: Path) -> Tokenizer:
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise ModelError(f"{folder} has no tokenizer: tokenizer.json is missing")
+    config = _optional(folder, "tokenizer_config.json")
     try:
-        inner = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the Rust side raises bare Exceptions
-        raise ModelError(f"{path} cannot be read: {error}") from None
-    inner.no_truncation()
-    inner.no_padding()
-    bos = _token(_optional(folder, "tokenizer_config.json"), "bos_token")
-    bos_id = inner.token_to_id(bos) if bos else None
-    try:
-        return Tokenizer(
-            inner, bos_id=bos_id, eos_ids=_eos_ids(folder, inner), wants_bos=inner.encode("").ids[:1] == [bos_id]
-        )
-    except ModelError as error:
-        raise ModelError(f"{path}: {error}") from None
+        data = path.read_bytes()
+        check_tokenizer(data)
+        inner = tokenizers.Tokenizer.from_buffer(data)
+        inner.no_truncation()
+        inner.no_padding()
+        bos = _token(config, "bos_token")
+        bos_id = inner.token_to_id(bos) if bos else None
+        wants_bos = inner.encode("").ids[:1] == [bos_id]
+        return Tokenizer(inner, bos_id=bos_id, eos_ids=_eos_ids(folder, inner), wants_bos=wants_bos)
+    except BaseException as error:
+        raise ModelError(f"{path} cannot be read: {rust_reason(error)}") from None
 
 
 def folder_template(folder: Path) -> ChatTemplate | None:

@@ -120,6 +120,15 @@ def load_portable(kv_type: str, item_bytes: int) -> Kernel | None:
     return None
 
 
+def build_or_warn(source: str, what: str) -> ctypes.CDLL | None:
+    """The library for this very CPU; None, with a warning, where it cannot be built and numpy has to do."""
+    try:
+        return build_native(source, "-march=native")
+    except BUILD_ERRORS as error:
+        log.warning("%s computed by numpy, which is much slower than our own, since that fails: %s", what, error)
+        return None
+
+
 def _why_no_amx() -> str | None:
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return "ours is for Linux on x86-64"
