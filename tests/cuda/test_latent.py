@@ -159,6 +159,18 @@ def test_blocks_of_latents_go_out_and_come_back(device: str) -> None:
     backend.close()
 
 
+def test_steps_that_are_padded_for_a_graph_are_the_same(device: str) -> None:
+    model = tiny_model("deepseek3", num_layers=1, num_heads=2, num_kv_heads=2, experts=None)
+    plain, padded = (make_backend(model, device, max_running=2, has_graphs=has) for has in (False, True))
+    prompt = [(7 * i) % 100 for i in range(53)]
+    for step in (
+        batch((prompt[:50], 0, [3])),
+        batch((prompt[50:51], 50, [3]), (prompt[:2], 0, [4])),
+        batch((prompt[:40], 0, [5]), (prompt[51:], 51, [3])),
+    ):
+        np.testing.assert_allclose(logits_of(padded, step), logits_of(plain, step), atol=1e-4)
+
+
 def test_a_long_chunk_is_as_many_short_ones(device: str) -> None:
     """Of keys and values that are made, or of latents."""
     model = tiny_model("deepseek3", num_layers=1, num_heads=2, num_kv_heads=2, experts=None)

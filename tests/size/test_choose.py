@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from hotloop.core.errors import ConfigError
+from hotloop.models.spec import LatentSpec
 from hotloop.size.hardware import GPUS, Hardware
 from hotloop.size.load import Load
 from hotloop.size.roofline import Estimate, cheapest, estimate_all
@@ -15,6 +16,16 @@ LLAMA = SHAPES["llama-3.1-8b"]
 
 def estimates(*hardware: Hardware, num_gpus: int | None = None, min_tokens_s: float = 20.0) -> list[Estimate]:
     return estimate_all(LLAMA, Load(), hardware, num_gpus=num_gpus, min_tokens_s=min_tokens_s)
+
+
+def test_latents_are_all_of_the_kv_and_on_one_gpu() -> None:
+    latent = LatentSpec(None, kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128, scale=0.1)
+    spec = replace(LLAMA, num_heads=16, num_kv_heads=16, head_dim=192, latent=latent)
+    load = Load(context=999, tokens_out=1)
+    [found] = estimate_all(spec, load, [GPUS["h200"]], num_gpus=None, min_tokens_s=20)
+    assert found.room.session_bytes == 1000 * spec.num_layers * 576 * 2
+    with pytest.raises(ConfigError, match="cannot be split over 2 GPUs"):
+        estimate_all(spec, load, [GPUS["h200"]], num_gpus=2, min_tokens_s=20)
 
 
 def test_as_few_as_are_enough():

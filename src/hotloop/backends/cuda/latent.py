@@ -37,7 +37,7 @@ def norm_rows(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor
     return out
 
 
-@triton.jit(do_not_specialize_on_alignment=["x"])
+@triton.jit
 def _norm_rows(x, weight, out, stride, eps, size: tl.constexpr, tile: tl.constexpr, is_overlapped: tl.constexpr):
     let_next_begin(is_overlapped)
     wait_for_previous(is_overlapped)
@@ -74,7 +74,7 @@ def rotate_and_keep(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize_on_alignment=["q", "kept", "positions", "slots"])
+@triton.jit(do_not_specialize_on_alignment=["positions", "slots"])
 def _rotate_and_keep(
     q, kept, cache, positions, slots, cos_sin, norm, eps, q_stride, kept_stride,
     num_heads: tl.constexpr, head_dim: tl.constexpr, rank: tl.constexpr, rope_dim: tl.constexpr,
@@ -128,7 +128,7 @@ def heads_product(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> t
     return out
 
 
-@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["x"])
+@triton.jit(do_not_specialize=["num_rows"])
 def _heads_product(
     x, w, out, num_rows, x_row, x_head, w_head: tl.constexpr, w_k: tl.constexpr, w_n: tl.constexpr, out_row, out_head,
     n: tl.constexpr, k: tl.constexpr, tile_rows: tl.constexpr, tile_n: tl.constexpr, tile_k: tl.constexpr,
@@ -190,9 +190,7 @@ def latent_attention(
     return out
 
 
-@triton.jit(
-    do_not_specialize_on_alignment=["q", "row_begins", "lens", "block_ids", "block_begins", "splits"],
-)
+@triton.jit(do_not_specialize_on_alignment=["row_begins", "lens", "block_ids", "block_begins", "splits"])
 def _attend_latents(
     latents, q, cache, row_begins, lens, block_ids, block_begins, splits, out, outs, lses, scale_log2, q_stride,
     split_ints: tl.constexpr, num_heads: tl.constexpr, head_dim: tl.constexpr, rank: tl.constexpr,

@@ -54,7 +54,7 @@ def made_attention(
     return out
 
 
-@triton.jit(do_not_specialize=["first_head", "max_keys"], do_not_specialize_on_alignment=["q", "row_begins", "lens"])
+@triton.jit(do_not_specialize=["first_head", "max_keys"], do_not_specialize_on_alignment=["row_begins", "lens"])
 def _prefill_made(
     q, made, kept, row_begins, lens, out, scale_log2, q_stride, first_head, max_keys,
     num_heads: tl.constexpr, num_made: tl.constexpr, head_dim: tl.constexpr, nope_dim: tl.constexpr,
