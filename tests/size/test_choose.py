@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from hotloop.core.errors import ConfigError
-from hotloop.models.spec import LatentSpec
 from hotloop.size.hardware import GPUS, Hardware
 from hotloop.size.load import Load
 from hotloop.size.roofline import Estimate, cheapest, estimate_all
@@ -19,8 +18,7 @@ def estimates(*hardware: Hardware, num_gpus: int | None = None, min_tokens_s: fl
 
 
 def test_latents_are_all_of_the_kv_and_on_one_gpu() -> None:
-    latent = LatentSpec(None, kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128, scale=0.1)
-    spec = replace(LLAMA, num_heads=16, num_kv_heads=16, head_dim=192, latent=latent)
+    spec = SHAPES["deepseek-v2-lite"]
     load = Load(context=999, tokens_out=1)
     [found] = estimate_all(spec, load, [GPUS["h200"]], num_gpus=None, min_tokens_s=20)
     assert found.room.session_bytes == 1000 * spec.num_layers * 576 * 2
