@@ -218,8 +218,10 @@ def _mlp_shapes(prefix: str, hidden: int, size: int) -> dict[str, tuple[int, ...
 
 def share_of(spec: ModelSpec, num_gpus: int) -> ModelSpec:
     """What each of several GPUs computes: its heads, and its part of the MLP. All else is whole."""
+    if num_gpus == 1:
+        return spec
     if spec.linear:
-        raise ConfigError("a hybrid runs on a CPU only so far: start it with --device cpu")
+        raise ConfigError("a hybrid runs on one GPU only so far: start it with --gpus 1")
     experts = spec.experts
     parts = [(spec.num_kv_heads, "heads of keys and values")]
     if not experts or experts.num_dense:

@@ -91,8 +91,9 @@ def decode_attention(
     is_whole = window is not None and window <= MAX_WHOLE_WINDOW
     num_splits = len(lens) if is_whole else len(splits) // SPLIT_INTS
     tile_pairs = min(_MAX_TILE_PAIRS, max(16, triton.next_power_of_2(usual_rows * group)))
-    tile_tokens = _TILE_TOKENS if tile_pairs == 16 or q.dtype == torch.float32 else 2 * _TILE_TOKENS
     dim_tile = triton.next_power_of_2(head_dim)
+    is_wide = dim_tile > 128 or q.dtype == torch.float32  # then twice as many tokens would not fit
+    tile_tokens = _TILE_TOKENS if tile_pairs == 16 or is_wide else 2 * _TILE_TOKENS
     num_stages = 1 if q.dtype == torch.float32 else 3  # a float32 stage takes twice the shared memory
     _attend[(num_kv_heads, num_splits, triton.cdiv(max_rows * group, tile_pairs))](
         q, k_cache, v_cache, row_begins, lens, block_ids, block_begins, splits, kv_scales, sinks, out, workspace.outs,

@@ -4,14 +4,17 @@ The matrix products are in `linear`, with q, k and v and gate and up each in one
 depends on what a tensor holds, so a call can be captured in a CUDA graph.
 """
 
+from itertools import count
+
 import numpy as np
 import torch
 
 from hotloop.backends.cuda.attention import Workspace, decode_attention, programs_to_fill
+from hotloop.backends.cuda.delta.layer import DeltaNet
 from hotloop.backends.cuda.experts import mix
 from hotloop.backends.cuda.flash import Flash
 from hotloop.backends.cuda.groups import Sharing
-from hotloop.backends.cuda.kernels import add_norm, embed, rotate_and_store
+from hotloop.backends.cuda.kernels import add_norm, embed, gate_heads, rotate_and_store
 from hotloop.backends.cuda.linear import gated, linear, logits
 from hotloop.backends.cuda.parallel import Group
 from hotloop.backends.cuda.prefill import prefill_attention
@@ -27,7 +30,8 @@ MIN_SAVED_BYTES = 160 << 20  # of a layer's KV that sharing must save in a step,
 
 
 class Decoder:
-    """The weights, the KV cache [layers, keys and values, blocks, kv heads, block size, head dim], and a workspace.
+    """The weights, the KV cache [layers that have any, keys and values, blocks, kv heads, block size, head dim], the
+    recurrent states of a hybrid, and a workspace.
 
     Of several ranks each has its share of them, and adds what it finds to what the others find.
     """
@@ -40,6 +44,7 @@ class Decoder:
         group: Group,
         flash: Flash | None = None,
         min_saved_bytes: int = MIN_SAVED_BYTES,
+        num_states: int = 0,
     ) -> None:
         self.spec = spec
         self._group = group
@@ -49,6 +54,7 @@ class Decoder:
         self._dtype = weights.embed.dtype
         self._device = weights.embed.device
         self._scale = spec.head_dim**-0.5
+        self._deltas = DeltaNet(spec.linear, spec.rms_eps, num_states, self._device) if spec.linear else None
         num_positions = min(spec.max_context, kv.shape[2] * kv.shape[4])
         self._cos_sin = torch.from_numpy(rotary_table(spec, num_positions).astype(np.float32)).to(self._device)
         self._workspace = Workspace.allocate(_NUM_PARTS, spec.num_heads, spec.head_dim, self._device)
@@ -67,16 +73,19 @@ class Decoder:
         num_rows = len(step.slots)
         residual = self._empty(num_rows, self.spec.hidden_size)
         normed = torch.empty_like(residual)
-        out = self._empty(num_rows, self.spec.num_heads, self.spec.head_dim).zero_()  # rows that pad stay so
+        out = self._empty(num_rows, self.spec.num_heads * self.spec.head_dim).zero_()  # rows that pad stay so
+        linear_out = self._empty(num_rows, self.spec.linear.value_size if self.spec.linear else 0).zero_()
         embed(step.token_ids, step.sources, chosen, self._weights.embed, residual)
         added = None
-        counts = self._no_counts()
-        for i, (layer, kv, count) in enumerate(zip(self._weights.layers, self.kv, counts, strict=True)):
+        linear_layers, kv_layers = count(), iter(self.kv)
+        for i, (layer, counts) in enumerate(zip(self._weights.layers, self._no_counts(), strict=True)):
             add_norm(added, residual, layer.attn_norm, self.spec.rms_eps, normed)
-            self._attend(step, layer, self.spec.window(i), kv, normed, shape, out)
-            mixed = self._group.all_reduce(linear(out.view(num_rows, -1), layer.o, layer.o_bias))
-            add_norm(mixed, residual, layer.mlp_norm, self.spec.rms_eps, normed)
-            added = self._group.all_reduce(self._mlp(layer, normed, step.slots, count))
+            if layer.linear and self._deltas:
+                mixed = self._deltas.run(next(linear_layers), layer.linear, normed, step, shape, linear_out)
+            else:
+                mixed = self._attention(step, layer, self.spec.window(i), next(kv_layers), normed, shape, out)
+            add_norm(self._group.all_reduce(mixed), residual, layer.mlp_norm, self.spec.rms_eps, normed)
+            added = self._group.all_reduce(self._mlp(layer, normed, step.slots, counts))
         assert added is not None
         residual, added = (torch.index_select(each, 0, step.wanted) for each in (residual, added))
         return add_norm(added, residual, self._weights.final_norm, self.spec.rms_eps, torch.empty_like(residual))
@@ -85,7 +94,7 @@ class Decoder:
         """[wanted, vocabulary] in float32."""
         return self._group.gather_columns(logits(hidden, self._weights.head), self.spec.vocab_size)
 
-    def _attend(
+    def _attention(
         self,
         step: Views,
         layer: LayerWeights,
@@ -94,11 +103,30 @@ class Decoder:
         normed: torch.Tensor,
         shape: Shape,
         out: torch.Tensor,
+    ) -> torch.Tensor:
+        """[rows, hidden], by way of `out` [rows, heads * head_dim]."""
+        assert layer.qkv is not None
+        assert layer.o is not None
+        qkv = linear(normed, layer.qkv, layer.qkv_bias)
+        gates, qkv = qkv.split([out.shape[1], qkv.shape[1] - out.shape[1]], 1) if self._deltas else (None, qkv)
+        self._attend(step, layer, window, kv, qkv, shape, out.view(len(out), self.spec.num_heads, -1))
+        if gates is not None:
+            gate_heads(out, gates)
+        return linear(out, layer.o, layer.o_bias)
+
+    def _attend(
+        self,
+        step: Views,
+        layer: LayerWeights,
+        window: int | None,
+        kv: torch.Tensor,
+        qkv: torch.Tensor,
+        shape: Shape,
+        out: torch.Tensor,
     ) -> None:
         """Into `out` [rows, heads, head_dim]."""
-        spec, num_rows = self.spec, len(normed)
-        qkv = linear(normed, layer.qkv, layer.qkv_bias)
-        q = self._empty(num_rows, spec.num_heads, spec.head_dim)
+        spec = self.spec
+        q = self._empty(*out.shape)
         rotate_and_store(
             qkv, q, kv[0], kv[1], step.positions, step.slots, self._cos_sin, layer.q_norm, layer.k_norm, spec.rms_eps,
             layer.kv_scales,

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from hotloop.backends.backend import Batch, HostMemory
 from hotloop.backends.cuda.attention import MAX_WHOLE_WINDOW
 from hotloop.backends.cuda.decoder import MIN_SAVED_BYTES, Decoder
+from hotloop.backends.cuda.delta.layer import scratch_width
 from hotloop.backends.cuda.failure import first_line, hardware
 from hotloop.backends.cuda.flash import Flash, find_flash
 from hotloop.backends.cuda.flight import CudaCopy, CudaFlight, Wait
@@ -37,7 +38,7 @@ from hotloop.core.config import MAX_DRAFTED_FORCED, EngineConfig, LoadFormat, Pr
 from hotloop.core.errors import BackendError, ConfigError
 from hotloop.models.dummy import DummyWeights
 from hotloop.models.layout import share_of
-from hotloop.models.memory import fit_kv_gpu, kv_token_bytes
+from hotloop.models.memory import fit_kv_gpu, kv_token_bytes, num_states, state_bytes
 from hotloop.models.model import Model
 from hotloop.models.spec import ModelSpec
 
@@ -140,9 +141,9 @@ def working_bytes(spec: ModelSpec, config: EngineConfig, item_bytes: int) -> int
     mlp, experts = 3 * spec.intermediate_size, spec.experts
     if experts:
         mlp = experts.num_chosen * (experts.size + spec.hidden_size) + 3 * experts.num_experts
-    width = 4 * spec.hidden_size + mlp + num_heads * spec.head_dim
+    width = 4 * spec.hidden_size + mlp + num_heads * spec.head_dim + (scratch_width(spec.linear) if spec.linear else 0)
     num_logits = 4 * config.max_running * spec.vocab_size  # as computed, as adjusted, and of drafts
-    ring_bytes = RING_BYTES if has_host_memory(config) else 0
+    ring_bytes = RING_BYTES if has_host_memory(config) and not spec.linear else 0
     return num_rows * width * item_bytes + 4 * num_logits + ring_bytes + _CONTEXT_BYTES
 
 
@@ -155,7 +156,6 @@ class CudaBackend:
 
     depth = 2
     block_size = BLOCK_SIZE
-    num_states = state_bytes = 0
 
     def __init__(
         self,
@@ -178,15 +178,16 @@ class CudaBackend:
         self.vocab_size = spec.vocab_size
         self.max_context = spec.max_context
         self.block_bytes = BLOCK_SIZE * kv_token_bytes(model.spec, kv_dtype.itemsize)
-        self.num_blocks = kv_bytes // self.block_bytes
+        self.num_states, self.state_bytes = num_states(spec, kv_bytes, kv_dtype.itemsize), state_bytes(spec)
+        self.num_blocks = (kv_bytes - self.num_states * self.state_bytes) // self.block_bytes
         weight_format = "fp8" if plan.has_fp8_weights else dtype
         layout = f"cuda {dtype} {weight_format} {kv_dtype} {BLOCK_SIZE} {group.size} {torch.__version__}"
         self.kv_layout = f"{model.fingerprint} {layout}"
         formats = {"is_fp8": plan.has_fp8_weights, "has_fp8_kv": kv_dtype == E4M3}
         weights = load_weights(model, device, dtype, **formats, rank=group.rank, num_ranks=group.size)
-        kv_shape = (spec.num_layers, 2, self.num_blocks, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim)
+        kv_shape = (len(spec.kv_layers), 2, self.num_blocks, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim)
         kv = torch.zeros(kv_shape, dtype=kv_dtype, device=device)
-        self._decoder = Decoder(spec, weights, kv, group, flash, min_saved_bytes)
+        self._decoder = Decoder(spec, weights, kv, group, flash, min_saved_bytes, self.num_states)
         most = BLOCK_SIZE + config.max_draft_tokens + MAX_DRAFTED_FORCED + 1  # rows of one that decodes
         max_rows = max(self.step_tokens, BLOCK_SIZE) + config.max_running * most
         max_blocks = -(-min(self.max_context, self.num_blocks * BLOCK_SIZE) // BLOCK_SIZE)
@@ -205,7 +206,7 @@ class CudaBackend:
         if plan.has_graphs:
             shapes = shapes_for(config.max_running, max_rows, splitting, table_width=width, sharing=self._sharing)
             self._graphs = Graphs(self._decoder, self._indexes, self._chosen, shapes)
-        self._host = open_host_memory(self._decoder.kv, config)
+        self._host = None if spec.linear else open_host_memory(self._decoder.kv, config)  # a state has no way there
         self.host_memory: HostMemory | None = self._host
 
     def launch(self, batch: Batch) -> "CudaFlight":
