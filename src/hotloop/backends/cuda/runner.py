@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from hotloop.backends.backend import Batch, HostMemory
-from hotloop.backends.cuda.attention import MAX_WHOLE_WINDOW
+from hotloop.backends.cuda.attention import MAX_WHOLE_WINDOW, is_wide
 from hotloop.backends.cuda.decoder import MIN_SAVED_BYTES, Decoder
 from hotloop.backends.cuda.delta.layer import scratch_width
 from hotloop.backends.cuda.failure import first_line, hardware
@@ -194,6 +194,7 @@ class CudaBackend:
         self._splitting = splitting = self._decoder.splitting
         has_large_windows = any(window and window > MAX_WHOLE_WINDOW for window in spec.windows)
         is_shared = config.shared_attention and not has_large_windows  # these are read by the same splits as the rest
+        is_shared = is_shared and not is_wide(dtype, spec.head_dim)
         self._sharing = self._decoder.sharing if is_shared else None
         num_items, width = self._decoder.sharing.num_items(max_rows), max_blocks if flash else 0
         num_splits = splitting.max_splits(config.max_running)
