@@ -166,10 +166,12 @@ def rotate_and_store(
         k_cache.copy_(wide[0])
         v_cache.copy_(wide[1])
         return
-    grid = (num_rows, triton.cdiv(num_heads + 2 * num_kv_heads, _HEAD_TILE))
+    all_heads = num_heads + 2 * num_kv_heads
+    head_tile = _HEAD_TILE if qkv.is_cuda else triton.next_power_of_2(all_heads)  # the interpreter counts programs
+    grid = (num_rows, triton.cdiv(all_heads, head_tile))
     _rotate_and_store[grid](
         qkv, q_out, k_cache, v_cache, positions, slots, cos_sin, q_norm, k_norm, kv_scales, eps, qkv.stride(0),
-        num_heads, num_kv_heads, head_dim, block_size, _HEAD_TILE, triton.next_power_of_2(head_dim // 2), num_warps=1,
+        num_heads, num_kv_heads, head_dim, block_size, head_tile, triton.next_power_of_2(head_dim // 2), num_warps=1,
         **overlap(qkv.device),
     )  # fmt: skip
 
@@ -237,11 +239,11 @@ def _store_halves(target, first, second, half: tl.constexpr, mask):
 def copy_blocks(caches: torch.Tensor, block_ids: torch.Tensor, staging: torch.Tensor, *, is_out: bool) -> None:
     """Blocks of all layers out of the caches, one block after the other, or back into them.
 
-    caches  [num_layers, 2, num_blocks, num_kv_heads, block_size, head_dim]
+    caches  [num_layers, 2, num_blocks, num_kv_heads, block_size, head_dim]; of latents 1 in place of 2
     staging [len(block_ids), num_layers, 2, num_kv_heads, block_size, head_dim]
     """
-    num_layers, _, num_blocks, *block_shape = caches.shape
-    num_parts = 2 * num_layers
+    num_layers, num_kinds, num_blocks, *block_shape = caches.shape
+    num_parts = num_kinds * num_layers
     size = block_shape[0] * block_shape[1] * block_shape[2]
     assert staging.numel() == len(block_ids) * num_parts * size
     assert staging.dtype == caches.dtype

@@ -18,11 +18,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hotloop.backends.cuda.delta.layer import LinearWeights
+from hotloop.backends.cuda.delta.weights import LinearWeights
 from hotloop.backends.cuda.dequantise import FLOATS, can_dequantise, dequantise
 from hotloop.backends.cuda.expert_weights import ExpertWeights
 from hotloop.backends.cuda.fp8 import ALIGNMENT, ScaledMatrix, kv_scales, quantise
 from hotloop.backends.cuda.int4 import Int4Matrix
+from hotloop.backends.cuda.layer_weights import DeviceWeights, LayerWeights
 from hotloop.backends.cuda.linear import Matrix
 from hotloop.backends.cuda.mxfp4 import GROUP, Mxfp4Matrix
 from hotloop.backends.cuda.repack import repack, room_for, widen_stored
@@ -39,36 +40,6 @@ _NUM_READERS = 4
 
 Place: TypeAlias = Matrix | Mxfp4Matrix
 """Where a tensor of the model goes."""
-
-
-@dataclass(frozen=True, slots=True)
-class LayerWeights:
-    """One layer. Matrices are [out, in]; all are contiguous. Those of the products may be in e4m3 or in four bits."""
-
-    attn_norm: Tensor  # [hidden]
-    qkv: Matrix | None  # [(heads + 2 * kv heads) * head_dim, hidden]: all of q, then k, then v; gates of q before it
-    qkv_bias: Tensor | None  # [(heads + 2 * kv heads) * head_dim]
-    q_norm: Tensor | None  # [head_dim]
-    k_norm: Tensor | None  # [head_dim]
-    o: Matrix | None  # [hidden, heads * head_dim]
-    o_bias: Tensor | None  # [hidden]; of several ranks only the first has one that is not zero
-    sinks: Tensor | None  # [heads]
-    mlp_norm: Tensor  # [hidden]
-    gate_up: Matrix | None  # [2 * intermediate, hidden]: all of gate, then up
-    down: Matrix | None  # [hidden, intermediate]
-    experts: ExpertWeights | None = None  # in place of these
-    linear: LinearWeights | None = None  # in place of attention
-    kv_scales: Tensor | None = None  # [2 * kv heads] of keys, then values, where those are held in e4m3
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceWeights:
-    """All of a model. `head` is `embed` itself, or rows of it, where the two are tied and in one type."""
-
-    embed: Tensor  # [vocab, hidden]
-    layers: tuple[LayerWeights, ...]
-    final_norm: Tensor  # [hidden]
-    head: Matrix  # [vocab, hidden]; of several ranks each has some rows
 
 
 def load_weights(
@@ -154,7 +125,7 @@ class _Allocation:
         spec = self.spec
         layers = tuple(
             LayerWeights(
-                **{field: self._stacked(layer, names) for field, names in _LAYER_PARTS.items()},
+                **{field: self._stacked(layer, names) for field, names in _parts(spec).items()},
                 experts=self._experts(spec.experts) if spec.experts and spec.has_experts(layer) else None,
                 linear=self._linear(spec.linear) if spec.linear and spec.is_linear(layer) else None,
             )
@@ -178,7 +149,7 @@ class _Allocation:
         if not names:
             return None
         num_rows, row_shape = sum(shapes[name][0] for name in names), shapes[names[0]][1:]
-        if self.is_fp8 and row_shape:
+        if self.is_fp8 and row_shape and names != ("kv_b",):
             return ScaledMatrix.empty(num_rows, row_shape[0], self.device)
         if int4 and row_shape:
             if isinstance(self.weights, DummyWeights):
@@ -237,6 +208,8 @@ _LAYER_PARTS = {
     "qkv_bias": ("q_bias", "k_bias", "v_bias"),
     "q_norm": ("q_norm",),
     "k_norm": ("k_norm",),
+    "q_b": ("q_b",),
+    "kv_b": ("kv_b",),
     "o": ("o",),
     "o_bias": ("o_bias",),
     "sinks": ("sinks",),
@@ -246,12 +219,20 @@ _LAYER_PARTS = {
 }
 
 
+def _parts(spec: ModelSpec) -> dict[str, tuple[str, ...]]:
+    """Which tensors of a layer go into which."""
+    if not spec.latent:
+        return _LAYER_PARTS
+    first = "q_a" if spec.latent.q_rank else "q"
+    return _LAYER_PARTS | {"qkv": (first, "kv_a"), "q_norm": ("q_a_norm",), "k_norm": ("kv_a_norm",)}
+
+
 def _places(spec: ModelSpec, weights: DeviceWeights) -> Iterator[tuple[str, Place]]:
     """Where on the device each tensor of the model goes, by its name: a whole tensor or some rows of one."""
     yield "embed", weights.embed
     for i, layer in enumerate(weights.layers):
         shapes = split_shapes(spec, i)
-        for field, all_names in _LAYER_PARTS.items():
+        for field, all_names in _parts(spec).items():
             names = [name for name in all_names if name in shapes]
             room = getattr(layer, field)
             if room is not None:
