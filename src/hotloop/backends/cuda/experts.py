@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 
 from hotloop.backends.cuda.expert_weights import ExpertWeights, Matrices
+from hotloop.backends.cuda.kernels import add_gated
 from hotloop.backends.cuda.linear import gated, linear
 from hotloop.backends.cuda.mxfp4 import column_of, high, load_scales, low
 from hotloop.backends.cuda.overlap import let_next_begin, overlap, wait_for_previous
@@ -65,7 +66,10 @@ def mix(
         out = grouped_products(x, weights, spec, route(logits, bias, spec, slots, counts))
     if weights.shared_gate_up is None or weights.shared_down is None:
         return out
-    return out.add_(linear(gated(x, weights.shared_gate_up), weights.shared_down))
+    shared = linear(gated(x, weights.shared_gate_up), weights.shared_down)
+    if weights.shared_router is None:
+        return out.add_(shared)
+    return add_gated(out, shared, x, weights.shared_router)
 
 
 def few_products(x: torch.Tensor, weights: ExpertWeights, spec: ExpertsSpec, routed: Routed) -> torch.Tensor:
