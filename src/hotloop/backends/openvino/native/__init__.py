@@ -112,9 +112,12 @@ def load_amx() -> Kernel | None:
 
 @cache
 def load_portable(kv_type: str, item_bytes: int) -> Kernel | None:
-    """The kernel for any CPU, with keys and values of that C++ type; None where it cannot be built."""
+    """The kernel for any CPU, with keys and values of that C++ type; None where it cannot be built.
+
+    It is compiled for this one: an x86 that is any calls a function for each half that it widens.
+    """
     try:
-        return _load("portable.cpp", item_bytes, f"-DKV={kv_type}")
+        return _load("portable.cpp", item_bytes, f"-DKV={kv_type}", "-march=native")
     except BUILD_ERRORS as error:
         log.warning("attention is computed by numpy, which is much slower than our own, since that fails: %s", error)
     return None
