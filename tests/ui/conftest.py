@@ -22,7 +22,7 @@ class PageServer(ThreadedServer):
     """Serves the page."""
 
     def __init__(self, source: StoreSource, api_key: str | None = None) -> None:
-        app = create_ui(source, api_key=api_key)
+        app = create_ui(source, keys=(api_key.encode(),) if api_key else ())
         config = uvicorn.Config(app, ws="none", lifespan="off", log_config=None, timeout_graceful_shutdown=2)
         super().__init__(uvicorn.Server(config))
         self.url += "/ui"

@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 MAX_TRIES = 3
 _FIRST_PAUSE_S = 0.1  # before another try; twice as long before the next
 _MAX_STOP_S = 5.0  # for a tool that was cancelled
+_MAX_LATE_S = 0.5  # for one that was cancelled since its time is up, and may have something to say about it
 _BROKEN_OFF = "Error: this call was broken off; it is not known whether it did anything"
 
 Approve = Callable[[ToolCall], Awaitable[bool | str]]
@@ -159,19 +160,37 @@ async def carry_out(tool: AgentTool, arguments: str, surroundings: Surroundings)
 
 async def _try(tool: AgentTool, arguments: str, surroundings: Surroundings, num_tries: int) -> tuple[Outcome, bool]:
     """The outcome, and whether another try might go better."""
-    deadline = asyncio.timeout(tool.traits.timeout_s)
     try:
-        async with deadline:
-            return Outcome(render_result(await tool.run(arguments, surroundings)), num_tries=num_tries), False
+        return Outcome(render_result(await _run_in_time(tool, arguments, surroundings)), num_tries=num_tries), False
     except asyncio.CancelledError:
         if _is_cancelled():
             raise
         reason, can_retry = f"{tool.spec.name} cancelled itself", True
     except (Exception, SystemExit, BaseExceptionGroup) as error:  # not ours: whatever it raises is for the model
         reason, can_retry = describe_failure(error)
-        if deadline.expired() and isinstance(error, TimeoutError):
-            reason = describe_timeout(tool)
     return Outcome(render_result(f"Error: {reason}"), is_error=True, num_tries=num_tries), can_retry
+
+
+async def _run_in_time(tool: AgentTool, arguments: str, surroundings: Surroundings) -> Any:
+    """In a task of its own: a tool may swallow its cancellation, and is then left behind."""
+    running = asyncio.create_task(_run(tool, arguments, surroundings), name=f"tool {tool.spec.name}")
+    try:
+        done, _ = await asyncio.wait([running], timeout=tool.traits.timeout_s)
+    except asyncio.CancelledError:
+        await stop([running], _MAX_STOP_S / 2)  # whoever cancelled us waits for longer
+        raise
+    if not done:
+        await stop([running], _MAX_LATE_S)
+    if done or (running.done() and not running.cancelled() and not running.exception()):
+        return running.result()
+    raise ToolCrashed(describe_timeout(tool))
+
+
+async def _run(tool: AgentTool, arguments: str, surroundings: Surroundings) -> Any:
+    try:
+        return await tool.run(arguments, surroundings)
+    except SystemExit as error:  # out of a task of its own it would end the program
+        raise ToolCrashed(f"SystemExit: {error}") from error
 
 
 def describe_failure(error: BaseException) -> tuple[str, bool]:
@@ -194,12 +213,12 @@ def _is_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-async def stop(running: Iterable[asyncio.Task[Any]]) -> None:
+async def stop(running: Iterable[asyncio.Task[Any]], max_s: float = _MAX_STOP_S) -> None:
     """Cancel all of them. A task that does not stop is left behind and logged."""
     tasks = list(running)
     for task in tasks:
         task.cancel()
     if tasks:
-        _, stuck = await asyncio.wait(tasks, timeout=_MAX_STOP_S)
+        _, stuck = await asyncio.wait(tasks, timeout=max_s)
         for task in stuck:
             log.warning("%s does not stop when it is cancelled", task.get_name())

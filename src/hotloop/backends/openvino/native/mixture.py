@@ -40,6 +40,7 @@ class _Experts(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int) for name in ("hidden", "size", "num_experts", "num_chosen", "format")),
         *((name, ctypes.c_int) for name in ("is_exact", "is_sigmoid", "is_normed")),
+        *((name, ctypes.c_int) for name in ("num_groups", "num_chosen_groups")),
         *((name, ctypes.c_float) for name in ("scale", "limit", "slope")),
     ]
 
@@ -56,6 +57,7 @@ class NativeExperts:
         self._spec = _Experts(
             spec.hidden_size, experts.size, experts.num_experts, experts.num_chosen, _FORMATS[held],
             precision == "exact", experts.is_sigmoid, experts.is_normed,
+            experts.num_groups, experts.num_chosen_groups,
             experts.scale, experts.gate_limit or 0, experts.gate_slope,
         )  # fmt: skip
         self._layers = {layer: _layer(each) for layer, each in layers.items()}
