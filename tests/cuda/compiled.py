@@ -8,7 +8,10 @@ from triton.compiler import ASTSource
 
 from hotloop.backends.cuda.attention import _attend
 from hotloop.backends.cuda.experts import _few_gated, _grouped
+from hotloop.backends.cuda.latent import _attend_latents, _heads_product, _rotate_and_keep
+from hotloop.backends.cuda.latent_prefill import _prefill_made
 from hotloop.backends.cuda.prefill import _prefill
+from hotloop.backends.cuda.routing import _route
 
 ATTENTION = {
     "q": "*bf16", "k_cache": "*bf16", "v_cache": "*bf16", "row_begins": "*i32", "lens": "*i32", "block_ids": "*i32",
@@ -20,6 +23,24 @@ EXPERTS = {
     "x": "*bf16", "ids": "*i32", "counts": "*i32", "order": "*i32", "out": "*bf16", "num_rows": "i32", "k": 128,
     "size": 64, "num_out": 64, "num_experts": 8, "num_chosen": 2, "expert_tile": 8, "tile_pairs": 16, "tile_outs": 16,
     "tile_in": 64, "is_gated": True, "slope": 1.702, "is_overlapped": True,
+}  # fmt: skip
+LATENTS = {
+    "latents": "*bf16", "q": "*bf16", "kept": "*bf16", "made": "*bf16", "cache": "*bf16", "positions": "*i32",
+    "slots": "*i64", "cos_sin": "*fp32", "norm": "*bf16", "eps": "fp32", "row_begins": "*i32", "lens": "*i32",
+    "block_ids": "*i32", "block_begins": "*i32", "splits": "*i32", "out": "*bf16", "outs": "*fp32", "lses": "*fp32",
+    "scale_log2": "fp32", "q_stride": "i32", "kept_stride": "i32", "first_head": "i32", "max_keys": "i32",
+    "x": "*bf16", "w": "*bf16", "num_rows": "i32", "x_row": "i32", "x_head": "i32", "out_row": "i32", "out_head": "i32",
+    "w_head": 8192, "w_k": 64, "w_n": 1, "n": 64, "k": 64, "split_ints": 5, "num_heads": 8, "num_made": 8,
+    "head_dim": 96, "nope_dim": 64, "rope_dim": 32, "value_dim": 64, "rank": 64, "head_tile": 4, "rank_tile": 64,
+    "half_tile": 16, "rope_tile": 32, "nope_tile": 64, "value_tile": 64, "block_size": 64, "tile_pairs": 16,
+    "tile_tokens": 32, "tile_rows": 64, "tile_keys": 64, "tile_n": 32, "tile_k": 64, "is_whole": False,
+    "is_overlapped": True,
+}  # fmt: skip
+ROUTED = {
+    "logits": "*bf16", "bias": "*fp32", "slots": "*i64", "ids": "*i32", "scores": "*fp32", "counts": "*i32",
+    "order": "*i32", "num_rows": "i32", "num_experts": 16, "num_chosen": 2, "expert_tile": 16, "chosen_tile": 2,
+    "is_sigmoid": True, "is_normed": True, "scale": 1.5, "num_groups": 4, "num_chosen_groups": 2, "is_few": False,
+    "is_overlapped": True,
 }  # fmt: skip
 
 
@@ -39,3 +60,6 @@ if __name__ == "__main__":
     for weights, scales, limit in (("*bf16", None, None), ("*fp8e4nv", "*fp32", None), ("*u8", "*u8", 7.0)):
         for kernel in (_few_gated, _grouped):
             compile_kernel(kernel, EXPERTS | {"w": weights, "scales": scales, "limit": limit})
+    for kernel in (_attend_latents, _heads_product, _rotate_and_keep, _prefill_made):
+        compile_kernel(kernel, LATENTS)
+    compile_kernel(_route, ROUTED)

@@ -180,16 +180,10 @@ class Engine:
         self._post(lambda: self._core.scheduler.seating.hold(tokens, hold, salt, line))
 
     async def stream(
-        self,
-        prompt: Prompt,
-        sampling: SamplingParams | None = None,
-        *,
-        priority: Priority = Priority.INTERACTIVE,
-        session_id: str = "",
-        grammar: Grammar | None = None,
+        self, prompt: Prompt, sampling: SamplingParams | None = None, *, session_id: str = ""
     ) -> AsyncGenerator[TokenEvent, None]:
         """The answer as it comes. Closing the iterator aborts the request."""
-        request = self._make_request(prompt, sampling, priority, session_id, grammar)
+        request = self._make_request(prompt, sampling, session_id=session_id)
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[TokenEvent] = asyncio.Queue()
 
@@ -273,9 +267,9 @@ class Engine:
         self,
         prompt: Prompt,
         sampling: SamplingParams | None,
-        priority: Priority,
-        session_id: str,
-        grammar: Grammar | None,
+        priority: Priority = Priority.INTERACTIVE,
+        session_id: str = "",
+        grammar: Grammar | None = None,
     ) -> Request:
         prompt_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         return Request(secrets.token_hex(8), prompt_ids, sampling or SamplingParams(), priority, session_id, grammar)

@@ -60,7 +60,10 @@ def gpu_weight_bytes(spec: ModelSpec, weight_format: WeightFormat, num_gpus: int
 
 
 def kv_token_bytes(spec: ModelSpec, item_bytes: int = 2) -> int:
+    """Of keys and values, or of latents where they are made from these."""
     num_layers = spec.num_layers - (len(spec.linear.layers) if spec.linear else 0)
+    if spec.latent:
+        return num_layers * spec.latent.width * item_bytes
     return 2 * num_layers * spec.num_kv_heads * spec.head_dim * item_bytes
 
 
@@ -167,14 +170,15 @@ def _outer_shapes(spec: ModelSpec, weight_format: WeightFormat) -> dict[str, tup
 
 
 def _tensor_bytes(name: str, shape: tuple[int, ...], weight_format: WeightFormat) -> int:
-    """As the CPU backend holds it: vectors in float32, and the embedding, which is looked up, never below int8.
+    """As the CPU backend holds it: vectors in float32, as what makes keys and values of latents, and the embedding,
+    which is looked up, never below int8.
 
-    fp8 is the GPU's, which leaves the embedding and routers in bf16.
+    fp8 is the GPU's, which leaves the embedding, routers and what latents are multiplied with in bf16.
     """
     count = prod(shape)
-    if len(shape) == 1 or weight_format == "f32":
+    if len(shape) == 1 or weight_format == "f32" or (name == "kv_b" and weight_format in ("int8", "int4")):
         return 4 * count
-    if weight_format == "bf16" or (weight_format == "fp8" and name in ("embed", "router")):
+    if weight_format == "bf16" or (weight_format == "fp8" and name in ("embed", "router", "kv_b")):
         return 2 * count
     if weight_format == "fp8":
         return count + 4 * shape[0]

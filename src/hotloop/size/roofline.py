@@ -109,7 +109,7 @@ class Roofline(NamedTuple):
         spec = self.spec
         products = 2 * num_active_weights(spec) * num_new
         pairs = num_new * (num_past + num_new / 2)
-        attention = 4 * spec.num_layers * spec.num_heads * spec.head_dim * pairs
+        attention = 2 * spec.num_layers * (spec.num_heads * spec.head_dim + spec.mixed_size) * pairs
         read_s = num_past * self.token_bytes() / self.hardware.engine_bytes_s()
         return products / self._products_s() + attention / self.hardware.engine_flop_s() + read_s
 
@@ -200,9 +200,10 @@ def estimate_all(
     spec: ModelSpec, load: Load, hardware: Iterable[Hardware], *, num_gpus: int | None, min_tokens_s: float
 ) -> list[Estimate]:
     """With `num_gpus` of each, or with as few as keep up; with the most, if not even they do."""
-    counts = [num_gpus] if num_gpus else [count for count in _COUNTS if not spec.num_kv_heads % count]
-    if spec.num_kv_heads % counts[-1]:
-        raise ConfigError(f"{spec.num_kv_heads} heads of keys and values cannot be split over {num_gpus} GPUs")
+    num_heads = 1 if spec.latent else spec.num_kv_heads
+    counts = [num_gpus] if num_gpus else [count for count in _COUNTS if not num_heads % count]
+    if num_heads % counts[-1]:
+        raise ConfigError(f"{num_heads} heads of keys and values cannot be split over {num_gpus} GPUs")
     tried = [[estimate(spec, each.several(count), load) for count in counts] for each in hardware]
     return [next((one for one in each if one.keeps_up(min_tokens_s)), each[-1]) for each in tried]
 

@@ -22,6 +22,15 @@ EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 RESPONSE_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
 Json = dict[str, Any]
+ITEMS: list[Json] = [
+    {"role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": "u"}]},
+    {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+    {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "b"}]},
+    {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+    {"type": "custom_tool_call", "call_id": "2", "name": "patch", "input": "ü"},
+    {"type": "function_call_output", "call_id": "1", "output": "x"},
+]
+"""What the responses API may be sent, but for its instructions."""
 _PATHS: dict[str, Api] = {"/v1/messages": "messages", "/v1/chat/completions": "chat", "/v1/responses": "responses"}
 
 
@@ -86,6 +95,17 @@ class Replica:
             return 200, "text/event-stream", feed(translation, self._answer, self._size)
         status, data = translation.answer(self._status, self._answer)
         return status, "application/json", data
+
+
+def check_broken_off(make: Callable[[], Translation], broken: bytes, opening: bytes) -> None:
+    """A stream that ends before its last word ends with one error, whoever says so, and nothing after it."""
+    for error in (None, "the replica is gone"):
+        live = make().stream()
+        live.feed(broken)
+        ending = live.end(error)
+        assert ending.startswith(opening)
+        assert ending.count(opening.partition(b": ")[0] + b": ") == 1
+        assert (live.feed(broken), live.end(), live.end("again")) == (b"", b"", b"")
 
 
 def feed(translation: Translation, data: bytes, size: int, error: str | None = None) -> bytes:

@@ -197,11 +197,11 @@ def _store_halves(target, first, second, half: tl.constexpr, mask):
 def copy_blocks(caches: torch.Tensor, block_ids: torch.Tensor, staging: torch.Tensor, *, is_out: bool) -> None:
     """Blocks of all layers out of the caches, one block after the other, or back into them.
 
-    caches  [num_layers, 2, num_blocks, num_kv_heads, block_size, head_dim]
+    caches  [num_layers, 2, num_blocks, num_kv_heads, block_size, head_dim]; of latents 1 in place of 2
     staging [len(block_ids), num_layers, 2, num_kv_heads, block_size, head_dim]
     """
-    num_layers, _, num_blocks, *block_shape = caches.shape
-    num_parts = 2 * num_layers
+    num_layers, num_kinds, num_blocks, *block_shape = caches.shape
+    num_parts = num_kinds * num_layers
     size = block_shape[0] * block_shape[1] * block_shape[2]
     assert staging.numel() == len(block_ids) * num_parts * size
     assert staging.dtype == caches.dtype

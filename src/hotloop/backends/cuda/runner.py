@@ -65,6 +65,8 @@ def open_cuda(
     if plan.has_fp8_weights:
         check_device("weights", precision)
     if config.kv_precision == "fp8":
+        if model.spec.latent:
+            raise ConfigError("kv_precision fp8 is not to be had with latent attention (MLA), whose KV is small")
         check_device("kv_precision", precision)
     elif config.kv_precision not in ("auto", own):
         raise ConfigError(f"kv_precision {config.kv_precision} is not to be had on a GPU: there it is {own} or fp8")
@@ -93,7 +95,7 @@ def open_cuda(
             left_bytes = kv_tokens and kv_tokens * kv_token_bytes(model.spec, plan.kv_dtype.itemsize)
             first, *others = workers.memory if workers else [memory_of("cuda")]
             kv_bytes = left_bytes or config.gpus * min([fit(first, companion), *map(fit, others)])
-            flash = find_flash(share, BLOCK_SIZE, plan.kv_dtype)
+            flash = None if share.latent else find_flash(share, BLOCK_SIZE, plan.kv_dtype)
             backend = (
                 open_ranks(model, kv_bytes, plan, workers, flash=flash)
                 if workers
@@ -141,9 +143,17 @@ def working_bytes(spec: ModelSpec, config: EngineConfig, item_bytes: int) -> int
     if experts:
         mlp = experts.num_chosen * (experts.size + spec.hidden_size) + 3 * experts.num_experts
     width = 4 * spec.hidden_size + mlp + num_heads * spec.head_dim
+    if spec.latent:
+        width += 2 * spec.num_heads * spec.latent.kv_rank
     num_logits = 4 * config.max_running * spec.vocab_size  # as computed, as adjusted, and of drafts
     ring_bytes = RING_BYTES if has_host_memory(config) else 0
     return num_rows * width * item_bytes + 4 * num_logits + ring_bytes + _CONTEXT_BYTES
+
+
+def _kv_shape(spec: ModelSpec, num_blocks: int) -> tuple[int, ...]:
+    if spec.latent:
+        return spec.num_layers, 1, num_blocks, 1, BLOCK_SIZE, spec.latent.width
+    return spec.num_layers, 2, num_blocks, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim
 
 
 class CudaBackend:
@@ -184,8 +194,7 @@ class CudaBackend:
         self.kv_layout = f"{model.fingerprint} {layout}"
         formats = {"is_fp8": plan.has_fp8_weights, "has_fp8_kv": kv_dtype == E4M3}
         weights = load_weights(model, device, dtype, **formats, rank=group.rank, num_ranks=group.size)
-        kv_shape = (spec.num_layers, 2, self.num_blocks, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim)
-        kv = torch.zeros(kv_shape, dtype=kv_dtype, device=device)
+        kv = torch.zeros(_kv_shape(spec, self.num_blocks), dtype=kv_dtype, device=device)
         self._decoder = Decoder(spec, weights, kv, group, flash, min_saved_bytes)
         most = BLOCK_SIZE + config.max_draft_tokens + MAX_DRAFTED_FORCED + 1  # rows of one that decodes
         max_rows = max(self.step_tokens, BLOCK_SIZE) + config.max_running * most
@@ -193,8 +202,9 @@ class CudaBackend:
         self._splitting = splitting = self._decoder.splitting
         has_large_windows = any(window and window > MAX_WHOLE_WINDOW for window in spec.windows)
         is_shared = config.shared_attention and not has_large_windows  # these are read by the same splits as the rest
+        is_shared = is_shared and not spec.latent
         self._sharing = self._decoder.sharing if is_shared else None
-        num_items, width = self._decoder.sharing.num_items(max_rows), max_blocks if flash else 0
+        num_items, width = self._decoder.sharing.num_items(max_rows), max_blocks if flash or spec.latent else 0
         num_splits = splitting.max_splits(config.max_running)
         num_long = max(MAX_LONG, config.max_running)
         largest = Shape(config.max_running, max_rows, max_rows, num_splits, num_items, num_long, 0, width)
@@ -203,7 +213,8 @@ class CudaBackend:
         self._staging = Staging(torch.device(device))
         self._graphs: Graphs | None = None
         if plan.has_graphs:
-            shapes = shapes_for(config.max_running, max_rows, splitting, table_width=width, sharing=self._sharing)
+            table_width = width if flash else 0
+            shapes = shapes_for(config.max_running, max_rows, splitting, table_width=table_width, sharing=self._sharing)
             self._graphs = Graphs(self._decoder, self._indexes, self._chosen, shapes)
         self._host = open_host_memory(self._decoder.kv, config)
         self.host_memory: HostMemory | None = self._host
@@ -221,6 +232,8 @@ class CudaBackend:
         has_table, has_groups = self._decoder.flash is not None, bool(groups)
         shape = shape_of(batch, self._splitting, has_table=has_table, sharing=self._sharing, has_groups=has_groups)
         graph = self._graphs.fitting(shape) if self._graphs else None
+        if graph is None and self.spec.latent:  # keys and values are made of the latents of what it names
+            shape = shape_of(batch, self._splitting, has_table=True)
         ints = pack(batch, self._splitting, graph or shape, sharing=self._sharing, groups=groups)
         num_chosen = 0 if batch.sources is None or not self._workers else int(batch.sources.max()) + 1
         return Packed(ints, graph or shape, graph is not None, len(batch.wanted), num_chosen)

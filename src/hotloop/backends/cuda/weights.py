@@ -44,10 +44,12 @@ class LayerWeights:
     """One layer. Matrices are [out, in]; all are contiguous. Those of the products may be in e4m3 or in four bits."""
 
     attn_norm: Tensor  # [hidden]
-    qkv: Matrix  # [(heads + 2 * kv heads) * head_dim, hidden]: all of q, then k, then v
+    qkv: Matrix  # [(heads + 2 * kv heads) * head_dim, hidden]: all of q, then k, then v; or q (or q_a), then kv_a
     qkv_bias: Tensor | None  # [(heads + 2 * kv heads) * head_dim]
-    q_norm: Tensor | None  # [head_dim]
-    k_norm: Tensor | None  # [head_dim]
+    q_norm: Tensor | None  # [head_dim], or of a latent
+    k_norm: Tensor | None  # [head_dim], or of a latent
+    q_b: Matrix | None  # [heads * head_dim, q_rank]
+    kv_b: Tensor | None  # [heads * (nope_dim + value_dim), kv_rank]
     o: Matrix  # [hidden, heads * head_dim]
     o_bias: Tensor | None  # [hidden]; of several ranks only the first has one that is not zero
     sinks: Tensor | None  # [heads]
@@ -147,7 +149,7 @@ class _Allocation:
         spec = self.spec
         layers = tuple(
             LayerWeights(
-                **{field: self._stacked(layer, names) for field, names in _LAYER_PARTS.items()},
+                **{field: self._stacked(layer, names) for field, names in _parts(spec).items()},
                 experts=self._experts(spec.experts) if spec.experts and spec.has_experts(layer) else None,
             )
             for layer in range(spec.num_layers)
@@ -169,7 +171,7 @@ class _Allocation:
         if names[0] not in shapes:
             return None
         num_rows, row_shape = sum(shapes[name][0] for name in names), shapes[names[0]][1:]
-        if self.is_fp8 and row_shape:
+        if self.is_fp8 and row_shape and names != ("kv_b",):
             return ScaledMatrix.empty(num_rows, row_shape[0], self.device)
         if int4 and row_shape:
             if isinstance(self.weights, DummyWeights):
@@ -212,6 +214,8 @@ _LAYER_PARTS = {
     "qkv_bias": ("q_bias", "k_bias", "v_bias"),
     "q_norm": ("q_norm",),
     "k_norm": ("k_norm",),
+    "q_b": ("q_b",),
+    "kv_b": ("kv_b",),
     "o": ("o",),
     "o_bias": ("o_bias",),
     "sinks": ("sinks",),
@@ -221,12 +225,20 @@ _LAYER_PARTS = {
 }
 
 
+def _parts(spec: ModelSpec) -> dict[str, tuple[str, ...]]:
+    """Which tensors of a layer go into which."""
+    if not spec.latent:
+        return _LAYER_PARTS
+    first = "q_a" if spec.latent.q_rank else "q"
+    return _LAYER_PARTS | {"qkv": (first, "kv_a"), "q_norm": ("q_a_norm",), "k_norm": ("kv_a_norm",)}
+
+
 def _places(spec: ModelSpec, weights: DeviceWeights) -> Iterator[tuple[str, Place]]:
     """Where on the device each tensor of the model goes, by its name: a whole tensor or some rows of one."""
     yield "embed", weights.embed
     for i, layer in enumerate(weights.layers):
         shapes = layer_shapes(spec, i)
-        for field, names in _LAYER_PARTS.items():
+        for field, names in _parts(spec).items():
             room = getattr(layer, field)
             if room is not None:
                 parts = room.split([shapes[name][0] for name in names])

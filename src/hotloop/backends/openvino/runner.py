@@ -38,7 +38,8 @@ def open_cpu(
     kv_bytes, kv = parse_bytes(config.kv_memory), config.kv_precision
     if kv == "fp8":
         raise ConfigError("kv_precision fp8 is for a GPU: on a CPU it can be bf16, f16, f32 or u8")
-    if not _has_paged_attention() or model.spec.windows or model.spec.has_sinks or model.spec.linear:
+    spec = model.spec
+    if not _has_paged_attention() or spec.windows or spec.has_sinks or spec.linear or spec.latent:
         portable = _portable_kernel(kv, precision)
         _check_memory(model, config, weight_format, precision, "portable")
         return PortableBackend(model, kv_bytes, portable, weight_format=weight_format, precision=precision)
