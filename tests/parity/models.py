@@ -185,10 +185,10 @@ def token_ids(seed: int = 0, count: int = NUM_TOKENS) -> list[int]:
     return [int(token) for token in np.random.default_rng(seed).integers(0, VOCAB, count)]
 
 
-def write_model(name: str, folder: Path) -> Path:
-    """A folder with the model of that name."""
+def write_model(name: str, folder: Path, **changes: Any) -> Path:
+    """A folder with the model of that name, or one that differs from it in some numbers."""
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({**CONFIGS, **HYBRIDS}[name]))
+    (folder / "config.json").write_text(json.dumps({**CONFIGS, **HYBRIDS}[name] | changes))
     shapes = published_shapes(config_spec(folder))
     save_file({each: tensor(each, shape) for each, shape in shapes.items()}, folder / "model.safetensors")
     return folder

@@ -249,9 +249,11 @@ def _mlp_shapes(prefix: str, hidden: int, size: int) -> dict[str, tuple[int, ...
 
 def share_of(spec: ModelSpec, num_gpus: int) -> ModelSpec:
     """What each of several GPUs computes: its heads, and its part of the MLP. All else is whole."""
+    if num_gpus == 1:
+        return spec
     if spec.linear:
-        raise ConfigError("a hybrid runs on a CPU only so far: start it with --device cpu")
-    if spec.latent and num_gpus > 1:
+        raise ConfigError("a hybrid runs on one GPU only so far: start it with --gpus 1")
+    if spec.latent:
         raise ConfigError("a model with latent attention (MLA) runs on one GPU only so far: start it with --gpus 1")
     experts = spec.experts
     parts = [(spec.num_kv_heads, "heads of keys and values")]

@@ -18,6 +18,8 @@ from hotloop.models.spec import ModelSpec
 
 INT4_GROUP = 32  # weights that share a scale and a zero point
 INT4_PIECE = 256  # columns of a checkpoint in four bits that a GPU holds together; a row is a whole number of pieces
+_STATE_TOKENS = 1024  # a hybrid has room for a state for so many tokens of KV
+MIN_STATES = 8
 _LEAST_KV_BYTES = 64 << 20  # less is not worth advising
 
 # Of a control group, version 2 and version 1: its limit, what it uses, and how much of that is files it could drop.
@@ -73,6 +75,13 @@ def state_bytes(spec: ModelSpec) -> int:
         return 0
     memory = spec.linear.value_size * spec.linear.key_dim
     return 4 * len(spec.linear.layers) * (memory + (spec.linear.conv_width - 1) * spec.linear.conv_size)
+
+
+def num_states(spec: ModelSpec, kv_bytes: int, item_bytes: int = 2) -> int:
+    """Slots for the recurrent states of a hybrid that a part of the memory for KV is given to."""
+    if not spec.linear:
+        return 0
+    return max(MIN_STATES, kv_bytes // (state_bytes(spec) + _STATE_TOKENS * kv_token_bytes(spec, item_bytes)))
 
 
 def check_fits(name: str, parts: Mapping[str, int], free_bytes: int, *, have: str, advice: str = "") -> None:
@@ -135,7 +144,8 @@ def fit_kv_gpu(
     if companion:
         weights_bytes += gpu_weight_bytes(companion, weight_format, 1)
         token_bytes += kv_token_bytes(companion, kv_item_bytes)
-    parts = {"weights": weights_bytes, "KV": min_tokens * token_bytes, "working memory": working_bytes}
+    least_bytes = min_tokens * token_bytes + MIN_STATES * state_bytes(spec)
+    parts = {"weights": weights_bytes, "KV": least_bytes, "working memory": working_bytes}
     need_bytes = sum(parts.values())
     allowed_bytes = min(int(total_bytes * share), free_bytes)
     left_bytes = allowed_bytes - weights_bytes - working_bytes

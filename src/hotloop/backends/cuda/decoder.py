@@ -1,42 +1,40 @@
 """The forward pass: a decoder over one ragged batch, written for one reader and one card.
 
-The matrix products are in `linear`, with q, k and v and gate and up each in one. Nothing here waits for the device, or
-depends on what a tensor holds, so a call can be captured in a CUDA graph.
+The matrix products are in `linear`, with q, k and v and gate and up each in one; what a layer does across rows is in
+`mixing`. Nothing here waits for the device, or depends on what a tensor holds, so a call can be captured in a CUDA
+graph.
 """
 
 import numpy as np
 import torch
 
-from hotloop.backends.cuda.attention import Workspace, decode_attention, programs_to_fill
+from hotloop.backends.cuda.attention import Workspace, programs_to_fill
 from hotloop.backends.cuda.experts import mix
 from hotloop.backends.cuda.flash import Flash
 from hotloop.backends.cuda.groups import Sharing
-from hotloop.backends.cuda.kernels import add_norm, embed, rotate_and_store
-from hotloop.backends.cuda.latent import heads_product, latent_attention, norm_rows, rotate_and_keep
-from hotloop.backends.cuda.latent_prefill import MIN_ROWS, made_attention
+from hotloop.backends.cuda.kernels import add_norm, embed
+from hotloop.backends.cuda.layer_weights import DeviceWeights, LayerWeights
 from hotloop.backends.cuda.linear import gated, linear, logits
+from hotloop.backends.cuda.mixing.attention import Attention
+from hotloop.backends.cuda.mixing.deltas import DeltaNet
+from hotloop.backends.cuda.mixing.latents import LatentAttention
+from hotloop.backends.cuda.mixing.mixing import Mixing
 from hotloop.backends.cuda.parallel import Group
-from hotloop.backends.cuda.prefill import prefill_attention
-from hotloop.backends.cuda.shared import shared_attention, tile_rows_for
+from hotloop.backends.cuda.shared import tile_rows_for
 from hotloop.backends.cuda.splits import Splitting
 from hotloop.backends.cuda.step import Shape, Views
-from hotloop.backends.cuda.weights import DeviceWeights, LayerWeights
 from hotloop.models.rope import rotary_table
-from hotloop.models.spec import LatentSpec, ModelSpec
+from hotloop.models.spec import ModelSpec
 
 _NUM_PARTS = 4096  # of rows of a step that there is room for
 _NUM_LATENT_PARTS = 2048  # the same, of parts that are several times as wide
 MIN_SAVED_BYTES = 160 << 20  # of a layer's KV that sharing must save in a step, to be worth its launches: measured
 
 
-def _is_made(shape: Shape) -> bool:
-    """Whether keys and values are made of the latents of sequences with many rows. Graphs have no table for that."""
-    return shape.table_width > 0 and shape.max_long_rows >= MIN_ROWS
-
-
 class Decoder:
-    """The weights, the KV cache [layers, keys and values, blocks, kv heads, block size, head dim], and a workspace.
-    Of latents the cache is [layers, 1, blocks, 1, block size, latent and rotary key].
+    """The weights, the KV cache [layers that have any, keys and values, blocks, kv heads, block size, head dim], the
+    recurrent states of a hybrid, and a workspace. Of latents the cache is [layers, 1, blocks, 1, block size, latent and
+    rotary key].
 
     Of several ranks each has its share of them, and adds what it finds to what the others find.
     """
@@ -49,6 +47,7 @@ class Decoder:
         group: Group,
         flash: Flash | None = None,
         min_saved_bytes: int = MIN_SAVED_BYTES,
+        num_states: int = 0,
     ) -> None:
         self.spec = spec
         self._group = group
@@ -57,12 +56,8 @@ class Decoder:
         self._weights = weights
         self._dtype = weights.embed.dtype
         self._device = weights.embed.device
-        self._scale = spec.head_dim**-0.5
-        num_kv_heads, found_dim = (1, spec.latent.kv_rank) if spec.latent else (spec.num_kv_heads, spec.head_dim)
-        num_positions = min(spec.max_context, kv.shape[2] * kv.shape[4])
-        self._cos_sin = torch.from_numpy(rotary_table(spec, num_positions).astype(np.float32)).to(self._device)
+        num_kv_heads = 1 if spec.latent else spec.num_kv_heads
         num_parts = _NUM_LATENT_PARTS if spec.latent else _NUM_PARTS
-        self._workspace = Workspace.allocate(num_parts, spec.num_heads, found_dim, self._device)
         num_programs = programs_to_fill(self._device, num_kv_heads)
         self.splitting = Splitting(kv.shape[4], num_programs, num_parts)
         self.sharing = Sharing(
@@ -72,24 +67,35 @@ class Decoder:
             min_saved=-(-min_saved_bytes // (kv.shape[1] * kv[0, 0, 0].nbytes)),
             split_rows=num_parts,
         )
+        self.deltas: DeltaNet | None = None
+        if spec.linear:
+            self.deltas = DeltaNet(spec.linear, spec.rms_eps, num_states, self._dtype, self._device)
+        attention = self._make_attention(num_parts)
+        kinds: list[Mixing] = [self.deltas if self.deltas and layer.linear else attention for layer in weights.layers]
+        self._mixings = [(kind, kinds[:i].count(kind)) for i, kind in enumerate(kinds)]  # and which of them a layer is
+
+    def _make_attention(self, num_parts: int) -> Mixing:
+        spec, kv = self.spec, self.kv
+        num_positions = min(spec.max_context, kv.shape[2] * kv.shape[4])
+        cos_sin = torch.from_numpy(rotary_table(spec, num_positions).astype(np.float32)).to(self._device)
+        found_dim = spec.latent.kv_rank if spec.latent else spec.head_dim
+        workspace = Workspace.allocate(num_parts, spec.num_heads, found_dim, self._device)
+        if spec.latent:
+            return LatentAttention(spec.latent, spec.num_heads, kv, cos_sin, workspace, self._dtype)
+        windows = [spec.window(layer) for layer in spec.kv_layers]
+        return Attention(spec, kv, windows, cos_sin, workspace, self.flash, self._dtype)
 
     def forward(self, step: Views, chosen: torch.Tensor, shape: Shape) -> torch.Tensor:
         """What the wanted rows come to [wanted, hidden], after the KV of every row went into its block."""
-        num_rows = len(step.slots)
-        residual = self._empty(num_rows, self.spec.hidden_size)
+        residual = self._empty(len(step.slots), self.spec.hidden_size)
         normed = torch.empty_like(residual)
-        out = self._empty(num_rows, self.spec.mixed_size).zero_()  # rows that pad stay so
-        found = self._room_for_latents(shape)
         embed(step.token_ids, step.sources, chosen, self._weights.embed, residual)
         added = None
+        rooms = {mixing: mixing.room(shape) for mixing in dict.fromkeys(kind for kind, _ in self._mixings)}
         counts = self._no_counts()
-        for i, (layer, kv, count) in enumerate(zip(self._weights.layers, self.kv, counts, strict=True)):
+        for layer, (mixing, index), count in zip(self._weights.layers, self._mixings, counts, strict=True):
             add_norm(added, residual, layer.attn_norm, self.spec.rms_eps, normed)
-            if self.spec.latent:
-                self._attend_latents(step, layer, self.spec.latent, kv[0], normed, shape, found, out)
-            else:
-                self._attend(step, layer, self.spec.window(i), kv, normed, shape, out)
-            mixed = self._group.all_reduce(linear(out, layer.o, layer.o_bias))
+            mixed = self._group.all_reduce(mixing.mix(index, layer, normed, step, shape, rooms[mixing]))
             add_norm(mixed, residual, layer.mlp_norm, self.spec.rms_eps, normed)
             added = self._group.all_reduce(self._mlp(layer, normed, step.slots, count))
         assert added is not None
@@ -99,99 +105,6 @@ class Decoder:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[wanted, vocabulary] in float32."""
         return self._group.gather_columns(logits(hidden, self._weights.head), self.spec.vocab_size)
-
-    def _attend(
-        self,
-        step: Views,
-        layer: LayerWeights,
-        window: int | None,
-        kv: torch.Tensor,
-        normed: torch.Tensor,
-        shape: Shape,
-        out: torch.Tensor,
-    ) -> None:
-        """Into `out` [rows, heads * head_dim]."""
-        spec, num_rows = self.spec, len(normed)
-        out = out.view(num_rows, spec.num_heads, -1)
-        qkv = linear(normed, layer.qkv, layer.qkv_bias)
-        q = self._empty(num_rows, spec.num_heads, spec.head_dim)
-        rotate_and_store(
-            qkv, q, kv[0], kv[1], step.positions, step.slots, self._cos_sin, layer.q_norm, layer.k_norm, spec.rms_eps,
-            layer.kv_scales,
-        )  # fmt: skip
-        short, long = shape.num_short, shape.num_long
-        short_q = q[: shape.num_short_rows]
-        if shape.num_items and window is None:  # what sequences share comes first
-            shared_attention(
-                short_q, kv[0], kv[1], step.block_ids, step.folded, step.items, step.part_begins, self._workspace,
-                scale=self._scale, kv_scales=layer.kv_scales,
-            )  # fmt: skip
-        if short:
-            decode_attention(
-                short_q, kv[0], kv[1], step.row_begins, step.lens[:short], step.block_ids, step.block_begins,
-                step.splits, step.part_begins, out, self._workspace, max_rows=shape.max_short_rows,
-                usual_rows=shape.usual_rows, scale=self._scale, kv_scales=layer.kv_scales, window=window,
-                sinks=layer.sinks,
-            )  # fmt: skip
-        if self.flash and long and window is None and layer.sinks is None:
-            self.flash.attend(
-                q, kv[0], kv[1], step.row_begins[short + 1 :], step.lens[short:], step.table, out,
-                max_rows=shape.max_long_rows, scale=self._scale,
-            )  # fmt: skip
-        elif long:
-            prefill_attention(
-                q, kv[0], kv[1], step.row_begins[short + 1 :], step.lens[short:], step.block_ids,
-                step.block_begins[short:], out, num_sequences=long, max_rows=shape.max_long_rows, scale=self._scale,
-                kv_scales=layer.kv_scales, window=window, sinks=layer.sinks,
-            )  # fmt: skip
-
-    def _attend_latents(
-        self,
-        step: Views,
-        layer: LayerWeights,
-        latent: LatentSpec,
-        cache: torch.Tensor,
-        normed: torch.Tensor,
-        shape: Shape,
-        found: torch.Tensor,
-        out: torch.Tensor,
-    ) -> None:
-        """Into `out` [rows, heads * value_dim], by way of `found` [rows, heads, kv_rank]."""
-        spec, num_rows = self.spec, len(normed)
-        assert layer.kv_b is not None
-        assert layer.k_norm is not None
-        heads = (num_rows, spec.num_heads, -1)
-        q, kept = linear(normed, layer.qkv).tensor_split([len(layer.qkv) - latent.width], 1)
-        if layer.q_b is not None and layer.q_norm is not None:
-            q = linear(norm_rows(q, layer.q_norm, latent.norm_eps), layer.q_b)
-        q, out = q.unflatten(1, heads[1:]), out.view(heads)
-        rotate_and_keep(q, kept, cache, step.positions, step.slots, self._cos_sin, layer.k_norm, latent)
-        up_keys, up_values = layer.kv_b.view(spec.num_heads, -1, latent.kv_rank).tensor_split([latent.nope_dim], 1)
-        short, long = shape.num_short, shape.num_long
-        latents = heads_product(q[: len(found), :, : latent.nope_dim], up_keys, torch.empty_like(found))
-        if short:
-            latent_attention(
-                latents, q, cache, step.row_begins, step.lens[:short], step.block_ids, step.block_begins, found,
-                max_rows=shape.max_short_rows, usual_rows=shape.usual_rows, scale=latent.scale, splits=step.splits,
-                part_begins=step.part_begins, workspace=self._workspace,
-            )  # fmt: skip
-        long_rows, long_lens = step.row_begins[short + 1 :], step.lens[short:]
-        if long and not _is_made(shape):
-            latent_attention(
-                latents, q, cache, long_rows, long_lens, step.block_ids, step.block_begins[short:], found,
-                max_rows=shape.max_long_rows, usual_rows=shape.max_long_rows, scale=latent.scale,
-            )  # fmt: skip
-        heads_product(found, up_values.transpose(1, 2), out[: len(found)])
-        if long and _is_made(shape):
-            rows = {"max_rows": shape.max_long_rows}
-            made_attention(q, cache, layer.kv_b, long_rows, long_lens, step.table, out, latent, **rows)
-
-    def _room_for_latents(self, shape: Shape) -> torch.Tensor:
-        """What rows find among latents: all rows, or those of sequences with few where the others have keys and values
-        made for them."""
-        num_rows = shape.num_short_rows if _is_made(shape) else shape.num_rows
-        rank = self.spec.latent.kv_rank if self.spec.latent else 0
-        return self._empty(num_rows, self.spec.num_heads, rank).zero_()
 
     def _mlp(self, layer: LayerWeights, x: torch.Tensor, slots: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         if layer.experts and self.spec.experts:

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from hotloop.backends.backend import Batch, HostMemory
-from hotloop.backends.cuda.attention import MAX_WHOLE_WINDOW
+from hotloop.backends.cuda.attention import MAX_WHOLE_WINDOW, is_wide
 from hotloop.backends.cuda.decoder import MIN_SAVED_BYTES, Decoder
 from hotloop.backends.cuda.failure import first_line, hardware
 from hotloop.backends.cuda.flash import Flash, find_flash
@@ -27,6 +27,7 @@ from hotloop.backends.cuda.fp8 import E4M3, check_device
 from hotloop.backends.cuda.graphs import MAX_LONG, Graphs, shapes_for
 from hotloop.backends.cuda.hostmemory import RING_BYTES, has_host_memory, open_host_memory
 from hotloop.backends.cuda.kernels import copy_blocks
+from hotloop.backends.cuda.mixing.deltas import scratch_width
 from hotloop.backends.cuda.parallel import ALONE, Group
 from hotloop.backends.cuda.staging import Event, Staging
 from hotloop.backends.cuda.step import MAX_SHORT_ROWS, Packed, Shape, capacity, pack, shape_of, view_parts
@@ -37,7 +38,7 @@ from hotloop.core.config import MAX_DRAFTED_FORCED, EngineConfig, LoadFormat, Pr
 from hotloop.core.errors import BackendError, ConfigError
 from hotloop.models.dummy import DummyWeights
 from hotloop.models.layout import share_of
-from hotloop.models.memory import fit_kv_gpu, kv_token_bytes
+from hotloop.models.memory import fit_kv_gpu, kv_token_bytes, num_states, state_bytes
 from hotloop.models.model import Model
 from hotloop.models.spec import ModelSpec
 
@@ -145,15 +146,17 @@ def working_bytes(spec: ModelSpec, config: EngineConfig, item_bytes: int) -> int
     width = 4 * spec.hidden_size + mlp + num_heads * spec.head_dim
     if spec.latent:
         width += 2 * spec.num_heads * spec.latent.kv_rank
+    if spec.linear:
+        width += scratch_width(spec.linear)
     num_logits = 4 * config.max_running * spec.vocab_size  # as computed, as adjusted, and of drafts
-    ring_bytes = RING_BYTES if has_host_memory(config) else 0
+    ring_bytes = RING_BYTES if has_host_memory(config) and not spec.linear else 0
     return num_rows * width * item_bytes + 4 * num_logits + ring_bytes + _CONTEXT_BYTES
 
 
 def _kv_shape(spec: ModelSpec, num_blocks: int) -> tuple[int, ...]:
     if spec.latent:
         return spec.num_layers, 1, num_blocks, 1, BLOCK_SIZE, spec.latent.width
-    return spec.num_layers, 2, num_blocks, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim
+    return len(spec.kv_layers), 2, num_blocks, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim
 
 
 class CudaBackend:
@@ -165,7 +168,6 @@ class CudaBackend:
 
     depth = 2
     block_size = BLOCK_SIZE
-    num_states = state_bytes = 0
 
     def __init__(
         self,
@@ -188,21 +190,22 @@ class CudaBackend:
         self.vocab_size = spec.vocab_size
         self.max_context = spec.max_context
         self.block_bytes = BLOCK_SIZE * kv_token_bytes(model.spec, kv_dtype.itemsize)
-        self.num_blocks = kv_bytes // self.block_bytes
+        self.num_states, self.state_bytes = num_states(spec, kv_bytes, kv_dtype.itemsize), state_bytes(spec)
+        self.num_blocks = (kv_bytes - self.num_states * self.state_bytes) // self.block_bytes
         weight_format = "fp8" if plan.has_fp8_weights else dtype
         layout = f"cuda {dtype} {weight_format} {kv_dtype} {BLOCK_SIZE} {group.size} {torch.__version__}"
         self.kv_layout = f"{model.fingerprint} {layout}"
         formats = {"is_fp8": plan.has_fp8_weights, "has_fp8_kv": kv_dtype == E4M3}
         weights = load_weights(model, device, dtype, **formats, rank=group.rank, num_ranks=group.size)
         kv = torch.zeros(_kv_shape(spec, self.num_blocks), dtype=kv_dtype, device=device)
-        self._decoder = Decoder(spec, weights, kv, group, flash, min_saved_bytes)
+        self._decoder = Decoder(spec, weights, kv, group, flash, min_saved_bytes, self.num_states)
         most = BLOCK_SIZE + config.max_draft_tokens + MAX_DRAFTED_FORCED + 1  # rows of one that decodes
         max_rows = max(self.step_tokens, BLOCK_SIZE) + config.max_running * most
         max_blocks = -(-min(self.max_context, self.num_blocks * BLOCK_SIZE) // BLOCK_SIZE)
         self._splitting = splitting = self._decoder.splitting
         has_large_windows = any(window and window > MAX_WHOLE_WINDOW for window in spec.windows)
         is_shared = config.shared_attention and not has_large_windows  # these are read by the same splits as the rest
-        is_shared = is_shared and not spec.latent
+        is_shared = is_shared and not spec.latent and not is_wide(dtype, spec.head_dim)
         self._sharing = self._decoder.sharing if is_shared else None
         num_items, width = self._decoder.sharing.num_items(max_rows), max_blocks if flash or spec.latent else 0
         num_splits = splitting.max_splits(config.max_running)
@@ -216,7 +219,7 @@ class CudaBackend:
             table_width = width if flash else 0
             shapes = shapes_for(config.max_running, max_rows, splitting, table_width=table_width, sharing=self._sharing)
             self._graphs = Graphs(self._decoder, self._indexes, self._chosen, shapes)
-        self._host = open_host_memory(self._decoder.kv, config)
+        self._host = None if spec.linear else open_host_memory(self._decoder.kv, config)  # a state has no way there
         self.host_memory: HostMemory | None = self._host
 
     def launch(self, batch: Batch) -> "CudaFlight":

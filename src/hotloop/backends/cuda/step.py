@@ -1,10 +1,10 @@
 """A batch on its way to the device: every index a step needs, packed into one buffer and one copy.
 
-    [ slots | token_ids | sources | positions | wanted | row_begins | lens | block_begins | splits | part_begins ..
+    [ slots | token_ids | sources | positions | wanted | row_begins | lens | block_begins | states | splits ..
       rows, 8 bytes each                                 sequences
 
-    .. | shared | table | block_ids ]
-                          as many as there are
+    .. | part_begins | shared | table | block_ids ]
+                                        as many as there are
 
 Sequences with few rows come first, then those with many, rows and all. Each kind has its own `row_begins`, one more
 than there are sequences. How the keys of those with few are split is in splits.py; what is shared (groups.py) is there
@@ -28,6 +28,7 @@ from hotloop.backends.cuda.splits import SPLIT_INTS, Splitting
 
 MAX_SHORT_ROWS = 32  # of one sequence, up to which it is attended to as one that decodes
 MIXED_SHORT_ROWS = 8  # the same in most steps that prefill as well
+_NOWHERE = np.array([[-1, 0]], np.int32)  # states that nobody looks at: whoever gets the slot begins anew
 
 
 class Shape(NamedTuple):
@@ -68,6 +69,7 @@ class Views:
     row_begins: torch.Tensor
     lens: torch.Tensor
     block_begins: torch.Tensor
+    states: torch.Tensor  # of each sequence the slots it reads and writes; read by hybrids alone
     splits: torch.Tensor
     part_begins: torch.Tensor  # [num_short_rows + 1]
     folded: torch.Tensor
@@ -146,8 +148,8 @@ def pack(
     sizes = [*_sizes(shape), len(batch.block_ids)]
     ints = np.zeros(sum(sizes), np.int32)
     (
-        slots, token_ids, sources, positions, wanted_rows, row_begins, lens, block_begins, splits, part_begins,
-        folded, items, table, block_ids, _,
+        slots, token_ids, sources, positions, wanted_rows, row_begins, lens, block_begins, states, splits,
+        part_begins, folded, items, table, block_ids, _,
     ) = np.split(ints, np.cumsum(sizes))  # fmt: skip
     owner = np.repeat(np.arange(len(num_rows_of)), num_rows_of)
     block_of = batch.block_ids[batch.block_begins[owner] + batch.positions // block_size].astype(np.int64)
@@ -160,7 +162,12 @@ def pack(
     positions[:num_rows] = batch.positions
     wanted_rows[: len(wanted)] = wanted
     all_lens = batch.past_lens + num_rows_of
-    for part, each in ((lens, all_lens), (block_begins, batch.block_begins[:-1])):
+    slots_of = _NOWHERE if batch.states is None else batch.states
+    for part, each in (
+        (lens, all_lens),
+        (block_begins, batch.block_begins[:-1]),
+        (states.reshape(-1, 2), np.broadcast_to(slots_of, (len(all_lens), 2))),
+    ):
         part[:num_short] = each[:num_short]
         part[shape.num_short :][: len(each) - num_short] = each[num_short:]
     begins_of_long = shape.num_short + 1
@@ -202,7 +209,8 @@ def _sizes(shape: Shape) -> list[int]:
     splits = [shape.num_splits * SPLIT_INTS, shape.num_short_rows + 1]
     shared = [num_rows, shape.num_items * ITEM_INTS] if shape.num_items else [0, 0]
     table = shape.num_long * shape.table_width
-    return [2 * num_rows, *[num_rows] * 4, num_sequences + 2, num_sequences, num_sequences, *splits, *shared, table]
+    sequences = [num_sequences + 2, num_sequences, num_sequences, 2 * num_sequences]
+    return [2 * num_rows, *[num_rows] * 4, *sequences, *splits, *shared, table]
 
 
 def _short_first(
@@ -224,5 +232,6 @@ def _short_first(
         block_begins=np.append(batch.block_begins[:-1][order], 0).astype(np.int32),
         wanted=batch.wanted,
         sources=None if batch.sources is None else batch.sources[rows],
+        states=None if batch.states is None else batch.states[order],
     )
     return moved, new_rows[batch.wanted], [PrefixGroup(place[group.members], group.num_blocks) for group in groups]

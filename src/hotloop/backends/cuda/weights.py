@@ -18,56 +18,28 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hotloop.backends.cuda.delta.weights import LinearWeights
 from hotloop.backends.cuda.dequantise import FLOATS, can_dequantise, dequantise
 from hotloop.backends.cuda.expert_weights import ExpertWeights
 from hotloop.backends.cuda.fp8 import ALIGNMENT, ScaledMatrix, kv_scales, quantise
 from hotloop.backends.cuda.int4 import Int4Matrix
+from hotloop.backends.cuda.layer_weights import DeviceWeights, LayerWeights
 from hotloop.backends.cuda.linear import Matrix
 from hotloop.backends.cuda.mxfp4 import GROUP, Mxfp4Matrix
 from hotloop.backends.cuda.repack import repack, room_for, widen_stored
 from hotloop.core.errors import ConfigError
 from hotloop.models.dummy import SEED, STD, DummyWeights, dummy_value
 from hotloop.models.gguf import widen
-from hotloop.models.layout import layer_shapes, share_begin, share_of
+from hotloop.models.hybrid import HybridWeights, split_shapes
+from hotloop.models.layout import share_begin, share_of
 from hotloop.models.model import Model
-from hotloop.models.spec import ExpertsSpec, Int4Stored, ModelSpec, Stored, Weights
+from hotloop.models.spec import ExpertsSpec, Int4Stored, LinearSpec, ModelSpec, Stored, Weights
 
 CHUNK_BYTES = 16 << 20  # of a tensor at a time: enough for the bus, and little enough to unpack in passing
 _NUM_READERS = 4
 
 Place: TypeAlias = Matrix | Mxfp4Matrix
 """Where a tensor of the model goes."""
-
-
-@dataclass(frozen=True, slots=True)
-class LayerWeights:
-    """One layer. Matrices are [out, in]; all are contiguous. Those of the products may be in e4m3 or in four bits."""
-
-    attn_norm: Tensor  # [hidden]
-    qkv: Matrix  # [(heads + 2 * kv heads) * head_dim, hidden]: all of q, then k, then v; or q (or q_a), then kv_a
-    qkv_bias: Tensor | None  # [(heads + 2 * kv heads) * head_dim]
-    q_norm: Tensor | None  # [head_dim], or of a latent
-    k_norm: Tensor | None  # [head_dim], or of a latent
-    q_b: Matrix | None  # [heads * head_dim, q_rank]
-    kv_b: Tensor | None  # [heads * (nope_dim + value_dim), kv_rank]
-    o: Matrix  # [hidden, heads * head_dim]
-    o_bias: Tensor | None  # [hidden]; of several ranks only the first has one that is not zero
-    sinks: Tensor | None  # [heads]
-    mlp_norm: Tensor  # [hidden]
-    gate_up: Matrix | None  # [2 * intermediate, hidden]: all of gate, then up
-    down: Matrix | None  # [hidden, intermediate]
-    experts: ExpertWeights | None = None  # in place of these
-    kv_scales: Tensor | None = None  # [2 * kv heads] of keys, then values, where those are held in e4m3
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceWeights:
-    """All of a model. `head` is `embed` itself, or rows of it, where the two are tied and in one type."""
-
-    embed: Tensor  # [vocab, hidden]
-    layers: tuple[LayerWeights, ...]
-    final_norm: Tensor  # [hidden]
-    head: Matrix  # [vocab, hidden]; of several ranks each has some rows
 
 
 def load_weights(
@@ -92,13 +64,16 @@ def load_weights(
     if is_fp8:
         _check_sizes(share)
     weights = _Allocation(share, model.weights, device, dtype, is_fp8).all(num_ranks, rank)
-    _fill(dict(_places(share, weights)), model.weights, device, chunk_bytes, rank)
+    is_split = share.linear is None or isinstance(model.weights, DummyWeights)
+    source = model.weights if is_split else HybridWeights(model.weights, share)
+    _fill(dict(_places(share, weights)), source, device, chunk_bytes, rank)
     if share.has_tied_head and isinstance(weights.head, ScaledMatrix):
         quantise(_head_rows(weights.embed, len(weights.head), rank), weights.head)
     if rank:
         _drop_biases(weights)
     if has_fp8_kv:
-        layers = (replace(layer, kv_scales=_kv_scales(share, layer)) for layer in weights.layers)
+        scales = (None if layer.qkv is None else _kv_scales(share, layer, layer.qkv) for layer in weights.layers)
+        layers = (replace(layer, kv_scales=each) for layer, each in zip(weights.layers, scales, strict=True))
         weights = replace(weights, layers=tuple(layers))
     return weights
 
@@ -113,8 +88,9 @@ def _drop_biases(weights: DeviceWeights) -> None:
 
 def _check_sizes(spec: ModelSpec) -> None:
     """Refuse a matrix that cannot be multiplied in e4m3."""
-    for name, shape in layer_shapes(spec, spec.num_layers - 1).items():
-        if len(shape) > 1 and not name.startswith(("router", "experts.")) and any(size % ALIGNMENT for size in shape):
+    kinds = {spec.is_linear(layer): layer for layer in range(spec.num_layers)}
+    for name, shape in (each for layer in kinds.values() for each in split_shapes(spec, layer).items()):
+        if len(shape) > 1 and not name.startswith(_UNSCALED) and any(size % ALIGNMENT for size in shape):
             sizes = " x ".join(map(str, shape))
             raise ConfigError(
                 f"weights fp8 need matrices whose sizes are multiples of {ALIGNMENT}: {name} of every layer is {sizes}"
@@ -122,10 +98,10 @@ def _check_sizes(spec: ModelSpec) -> None:
             )
 
 
-def _kv_scales(spec: ModelSpec, layer: LayerWeights) -> Tensor:
+def _kv_scales(spec: ModelSpec, layer: LayerWeights, qkv: Matrix) -> Tensor:
     """Of what the norm in front of a layer and its weights make, whatever the prompt."""
     size = spec.num_kv_heads * spec.head_dim
-    made = layer.qkv[-2 * size :]
+    made = qkv[-2 * size :]
     rows = made.widened() if isinstance(made, ScaledMatrix | Int4Matrix) else made.float()
     shape = (2, spec.num_kv_heads, spec.head_dim)
     bias = None if layer.qkv_bias is None else layer.qkv_bias[-2 * size :].float().view(shape)
@@ -151,6 +127,7 @@ class _Allocation:
             LayerWeights(
                 **{field: self._stacked(layer, names) for field, names in _parts(spec).items()},
                 experts=self._experts(spec.experts) if spec.experts and spec.has_experts(layer) else None,
+                linear=self._linear(spec.linear) if spec.linear and spec.is_linear(layer) else None,
             )
             for layer in range(spec.num_layers)
         )
@@ -167,8 +144,9 @@ class _Allocation:
 
     def _stacked(self, layer: int, names: tuple[str, ...]) -> Matrix | None:
         """Room for these, one below the other; None if the model has none of them."""
-        shapes, int4 = layer_shapes(self.spec, layer), self.spec.int4
-        if names[0] not in shapes:
+        shapes, int4 = split_shapes(self.spec, layer), self.spec.int4
+        names = tuple(name for name in names if name in shapes)
+        if not names:
             return None
         num_rows, row_shape = sum(shapes[name][0] for name in names), shapes[names[0]][1:]
         if self.is_fp8 and row_shape and names != ("kv_b",):
@@ -196,6 +174,21 @@ class _Allocation:
             down_bias=self._empty(count * hidden) if experts.has_bias else None,
             shared_gate_up=matrix(2 * experts.shared_size, hidden) if experts.shared_size else None,
             shared_down=matrix(hidden, experts.shared_size) if experts.shared_size else None,
+            shared_router=self._empty(1, hidden) if experts.has_shared_gate else None,
+        )
+
+    def _linear(self, linear: LinearSpec) -> LinearWeights:
+        hidden, heads = self.spec.hidden_size, linear.num_value_heads
+        matrix = partial(ScaledMatrix.empty, device=self.device) if self.is_fp8 else self._empty
+        vector = partial(torch.empty, device=self.device)
+        return LinearWeights(
+            qkvz=matrix(linear.conv_size + linear.value_size, hidden),
+            rates=self._empty(2 * heads, hidden),
+            taps=self._empty(linear.conv_size, linear.conv_width),
+            a_log=vector(heads),
+            dt_bias=vector(heads),
+            norm=vector(linear.value_dim),
+            o=matrix(hidden, linear.value_size),
         )
 
     def _empty(self, *shape: int) -> Tensor:
@@ -208,9 +201,10 @@ def _head_rows(embed: Tensor, num_tokens: int, rank: int) -> Tensor:
     return embed[begin : begin + num_tokens]
 
 
+_UNSCALED = ("router", "experts.", "shared_router", "linear_b", "linear_a", "linear_conv")
 _LAYER_PARTS = {
     "attn_norm": ("attn_norm",),
-    "qkv": ("q", "k", "v"),
+    "qkv": ("q_gate", "q", "k", "v"),
     "qkv_bias": ("q_bias", "k_bias", "v_bias"),
     "q_norm": ("q_norm",),
     "k_norm": ("k_norm",),
@@ -237,14 +231,17 @@ def _places(spec: ModelSpec, weights: DeviceWeights) -> Iterator[tuple[str, Plac
     """Where on the device each tensor of the model goes, by its name: a whole tensor or some rows of one."""
     yield "embed", weights.embed
     for i, layer in enumerate(weights.layers):
-        shapes = layer_shapes(spec, i)
-        for field, names in _parts(spec).items():
+        shapes = split_shapes(spec, i)
+        for field, all_names in _parts(spec).items():
+            names = [name for name in all_names if name in shapes]
             room = getattr(layer, field)
             if room is not None:
                 parts = room.split([shapes[name][0] for name in names])
                 yield from ((f"layers.{i}.{name}", part) for name, part in zip(names, parts, strict=True))
         if layer.experts and spec.experts:
             yield from ((f"layers.{i}.{name}", part) for name, part in layer.experts.places(spec.experts))
+        if layer.linear and spec.linear:
+            yield from ((f"layers.{i}.{name}", part) for name, part in layer.linear.places(spec.linear))
     yield "final_norm", weights.final_norm
     if not spec.has_tied_head:
         yield "head", weights.head

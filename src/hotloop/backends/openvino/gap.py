@@ -25,15 +25,13 @@ from hotloop.backends.openvino.native.mixture import open_experts
 from hotloop.backends.openvino.store import CpuBackend, compile_graph, describe_kv, load_graph
 from hotloop.core.config import Precision, WeightFormat
 from hotloop.models.hybrid import HybridWeights
-from hotloop.models.memory import kv_token_bytes, state_bytes, weight_bytes
+from hotloop.models.memory import kv_token_bytes, num_states, state_bytes, weight_bytes
 from hotloop.models.model import Model
 from hotloop.models.rope import rotary_table
 from hotloop.models.spec import ModelSpec
 
 MAX_SHORT_TOKENS = 12
 MAX_UNPACKED_BYTES = 512 << 20
-STATE_TOKENS = 1024  # a hybrid has room for a state for so many tokens of KV
-MIN_STATES = 8
 _WHOLE_ROWS = str(2**64 - 1)
 
 Run = Callable[[int, NDArray[np.float32], NDArray[np.float32]], None]
@@ -68,7 +66,7 @@ class GapBackend(CpuBackend):
         if spec.linear:
             model = replace(model, weights=HybridWeights(model.weights, spec))
             self.state_bytes = state_bytes(spec)
-            self.num_states = max(MIN_STATES, kv_bytes // (self.state_bytes + STATE_TOKENS * token_bytes))
+            self.num_states = num_states(spec, kv_bytes, kernel.item_bytes)
         super().__init__(model, kv_bytes - self.num_states * self.state_bytes, BLOCK_SIZE * token_bytes, kv_layout)
         angles = rotary_table(spec, min(self.max_context, self.num_blocks * BLOCK_SIZE))
         self._attention = kernel.create(replace(spec, num_layers=len(spec.kv_layers)), self.num_blocks, angles)
