@@ -63,7 +63,7 @@ def gpu_weight_bytes(spec: ModelSpec, weight_format: WeightFormat, num_gpus: int
 
 def kv_token_bytes(spec: ModelSpec, item_bytes: int = 2) -> int:
     """Of keys and values, or of latents where they are made from these."""
-    num_layers = spec.num_layers - (len(spec.linear.layers) if spec.linear else 0)
+    num_layers = spec.num_kv_layers
     if spec.latent:
         return num_layers * spec.latent.width * item_bytes
     return 2 * num_layers * spec.num_kv_heads * spec.head_dim * item_bytes

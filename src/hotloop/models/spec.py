@@ -174,6 +174,11 @@ class ModelSpec:
         return [layer for layer in range(self.num_layers) if not self.is_linear(layer)]
 
     @property
+    def num_kv_layers(self) -> int:
+        """How many those are, without going through all: files may claim billions."""
+        return self.num_layers - (len(self.linear.layers) if self.linear else 0)
+
+    @property
     def mixed_size(self) -> int:
         """Of what the heads of attention come to, side by side."""
         return self.num_heads * (self.latent.value_dim if self.latent else self.head_dim)
