@@ -2,6 +2,8 @@
 
 import gc
 import platform
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +16,7 @@ from tests.backends.batches import batch
 from tests.backends.reference import reference_logits
 from tests.engine.tiny import TOKENIZER, Listener, greedy, make_request
 from tests.models.int4 import Recipe, write_int4_folder
-from tests.models.tiny import DictWeights, tiny_spec, tiny_weights
+from tests.models.tiny import DictWeights, tiny_spec, tiny_weights, write_folder
 
 from hotloop.backends.backend import Backend
 from hotloop.backends.openvino.attention import numpy_kernel
@@ -210,6 +212,26 @@ def test_a_model_that_does_not_fit_is_refused_unread(empty_home: Path) -> None:
     huge = replace(tiny_model("llama"), spec=tiny_spec("llama", num_layers=10**9), weights=DictWeights({}))
     with pytest.raises(ModelError, match=r"tiny-llama does not fit: weights .* this machine has only .* GiB free"):
         open_cpu(huge, CONFIG)
+
+
+LEAVING = """
+import sys, threading
+from hotloop import Engine, EngineConfig, SamplingParams
+from hotloop.core.request import Request
+
+engine = Engine.load(sys.argv[1], EngineConfig(kv_memory="8MiB"), device="cpu").start()
+has_begun = threading.Event()
+request = Request("r", engine.tokenizer.encode("the fox"), SamplingParams(max_tokens=400, ignore_eos=True))
+engine.submit([request], lambda event: has_begun.set())
+has_begun.wait()
+"""
+
+
+def test_a_program_may_end_while_its_engine_runs(tmp_path: Path, empty_home: Path) -> None:
+    spec = tiny_spec("llama")
+    folder = write_folder(tmp_path / "m", spec, tiny_weights(spec))
+    ended = subprocess.run([sys.executable, "-c", LEAVING, folder], capture_output=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, b"")
 
 
 def test_ctrl_c_inside_the_plugin_stays_ctrl_c() -> None:

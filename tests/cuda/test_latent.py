@@ -146,12 +146,37 @@ def test_latents_are_normalised_and_keys_and_queries_rotated(device: str) -> Non
     )
 
 
+def test_blocks_of_latents_go_out_and_come_back(device: str) -> None:
+    backend = make_backend(tiny_model("deepseek3"), device, has_graphs=False)
+    prompt = [(7 * i) % 100 for i in range(40)]
+    logits_of(backend, batch((prompt[:-1], 0, [2])))
+    assert backend.block_bytes == 2 * 64 * (32 + 4) * 4
+    data = bytes(backend.read_blocks([2]).wait())
+    assert len(data) == backend.block_bytes
+    backend.write_blocks([1], memoryview(data))
+    after = [logits_of(backend, batch((prompt[-1:], 39, [block]))) for block in (1, 2)]
+    np.testing.assert_array_equal(*after)
+    backend.close()
+
+
+def test_steps_that_are_padded_for_a_graph_are_the_same(device: str) -> None:
+    model = tiny_model("deepseek3", num_layers=1, num_heads=2, num_kv_heads=2, experts=None)
+    plain, padded = (make_backend(model, device, max_running=2, has_graphs=has) for has in (False, True))
+    prompt = [(7 * i) % 100 for i in range(53)]
+    for step in (
+        batch((prompt[:50], 0, [3])),
+        batch((prompt[50:51], 50, [3]), (prompt[:2], 0, [4])),
+        batch((prompt[:40], 0, [5]), (prompt[51:], 51, [3])),
+    ):
+        np.testing.assert_allclose(logits_of(padded, step), logits_of(plain, step), atol=1e-4)
+
+
 def test_a_long_chunk_is_as_many_short_ones(device: str) -> None:
     """Of keys and values that are made, or of latents."""
-    model = tiny_model("deepseek3", num_layers=2)
+    model = tiny_model("deepseek3", num_layers=1, num_heads=2, num_kv_heads=2, experts=None)
     backend = make_backend(model, device, max_step_tokens=512, has_graphs=False)
-    prompt = [(7 * i) % 100 for i in range(300)]
+    prompt = [(7 * i) % 100 for i in range(260)]
     whole = logits_of(backend, batch((prompt, 0, [0, 1, 2, 3, 4]), (prompt[:3], 0, [5])))
-    parts = [logits_of(backend, batch((prompt[i : i + 150], i, [6, 7, 8, 9, 10]))) for i in (0, 150)]
-    np.testing.assert_allclose(whole[:300], np.concatenate(parts), atol=2e-3)
+    parts = [logits_of(backend, batch((prompt[i : i + 130], i, [6, 7, 8, 9, 10]))) for i in (0, 130)]
+    np.testing.assert_allclose(whole[:260], np.concatenate(parts), atol=2e-3)
     backend.close()

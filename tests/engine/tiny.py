@@ -53,7 +53,8 @@ def make_engine(
 ) -> Engine:
     size = {"block_size": BLOCK_SIZE, "num_blocks": num_blocks, "vocab_size": VOCAB_SIZE, "num_states": num_states}
     backend = backend or NullDevice(**size, depth=depth, on_run=on_run)
-    return Engine(TOKENIZER, backend, EngineConfig(debug_checks=True, **settings), drafter=drafter)
+    config = EngineConfig(debug_checks=True, **{"draft_history_tokens": 10_000} | settings)
+    return Engine(TOKENIZER, backend, config, drafter=drafter)
 
 
 class Listener:

@@ -1,10 +1,6 @@
-import random
-import re
 import sqlite3
 import stat
 import threading
-import time
-from contextlib import suppress
 
 import pytest
 from msgspec.structs import replace
@@ -356,46 +352,6 @@ def test_what_is_no_store_is_one_line(tmp_path):
         TraceStore(tmp_path / "none.db")
     with pytest.raises(ConfigError, match="cannot open the trace store"):
         StoreTracer(text / "inside.db")
-
-
-def spoil(path, begin, end):
-    data = bytearray(path.read_bytes())
-    end = min(end, len(data))
-    data[begin:end] = random.Random(begin).randbytes(end - begin)
-    path.write_bytes(data)
-
-
-SPOILT = {
-    "the head": lambda path: spoil(path, 0, 100),
-    "the tables": lambda path: spoil(path, 100, 4096),
-    "all but the head": lambda path: spoil(path, 4096, 1 << 30),
-    "cut": lambda path: path.write_bytes(path.read_bytes()[:5000]),
-    "another file": lambda path: path.write_bytes(b"hello" * 1000),
-}
-
-
-@pytest.mark.parametrize("name", SPOILT)
-def test_a_damaged_store_is_set_aside_and_a_new_one_begun(path, name, caplog, monkeypatch):
-    monkeypatch.setattr(store, "_RETRY_S", 0.01)
-    add_spans(path, [each for number in range(50) for each in a_run(number, turns=5)])
-    SPOILT[name](path)
-    spoilt, early = path.read_bytes(), []
-    tracer, spans = StoreTracer(path), a_run(turns=2)
-    with suppress(ConfigError):  # it may be damaged where nobody has looked yet
-        early.append(TraceStore(path))
-    for each in spans:
-        tracer.record(each)
-    deadline = time.monotonic() + 20
-    while not tracer.flush() and time.monotonic() < deadline:
-        pass
-    tracer.close()
-    assert tracer.losses.num_dropped == 0
-    for reader in (*early, TraceStore(path)):
-        assert [run.trace_id for run in reader.runs()] == [spans[0].trace_id]
-        reader.close()
-    [aside] = [each for each in path.parent.iterdir() if re.search(r"[.]damaged-[0-9-]+$", each.name)]
-    assert aside.read_bytes()[4096:5000] == spoilt[4096:5000]
-    assert f"it was set aside as {aside}, and a new one is begun" in caplog.text
 
 
 def test_another_programs_database_is_left_alone(tmp_path):

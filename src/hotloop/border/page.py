@@ -36,13 +36,13 @@ class OwnNames:
     """An application without a key: only requests that call it by a name of its own reach it."""
 
     def __init__(self, app: Application, names: Collection[str]) -> None:
-        self._app = app
+        self.app = app
         self._names = frozenset(name.lower() for name in names)
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
         host = dict(scope.get("headers", ())).get(b"host", b"").decode("latin-1")
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS or is_own_name(host, self._names):
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         message = "without an API key this is only answered at an IP address, localhost or a name in allowed_hosts"
         headers, body = render_refusal(403, "unknown_host", message)

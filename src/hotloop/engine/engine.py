@@ -4,6 +4,7 @@ The loop runs on a thread of its own; everything else here only puts things into
 """
 
 import asyncio
+import atexit
 import logging
 import secrets
 import threading
@@ -126,6 +127,7 @@ class Engine:
         return engine
 
     def start(self) -> Self:
+        atexit.register(self.close)  # Python ends a thread that it finds in C++ at exit by ending the process
         self._thread.start()
         return self
 
@@ -151,6 +153,7 @@ class Engine:
         if self._thread.is_alive():
             self._thread.join()
         self._at_end.close()  # if the thread never ran
+        atexit.unregister(self.close)
 
     def __enter__(self) -> Self:
         return self.start()

@@ -18,7 +18,8 @@ _FAMILIES = ("deepseek2", "deepseek3", "glm4moelite")
 def parse_latent(config: Config, rope: Mapping[str, Any], family: Family, path: Path) -> LatentSpec | None:
     if family not in _FAMILIES:
         return None
-    if config.get("attention_bias") or config.get("partial_rotary_factor", 1) != 1:
+    share = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1))
+    if config.get("attention_bias") or share != 1:
         raise ModelError(f"{path}: latent attention with biases, or of which only a part turns, is not supported")
     if config.get("num_key_value_heads") not in (None, config["num_attention_heads"]):
         raise ModelError(

@@ -17,9 +17,11 @@ from tests.engine.tiny import (
 )
 
 from hotloop.core.request import Request, SamplingParams, TokenEvent
+from hotloop.engine.decode import TokenDecoder
 from hotloop.engine.drafting.drafter import Guess, Want
-from hotloop.engine.drafting.speculation import StepCost
+from hotloop.engine.drafting.speculation import Draft, Speculator, StepCost
 from hotloop.engine.engine import Engine
+from hotloop.engine.step import Slice
 
 PARAMS = [
     greedy(40),
@@ -155,6 +157,18 @@ def test_sampling_with_drafts_follows_the_distribution() -> None:
     plain, drafted = second_tokens(None), second_tokens(0.5)
     assert len(plain) > 1
     assert drafted == plain
+
+
+def draft_of(*kinds: int | None) -> Draft:
+    part = Slice(make_request([1], "r"), 0, 1, wants_token=True)
+    return Draft(part, None, len(kinds), len(kinds), token_ids=[7] * len(kinds), kinds=[*kinds])
+
+
+def test_what_follows_a_guess_is_as_likely_as_the_guess() -> None:
+    """What the grammar forces is worth computing to its end, while guesses on guesses are ever less likely."""
+    speculator = Speculator(Oracle({}, 0), TokenDecoder([], can_force=True), max_draft_tokens=12)
+    forced, guessed = speculator._worth([draft_of(1, *[None] * 11), draft_of(*[1] * 12)], 2, 2)
+    assert (forced, 2 < guessed < 8) == (12, True)
 
 
 def test_a_full_batch_is_not_slowed_by_doubtful_guesses() -> None:

@@ -12,6 +12,7 @@ from anthropic.types import RawMessageStreamEvent
 from openai.types.chat import ChatCompletionChunk
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
+from tests.loopback import claude_at, openai_at
 
 from hotloop.router.kinds import Api
 from hotloop.router.translate import Translation, translate
@@ -75,11 +76,11 @@ class Replica:
 
     @property
     def claude(self) -> anthropic.Anthropic:
-        return anthropic.Anthropic(api_key="k", base_url=self._url, max_retries=0, timeout=30)
+        return claude_at(self._url)
 
     @property
     def openai(self) -> openai.OpenAI:
-        return openai.OpenAI(api_key="k", base_url=f"{self._url}/v1", max_retries=0, timeout=30)
+        return openai_at(self._url)
 
     @property
     def _url(self) -> str:

@@ -143,7 +143,7 @@ def _attend(
     end = tl.minimum(end, length - num_rows + end_row)
     own = length - num_rows + pair // group  # a row's own key, and the last that it sees
     last = tl.minimum(end - 1, own)
-    begin = tl.maximum(begin, first_block(length - num_rows + tile * tile_pairs // group, window, block_size))
+    begin = _in_window(begin, length - num_rows + tile * tile_pairs // group, window, block_size)
 
     d = tl.arange(0, dim_tile)[None, :]
     is_dim, is_pair = d < head_dim, pair < num_rows * group
@@ -211,12 +211,14 @@ def start_softmax(sinks, head, has_sink):
 
 
 @triton.jit
-def first_block(own, window: tl.constexpr, block_size: tl.constexpr):
-    """The first key of the first block that a row with this key sees."""
-    first = 0
+def _in_window(begin, own, window: tl.constexpr, block_size: tl.constexpr):
+    """`begin`, or the first key of the first block that a row with this key sees.
+
+    Without a window even a maximum with 0 would take registers, and with them programs that run at a time.
+    """
     if window is not None:
-        first = tl.maximum(own - window + 1, 0) // block_size * block_size
-    return first
+        begin = tl.maximum(begin, tl.maximum(own - window + 1, 0) // block_size * block_size)
+    return begin
 
 
 @triton.jit

@@ -22,7 +22,7 @@ import triton.language as tl
 from hotloop.backends.cuda.expert_weights import ExpertWeights, Matrices
 from hotloop.backends.cuda.kernels import add_gated
 from hotloop.backends.cuda.linear import gated, linear
-from hotloop.backends.cuda.mxfp4 import column_of, load_halves
+from hotloop.backends.cuda.mxfp4 import column_of, high, load_scales, low
 from hotloop.backends.cuda.overlap import let_next_begin, overlap, wait_for_previous
 from hotloop.backends.cuda.routing import Routed, route
 from hotloop.models.spec import ExpertsSpec
@@ -149,7 +149,7 @@ def _few_mixed(
 def _sums(w, scales, row, at_x, k: tl.constexpr, tile_in: tl.constexpr):
     """[rows of the weights]: their products with one row."""
     if w.dtype.element_ty == tl.uint8:
-        found = _mxfp4_sums(w, scales, row, at_x, k, tile_in // 2)
+        found = _mxfp4_sums(w, scales, row, at_x, k, tile_in // 32)
     else:
         found = _plain_sums(w, scales, row, at_x, k, tile_in)
     return found
@@ -172,14 +172,19 @@ def _plain_sums(w, scales, row, at_x, k: tl.constexpr, tile_in: tl.constexpr):
 
 
 @triton.jit
-def _mxfp4_sums(w, scales, row, at_x, k: tl.constexpr, tile_in: tl.constexpr):
-    total = tl.zeros([row.shape[0], tile_in], tl.float32)
-    for begin in tl.static_range(0, k // 2, tile_in):
-        byte = begin + tl.arange(0, tile_in)
-        at, is_in = at_x + column_of(byte), byte < k // 2
-        low, high = load_halves(w, scales, row, byte, k)
-        total += low * tl.load(at, mask=is_in, other=0.0).to(tl.float32)[None, :]
-        total += high * tl.load(at + 16, mask=is_in, other=0.0).to(tl.float32)[None, :]
+def _mxfp4_sums(w, scales, row, at_x, k: tl.constexpr, tile_groups: tl.constexpr):
+    """A thread has whole groups: of each its bytes in one piece, and one scale."""
+    total = tl.zeros([row.shape[0], tile_groups], tl.float32)
+    byte = tl.arange(0, 16)[None, None, :]
+    for begin in tl.static_range(0, k // 32, tile_groups):
+        group = begin + tl.arange(0, tile_groups)
+        is_in = (group < k // 32)[None, :, None]
+        at = w + row[:, None, None] * (k // 2) + group[None, :, None] * 16 + byte
+        codes = tl.load(at, mask=is_in, other=0, eviction_policy="evict_first")
+        at_low = tl.broadcast_to(at_x + group[None, :, None] * 32 + byte, codes.shape)  # loaded as codes are
+        found = low(codes).to(tl.float32) * tl.load(at_low, mask=is_in, other=0.0).to(tl.float32)
+        found += high(codes).to(tl.float32) * tl.load(at_low + 16, mask=is_in, other=0.0).to(tl.float32)
+        total += tl.sum(found, 2) * load_scales(scales, row, group, k)
     return tl.sum(total, 1)
 
 
@@ -264,9 +269,9 @@ def _grouped(
             at_low = at_x + column_of(byte)[None, :]
             low_rows = tl.trans(tl.load(at_low, mask=is_in, other=0.0))
             high_rows = tl.trans(tl.load(at_low + 16, mask=is_in, other=0.0))
-            total = _mxfp4_dots(w, scales, at, byte, low_rows, high_rows, total, k)
+            total = _mxfp4_dots(w, scales, at, begin, low_rows, high_rows, total, k)
             if is_gated:
-                second = _mxfp4_dots(w, scales, at + num_out, byte, low_rows, high_rows, second, k)
+                second = _mxfp4_dots(w, scales, at + num_out, begin, low_rows, high_rows, second, k)
     else:
         i = tl.arange(0, tile_in)[None, :]
         at_w = w + at[:, None] * k + i
@@ -293,10 +298,14 @@ def _grouped(
 
 
 @triton.jit
-def _mxfp4_dots(w, scales, at, byte, low_rows, high_rows, total, k: tl.constexpr):
-    low, high = load_halves(w, scales, at, byte, k)
-    total = tl.dot(low.to(low_rows.dtype), low_rows, total, input_precision="tf32x3")
-    return tl.dot(high.to(high_rows.dtype), high_rows, total, input_precision="tf32x3")
+def _mxfp4_dots(w, scales, at, begin, low_rows, high_rows, total, k: tl.constexpr):
+    num_bytes: tl.constexpr = low_rows.shape[0]
+    byte = begin + tl.arange(0, num_bytes)
+    codes = tl.load(w + at[:, None] * (k // 2) + byte[None, :], mask=(byte < k // 2)[None, :], other=0)
+    scale = load_scales(scales, at, begin // 16 + tl.arange(0, num_bytes // 16), k)
+    scale = tl.broadcast_to(scale[:, :, None], [at.shape[0], num_bytes // 16, 16]).reshape(codes.shape)
+    total = tl.dot((low(codes) * scale).to(low_rows.dtype), low_rows, total, input_precision="tf32x3")
+    return tl.dot((high(codes) * scale).to(high_rows.dtype), high_rows, total, input_precision="tf32x3")
 
 
 @triton.jit

@@ -25,6 +25,8 @@ _MERGED_DIMS = 64  # of a latent that a program merges
 MAX_TILE_PAIRS = 64  # whose latents fit into the registers
 TILES = {16: (32, 4, 3), 32: (32, 4, 3), 64: (32, 8, 3)}
 """For so many pairs: keys, warps and stages."""
+PRODUCT_TILES = {16: (32, 128, 4, 3), 32: (64, 128, 4, 3), 64: (64, 128, 4, 3)}
+"""For so many rows: outputs, inputs, warps and stages."""
 
 
 def norm_rows(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -35,7 +37,7 @@ def norm_rows(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor
     return out
 
 
-@triton.jit(do_not_specialize_on_alignment=["x"])
+@triton.jit
 def _norm_rows(x, weight, out, stride, eps, size: tl.constexpr, tile: tl.constexpr, is_overlapped: tl.constexpr):
     let_next_begin(is_overlapped)
     wait_for_previous(is_overlapped)
@@ -72,7 +74,7 @@ def rotate_and_keep(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize_on_alignment=["q", "kept", "positions", "slots"])
+@triton.jit(do_not_specialize_on_alignment=["positions", "slots"])
 def _rotate_and_keep(
     q, kept, cache, positions, slots, cos_sin, norm, eps, q_stride, kept_stride,
     num_heads: tl.constexpr, head_dim: tl.constexpr, rank: tl.constexpr, rope_dim: tl.constexpr,
@@ -115,18 +117,18 @@ def heads_product(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> t
     n = weight.shape[2]
     assert weight.shape[1] == k
     tile_rows = min(64, max(16, triton.next_power_of_2(num_rows)))
-    tile_n = 32 if num_rows <= 16 else 64
-    tile_k = max(16, min(128, triton.next_power_of_2(k)))
+    tile_n, tile_k, num_warps, num_stages = PRODUCT_TILES[tile_rows]
+    tile_k = max(16, min(tile_k, triton.next_power_of_2(k)))
     if num_rows:
         _heads_product[(triton.cdiv(n, tile_n), num_heads, triton.cdiv(num_rows, tile_rows))](
             x, weight, out, num_rows, x.stride(0), x.stride(1), *weight.stride(), out.stride(0), out.stride(1), n, k,
-            tile_rows, tile_n, tile_k, num_warps=4, num_stages=1 if x.dtype == torch.float32 else 3,
+            tile_rows, tile_n, tile_k, num_warps=num_warps, num_stages=1 if x.dtype == torch.float32 else num_stages,
             **overlap(x.device),
         )  # fmt: skip
     return out
 
 
-@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["x"])
+@triton.jit(do_not_specialize=["num_rows"])
 def _heads_product(
     x, w, out, num_rows, x_row, x_head, w_head: tl.constexpr, w_k: tl.constexpr, w_n: tl.constexpr, out_row, out_head,
     n: tl.constexpr, k: tl.constexpr, tile_rows: tl.constexpr, tile_n: tl.constexpr, tile_k: tl.constexpr,
@@ -188,9 +190,7 @@ def latent_attention(
     return out
 
 
-@triton.jit(
-    do_not_specialize_on_alignment=["q", "row_begins", "lens", "block_ids", "block_begins", "splits"],
-)
+@triton.jit(do_not_specialize_on_alignment=["row_begins", "lens", "block_ids", "block_begins", "splits"])
 def _attend_latents(
     latents, q, cache, row_begins, lens, block_ids, block_begins, splits, out, outs, lses, scale_log2, q_stride,
     split_ints: tl.constexpr, num_heads: tl.constexpr, head_dim: tl.constexpr, rank: tl.constexpr,

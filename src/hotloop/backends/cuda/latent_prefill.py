@@ -19,8 +19,8 @@ from hotloop.models.spec import LatentSpec
 
 MIN_ROWS = 256
 MAX_MADE_ITEMS = 1 << 27  # of keys and values at a time
-_TILE_ROWS, _TILE_KEYS = 128, 64
-_NUM_WARPS, _NUM_STAGES = 8, 3
+TILE, WIDE_TILE = (128, 64, 8, 3), (128, 32, 8, 3)
+"""Rows, keys, warps and stages; of heads with more dimensions there is room for fewer."""
 
 
 def made_attention(
@@ -39,21 +39,22 @@ def made_attention(
     num_heads, head_dim = q.shape[1:]
     kept = torch.index_select(cache, 0, table.reshape(-1)).view(-1, latent.width)
     made_dim = latent.nope_dim + latent.value_dim
+    dims = [max(16, triton.next_power_of_2(dim)) for dim in (latent.nope_dim, latent.rope_dim, latent.value_dim)]
+    tile_rows, tile_keys, num_warps, num_stages = TILE if dims[0] + dims[2] <= 256 else WIDE_TILE
     size = max(1, min(num_heads, MAX_MADE_ITEMS // (len(kept) * made_dim)))
     for first in range(0, num_heads, size):
         count = min(size, num_heads - first)
         made = kept[:, : latent.kv_rank] @ up[first * made_dim : (first + count) * made_dim].t()
-        _prefill_made[(triton.cdiv(max_rows, _TILE_ROWS), count, len(lens))](
+        _prefill_made[(triton.cdiv(max_rows, tile_rows), count, len(lens))](
             q, made, kept, row_begins, lens, out, latent.scale * math.log2(math.e), q.stride(0), first,
             table.shape[1] * cache.shape[2], num_heads, count, head_dim, latent.nope_dim, latent.rope_dim,
-            latent.value_dim, latent.kv_rank, _TILE_ROWS, _TILE_KEYS,
-            *(max(16, triton.next_power_of_2(dim)) for dim in (latent.nope_dim, latent.rope_dim, latent.value_dim)),
-            num_warps=_NUM_WARPS, num_stages=1 if q.dtype == torch.float32 else _NUM_STAGES,
+            latent.value_dim, latent.kv_rank, tile_rows, tile_keys,
+            *dims, num_warps=num_warps, num_stages=1 if q.dtype == torch.float32 else num_stages,
         )  # fmt: skip
     return out
 
 
-@triton.jit(do_not_specialize=["first_head", "max_keys"], do_not_specialize_on_alignment=["q", "row_begins", "lens"])
+@triton.jit(do_not_specialize=["first_head", "max_keys"], do_not_specialize_on_alignment=["row_begins", "lens"])
 def _prefill_made(
     q, made, kept, row_begins, lens, out, scale_log2, q_stride, first_head, max_keys,
     num_heads: tl.constexpr, num_made: tl.constexpr, head_dim: tl.constexpr, nope_dim: tl.constexpr,

@@ -120,5 +120,7 @@ def _working_bytes(spec: ModelSpec, config: EngineConfig) -> int:
     width = 2 * spec.intermediate_size + 4 * spec.hidden_size
     if spec.experts:
         width += spec.experts.num_chosen * (spec.experts.size + spec.hidden_size)
+    if spec.latent:  # queries as latents, and what they find
+        width += spec.num_heads * (spec.latent.width + spec.latent.kv_rank)
     activations = num_tokens * width
     return _RUNTIME_BYTES + 4 * (activations + config.max_running * spec.vocab_size)

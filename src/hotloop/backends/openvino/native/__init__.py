@@ -40,6 +40,7 @@ _FOLDER = Path(__file__).parent
 BUILD_ERRORS = (OSError, AttributeError, subprocess.SubprocessError)
 _FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared")
 _COMPILE_TIMEOUT_S = 60
+_SPAN = 32  # numbers that portable.cpp sums up side by side
 
 
 class NativeAttention:
@@ -71,7 +72,7 @@ class NativeAttention:
         self._library.attention_set_sinks(self._handle, layer, sinks.ctypes.data)
 
     def set_latent(self, layer: int, up_keys: NDArray[np.float32], up_values: NDArray[np.float32]) -> None:
-        ups = [np.ascontiguousarray(up, np.float32) for up in (up_keys, up_values)]
+        ups = [_in_spans(up) for up in (up_keys, up_values)]
         self._keep += ups
         self._library.attention_set_latent(self._handle, layer, *(up.ctypes.data for up in ups))
 
@@ -84,6 +85,13 @@ class NativeAttention:
 
     def close(self) -> None:
         self._library.attention_destroy(self._handle)
+
+
+def _in_spans(up: NDArray[np.float32]) -> NDArray[np.float32]:
+    """[heads, in, out] as the kernel reads it: [heads, spans of outputs, in, outputs of a span]"""
+    heads, num_in, num_out = up.shape
+    padded = np.pad(up, ((0, 0), (0, 0), (0, -num_out % _SPAN))).reshape(heads, num_in, -1, _SPAN)
+    return np.ascontiguousarray(padded.transpose(0, 2, 1, 3), np.float32)
 
 
 def _create(library: ctypes.CDLL, spec: ModelSpec, num_blocks: int, angles: NDArray[np.float32]) -> int | None:
@@ -112,9 +120,12 @@ def load_amx() -> Kernel | None:
 
 @cache
 def load_portable(kv_type: str, item_bytes: int) -> Kernel | None:
-    """The kernel for any CPU, with keys and values of that C++ type; None where it cannot be built."""
+    """The kernel for any CPU, with keys and values of that C++ type; None where it cannot be built.
+
+    It is compiled for this one: an x86 that is any calls a function for each half that it widens.
+    """
     try:
-        return _load("portable.cpp", item_bytes, f"-DKV={kv_type}")
+        return _load("portable.cpp", item_bytes, f"-DKV={kv_type}", "-march=native")
     except BUILD_ERRORS as error:
         log.warning("attention is computed by numpy, which is much slower than our own, since that fails: %s", error)
     return None

@@ -68,8 +68,8 @@ struct Attention {
     float norm_eps, scale;
     const float* angles;                       // [position][cos of each rotary pair, sin of each]
     Latent latent;
-    std::vector<const float*> up_keys;         // of a layer [head][nope_dim][latent]
-    std::vector<const float*> up_values;       // of a layer [head][latent][value_dim]
+    std::vector<const float*> up_keys;         // of a layer a matrix of each head: from nope_dim to latents
+    std::vector<const float*> up_values;       // of a layer a matrix of each head: from latents to value_dim
     std::vector<const float*> q_norm, k_norm;  // a layer's weights, or null
     std::vector<int> windows;                  // keys that a token of a layer sees, its own the last; 0: all
     std::vector<const float*> sinks;           // a layer's logit of each query head that gives nothing, or null
@@ -274,26 +274,25 @@ void run_item(const Attention& a, int layer, int job, const Item& item, float* o
         for (int d = 0; d < V; d++) row.mixed[d] /= row.total;
 }
 
-// Rows of numbers by a matrix [num_in][num_out], each as if it were alone. Rows of either side are so far apart.
+// Rows of numbers by a matrix, each as if it were alone. Rows of either side are so far apart. The matrix is
+// [span of outputs][input][SPAN], the last span filled up, so that it is read from end to end.
 struct Product {
     int num_in, num_out;
     size_t in_stride, out_stride;
+
+    size_t size() const { return (size_t)(num_out + SPAN - 1) / SPAN * SPAN * num_in; }
 };
 
 template <int N>
 void project_rows(const Product& p, const float* x, const float* matrix, int begin, float* out) {
     const float shrinks[2] = {1, 1};
-    const int width = std::min(SPAN, p.num_out - begin);
+    float found[N][SPAN] = {};
     float* sums[N];
     const float* weights[N];
-    for (int n = 0; n < N; n++) {
-        sums[n] = out + n * p.out_stride + begin, weights[n] = x + n * p.in_stride;
-        std::fill(sums[n], sums[n] + width, 0.0f);
-    }
-    if (width == SPAN) return accumulate<N>(sums, shrinks, weights, matrix + begin, p.num_in, p.num_out);
+    for (int n = 0; n < N; n++) sums[n] = found[n], weights[n] = x + n * p.in_stride;
+    accumulate<N>(sums, shrinks, weights, matrix + (size_t)begin * p.num_in, p.num_in, SPAN);
     for (int n = 0; n < N; n++)
-        for (int j = 0; j < p.num_in; j++)
-            for (int d = 0; d < width; d++) sums[n][d] += weights[n][j] * matrix[(size_t)j * p.num_out + begin + d];
+        std::copy_n(found[n], std::min(SPAN, p.num_out - begin), out + n * p.out_stride + begin);
 }
 
 void project(const Product& p, const float* x, const float* matrix, int count, float* out) {
@@ -311,7 +310,7 @@ void make_queries(Attention& a, int layer, int head, int first, int count, const
     const float* from = x + first * width + (size_t)head * head_dim;
     float* to = a.queries.data() + ((size_t)first * a.num_heads + head) * K;
     const Product product = {l.nope_dim, a.value_dim, width, (size_t)a.num_heads * K};
-    project(product, from, a.up_keys[layer] + (size_t)head * l.nope_dim * a.value_dim, count, to);
+    project(product, from, a.up_keys[layer] + head * product.size(), count, to);
     for (int t = 0; t < count; t++) {
         float* query = to + t * product.out_stride;
         const float* angles = a.angles + (size_t)a.positions[first + t] * l.rope_dim;
@@ -326,7 +325,7 @@ void make_values(const Attention& a, int layer, int head, int first, int count, 
     const Product product = {L, V, (size_t)a.num_heads * L, (size_t)a.num_heads * V};
     const float* from = a.mixed.data() + ((size_t)first * a.num_heads + head) * L;
     float* to = output + ((size_t)first * a.num_heads + head) * V;
-    project(product, from, a.up_values[layer] + (size_t)head * L * V, count, to);
+    project(product, from, a.up_values[layer] + head * product.size(), count, to);
 }
 
 // For each head and each tile of tokens.
@@ -385,7 +384,7 @@ void attention_set_window(Attention* a, int layer, int window) { a->windows[laye
 
 void attention_set_sinks(Attention* a, int layer, const float* sinks) { a->sinks[layer] = sinks; }
 
-// What makes a layer's keys of latents, [head][nope_dim][latent], and its values, [head][latent][value_dim].
+// What makes a layer's keys of latents, and its values, as a Product wants them.
 void attention_set_latent(Attention* a, int layer, const float* up_keys, const float* up_values) {
     a->up_keys[layer] = up_keys;
     a->up_values[layer] = up_values;
