@@ -45,7 +45,7 @@ def test_a_prompt_comes_to_the_same_in_every_manner(small: Model, device: str) -
     backend = make_backend(small, device, max_step_tokens=256)
     (_, _, plain), *others = manners(lambda step: logits_of(backend, step))
     for manner, begin, got in others:
-        np.testing.assert_allclose(got, plain[begin:], atol=1e-4, err_msg=manner)
+        np.testing.assert_allclose(got, plain[begin:], atol=2e-3, err_msg=manner)
     backend.close()
 
 

@@ -124,7 +124,7 @@ class Scheduler:
         num_missing = self._num_blocks_for(part.end + len(draft_ids)) - len(request.block_ids)
         if num_missing > 0 and (block_ids := self.tree.allocate(num_missing, request.id)):
             request.block_ids.extend(block_ids)
-        room = len(request.block_ids) * self.block_size - part.end
+        room = len(request.block_ids) * self.block_size - part.end if self.states.branch(part) else 0
         part.draft_ids, part.kinds = draft_ids[:room], kinds[:room]
 
     def advance(self, step: Step) -> None:
@@ -151,7 +151,7 @@ class Scheduler:
         for part in step.slices:
             request = part.request
             request.num_pending -= part.wants_token
-            if part.error or not part.is_kept:
+            if part.error or not part.is_kept or not self.states.accept(part):
                 continue
             request.num_computed += part.num_accepted
             request.num_settled = max(request.num_settled, part.end + part.num_accepted)
