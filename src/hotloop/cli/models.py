@@ -156,14 +156,12 @@ def _precision(model: "Model") -> dict[str, float]:
     would be read to be put right.
     """
     from hotloop.models.layout import tensor_places
-    from hotloop.models.spec import Stored
 
     counts: dict[str, int] = {}
     for place in tensor_places(model.spec):
         if len(place.shape) < 2 or place.name.endswith((".q", ".k")):
             continue
-        stored = model.weights.stored(place.name)
-        kind = stored.kind if isinstance(stored, Stored) else f"int4 ({stored.spec.method})"
+        kind = model.weights.stored(place.name).kind
         counts[kind] = counts.get(kind, 0) + prod(place.shape)
     total = sum(counts.values())
     return {kind: round(num / total, 3) for kind, num in sorted(counts.items(), key=lambda item: -item[1])}

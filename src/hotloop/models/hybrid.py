@@ -16,7 +16,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from hotloop.models.spec import FileTensor, Int4Stored, LinearSpec, ModelSpec, Stored, Weights, halves_first
+from hotloop.models.spec import AnyStored, FileTensor, LinearSpec, ModelSpec, Stored, Weights, halves_first
 
 Array = NDArray[np.float32]
 
@@ -30,7 +30,7 @@ class HybridWeights:
         self._spec, self._linear = spec, spec.linear
         self._order = halves_first(spec)
 
-    def stored(self, name: str) -> Stored | Int4Stored:
+    def stored(self, name: str) -> AnyStored:
         return self._weights.stored(name)
 
     def read(self, name: str) -> Array:

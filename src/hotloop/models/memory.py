@@ -40,7 +40,8 @@ def without_experts(spec: ModelSpec) -> ModelSpec:
 def gpu_weight_bytes(spec: ModelSpec, weight_format: WeightFormat, num_gpus: int) -> int:
     """What each of several GPUs holds of the weights: its share of the layers and of the head, and all of the rest.
 
-    Matrices that the files hold in four bits are held so, unless that format is fp8; of experts those in MXFP4.
+    Matrices that the files hold in four bits are held so, unless that format is fp8; of experts those in MXFP4. Those
+    in e4m3 are held so in any case; files of such are taken to leave routers, embedding and head alone.
     """
     whole = _outer_shapes(spec, weight_format)
     head = _tensor_bytes("head", whole["head"], weight_format) if "head" in whole else 0
@@ -52,6 +53,10 @@ def gpu_weight_bytes(spec: ModelSpec, weight_format: WeightFormat, num_gpus: int
             for name, shape, count in each_shape(share)
             if name.startswith("experts.") and len(shape) == 2
         )
+    if spec.fp8 and weight_format != "fp8":
+        for name, shape, count in each_shape(share):
+            if len(shape) == 2 and name != "router":
+                total -= count * (_tensor_bytes(name, shape, weight_format) - _tensor_bytes(name, shape, "fp8"))
     if spec.int4 and weight_format != "fp8":
         for name, shape, count in each_shape(share):
             if len(shape) == 2 and not name.startswith(("router", "experts.")):

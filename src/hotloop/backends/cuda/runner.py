@@ -23,7 +23,7 @@ from hotloop.backends.cuda.decoder import MIN_SAVED_BYTES, Decoder
 from hotloop.backends.cuda.failure import first_line, hardware
 from hotloop.backends.cuda.flash import Flash, find_flash
 from hotloop.backends.cuda.flight import CudaCopy, CudaFlight, Wait
-from hotloop.backends.cuda.fp8 import E4M3, check_device
+from hotloop.backends.cuda.fp8 import E4M3, FP8_CAPABILITY, check_device
 from hotloop.backends.cuda.graphs import MAX_LONG, Graphs, shapes_for
 from hotloop.backends.cuda.hostmemory import RING_BYTES, has_host_memory, open_host_memory
 from hotloop.backends.cuda.kernels import copy_blocks
@@ -61,7 +61,9 @@ def open_cuda(
     """
     dtype = torch.float32 if precision == "exact" or weight_format == "f32" else torch.bfloat16
     own: Literal["f32", "bf16"] = "f32" if dtype == torch.float32 else "bf16"
-    plan = Plan(config, dtype, has_fp8_weights=weight_format == "fp8")
+    is_fp8_file = model.spec.fp8 is not None and dtype == torch.bfloat16
+    keeps_fp8 = is_fp8_file and torch.cuda.get_device_capability() >= FP8_CAPABILITY
+    plan = Plan(config, dtype, has_fp8_weights=weight_format == "fp8", keeps_fp8=keeps_fp8)
     if plan.has_fp8_weights:
         check_device("weights", precision)
     if config.kv_precision == "fp8":
@@ -73,7 +75,7 @@ def open_cuda(
     def fit(memory: Memory, companion: ModelSpec | None = None) -> int:
         return fit_kv_gpu(
             model.name,
-            model.spec,
+            model.spec if plan.keeps_fp8 else replace(model.spec, fp8=None),
             total_bytes=memory.total_bytes,
             free_bytes=memory.free_bytes,
             share=config.gpu_memory,
@@ -182,7 +184,7 @@ class CudaBackend:
         weight_format = "fp8" if plan.has_fp8_weights else dtype
         layout = f"cuda {dtype} {weight_format} {kv_dtype} {BLOCK_SIZE} {group.size} {torch.__version__}"
         self.kv_layout = f"{model.fingerprint} {layout}"
-        formats = {"is_fp8": plan.has_fp8_weights, "has_fp8_kv": kv_dtype == E4M3}
+        formats = {"is_fp8": plan.has_fp8_weights, "keeps_fp8": plan.keeps_fp8, "has_fp8_kv": kv_dtype == E4M3}
         weights = load_weights(model, device, dtype, **formats, rank=group.rank, num_ranks=group.size)
         kv_shape = (spec.num_layers, 2, self.num_blocks, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim)
         kv = torch.zeros(kv_shape, dtype=kv_dtype, device=device)

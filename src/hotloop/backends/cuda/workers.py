@@ -61,6 +61,8 @@ class Plan:
     dtype: torch.dtype = torch.bfloat16
     has_fp8_weights: bool = False
     has_graphs: bool = True
+    keeps_fp8: bool = True
+    """Whether matrices that the files hold in e4m3 stay so."""
 
     @property
     def kv_dtype(self) -> torch.dtype:
