@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from hotloop.core.errors import ModelError
 from hotloop.models.architecture import (
     has_qk_norm,
+    is_known,
     parse_biases,
     parse_experts,
     parse_family,
@@ -30,6 +31,7 @@ from hotloop.models.gguf import widen
 from hotloop.models.hybrid import StackedExperts
 from hotloop.models.int4 import Part, check_groups, int4_parts, parse_int4, widen_int4
 from hotloop.models.layout import check_spec, check_tensors, tensor_places
+from hotloop.models.modeling import PublishedTensors, can_probe, probe_spec
 from hotloop.models.mxfp4 import FusedExperts, is_mxfp4
 from hotloop.models.rope import scaling_from_config, stretched_context
 from hotloop.models.spec import AnyStored, FileTensor, Fp8Stored, Int4Stored, ModelSpec, Stored, halves_first
@@ -139,6 +141,11 @@ class SafetensorsWeights:
         return [name for name in plain if not self._located[name].stored().data.any()]
 
 
+def published_tensors(folder: Path) -> PublishedTensors:
+    """All that are there, of a model that transformers reads."""
+    return PublishedTensors({name: each for path in weight_files(folder) for name, each in _read_header(path).items()})
+
+
 def _fused_experts(spec: ModelSpec, located: Mapping[str, FileTensor]) -> FusedExperts | StackedExperts | None:
     """What reads the experts, where the files have those of a layer in one tensor."""
     if spec.family == "gptoss":
@@ -225,6 +232,8 @@ def config_spec(folder: Path) -> ModelSpec:
     if not path.is_file():
         raise ModelError(f"{folder} is not a Hugging Face folder: config.json is missing")
     config = read_json(path)
+    if can_probe() and not is_known(config):
+        return probe_spec(folder)
     if isinstance(config.get("text_config"), dict):  # beside that of what sees
         config |= config["text_config"]
     family, max_context = parse_family(config, path), parse_number(config, "max_position_embeddings", int, path)

@@ -28,6 +28,8 @@ _CONTROL_GROUPS = (
 
 
 def weight_bytes(spec: ModelSpec, weight_format: WeightFormat) -> int:
+    if spec.num_weights:
+        return spec.num_weights * (4 if weight_format == "f32" else 2)
     outer = sum(_tensor_bytes(name, shape, weight_format) for name, shape in _outer_shapes(spec, weight_format).items())
     return outer + sum(count * _tensor_bytes(name, shape, weight_format) for name, shape, count in each_shape(spec))
 
@@ -43,6 +45,8 @@ def gpu_weight_bytes(spec: ModelSpec, weight_format: WeightFormat, num_gpus: int
     Matrices that the files hold in four bits are held so, unless that format is fp8; of experts those in MXFP4. Those
     in e4m3 are held so in any case; files of such are taken to leave routers, embedding and head alone.
     """
+    if spec.num_weights:
+        return weight_bytes(spec, weight_format)
     whole = _outer_shapes(spec, weight_format)
     head = _tensor_bytes("head", whole["head"], weight_format) if "head" in whole else 0
     share = share_of(spec, num_gpus)

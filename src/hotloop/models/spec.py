@@ -11,7 +11,17 @@ from numpy.typing import NDArray
 from hotloop.core.errors import ModelError
 
 Family = Literal[
-    "llama", "qwen2", "qwen3", "qwen3moe", "mixtral", "gptoss", "glm4moe", "qwen3next", "qwen35", "qwen35moe"
+    "llama",
+    "qwen2",
+    "qwen3",
+    "qwen3moe",
+    "mixtral",
+    "gptoss",
+    "glm4moe",
+    "qwen3next",
+    "qwen35",
+    "qwen35moe",
+    "transformers",
 ]
 Int4Method = Literal["awq", "gptq", "compressed-tensors"]
 
@@ -144,6 +154,8 @@ class ModelSpec:
     """How the files hold the matrices of layers, if in four bits."""
     fp8: Fp8Spec | None = None
     """How the files hold those that are in e4m3, if any are."""
+    num_weights: int | None = None
+    """In all, of a model that transformers computes: its shape does not say."""
 
     @property
     def kv_layers(self) -> list[int]:

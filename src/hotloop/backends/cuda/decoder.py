@@ -7,60 +7,31 @@ depends on what a tensor holds, so a call can be captured in a CUDA graph.
 import numpy as np
 import torch
 
-from hotloop.backends.cuda.attention import Workspace, decode_attention, programs_to_fill
 from hotloop.backends.cuda.experts import mix
-from hotloop.backends.cuda.flash import Flash
-from hotloop.backends.cuda.groups import Sharing
 from hotloop.backends.cuda.kernels import add_norm, embed, rotate_and_store
 from hotloop.backends.cuda.linear import gated, linear, logits
+from hotloop.backends.cuda.paged import PagedAttention
 from hotloop.backends.cuda.parallel import Group
-from hotloop.backends.cuda.prefill import prefill_attention
-from hotloop.backends.cuda.shared import shared_attention, tile_rows_for
-from hotloop.backends.cuda.splits import Splitting
 from hotloop.backends.cuda.step import Shape, Views
 from hotloop.backends.cuda.weights import DeviceWeights, LayerWeights
 from hotloop.models.rope import rotary_table
 from hotloop.models.spec import ModelSpec
 
-_NUM_PARTS = 4096  # of rows of a step that there is room for
-MIN_SAVED_BYTES = 160 << 20  # of a layer's KV that sharing must save in a step, to be worth its launches: measured
-
 
 class Decoder:
-    """The weights, the KV cache [layers, keys and values, blocks, kv heads, block size, head dim], and a workspace.
-
-    Of several ranks each has its share of them, and adds what it finds to what the others find.
+    """The weights and the KV cache. Of several ranks each has its share of them, and adds what it finds to what the
+    others find.
     """
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        weights: DeviceWeights,
-        kv: torch.Tensor,
-        group: Group,
-        flash: Flash | None = None,
-        min_saved_bytes: int = MIN_SAVED_BYTES,
-    ) -> None:
+    def __init__(self, spec: ModelSpec, weights: DeviceWeights, attention: PagedAttention, group: Group) -> None:
         self.spec = spec
         self._group = group
-        self.kv = kv
-        self.flash = flash
+        self.attention = attention
         self._weights = weights
         self._dtype = weights.embed.dtype
         self._device = weights.embed.device
-        self._scale = spec.head_dim**-0.5
-        num_positions = min(spec.max_context, kv.shape[2] * kv.shape[4])
+        num_positions = min(spec.max_context, attention.kv.shape[2] * attention.kv.shape[4])
         self._cos_sin = torch.from_numpy(rotary_table(spec, num_positions).astype(np.float32)).to(self._device)
-        self._workspace = Workspace.allocate(_NUM_PARTS, spec.num_heads, spec.head_dim, self._device)
-        num_programs = programs_to_fill(self._device, spec.num_kv_heads)
-        self.splitting = Splitting(kv.shape[4], num_programs, _NUM_PARTS)
-        self.sharing = Sharing(
-            block_size=kv.shape[4],
-            tile_rows=tile_rows_for(spec.num_heads, spec.num_kv_heads),
-            num_programs=num_programs,
-            min_saved=-(-min_saved_bytes // (2 * kv[0, 0, 0].nbytes)),
-            split_rows=_NUM_PARTS,
-        )
 
     def forward(self, step: Views, chosen: torch.Tensor, shape: Shape) -> torch.Tensor:
         """What the wanted rows come to [wanted, hidden], after the KV of every row went into its block."""
@@ -71,9 +42,9 @@ class Decoder:
         embed(step.token_ids, step.sources, chosen, self._weights.embed, residual)
         added = None
         counts = self._no_counts()
-        for i, (layer, kv, count) in enumerate(zip(self._weights.layers, self.kv, counts, strict=True)):
+        for i, (layer, count) in enumerate(zip(self._weights.layers, counts, strict=True)):
             add_norm(added, residual, layer.attn_norm, self.spec.rms_eps, normed)
-            self._attend(step, layer, self.spec.window(i), kv, normed, shape, out)
+            self._attend(step, i, layer, normed, shape, out)
             mixed = self._group.all_reduce(linear(out.view(num_rows, -1), layer.o, layer.o_bias))
             add_norm(mixed, residual, layer.mlp_norm, self.spec.rms_eps, normed)
             added = self._group.all_reduce(self._mlp(layer, normed, step.slots, count))
@@ -86,48 +57,20 @@ class Decoder:
         return self._group.gather_columns(logits(hidden, self._weights.head), self.spec.vocab_size)
 
     def _attend(
-        self,
-        step: Views,
-        layer: LayerWeights,
-        window: int | None,
-        kv: torch.Tensor,
-        normed: torch.Tensor,
-        shape: Shape,
-        out: torch.Tensor,
+        self, step: Views, index: int, layer: LayerWeights, normed: torch.Tensor, shape: Shape, out: torch.Tensor
     ) -> None:
         """Into `out` [rows, heads, head_dim]."""
-        spec, num_rows = self.spec, len(normed)
+        spec, kv = self.spec, self.attention.kv[index]
         qkv = linear(normed, layer.qkv, layer.qkv_bias)
-        q = self._empty(num_rows, spec.num_heads, spec.head_dim)
+        q = self._empty(len(normed), spec.num_heads, spec.head_dim)
         rotate_and_store(
             qkv, q, kv[0], kv[1], step.positions, step.slots, self._cos_sin, layer.q_norm, layer.k_norm, spec.rms_eps,
             layer.kv_scales,
         )  # fmt: skip
-        short, long = shape.num_short, shape.num_long
-        short_q = q[: shape.num_short_rows]
-        if shape.num_items and window is None:  # what sequences share comes first
-            shared_attention(
-                short_q, kv[0], kv[1], step.block_ids, step.folded, step.items, step.part_begins, self._workspace,
-                scale=self._scale, kv_scales=layer.kv_scales,
-            )  # fmt: skip
-        if short:
-            decode_attention(
-                short_q, kv[0], kv[1], step.row_begins, step.lens[:short], step.block_ids, step.block_begins,
-                step.splits, step.part_begins, out, self._workspace, max_rows=shape.max_short_rows,
-                usual_rows=shape.usual_rows, scale=self._scale, kv_scales=layer.kv_scales, window=window,
-                sinks=layer.sinks,
-            )  # fmt: skip
-        if self.flash and long and window is None and layer.sinks is None:
-            self.flash.attend(
-                q, kv[0], kv[1], step.row_begins[short + 1 :], step.lens[short:], step.table, out,
-                max_rows=shape.max_long_rows, scale=self._scale,
-            )  # fmt: skip
-        elif long:
-            prefill_attention(
-                q, kv[0], kv[1], step.row_begins[short + 1 :], step.lens[short:], step.block_ids,
-                step.block_begins[short:], out, num_sequences=long, max_rows=shape.max_long_rows, scale=self._scale,
-                kv_scales=layer.kv_scales, window=window, sinks=layer.sinks,
-            )  # fmt: skip
+        self.attention.attend(
+            step, shape, index, q, out, scale=spec.head_dim**-0.5, window=spec.window(index), sinks=layer.sinks,
+            kv_scales=layer.kv_scales,
+        )  # fmt: skip
 
     def _mlp(self, layer: LayerWeights, x: torch.Tensor, slots: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         if layer.experts and self.spec.experts:

@@ -11,7 +11,8 @@ back have streams of their own (`hostmemory`).
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import replace
-from typing import Literal
+from functools import partial
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 
 from hotloop.backends.backend import Batch, HostMemory
 from hotloop.backends.cuda.attention import MAX_WHOLE_WINDOW
-from hotloop.backends.cuda.decoder import MIN_SAVED_BYTES, Decoder
+from hotloop.backends.cuda.decoder import Decoder
 from hotloop.backends.cuda.failure import first_line, hardware
 from hotloop.backends.cuda.flash import Flash, find_flash
 from hotloop.backends.cuda.flight import CudaCopy, CudaFlight, Wait
@@ -27,6 +28,7 @@ from hotloop.backends.cuda.fp8 import E4M3, FP8_CAPABILITY, check_device
 from hotloop.backends.cuda.graphs import MAX_LONG, Graphs, shapes_for
 from hotloop.backends.cuda.hostmemory import RING_BYTES, has_host_memory, open_host_memory
 from hotloop.backends.cuda.kernels import copy_blocks
+from hotloop.backends.cuda.paged import MIN_SAVED_BYTES, PagedAttention
 from hotloop.backends.cuda.parallel import ALONE, Group
 from hotloop.backends.cuda.staging import Event, Staging
 from hotloop.backends.cuda.step import MAX_SHORT_ROWS, Packed, Shape, capacity, pack, shape_of, view_parts
@@ -40,6 +42,9 @@ from hotloop.models.layout import share_of
 from hotloop.models.memory import fit_kv_gpu, kv_token_bytes
 from hotloop.models.model import Model
 from hotloop.models.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from hotloop.backends.cuda.modeling import ModelingDecoder
 
 BLOCK_SIZE = 64  # a tile of keys for the kernels
 STEP_TOKENS = 8192
@@ -64,6 +69,8 @@ def open_cuda(
     is_fp8_file = model.spec.fp8 is not None and dtype == torch.bfloat16
     keeps_fp8 = is_fp8_file and torch.cuda.get_device_capability() >= FP8_CAPABILITY
     plan = Plan(config, dtype, has_fp8_weights=weight_format == "fp8", keeps_fp8=keeps_fp8)
+    if model.spec.family == "transformers" and ("fp8" in (weight_format, config.kv_precision) or config.gpus > 1):
+        raise ConfigError(f"{model.name} is computed by transformers: not in fp8, and on one GPU only")
     if plan.has_fp8_weights:
         check_device("weights", precision)
     if config.kv_precision == "fp8":
@@ -184,19 +191,16 @@ class CudaBackend:
         weight_format = "fp8" if plan.has_fp8_weights else dtype
         layout = f"cuda {dtype} {weight_format} {kv_dtype} {BLOCK_SIZE} {group.size} {torch.__version__}"
         self.kv_layout = f"{model.fingerprint} {layout}"
-        formats = {"is_fp8": plan.has_fp8_weights, "keeps_fp8": plan.keeps_fp8, "has_fp8_kv": kv_dtype == E4M3}
-        weights = load_weights(model, device, dtype, **formats, rank=group.rank, num_ranks=group.size)
-        kv_shape = (spec.num_layers, 2, self.num_blocks, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim)
-        kv = torch.zeros(kv_shape, dtype=kv_dtype, device=device)
-        self._decoder = Decoder(spec, weights, kv, group, flash, min_saved_bytes)
+        self._decoder = self._load(model, plan, device, flash, min_saved_bytes)
+        self._attention = attention = self._decoder.attention
         most = BLOCK_SIZE + config.max_draft_tokens + MAX_DRAFTED_FORCED + 1  # rows of one that decodes
         max_rows = max(self.step_tokens, BLOCK_SIZE) + config.max_running * most
         max_blocks = -(-min(self.max_context, self.num_blocks * BLOCK_SIZE) // BLOCK_SIZE)
-        self._splitting = splitting = self._decoder.splitting
+        self._splitting = splitting = attention.splitting
         has_large_windows = any(window and window > MAX_WHOLE_WINDOW for window in spec.windows)
         is_shared = config.shared_attention and not has_large_windows  # these are read by the same splits as the rest
-        self._sharing = self._decoder.sharing if is_shared else None
-        num_items, width = self._decoder.sharing.num_items(max_rows), max_blocks if flash else 0
+        self._sharing = attention.sharing if is_shared else None
+        num_items, width = attention.sharing.num_items(max_rows), max_blocks if flash else 0
         num_splits = splitting.max_splits(config.max_running)
         num_long = max(MAX_LONG, config.max_running)
         largest = Shape(config.max_running, max_rows, max_rows, num_splits, num_items, num_long, 0, width)
@@ -204,11 +208,26 @@ class CudaBackend:
         self._chosen = torch.zeros(max_rows, dtype=torch.int32, device=device)
         self._staging = Staging(torch.device(device))
         self._graphs: Graphs | None = None
-        if plan.has_graphs:
+        if plan.has_graphs and isinstance(self._decoder, Decoder):
             shapes = shapes_for(config.max_running, max_rows, splitting, table_width=width, sharing=self._sharing)
             self._graphs = Graphs(self._decoder, self._indexes, self._chosen, shapes)
-        self._host = open_host_memory(self._decoder.kv, config)
+        self._host = open_host_memory(attention.kv, config)
         self.host_memory: HostMemory | None = self._host
+
+    def _load(
+        self, model: Model, plan: Plan, device: str, flash: Flash | None, min_saved_bytes: int
+    ) -> "Decoder | ModelingDecoder":
+        """The weights, then what they leave room for."""
+        spec, group = share_of(model.spec, self._group.size), self._group
+        kv_shape = (spec.num_layers, 2, self.num_blocks, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim)
+        kv = partial(torch.zeros, kv_shape, dtype=plan.kv_dtype, device=device)
+        if spec.family == "transformers":
+            from hotloop.backends.cuda.modeling import ModelingDecoder  # noqa: PLC0415 - seconds, and not for everyone
+
+            return ModelingDecoder(model, kv(), plan.dtype, flash, min_saved_bytes)
+        formats = {"is_fp8": plan.has_fp8_weights, "keeps_fp8": plan.keeps_fp8, "has_fp8_kv": plan.kv_dtype == E4M3}
+        weights = load_weights(model, device, plan.dtype, **formats, rank=group.rank, num_ranks=group.size)
+        return Decoder(spec, weights, PagedAttention(spec, kv(), flash, min_saved_bytes), group)
 
     def launch(self, batch: Batch) -> "CudaFlight":
         with hardware():
@@ -220,7 +239,7 @@ class CudaBackend:
 
     def _pack(self, batch: Batch) -> Packed:
         groups = self._sharing.find(batch, MAX_SHORT_ROWS) if self._sharing else []
-        has_table, has_groups = self._decoder.flash is not None, bool(groups)
+        has_table, has_groups = self._attention.flash is not None, bool(groups)
         shape = shape_of(batch, self._splitting, has_table=has_table, sharing=self._sharing, has_groups=has_groups)
         graph = self._graphs.fitting(shape) if self._graphs else None
         ints = pack(batch, self._splitting, graph or shape, sharing=self._sharing, groups=groups)
@@ -251,7 +270,7 @@ class CudaBackend:
     def gather_blocks(self, block_ids: Sequence[int]) -> torch.Tensor:
         """What every rank has of these blocks; all of it on rank 0."""
         [ids] = self._staging.upload([np.array(block_ids, np.int32)])
-        kv = self._decoder.kv
+        kv = self._attention.kv
         share = torch.empty(self._shape_of(block_ids), dtype=torch.uint8, device=kv.device)
         copy_blocks(kv, ids, share.view(kv.dtype), is_out=True)
         return self._group.gather(share)
@@ -264,12 +283,12 @@ class CudaBackend:
         """Every rank's share of what rank 0 is given, into these blocks."""
         shares = np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
         [ids, raw] = self._staging.upload([np.array(block_ids, np.int32), shares])
-        kv = self._decoder.kv
+        kv = self._attention.kv
         copy_blocks(kv, ids, self._group.scatter(raw, self._shape_of(block_ids)).view(kv.dtype), is_out=False)
 
     def _shape_of(self, block_ids: Sequence[int]) -> tuple[int, ...]:
         """Of a copy of what this rank has of these blocks, in bytes: not every type is exchanged between ranks."""
-        kv = self._decoder.kv
+        kv = self._attention.kv
         return (len(block_ids), *kv.shape[:2], *kv.shape[3:5], kv.shape[5] * kv.itemsize)
 
     def _using(self, block_ids: NDArray[np.int32]) -> AbstractContextManager[None]:
@@ -291,7 +310,7 @@ class CudaBackend:
         if self._host:
             self._host.close()
         self._graphs = self._host = self.host_memory = None
-        del self._decoder, self._indexes, self._chosen
+        del self._decoder, self._attention, self._indexes, self._chosen
         with suppress(BackendError), hardware():
             if torch.cuda.is_available() and not is_waiting:
                 torch.cuda.empty_cache()

@@ -33,6 +33,8 @@ def open_cpu(
     precision: Precision = "fast",
 ) -> Backend:
     """The quickest backend of that precision on this machine, its KV sized from the memory budget."""
+    if model.spec.family == "transformers":
+        raise ConfigError(f"{model.name} is of an architecture that runs on a GPU only, by transformers")
     if weight_format == "fp8":
         raise ConfigError("weights fp8 are for a GPU: on a CPU they can be int8, int4, bf16 or f32")
     kv_bytes, kv = parse_bytes(config.kv_memory), config.kv_precision
