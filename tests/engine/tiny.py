@@ -45,9 +45,12 @@ def make_engine(
     on_run: Callable[[Batch], None] | None = None,
     depth: int = 1,
     num_states: int = 0,
+    num_window_blocks: int = 0,
+    num_host_blocks: int = 0,
     **settings: Any,
 ) -> Engine:
     size = {"block_size": BLOCK_SIZE, "num_blocks": num_blocks, "vocab_size": VOCAB_SIZE, "num_states": num_states}
+    size |= {"num_window_blocks": num_window_blocks, "num_host_blocks": num_host_blocks}
     backend = NullDevice(**size, depth=depth, on_run=on_run)
     return Engine(TOKENIZER, backend, EngineConfig(debug_checks=True, **settings))
 

@@ -18,6 +18,7 @@ from hotloop.models.spec import ModelSpec
 
 INT4_GROUP = 32  # weights that share a scale and a zero point
 INT4_PIECE = 256  # columns of a checkpoint in four bits that a GPU holds together; a row is a whole number of pieces
+RESUME_TOKENS = 2048
 _LEAST_KV_BYTES = 64 << 20  # less is not worth advising
 
 # Of a control group, version 2 and version 1: its limit, what it uses, and how much of that is files it could drop.
@@ -71,6 +72,24 @@ def gpu_weight_bytes(spec: ModelSpec, weight_format: WeightFormat, num_gpus: int
 def kv_token_bytes(spec: ModelSpec, item_bytes: int = 2) -> int:
     num_layers = spec.num_layers - (len(spec.linear.layers) if spec.linear else 0)
     return 2 * num_layers * spec.num_kv_heads * spec.head_dim * item_bytes
+
+
+def split_kv(spec: ModelSpec, kv_bytes: int, item_bytes: int, block_size: int, step_tokens: int) -> tuple[int, int]:
+    """How many blocks fit into so much memory, and how many there are of layers with a window: these need those that
+    somebody sees, or goes on from, at a place for every RESUME_TOKENS tokens. 0: as many as of the others.
+    """
+    windows = [window for window in spec.windows if window]
+    block_bytes = block_size * kv_token_bytes(spec, item_bytes)
+    own_bytes = block_bytes * len(windows) // max(1, len(spec.kv_layers))
+    plain = kv_bytes // block_bytes
+    if not windows or own_bytes == block_bytes:
+        return plain, 0
+    seen = -(-max(windows) // block_size)
+    share = (seen + 2) * block_size / RESUME_TOKENS
+    num_own = int(kv_bytes * share // (block_bytes - own_bytes + share * own_bytes))
+    num_own = max(num_own, 2 * -(-step_tokens // block_size) + seen + 2)
+    num_blocks = (kv_bytes - num_own * own_bytes) // (block_bytes - own_bytes)
+    return (num_blocks, num_own) if num_blocks > plain else (plain, 0)
 
 
 def state_bytes(spec: ModelSpec) -> int:

@@ -60,11 +60,11 @@ class Decoder:
         self, step: Views, index: int, layer: LayerWeights, normed: torch.Tensor, shape: Shape, out: torch.Tensor
     ) -> None:
         """Into `out` [rows, heads, head_dim]."""
-        spec, kv = self.spec, self.attention.kv[index]
+        spec, (kv, slots) = self.spec, self.attention.place(step, index)
         qkv = linear(normed, layer.qkv, layer.qkv_bias)
         q = self._empty(len(normed), spec.num_heads, spec.head_dim)
         rotate_and_store(
-            qkv, q, kv[0], kv[1], step.positions, step.slots, self._cos_sin, layer.q_norm, layer.k_norm, spec.rms_eps,
+            qkv, q, kv[0], kv[1], step.positions, slots, self._cos_sin, layer.q_norm, layer.k_norm, spec.rms_eps,
             layer.kv_scales,
         )  # fmt: skip
         self.attention.attend(

@@ -13,7 +13,6 @@ import torch
 import transformers
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from hotloop.backends.cuda.flash import Flash
 from hotloop.backends.cuda.linear import logits
 from hotloop.backends.cuda.paged import PagedAttention
 from hotloop.backends.cuda.step import Shape, Views
@@ -25,23 +24,19 @@ from hotloop.models.modeling import read_config
 class ModelingDecoder:
     """A model that transformers built, and the KV cache."""
 
-    def __init__(
-        self, model: Model, kv: torch.Tensor, dtype: torch.dtype, flash: Flash | None, min_saved_bytes: int
-    ) -> None:
+    def __init__(self, model: Model, attention: PagedAttention, dtype: torch.dtype) -> None:
         self._spec = model.spec
-        self.attention = PagedAttention(model.spec, kv, flash, min_saved_bytes)
+        self.attention = attention
         name, own = f"hotloop_{id(self)}", ref(self)  # what is registered there stays, and holds nothing
         ALL_ATTENTION_FUNCTIONS.register(name, lambda *inputs, **named: own()._attend(*inputs, **named))  # type: ignore[union-attr]
-        self._module = _load(model, kv.device, dtype, name).eval().requires_grad_(False)
+        self._module = _load(model, attention.kv.device, dtype, name).eval().requires_grad_(False)
         head = self._module.get_output_embeddings()
         head.forward = partial(_float_logits, head.weight, head.bias)
-        self._step: tuple[Views, Shape, torch.Tensor, torch.Tensor] | None = None
+        self._step: tuple[Views, Shape] | None = None
 
     def forward(self, step: Views, chosen: torch.Tensor, shape: Shape) -> torch.Tensor:
         """[wanted, vocabulary], after the KV of every row went into its block."""
-        block_size = self.attention.splitting.block_size
-        blocks, places = step.slots // block_size, step.slots % block_size
-        self._step = step, shape, blocks, places
+        self._step = step, shape
         known = torch.where(step.sources < 0, step.token_ids, chosen[step.sources.clamp(min=0)])
         out = self._module(
             input_ids=known.long()[None],
@@ -69,10 +64,12 @@ class ModelingDecoder:
         **others: Any,
     ) -> tuple[torch.Tensor, None]:
         assert self._step is not None
-        step, shape, blocks, places = self._step
+        step, shape = self._step
         layer: int = module.layer_idx
-        for cache, new in zip(self.attention.kv[layer], (key, value), strict=True):
-            cache[blocks, :, places] = new[0].transpose(0, 1)
+        kv, slots = self.attention.place(step, layer)
+        block_size = self.attention.splitting.block_size
+        for cache, new in zip(kv, (key, value), strict=True):
+            cache[slots // block_size, :, slots % block_size] = new[0].transpose(0, 1)
         q = query[0].transpose(0, 1).contiguous()
         out = torch.zeros_like(q)
         scale = self._spec.head_dim**-0.5 if scaling is None else float(scaling)

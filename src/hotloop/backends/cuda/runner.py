@@ -11,7 +11,6 @@ back have streams of their own (`hostmemory`).
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -39,7 +38,7 @@ from hotloop.core.config import MAX_DRAFTED_FORCED, EngineConfig, LoadFormat, Pr
 from hotloop.core.errors import BackendError, ConfigError
 from hotloop.models.dummy import DummyWeights
 from hotloop.models.layout import share_of
-from hotloop.models.memory import fit_kv_gpu, kv_token_bytes
+from hotloop.models.memory import fit_kv_gpu, kv_token_bytes, split_kv
 from hotloop.models.model import Model
 from hotloop.models.spec import ModelSpec
 
@@ -60,6 +59,7 @@ def open_cuda(
     precision: Precision,
     companion: ModelSpec | None = None,
     kv_tokens: int | None = None,
+    drops_windows: bool = False,
 ) -> "CudaBackend":
     """The model on the GPU, in bf16 unless float32 was asked for, its KV sized from what the GPU has left, unless it
     was left room by the model that it is a companion of.
@@ -68,7 +68,8 @@ def open_cuda(
     own: Literal["f32", "bf16"] = "f32" if dtype == torch.float32 else "bf16"
     is_fp8_file = model.spec.fp8 is not None and dtype == torch.bfloat16
     keeps_fp8 = is_fp8_file and torch.cuda.get_device_capability() >= FP8_CAPABILITY
-    plan = Plan(config, dtype, has_fp8_weights=weight_format == "fp8", keeps_fp8=keeps_fp8)
+    has_fp8 = weight_format == "fp8"
+    plan = Plan(config, dtype, has_fp8_weights=has_fp8, keeps_fp8=keeps_fp8, drops_windows=drops_windows)
     if model.spec.family == "transformers" and ("fp8" in (weight_format, config.kv_precision) or config.gpus > 1):
         raise ConfigError(f"{model.name} is computed by transformers: not in fp8, and on one GPU only")
     if plan.has_fp8_weights:
@@ -165,6 +166,7 @@ class CudaBackend:
     depth = 2
     block_size = BLOCK_SIZE
     num_states = state_bytes = 0
+    num_window_blocks = window = 0
 
     def __init__(
         self,
@@ -188,6 +190,8 @@ class CudaBackend:
         self.max_context = spec.max_context
         self.block_bytes = BLOCK_SIZE * kv_token_bytes(model.spec, kv_dtype.itemsize)
         self.num_blocks = kv_bytes // self.block_bytes
+        if plan.drops_windows:
+            self._split_kv(kv_bytes, kv_dtype.itemsize)
         weight_format = "fp8" if plan.has_fp8_weights else dtype
         layout = f"cuda {dtype} {weight_format} {kv_dtype} {BLOCK_SIZE} {group.size} {torch.__version__}"
         self.kv_layout = f"{model.fingerprint} {layout}"
@@ -214,20 +218,39 @@ class CudaBackend:
         self._host = open_host_memory(attention.kv, config)
         self.host_memory: HostMemory | None = self._host
 
+    def _split_kv(self, kv_bytes: int, item_bytes: int) -> None:
+        """Fewer blocks for layers with a window, and more for the others. Only the latter go to host memory."""
+        self.num_blocks, self.num_window_blocks = split_kv(
+            self.spec, kv_bytes, item_bytes, BLOCK_SIZE, self.step_tokens
+        )
+        if self.num_window_blocks:
+            windows = [window for window in self.spec.windows if window]
+            self.window = max(windows)
+            self.block_bytes -= self.block_bytes * len(windows) // self.spec.num_layers
+
     def _load(
         self, model: Model, plan: Plan, device: str, flash: Flash | None, min_saved_bytes: int
     ) -> "Decoder | ModelingDecoder":
         """The weights, then what they leave room for."""
         spec, group = share_of(model.spec, self._group.size), self._group
-        kv_shape = (spec.num_layers, 2, self.num_blocks, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim)
-        kv = partial(torch.zeros, kv_shape, dtype=plan.kv_dtype, device=device)
-        if spec.family == "transformers":
-            from hotloop.backends.cuda.modeling import ModelingDecoder  # noqa: PLC0415 - seconds, and not for everyone
-
-            return ModelingDecoder(model, kv(), plan.dtype, flash, min_saved_bytes)
         formats = {"is_fp8": plan.has_fp8_weights, "keeps_fp8": plan.keeps_fp8, "has_fp8_kv": plan.kv_dtype == E4M3}
-        weights = load_weights(model, device, plan.dtype, **formats, rank=group.rank, num_ranks=group.size)
-        return Decoder(spec, weights, PagedAttention(spec, kv(), flash, min_saved_bytes), group)
+        weights = None
+        if spec.family != "transformers":
+            weights = load_weights(model, device, plan.dtype, **formats, rank=group.rank, num_ranks=group.size)
+        num_own = sum(window is not None for window in spec.windows) if self.num_window_blocks else 0
+
+        def cache(num_layers: int, num_blocks: int) -> torch.Tensor:
+            shape = (num_layers, 2, num_blocks, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim)
+            return torch.zeros(shape, dtype=plan.kv_dtype, device=device)
+
+        window_kv = cache(num_own, self.num_window_blocks) if num_own else None
+        kv = cache(spec.num_layers - num_own, self.num_blocks)
+        attention = PagedAttention(spec, kv, flash, min_saved_bytes, window_kv)
+        if weights is not None:
+            return Decoder(spec, weights, attention, group)
+        from hotloop.backends.cuda.modeling import ModelingDecoder  # noqa: PLC0415 - seconds, and not for everyone
+
+        return ModelingDecoder(model, attention, plan.dtype)
 
     def launch(self, batch: Batch) -> "CudaFlight":
         with hardware():

@@ -31,6 +31,7 @@ def open_cpu(
     *,
     weight_format: WeightFormat = "int8",
     precision: Precision = "fast",
+    drops_windows: bool = False,
 ) -> Backend:
     """The quickest backend of that precision on this machine, its KV sized from the memory budget."""
     if model.spec.family == "transformers":
@@ -43,7 +44,9 @@ def open_cpu(
     if not _has_paged_attention() or model.spec.windows or model.spec.has_sinks or model.spec.linear:
         portable = _portable_kernel(kv, precision)
         _check_memory(model, config, weight_format, precision, "portable")
-        return PortableBackend(model, kv_bytes, portable, weight_format=weight_format, precision=precision)
+        return PortableBackend(
+            model, kv_bytes, portable, weight_format=weight_format, precision=precision, drops_windows=drops_windows
+        )
     amx = _amx_kernel(model.spec, kv, precision)
     _check_memory(model, config, weight_format, precision, "amx" if amx else "paged")
     if amx:
