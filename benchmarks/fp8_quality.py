@@ -17,8 +17,9 @@ from torch.nn import functional
 
 from hotloop.backends.cuda.fp8 import E4M3, ScaledMatrix, quantise
 from hotloop.backends.cuda.int4 import Int4Matrix
+from hotloop.backends.cuda.layer_weights import DeviceWeights, LayerWeights
 from hotloop.backends.cuda.linear import Matrix
-from hotloop.backends.cuda.weights import DeviceWeights, LayerWeights, load_weights
+from hotloop.backends.cuda.weights import load_weights
 from hotloop.core.config import DEFAULT_MODEL
 from hotloop.models.model import Model, load_model
 from hotloop.models.rope import rotary_table

@@ -39,9 +39,9 @@ class Lane:
     cpu_s: list[float] = field(default_factory=list)
 
     def run(self, server: ChildServer, jobs: Sequence[AgentJob], num_agents: int) -> None:
-        before = cpu_s_of(server.pid or 0)
+        before = cpu_s_of(server.pid)
         summary = replay_server(self.label, server.url, jobs, num_agents=num_agents)
-        self.cpu_s.append(cpu_s_of(server.pid or 0) - before)
+        self.cpu_s.append(cpu_s_of(server.pid) - before)
         self.tokens_per_s.append(summary.output_tokens_per_s)
 
 

@@ -99,7 +99,6 @@ def measure(args: Namespace, path: Path) -> Sums:
         route = (*replicas, "--trace", str(path), "--health-interval-s", "60")
         router = stack.enter_context(ChildServer(route, command="route"))
         _wait_for_replicas(router.url, 3)
-        assert doomed.pid
         os.kill(doomed.pid, signal.SIGKILL)
         ran = asyncio.run(_run(f"{router.url}/v1", path, list(islice(jobs, NUM_RECORDED))))
         engine = _count(servers)

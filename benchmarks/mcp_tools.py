@@ -12,8 +12,8 @@ import json
 import shlex
 import sys
 import time
+from collections import Counter
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from itertools import dropwhile
 from pathlib import Path
 from typing import Any
@@ -43,14 +43,6 @@ async def list_tools(command: str) -> list[Tool]:
         return [tool.spec for tool in tools]
 
 
-@dataclass(slots=True)
-class Tally:
-    num_tools: int = 0
-    num_whole: int = 0
-    num_partly: int = 0
-    num_strict: int = 0
-
-
 class Checker:
     """Does with tools what a server of one tool format does."""
 
@@ -61,15 +53,16 @@ class Checker:
         self._format = choose_format(template, model.tokenizer, name)
         self._grammars = Grammars(model.tokenizer, model.tokenizer.vocab_size)
         self._loosener = Loosener(self._format, model.tokenizer, self._grammars)
-        self.tally = Tally()
+        self.tally: Counter[str] = Counter()
+        """Tools: all of them, those enforced fully or partly, and those accepted under strict."""
 
     def check(self, tools: list[Tool]) -> list[str]:
         """What is refused, and what is not enforced."""
         notes: list[str] = []
         taken: list[Loosened] = []
         for tool in tools:
-            self.tally.num_tools += 1
-            self.tally.num_strict += self._compiles(tool)
+            self.tally["tools"] += 1
+            self.tally["strict"] += self._compiles(tool)
             try:
                 check_tools([tool], ToolChoice())
                 loosened = self._loosener.look_at(tool)
@@ -78,8 +71,8 @@ class Checker:
                 notes.append(f"REFUSED {tool.name}: {error}")
                 continue
             taken.append(loosened)
-            self.tally.num_whole += not loosened.dropped
-            self.tally.num_partly += bool(loosened.dropped)
+            self.tally["whole"] += not loosened.dropped
+            self.tally["partly"] += bool(loosened.dropped)
             notes += [f"{tool.name}: {', '.join(loosened.dropped)}"] if loosened.dropped else []
         began_at = time.perf_counter()
         try:
@@ -134,11 +127,11 @@ def main() -> int:
             for note in checker.check(tools):
                 print(f"  {name}: {command}: {note}", flush=True)
         tally = checker.tally
-        num_refused += tally.num_tools - tally.num_whole - tally.num_partly
+        num_refused += tally["tools"] - tally["whole"] - tally["partly"]
         print(
-            f"{name}: {tally.num_tools} tools of {len(servers)} servers; accepted under auto "
-            f"{tally.num_whole + tally.num_partly}: enforced fully {tally.num_whole}, partly {tally.num_partly}; "
-            f"accepted under strict {tally.num_strict}"
+            f"{name}: {tally['tools']} tools of {len(servers)} servers; accepted under auto "
+            f"{tally['whole'] + tally['partly']}: enforced fully {tally['whole']}, partly {tally['partly']}; "
+            f"accepted under strict {tally['strict']}"
         )
     return 1 if num_refused else 0
 

@@ -23,6 +23,7 @@ from hotloop.agent.model import Model
 from hotloop.agent.predict.predictor import Predictor
 from hotloop.agent.speculation import SpeculativeForesight
 from hotloop.agent.tools.tool import FunctionTool, Traits
+from hotloop.core.errors import HotloopError
 from hotloop.core.message import Message, Tool, ToolCall
 from hotloop.trace.tracer import Tracer
 from hotloop.wire.usage import ApiUsage
@@ -38,20 +39,21 @@ class Ran(NamedTuple):
     run_id: str
     wall_s: float
     usage: ApiUsage | None
+    error: HotloopError | None
 
 
 async def watch(name: str, events: AsyncGenerator[Event, None], until: type[Event] = RunEnded) -> Ran:
-    begun_at, run_id, usage = time.monotonic(), "", None
+    begun_at, run_id, usage, error = time.monotonic(), "", None, None
     async with aclosing(events):
         async for event in events:
             match event:
                 case RunStarted():
                     run_id = event.run_id
                 case RunEnded():
-                    usage = event.spent.usage
+                    usage, error = event.spent.usage, event.error
             if isinstance(event, until):
                 break
-    return Ran(name, run_id, time.monotonic() - begun_at, usage)
+    return Ran(name, run_id, time.monotonic() - begun_at, usage, error)
 
 
 @dataclass(slots=True)

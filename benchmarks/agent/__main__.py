@@ -42,28 +42,39 @@ class AgentFlags:
     """Recorded transcripts with tool calls, .jsonl or .jsonl.gz; foresight and fleet need them."""
     pattern: str = "tools,plan,prefill-ahead"
     """What is measured, separated by commas: tools, plan, prefill-ahead, foresight, fleet."""
-    agents: PositiveInt = 8
-    """How many jobs of the fleet run at a time."""
-    jobs: PositiveInt = 12
-    """How many jobs the fleet has."""
     learn: PositiveInt = 30
-    """How many transcripts foresight learns from before; the jobs are taken from those behind them."""
-    tool_time: PositiveFloat = 0.4
-    """Seconds a tool of the fleet takes, in the median."""
-    max_out: PositiveInt = 64
-    """Most tokens of an answer of the fleet."""
-    max_chars: PositiveInt = 26_000
-    """Leave out transcripts with as many characters."""
+    """How many transcripts foresight learns from before; the fleet's jobs are taken from those behind them."""
     rounds: PositiveInt = 3
     """How often prefill-ahead is tried, each way; the median counts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetFlags:
+    """How the fleet works."""
+
+    agents: PositiveInt = 8
+    """How many jobs run at a time."""
+    jobs: PositiveInt = 12
+    """How many jobs there are."""
+    tool_time: PositiveFloat = 0.4
+    """Seconds a tool takes, in the median."""
+    max_out: PositiveInt = 64
+    """Most tokens of an answer."""
+    max_chars: PositiveInt = 26_000
+    """Leave out transcripts with as many characters."""
     ablation: bool = False
-    """Whether the fleet is also run with one pattern off at a time, which takes many minutes."""
+    """Whether it is also run with one pattern off at a time, which takes many minutes."""
 
 
-_DEFAULTS = AgentFlags()
+_DEFAULTS, _FLEET = AgentFlags(), FleetFlags()
 
 
-def agent(*, flags: Annotated[AgentFlags, Parameter(name="*")] = _DEFAULTS, as_json: Json = False) -> None:
+def agent(
+    *,
+    flags: Annotated[AgentFlags, Parameter(name="*")] = _DEFAULTS,
+    fleet: Annotated[FleetFlags, Parameter(name="*", group="Pattern fleet")] = _FLEET,
+    as_json: Json = False,
+) -> None:
     """Run agents with and without what the runtime does to be fast: parallel tools, plans, prefill-ahead, foresight."""
     wanted = _parse_patterns(flags)
     rows: list[PatternRow] = []
@@ -74,9 +85,9 @@ def agent(*, flags: Annotated[AgentFlags, Parameter(name="*")] = _DEFAULTS, as_j
     if "prefill-ahead" in wanted:
         rows.append(_measure_reading(flags))
     foresight = _measure_foresight(flags) if "foresight" in wanted else {}
-    fleet = _measure_fleet(flags) if "fleet" in wanted else []
-    failures = [failure for run in fleet for failure in run.failures]
-    show(report_json(rows, foresight, fleet), report_tables(rows, foresight, fleet), as_json, failures)
+    runs = _measure_fleet(flags, fleet) if "fleet" in wanted else []
+    failures = [failure for run in runs for failure in run.failures]
+    show(report_json(rows, foresight, runs), report_tables(rows, foresight, runs), as_json, failures)
 
 
 def _parse_patterns(flags: AgentFlags) -> list[str]:
@@ -124,12 +135,12 @@ def _measure_foresight(flags: AgentFlags) -> dict[str, float]:
     return foresight_row(flags.data, flags.learn)
 
 
-def _measure_fleet(flags: AgentFlags) -> list[FleetRun]:
+def _measure_fleet(flags: AgentFlags, fleet: FleetFlags) -> list[FleetRun]:
     exit_on_sigterm()
     pull_model(DEFAULT_MODEL)
-    jobs, make_foresight = _load_jobs(flags)
-    rows = ablation(flags.agents)
-    rows = rows if flags.ablation else [rows[0], rows[-1]]
+    jobs, make_foresight = _load_jobs(flags, fleet)
+    rows = ablation(fleet.agents)
+    rows = rows if fleet.ablation else [rows[0], rows[-1]]
     runs = []
     with progress() as bar:
         for patterns in rows:
@@ -139,20 +150,20 @@ def _measure_fleet(flags: AgentFlags) -> list[FleetRun]:
                     jobs,
                     patterns,
                     make_foresight=make_foresight,
-                    latency=Latency(flags.tool_time),
-                    max_tokens=flags.max_out,
+                    latency=Latency(fleet.tool_time),
+                    max_tokens=fleet.max_out,
                     on_job=partial(bar.advance, task),
                 )
             )
     return runs
 
 
-def _load_jobs(flags: AgentFlags) -> tuple[Sequence[AgentJob], Callable[[], SpeculativeForesight]]:
+def _load_jobs(flags: AgentFlags, fleet: FleetFlags) -> tuple[Sequence[AgentJob], Callable[[], SpeculativeForesight]]:
     """The jobs, and foresight that has seen what came before them; a new one for every row."""
     assert flags.data
-    jobs = list(islice(read_agent_jobs(flags.data, max_chars=flags.max_chars, skip=flags.learn), flags.jobs))
+    jobs = list(islice(read_agent_jobs(flags.data, max_chars=fleet.max_chars, skip=flags.learn), fleet.jobs))
     if not jobs:
-        raise ConfigError(f"{flags.data} has no transcript of fewer than {flags.max_chars} characters to run")
+        raise ConfigError(f"{flags.data} has no transcript of fewer than {fleet.max_chars} characters to run")
     lessons = read_runs(flags.data)[: flags.learn]
 
     def make() -> SpeculativeForesight:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 from benchmarks.agent.recorded import message_of
 from hotloop.agent.predict.history import History, PastCall, call_key
 from hotloop.agent.predict.predictor import Prediction, Predictor
-from hotloop.agent.speculation import Budget
+from hotloop.agent.speculation import Budget, Foreseen
 from hotloop.bench.workload import read_transcripts
 from hotloop.core.message import Message, ToolCall
 
@@ -79,25 +79,20 @@ class Figures:
     """What came of it."""
 
     num_runs: int = 0
-    num_turns: int = 0
     num_calls: int = 0
     num_read_only: int = 0
-    num_started: int = 0
-    num_hits: int = 0
-    num_started_next: int = 0
-    num_hits_next: int = 0
+    guesses: Foreseen = field(default_factory=Foreseen)
     tool_s: float = 0.0
-    read_only_s: float = 0.0
     hidden_s: float = 0.0
 
     @property
     def precision(self) -> float:
-        return self.num_hits / self.num_started if self.num_started else 0.0
+        return self.guesses.num_hits / self.guesses.num_started if self.guesses.num_started else 0.0
 
     @property
     def coverage(self) -> float:
         """The share of the read-only calls that were foreseen."""
-        return self.num_hits / self.num_read_only if self.num_read_only else 0.0
+        return self.guesses.num_hits / self.num_read_only if self.num_read_only else 0.0
 
     @property
     def hidden(self) -> float:
@@ -107,7 +102,7 @@ class Figures:
     @property
     def waste(self) -> float:
         """Calls nobody asked for, a call that was made."""
-        return (self.num_started - self.num_hits) / self.num_calls if self.num_calls else 0.0
+        return (self.guesses.num_started - self.guesses.num_hits) / self.num_calls if self.num_calls else 0.0
 
 
 def measure_foresight(
@@ -151,10 +146,8 @@ class _Table:
                 self.guesser.learn_turn(history, message.tool_calls, run)
 
     def _take_turn(self, history: History, message: Message, seed: str) -> None:
-        self.figures.num_turns += 1
         started: dict[str, float] = {}
         self._start(self.guesser.predict(history), 0.0, started)
-        nexts = set(started)
         now_s = self.pace.first_token_s + self.pace.write_s(message.content)
         may_look = True
         for number, call in enumerate(message.tool_calls):
@@ -166,10 +159,7 @@ class _Table:
             if not may_look:
                 self._drop(started)
             history = history.after(call)
-            key = history.calls[-1].key
-            self.figures.num_hits_next += key in nexts and key in started
-            self._call(call, key, now_s, started, f"{seed} call {number}")
-        self.figures.num_started_next += len(nexts)
+            self._call(call, history.calls[-1].key, now_s, started, f"{seed} call {number}")
         self._drop(started)
         self.budget.end_turn(len(message.tool_calls))
 
@@ -178,7 +168,7 @@ class _Table:
             wanted = prediction.confidence >= self.threshold and is_read_only(prediction.name)
             if wanted and prediction.key not in started and self.budget.take(0.0):
                 started[prediction.key] = now_s
-                self.figures.num_started += 1
+                self.figures.guesses.num_started += 1
 
     def _call(self, call: ToolCall, key: str | None, now_s: float, started: dict[str, float], seed: str) -> None:
         tool_s = self.pace.tool_s(seed)
@@ -187,9 +177,8 @@ class _Table:
         if not is_read_only(call.name):
             return
         self.figures.num_read_only += 1
-        self.figures.read_only_s += tool_s
         if key in started:
-            self.figures.num_hits += 1
+            self.figures.guesses.num_hits += 1
             self.figures.hidden_s += min(tool_s, now_s - started.pop(key))
             self.budget.give_back(0.0)
 
@@ -271,7 +260,7 @@ def foresight_row(path: Path, num_learn: int = 30) -> dict[str, float]:
     figures = measure_foresight(read_runs(path), num_learn=num_learn)
     return {
         "calls": figures.num_calls,
-        "foreseen": figures.num_hits,
+        "foreseen": figures.guesses.num_hits,
         "precision": round(figures.precision, 3),
         "coverage": round(figures.coverage, 3),
         "hidden_share": round(figures.hidden, 3),

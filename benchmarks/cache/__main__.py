@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -18,6 +17,7 @@ from benchmarks.cache.script import Script, generate_scripts, read_scripts
 from benchmarks.cache.wire import Wire
 from benchmarks.command import main
 from hotloop.bench.serving import exit_on_sigterm
+from hotloop.cli.bench import WorkloadFlags
 from hotloop.cli.loading import lend_server, pull_model
 from hotloop.cli.output import progress, show
 from hotloop.cli.settings import ApiKey, Json, pick_names
@@ -28,25 +28,16 @@ GAPS = "gaps"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CacheFlags:
-    """Which conversations are held, and how."""
+class CacheFlags(WorkloadFlags):
+    """Which conversations are held, and how; without --url, the model is served."""
 
-    data: Path | None = None
-    """Recorded transcripts, .jsonl or .jsonl.gz; generated workflows if not given."""
     scenario: str = "round-trips,timestamp,tools,late-system,retokenised"
     """What is measured, separated by commas; `gaps`, which takes minutes, only if it is named."""
-    agents: PositiveInt = 1
-    """How many conversations take a turn at a time."""
     conversations: PositiveInt = 2
     """How many conversations are held."""
+    agents: PositiveInt = 1
     turns: PositiveInt = 3
-    """Most turns of a conversation."""
     max_out: PositiveInt = 16
-    """Most tokens of an answer; calls have a few more."""
-    skip_chars: PositiveInt = 28_000
-    """Leave out transcripts with as many characters."""
-    model: str | None = None
-    """The model to ask for or, without --url, to serve."""
 
 
 _DEFAULTS = CacheFlags()

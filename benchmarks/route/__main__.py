@@ -22,7 +22,7 @@ from benchmarks.route.stub import Manner
 from benchmarks.route.troubles import plan_troubles
 from benchmarks.route.verdict import ChaosReport
 from hotloop.bench.serving import exit_on_sigterm
-from hotloop.bench.workload import load_jobs
+from hotloop.cli.bench import WorkloadFlags
 from hotloop.cli.exits import complain
 from hotloop.cli.loading import pull_model
 from hotloop.cli.output import advance_by_turn, progress, show
@@ -41,16 +41,10 @@ class RouteFlags:
 
     scenario: Scenario = "overhead"
     """Time added, memory over many requests, replicas that fail, or real replicas by prefix against in turn."""
-    rate: PositiveFloat = 200.0
-    """overhead, chaos: requests a second, whether or not others were answered."""
     rounds: PositiveInt = 6
     """overhead: how often each way is measured, in turn."""
     round_time: PositiveFloat = 10.0
     """overhead: seconds of a round."""
-    events: PositiveInt = 8
-    """overhead, chaos: events of a stub's stream."""
-    event_gap: NonNegativeFloat = 0.01
-    """overhead, chaos: seconds between two events."""
     litellm: Path | None = None
     """overhead: a `litellm` program to compare with (pip install "litellm[proxy]" in an environment of its own)."""
     requests: PositiveInt = 100_000
@@ -59,49 +53,69 @@ class RouteFlags:
     """chaos: how long."""
     seed: int = 0
     """chaos: which troubles; overhead, memory: which prompts."""
-    data: Path | None = None
-    """fleet: recorded transcripts, .jsonl or .jsonl.gz; a generated workload if not given."""
-    replicas: PositiveInt = 3
-    """fleet: how many servers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StubFlags:
+    """What stubs are asked, and how they answer."""
+
+    rate: PositiveFloat = 200.0
+    """Requests a second, whether or not others were answered."""
+    events: PositiveInt = 8
+    """Events of a stub's stream."""
+    event_gap: NonNegativeFloat = 0.01
+    """Seconds between two events."""
+
+    @property
+    def manner(self) -> Manner:
+        return Manner(self.events, self.event_gap)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetFlags(WorkloadFlags):
+    """What the fleet serves: all jobs at once, one an agent."""
+
     agents: PositiveInt = 12
-    """fleet: how many jobs, all at once."""
-    turns: PositiveInt = 6
-    """fleet: most turns of a job."""
     max_out: PositiveInt = 24
-    """fleet: most tokens asked for in a turn."""
+    replicas: PositiveInt = 3
+    """How many servers."""
     gap: NonNegativeFloat = 0.5
-    """fleet: seconds between an answer and the next turn, as if a tool ran."""
-    skip_chars: PositiveInt = 28_000
-    """fleet: leave out transcripts whose last prompt has as many characters."""
+    """Seconds between an answer and the next turn, as if a tool ran."""
     model: str = DEFAULT_MODEL
-    """fleet: the model that is served."""
+    """The model that is served."""
 
 
-_DEFAULTS = RouteFlags()
+_DEFAULTS, _STUBS, _FLEET = RouteFlags(), StubFlags(), FleetFlags()
 
 
-def route(*, flags: Annotated[RouteFlags, Parameter(name="*")] = _DEFAULTS, as_json: Json = False) -> None:
+def route(
+    *,
+    flags: Annotated[RouteFlags, Parameter(name="*")] = _DEFAULTS,
+    stubs: Annotated[StubFlags, Parameter(name="*", group="Scenarios overhead and chaos")] = _STUBS,
+    fleet: Annotated[FleetFlags, Parameter(name="*", group="Scenario fleet")] = _FLEET,
+    as_json: Json = False,
+) -> None:
     """Measure `hotloop route`: what it adds, whether it forgets, what it survives, and what it saves."""
     exit_on_sigterm()
     match flags.scenario:
         case "overhead":
-            show_report(_measure_overhead(flags), as_json)
+            show_report(_measure_overhead(flags, stubs), as_json)
         case "memory":
             show_report(_measure_memory(flags), as_json)
         case "chaos":
-            chaos = _run_chaos(flags)
+            chaos = _run_chaos(flags, stubs)
             show_report(chaos, as_json)
             complain(*chaos.details)
             if not chaos.is_good:
                 raise HotloopError("requests were lost, streams were cut, or recovery took too long")
         case "fleet":
-            sides = _run_fleet(flags)
+            sides = _run_fleet(fleet)
             show(fleet_json(sides), fleet_table(sides), as_json, [error for side in sides for error in side.errors])
 
 
-def _measure_overhead(flags: RouteFlags) -> OverheadReport:
+def _measure_overhead(flags: RouteFlags, stubs: StubFlags) -> OverheadReport:
     with ExitStack() as stack:
-        stub = stack.enter_context(StubProcess("stub-1", Manner(flags.events, flags.event_gap)))
+        stub = stack.enter_context(StubProcess("stub-1", stubs.manner))
         ways: dict[str, StubProcess | RouterProcess | LiteLlmProcess] = {DIRECT: stub}
         ways["hotloop"] = stack.enter_context(RouterProcess([stub.url]))
         if flags.litellm:
@@ -113,7 +127,7 @@ def _measure_overhead(flags: RouteFlags) -> OverheadReport:
                 measure_overhead(
                     lanes,
                     partial(agent_requests, seed=flags.seed),
-                    rate=flags.rate,
+                    rate=stubs.rate,
                     round_s=flags.round_time,
                     num_rounds=flags.rounds,
                     on_round=partial(bar.advance, task),
@@ -136,13 +150,12 @@ def _measure_memory(flags: RouteFlags) -> Any:
         )
 
 
-def _run_chaos(flags: RouteFlags) -> ChaosReport:
+def _run_chaos(flags: RouteFlags, settings: StubFlags) -> ChaosReport:
     names = [f"stub-{number}" for number in range(1, _NUM_STUBS + 1)]
     duration_s = 60 * flags.minutes
     troubles = plan_troubles(names, duration_s, seed=flags.seed)
     with ExitStack() as stack:
-        manner = Manner(flags.events, flags.event_gap)
-        stubs = [stack.enter_context(StubProcess(name, manner)) for name in names]
+        stubs = [stack.enter_context(StubProcess(name, settings.manner)) for name in names]
         router = stack.enter_context(RouterProcess([stub.url for stub in stubs]))
         bar = stack.enter_context(progress())
         task = bar.add_task("troubles", total=len(troubles))
@@ -151,7 +164,7 @@ def _run_chaos(flags: RouteFlags) -> ChaosReport:
                 router,
                 stubs,
                 troubles,
-                rate=flags.rate,
+                rate=settings.rate,
                 duration_s=duration_s,
                 seed=flags.seed,
                 on_trouble=partial(bar.advance, task),
@@ -159,16 +172,10 @@ def _run_chaos(flags: RouteFlags) -> ChaosReport:
         )
 
 
-def _run_fleet(flags: RouteFlags) -> list[FleetSide]:
+def _run_fleet(flags: FleetFlags) -> list[FleetSide]:
     """In turn and then by prefix, which so is compared with the first."""
     pull_model(flags.model)
-    jobs = load_jobs(
-        flags.data,
-        max_jobs=flags.agents,
-        max_turns=flags.turns,
-        max_output=flags.max_out,
-        max_chars=flags.skip_chars,
-    )
+    jobs = flags.load_jobs(flags.agents)
     served = ("--model", flags.model)
     room = size_room(jobs, -(-flags.agents // flags.replicas), served)
     num_turns = sum(len(job.turns) for job in jobs)

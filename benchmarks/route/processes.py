@@ -99,30 +99,21 @@ def run_stub(name: str, port: int, manner: Manner, pipe: Connection) -> None:
     uvloop.run(run())
 
 
-class RouterProcess(Child):
+class RouterProcess(ChildServer):
     """`hotloop route` in front of replicas, which can be others after a reload."""
 
     def __init__(self, urls: Iterable[str], flags: Sequence[str] = ()) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="hotloop-bench-")
         self._file = Path(self._folder.name) / "fleet.toml"
         self._file.write_text(render_fleet(urls), encoding="utf-8")
-        self._server = ChildServer(flags, command="route", config=str(self._file))
-
-    @property
-    def url(self) -> str:
-        return self._server.url
-
-    @property
-    def pid(self) -> int:
-        assert self._server.pid
-        return self._server.pid
+        super().__init__(flags, command="route", config=str(self._file))
 
     def start(self) -> None:
-        self._server.start()
+        super().start()
         self._wait_until_up()
 
     def close(self) -> None:
-        self._server.close()
+        super().close()
         self._folder.cleanup()
 
     def _wait_until_up(self) -> None:

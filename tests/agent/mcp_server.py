@@ -1,16 +1,11 @@
-"""An MCP server to test against: `python mcp_server.py` speaks stdio, `ServedMcp` streamable HTTP on loopback."""
+"""An MCP server to test against: `python mcp_server.py` speaks stdio, `served_mcp` streamable HTTP on loopback."""
 
 import asyncio
 import os
 import sys
-import threading
-import time
-from typing import Any, Self
 
-import uvicorn
 from mcp.server.mcpserver import Image, MCPServer
 from mcp.types import ToolAnnotations
-from starlette.responses import Response
 
 NUM_GUESTS = 8
 
@@ -74,45 +69,6 @@ def _add_troubled(server: MCPServer) -> None:
     @server.tool()
     def die() -> str:
         os._exit(3)
-
-
-class ServedMcp:
-    """The server over HTTP in a thread; with a `token`, only for those who have it."""
-
-    def __init__(self, *, token: str = "") -> None:
-        app = make_server().streamable_http_app()
-        if token:
-            app.add_middleware(_Checked, token=token)
-        self._server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", timeout_graceful_shutdown=1))
-        self._thread = threading.Thread(target=self._server.run)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        while not self._server.started:
-            time.sleep(0.005)
-        [port] = {socket.getsockname()[1] for server in self._server.servers for socket in server.sockets}
-        self.url = f"http://127.0.0.1:{port}/mcp"
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.should_exit = True
-        self._thread.join(30)
-        assert not self._thread.is_alive()
-
-
-class _Checked:
-    """Lets nobody in without the token."""
-
-    def __init__(self, app: Any, token: str) -> None:
-        self._app = app
-        self._token = token
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        is_request = scope["type"] == "http"
-        if is_request and (b"authorization", f"Bearer {self._token}".encode()) not in scope["headers"]:
-            await Response("who are you?", 401)(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
-from tests.agent.mcp_server import NUM_GUESTS, ServedMcp
+from tests.agent.mcp_server import NUM_GUESTS
+from tests.agent.served_mcp import ServedMcp
 
 from hotloop.agent.agent import Agent
 from hotloop.agent.conversation import Conversation

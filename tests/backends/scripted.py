@@ -6,6 +6,8 @@ change nothing, and a grammar is obeyed: where it forbids the script's next toke
 """
 
 from collections.abc import Callable, Sequence
+from functools import cache
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +42,7 @@ class ScriptedBackend(NullBackend):
             on_run=on_run,
         )
         self._tokenizer = tokenizer
+        self._words = spell_vocabulary(tokenizer)
         self._opening = opening.encode()
         self._end_id = min(tokenizer.eos_ids)
         self._places = [self._plan(text) for text in script]
@@ -54,11 +57,17 @@ class ScriptedBackend(NullBackend):
     def _plan(self, text: str) -> dict[bytes, int]:
         """What was said so far -> the token that is next."""
         token_ids = self._tokenizer.encode(text)
-        return {self._spell(token_ids[:i]): token_id for i, token_id in enumerate(token_ids)}
+        said = accumulate((self._words[token_id] for token_id in token_ids), initial=b"")
+        return dict(zip(said, token_ids, strict=False))
 
     def _spell(self, token_ids: Sequence[int]) -> bytes:
-        """The bytes of tokens, special ones by name."""
-        tokenizer = self._tokenizer
-        return b"".join(
-            tokenizer.token_text(i).encode() if tokenizer.is_special(i) else tokenizer.token_bytes(i) for i in token_ids
-        )
+        return b"".join([self._words[token_id] for token_id in token_ids])
+
+
+@cache
+def spell_vocabulary(tokenizer: Tokenizer) -> list[bytes]:
+    """The bytes of every token, special ones by name."""
+    return [
+        tokenizer.token_text(i).encode() if tokenizer.is_special(i) else tokenizer.token_bytes(i)
+        for i in range(tokenizer.vocab_size)
+    ]

@@ -72,12 +72,15 @@ class Rig:
         if spec.has_qk_norm:
             attention.set_norms(0, *self.norms)
 
+    @property
+    def width(self) -> int:
+        return (self.spec.num_heads + 2 * self.spec.num_kv_heads) * self.spec.head_dim
+
     def step(self, *parts: tuple[Sequence, int]) -> float:
         """Each sequence says so many more tokens; returns the largest error of any row."""
-        width = (self.spec.num_heads + 2 * self.spec.num_kv_heads) * self.spec.head_dim
         pasts = [sequence.length for sequence, _ in parts]
         for sequence, count in parts:
-            sequence.rows.extend(self.rng.standard_normal((count, width)).astype(np.float32))
+            sequence.rows.extend(self.rng.standard_normal((count, self.width)).astype(np.float32))
         output = self.run(*((sequence, past) for (sequence, _), past in zip(parts, pasts, strict=True)))
         expected = [self.expected(sequence, past) for (sequence, _), past in zip(parts, pasts, strict=True)]
         return float(np.abs(output - np.concatenate(expected)).max())
@@ -95,7 +98,7 @@ class Rig:
             block_begins=np.cumsum([0, *map(len, tables)]).astype(np.int32),
             wanted=np.zeros(0, np.int64),
         )
-        output = np.full((len(qkv), self.spec.num_heads * self.spec.head_dim), np.nan, np.float32)
+        output = np.full((len(qkv), self.spec.mixed_size), np.nan, np.float32)
         self.attention.plan(batch)
         self.attention.run(0, qkv, output)
         return output

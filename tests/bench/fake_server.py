@@ -4,19 +4,19 @@ A token is a word. It remembers every prompt and reports as cached the longest b
 """
 
 import json
-import socket
 import threading
 from collections.abc import AsyncIterator
-from typing import Any, Self
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from tests.threads import ThreadedServer
 
 
-class FakeServer:
+class FakeServer(ThreadedServer):
     """`bodies` are the requests it got; the n-th fails with 503 if n is in `failing`, breaks off if in `breaking`.
 
     One that `hangs` never answers; `asked` is set once it was asked.
@@ -38,19 +38,7 @@ class FakeServer:
         self._seen: list[list[str]] = []
         routes = [Route("/v1/models", self._models), Route("/v1/chat/completions", self._chat, methods=["POST"])]
         config = uvicorn.Config(Starlette(routes=routes), log_level="critical", lifespan="off")
-        self._server = uvicorn.Server(config)
-        self._socket = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
-        self._thread = threading.Thread(target=self._server.run, args=([self._socket],))
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.should_exit = True
-        self._thread.join()
-        self._socket.close()
+        super().__init__(uvicorn.Server(config))
 
     async def _models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [{"id": "fake", "object": "model"}]})

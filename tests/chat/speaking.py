@@ -1,6 +1,7 @@
 """Models of every family, as far as tests need them: tokens that are bytes, and the family's own words beside."""
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -22,7 +23,15 @@ from hotloop.chat.tag_formats import DsmlFormat, GlmFormat, MiniMaxFormat, QwenC
 from hotloop.chat.tool_format import ToolFormat
 from hotloop.chat.tools import ToolChoice
 from hotloop.core.message import Tool
-from hotloop.core.stream import CallClosed, CallDelta, CallOpened, StreamEvent, TextDelta
+from hotloop.core.stream import (
+    CallClosed,
+    CallDelta,
+    CallOpened,
+    StreamEvent,
+    TextDelta,
+    ThoughtClosed,
+    ThoughtDelta,
+)
 from hotloop.engine.grammar.compiler import Compiler
 from hotloop.models.tokenizer import Tokenizer
 
@@ -104,17 +113,32 @@ class Heard:
 
     text: str = ""
     calls: list[tuple[str, str]] = field(default_factory=list)
-    ids: list[str] = field(default_factory=list)
     closed: list[int] = field(default_factory=list)
+    ids: list[str] = field(default_factory=list, compare=False)
+    thought: str = ""
+    """That is not closed yet."""
+    _order: list[tuple[str, Any]] = field(default_factory=list)
 
     def hear(self, events: list[StreamEvent]) -> "Heard":
         for event in events:
             match event:
                 case TextDelta(text):
                     assert text
+                    assert not self.thought, "a text within a thought"
                     self.text += text
+                    before = self._order.pop()[1] if self._order and self._order[-1][0] == "text" else ""
+                    self._order.append(("text", before + text))
+                case ThoughtDelta(text):
+                    assert text
+                    self.thought += text
+                case ThoughtClosed(thought):
+                    assert thought.text == self.thought
+                    self._order.append(("thought", self.thought))
+                    self.thought = ""
                 case CallOpened(index, call_id, name):
+                    assert not self.thought, "a call within a thought"
                     assert index == len(self.calls)
+                    self._order.append(("call", index))
                     self.calls.append((name, ""))
                     self.ids.append(call_id)
                 case CallDelta(index, arguments):
@@ -127,18 +151,40 @@ class Heard:
                     self.closed.append(index)
         return self
 
+    def check(self, text: str, calls: list[tuple[str, str]] | None) -> None:
+        """Whether it says this; None is one call that was cut off."""
+        assert self.text == text
+        if calls is None:
+            assert (len(self.calls), self.closed) == (1, [])
+        else:
+            assert (self.calls, self.closed) == (calls, list(range(len(calls))))
+
+    @property
+    def parts(self) -> list[tuple[str, Any]]:
+        """Texts, thoughts and calls, in their order."""
+        assert not self.thought, "a thought that was never closed"
+        return [self.calls[value] if kind == "call" else (kind, value) for kind, value in self._order]
+
     @property
     def parsed(self) -> list[tuple[str, Any]]:
         return [(name, json.loads(arguments)) for name, arguments in self.calls]
 
 
-def hear(parser: CallParser, *pieces: str) -> Heard:
+def hear(parser: CallParser, *pieces: str, is_cut: bool = False) -> Heard:
     heard = Heard()
     for piece in pieces:
         heard.hear(parser.push(piece))
-    heard.hear(parser.finish())
+    heard.hear(parser.finish(is_cut=is_cut))
     assert parser.num_calls == len(heard.calls)
     return heard
+
+
+def hear_cut_anywhere(make_parser: Callable[[], CallParser], answer: str) -> Heard:
+    """What the whole answer says; the same must be heard however it is cut."""
+    whole = hear(make_parser(), answer)
+    for pieces in (answer, *([answer[:i], answer[i:]] for i in range(len(answer)))):
+        assert hear(make_parser(), *pieces) == whole
+    return whole
 
 
 @cache

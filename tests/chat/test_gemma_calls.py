@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.chat.speaking import FORMATS, Language, hear, write_call
+from tests.chat.speaking import FORMATS, Language, hear, hear_cut_anywhere, write_call
 
 from hotloop.chat.gemma_calls import GEMMA_4, GemmaCallParser
 from hotloop.chat.tools import ToolChoice
@@ -40,15 +40,7 @@ def write(arguments: str, name: str = "f") -> str:
     ],
 )
 def test_an_answer(answer: str, text: str, calls: list[tuple[str, str]] | None) -> None:
-    whole = hear(GemmaCallParser(GEMMA_4), answer)
-    for i in range(len(answer)):
-        halves = hear(GemmaCallParser(GEMMA_4), answer[:i], answer[i:])
-        assert (halves.text, halves.calls, halves.closed) == (whole.text, whole.calls, whole.closed)
-    assert whole.text == text
-    if calls is None:
-        assert (len(whole.calls), whole.closed) == (1, [])
-    else:
-        assert (whole.calls, whole.closed) == (calls, list(range(len(calls))))
+    hear_cut_anywhere(lambda: GemmaCallParser(GEMMA_4), answer).check(text, calls)
 
 
 def test_a_string_comes_as_it_is_written() -> None:
@@ -72,7 +64,7 @@ def test_nothing_breaks_the_parser_and_no_cut_matters(pieces: list[str], data: s
     places = sorted(data.draw(st.lists(st.integers(0, len(answer)), max_size=5)))
     cut = [answer[i:j] for i, j in zip([0, *places], [*places, len(answer)], strict=True)]
     heard = hear(GemmaCallParser(GEMMA_4), *cut)
-    assert (heard.text, heard.calls, heard.closed) == (whole.text, whole.calls, whole.closed)
+    assert heard == whole
     for index in whole.closed:
         assert isinstance(whole.parsed[index][1], dict)
     if not whole.calls:

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.chat.speaking import byte_tokenizer
-from tests.chat.test_thoughts import hear
+from tests.chat.speaking import byte_tokenizer, hear, hear_cut_anywhere
 
 from hotloop.chat.formats import HarmonyFormat, choose_format
 from hotloop.chat.harmony import HarmonyParser
@@ -42,11 +41,7 @@ TOOL = Tool("f", parameters={"type": "object", "properties": {"a": {"type": "int
 
 
 def read(answer: str) -> Any:
-    whole = hear(HarmonyParser(), answer)
-    assert hear(HarmonyParser(), *answer) == whole
-    for i in range(1, len(answer)):
-        assert hear(HarmonyParser(), answer[:i], answer[i:]) == whole
-    return whole
+    return hear_cut_anywhere(HarmonyParser, answer).parts
 
 
 @pytest.mark.parametrize(
@@ -73,7 +68,7 @@ def test_messages(answer: str, parts: list[tuple[str, Any]]) -> None:
 
 
 def test_a_call_nobody_offered_is_not_told_as_one() -> None:
-    assert hear(HarmonyParser(can_call=False), f"{CALL}<|end|>{NEXT}{FINAL}") == [
+    assert hear(HarmonyParser(can_call=False), f"{CALL}<|end|>{NEXT}{FINAL}").parts == [
         ("thought", '{"a": 1}'),
         ("text", "Hello."),
     ]

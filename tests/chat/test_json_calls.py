@@ -5,7 +5,7 @@ import re
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.chat.speaking import FORMATS, Heard, hear
+from tests.chat.speaking import FORMATS, Heard, hear, hear_cut_anywhere
 
 from hotloop.chat.stream import CallsOnly
 from hotloop.core.message import Tool
@@ -20,14 +20,7 @@ TOOLS = (Tool("f"), Tool("fg"))
 
 
 def read(name: str, answer: str, tools: tuple[Tool, ...] = ()) -> Heard:
-    """What the whole answer says; the same must be heard however it is cut."""
-    whole = hear(FORMATS[name][0].parser(tools), answer)
-    assert (letters := hear(FORMATS[name][0].parser(tools), *answer)).calls == whole.calls
-    assert (letters.text, letters.closed) == (whole.text, whole.closed)
-    for i in range(1, len(answer)):
-        halves = hear(FORMATS[name][0].parser(tools), answer[:i], answer[i:])
-        assert (halves.text, halves.calls, halves.closed) == (whole.text, whole.calls, whole.closed)
-    return whole
+    return hear_cut_anywhere(lambda: FORMATS[name][0].parser(tools), answer)
 
 
 @pytest.mark.parametrize(
@@ -286,7 +279,7 @@ def test_nothing_breaks_a_parser_and_no_cut_matters(name: str, pieces: list[str]
     places = sorted(data.draw(st.lists(st.integers(0, len(answer)), max_size=5)))
     cut = [answer[i:j] for i, j in zip([0, *places], [*places, len(answer)], strict=True)]
     heard = hear(FORMATS[name][0].parser(tools), *cut)
-    assert (heard.text, heard.calls, heard.closed) == (whole.text, whole.calls, whole.closed)
+    assert heard == whole
     if not whole.calls:
         assert whole.text == answer
 

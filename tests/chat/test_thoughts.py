@@ -1,84 +1,20 @@
 """Thoughts, text and calls, read as they come: whole, unfinished, and cut anywhere."""
 
-from dataclasses import dataclass, field
-from itertools import groupby
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.chat.speaking import FORMATS, write_call
+from tests.chat.speaking import FORMATS, hear, hear_cut_anywhere, write_call
 
-from hotloop.chat.stream import CallParser, CallsOnly, PlainText
+from hotloop.chat.stream import CallsOnly, PlainText
 from hotloop.chat.thinking import ThinkingFormat
 from hotloop.chat.thoughts import ThinkingParser
-from hotloop.core.stream import (
-    CallClosed,
-    CallDelta,
-    CallOpened,
-    StreamEvent,
-    TextDelta,
-    ThoughtClosed,
-    ThoughtDelta,
-)
 
 THINK = ThinkingFormat("think", "<think>", "</think>")
 SPECIAL = ThinkingFormat("mistral", "[THINK]", "[/THINK]", is_special=True)
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 F = ("f", '{"a": 1}')
-
-
-@dataclass
-class Parts:
-    """What a stream of events comes to, in its order. Fails on events that contradict each other."""
-
-    parts: list[tuple[str, Any]] = field(default_factory=list)
-    thought: str = ""
-    arguments: list[str] = field(default_factory=list)
-
-    def hear(self, events: list[StreamEvent]) -> None:
-        for event in events:
-            match event:
-                case TextDelta(text):
-                    assert text
-                    assert not self.thought, "a text within a thought"
-                    self.parts.append(("text", text))
-                case ThoughtDelta(text):
-                    assert text
-                    self.thought += text
-                case ThoughtClosed(thought):
-                    assert thought.text == self.thought
-                    self.parts.append(("thought", self.thought))
-                    self.thought = ""
-                case CallOpened(index, _, name):
-                    assert not self.thought, "a call within a thought"
-                    assert index == len(self.arguments)
-                    self.arguments.append("")
-                    self.parts.append(("call", name))
-                case CallDelta(index, arguments):
-                    assert index == len(self.arguments) - 1
-                    self.arguments[index] += arguments
-                case CallClosed(index):
-                    assert index == len(self.arguments) - 1
-
-    def whole(self) -> list[tuple[str, Any]]:
-        assert not self.thought, "a thought that was never closed"
-        calls = iter(self.arguments)
-        joined = [
-            (kind, "".join(value for _, value in group)) if kind == "text" else list(group)
-            for kind, group in groupby(self.parts, key=lambda part: part[0])
-        ]
-        flat = [part for each in joined for part in (each if isinstance(each, list) else [each])]
-        return [(value, next(calls)) if kind == "call" else (kind, value) for kind, value in flat]
-
-
-def hear(parser: CallParser, *pieces: str, is_cut: bool = False) -> list[tuple[str, Any]]:
-    parts = Parts()
-    for piece in pieces:
-        parts.hear(parser.push(piece))
-    parts.hear(parser.finish(is_cut=is_cut))
-    assert parser.num_calls == len(parts.arguments)
-    return parts.whole()
 
 
 def make(family: str = "hermes", thinking: ThinkingFormat = THINK, *, is_open: bool = False) -> ThinkingParser:
@@ -87,12 +23,7 @@ def make(family: str = "hermes", thinking: ThinkingFormat = THINK, *, is_open: b
 
 
 def read(answer: str, family: str = "hermes", thinking: ThinkingFormat = THINK, *, is_open: bool = False) -> Any:
-    """What the whole answer says; the same must be heard however it is cut."""
-    whole = hear(make(family, thinking, is_open=is_open), answer)
-    assert hear(make(family, thinking, is_open=is_open), *answer) == whole
-    for i in range(1, len(answer)):
-        assert hear(make(family, thinking, is_open=is_open), answer[:i], answer[i:]) == whole
-    return whole
+    return hear_cut_anywhere(lambda: make(family, thinking, is_open=is_open), answer).parts
 
 
 @pytest.mark.parametrize("family", ["hermes", "plain", "qwen3_coder", "llama3", "mistral"])
@@ -176,11 +107,11 @@ def test_special_marks_count_everywhere() -> None:
 
 
 def test_a_thought_before_a_call_that_must_come_is_told() -> None:
-    assert hear(CallsOnly(make(is_open=True)), f"Hm.</think>Sure. {CALL}") == [("thought", "Hm."), F]
+    assert hear(CallsOnly(make(is_open=True)), f"Hm.</think>Sure. {CALL}").parts == [("thought", "Hm."), F]
 
 
 def test_half_a_call_in_a_thought_that_was_cut_is_not_told() -> None:
-    assert hear(make(is_open=True), 'Hm. <tool_call>\n{"name": "f', is_cut=True) == [("thought", "Hm.")]
+    assert hear(make(is_open=True), 'Hm. <tool_call>\n{"name": "f', is_cut=True).parts == [("thought", "Hm.")]
 
 
 words = st.sampled_from(["<think>", "</think>", CALL, CALL[:20], "Well", ".", " ", "\n", "<", "tool_call>", "{", "a"])

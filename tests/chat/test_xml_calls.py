@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.chat.speaking import Heard, hear
+from tests.chat.speaking import Heard, hear, hear_cut_anywhere
 
 from hotloop.chat.tag_values import ValueKind, resolve, to_json, types_of, value_kind
 from hotloop.chat.xml_calls import DSML, GLM, MINIMAX, QWEN_CODER, TagMarks, XmlCallParser
@@ -37,11 +37,7 @@ def parameter(key: str, value: str) -> str:
 
 
 def read(answer: str) -> Heard:
-    whole = hear(XmlCallParser(QWEN_CODER, [TOOL]), answer)
-    for i in range(len(answer)):
-        halves = hear(XmlCallParser(QWEN_CODER, [TOOL]), answer[:i], answer[i:])
-        assert (halves.text, halves.calls, halves.closed) == (whole.text, whole.calls, whole.closed)
-    return whole
+    return hear_cut_anywhere(lambda: XmlCallParser(QWEN_CODER, [TOOL]), answer)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +137,7 @@ def test_nothing_breaks_the_parser_and_no_cut_matters(marks: TagMarks, data: st.
     places = sorted(data.draw(st.lists(st.integers(0, len(answer)), max_size=5)))
     cut = [answer[i:j] for i, j in zip([0, *places], [*places, len(answer)], strict=True)]
     heard = hear(XmlCallParser(marks, [TOOL]), *cut)
-    assert (heard.text, heard.calls, heard.closed) == (whole.text, whole.calls, whole.closed)
+    assert heard == whole
     if not whole.calls:
         assert whole.text == answer
 
@@ -177,15 +173,7 @@ DSML_N = f'<｜DSML｜invoke name="f">\n{DSML_X}\n</｜DSML｜invoke>'
     ],
 )
 def test_an_answer_in_other_tags(marks: TagMarks, answer: str, text: str, calls: list[tuple[str, str]] | None) -> None:
-    whole = hear(XmlCallParser(marks, [TOOL]), answer)
-    for i in range(len(answer)):
-        halves = hear(XmlCallParser(marks, [TOOL]), answer[:i], answer[i:])
-        assert (halves.text, halves.calls, halves.closed) == (whole.text, whole.calls, whole.closed)
-    assert whole.text == text
-    if calls is None:
-        assert (len(whole.calls), whole.closed) == (1, [])
-    else:
-        assert (whole.calls, whole.closed) == (calls, list(range(len(calls))))
+    hear_cut_anywhere(lambda: XmlCallParser(marks, [TOOL]), answer).check(text, calls)
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from tests.engine.tiny import TOKENIZER, Listener, greedy, make_request
 from tests.models.tiny import DictWeights, tiny_spec, tiny_weights
 
 from hotloop.backends.backend import Batch, SampleRow, Sampling
+from hotloop.backends.cuda.decoder import MIN_SAVED_BYTES
 from hotloop.backends.cuda.flash import Flash
-from hotloop.backends.cuda.paged import MIN_SAVED_BYTES
 from hotloop.backends.cuda.runner import BLOCK_SIZE, CudaBackend, open_cuda
 from hotloop.backends.cuda.splits import Splitting
 from hotloop.backends.cuda.step import Shape, pack, shape_of, view_parts
@@ -166,7 +166,7 @@ def test_keys_and_values_in_fp8_are_close_to_the_definition(family: Family, devi
     want, want_other = (reference_logits(model.spec, model.weights, ids) for ids in (prompt, other))
     settings: dict[str, Any] = {"max_step_tokens": 256, "min_saved_bytes": 1}
     backend, plain = (make_backend(model, device, kv_precision=kv, **settings) for kv in ("fp8", "auto"))
-    assert backend._attention.kv.dtype == torch.float8_e4m3fn
+    assert backend._decoder.kv.dtype == torch.float8_e4m3fn
     assert (backend.block_bytes, backend.num_blocks) == (plain.block_bytes // 2 // 2, 4 * plain.num_blocks)
     assert backend.kv_layout != plain.kv_layout
 

@@ -1,5 +1,6 @@
 """Routing and the products of experts beside their definition."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -17,10 +18,10 @@ from hotloop.backends.cuda.experts import (
     few_products,
     grouped_products,
     mix,
-    route,
 )
 from hotloop.backends.cuda.fp8 import quantise
 from hotloop.backends.cuda.mxfp4 import Mxfp4Matrix
+from hotloop.backends.cuda.routing import route
 from hotloop.backends.cuda.weights import load_weights
 from hotloop.models.layout import share_of
 from hotloop.models.model import Model
@@ -48,7 +49,10 @@ def wide(matrix: Matrices) -> torch.Tensor:
 def defined_scores(logits: torch.Tensor, spec: ExpertsSpec) -> torch.Tensor:
     """[rows, experts]: 0 where one was not chosen."""
     scores = logits.sigmoid() if spec.is_sigmoid else logits.softmax(-1)
-    chosen = scores.topk(spec.num_chosen).indices
+    groups = scores.unflatten(1, (spec.num_groups, -1))
+    worth = groups.topk(2 if spec.is_sigmoid else 1).values.sum(-1)
+    is_best = torch.zeros_like(worth).scatter(1, worth.topk(spec.num_chosen_groups).indices, 1)
+    chosen = (groups * is_best[:, :, None]).flatten(1).topk(spec.num_chosen).indices
     kept = torch.zeros_like(scores).scatter(1, chosen, scores.gather(1, chosen))
     return kept / kept.sum(-1, keepdim=True) if spec.is_normed else kept
 
@@ -70,9 +74,12 @@ def zeros(spec: ExpertsSpec, device: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("is_sigmoid", [False, True])
-@pytest.mark.parametrize("is_normed", [False, True])
-def test_a_row_goes_to_the_experts_of_the_highest_scores(device: str, is_sigmoid: bool, is_normed: bool) -> None:
+@pytest.mark.parametrize(("is_normed", "num_groups"), [(False, 1), (True, 1), (True, 3)])
+def test_a_row_goes_to_the_experts_of_the_highest_scores(
+    device: str, is_sigmoid: bool, is_normed: bool, num_groups: int
+) -> None:
     spec = ExpertsSpec(num_experts=6, num_chosen=3, size=8, is_sigmoid=is_sigmoid, is_normed=is_normed)
+    spec = replace(spec, num_groups=num_groups, num_chosen_groups=min(2, num_groups))
     logits = torch.randn(9, 6, device=device)
     routed = route(logits, None, spec, no_slots(7, device, num_pads=2), zeros(spec, device))
     want = defined_scores(logits, spec)[:7]

@@ -87,7 +87,7 @@ def test_a_step_hands_over_its_own_tensors(operator: Any, device: str) -> None:
     assert calls.last["cu_seqlens_q"].tolist() == [1, 51, 141]
     assert calls.last["page_table"].tolist()[0] == [3, 7, 2]
     assert calls.last["page_table"].tolist()[1][:2] == [5, 4]
-    cache = backend._attention.kv
+    cache = backend._decoder.kv
     assert calls.last["k"].untyped_storage().data_ptr() == cache.untyped_storage().data_ptr(), "no copy"
     backend.close()
 

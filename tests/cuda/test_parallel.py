@@ -19,7 +19,7 @@ from tests.cuda.test_backend import logits_of, make_backend
 from tests.engine.tiny import TOKENIZER, Listener, greedy, make_request
 from tests.models.tiny import tiny_spec, tiny_weights, write_folder
 
-from hotloop.backends.cuda.paged import MIN_SAVED_BYTES
+from hotloop.backends.cuda.decoder import MIN_SAVED_BYTES
 from hotloop.backends.cuda.parallel import SharedGroup
 from hotloop.backends.cuda.runner import CudaBackend, open_cuda, open_ranks
 from hotloop.backends.cuda.workers import Plan, Workers

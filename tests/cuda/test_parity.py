@@ -10,7 +10,11 @@ from tests.parity.manners import differences
 from tests.parity.models import CONFIGS, read_model, write_model
 
 # Triton's interpreter takes half a minute for one: there what other tests know, and rotary scalings, are left out.
-NAMES = [*CONFIGS] if torch.cuda.is_available() else ["mistral", "qwen2", "qwen3_moe", "gpt_oss", "glm4_moe"]
+NAMES = (
+    [*CONFIGS]
+    if torch.cuda.is_available()
+    else ["mistral", "qwen2", "qwen3_moe", "gpt_oss", "glm4_moe", "deepseek_v2", "deepseek_v3"]
+)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -11,8 +11,8 @@ from tests.cuda.test_attention import BLOCK_SIZE, DTYPES, E4M3, SCALE, Case, che
 from tests.cuda.test_backend import logits_of, make_backend, tiny_model
 
 from hotloop.backends.cuda.attention import Workspace, decode_attention
+from hotloop.backends.cuda.decoder import MIN_SAVED_BYTES
 from hotloop.backends.cuda.groups import Sharing
-from hotloop.backends.cuda.paged import MIN_SAVED_BYTES
 from hotloop.backends.cuda.shared import shared_attention, tile_rows_for
 from hotloop.backends.cuda.splits import Splitting
 from hotloop.backends.cuda.step import Shape, pack, view_parts
@@ -170,7 +170,7 @@ def test_a_backend_says_the_same_with_and_without(device: str) -> None:
 
 def test_sharing_pays_from_so_many_bytes(device: str) -> None:
     backend = make_backend(tiny_model("llama"), device)
-    sharing = backend._attention.sharing
+    sharing = backend._decoder.sharing
     block_bytes = backend.block_bytes // backend.spec.num_layers
     assert sharing.min_saved * block_bytes >= MIN_SAVED_BYTES > (sharing.min_saved - 1) * block_bytes
     assert replace(sharing, min_saved=1).tile_rows == 64 // (backend.spec.num_heads // backend.spec.num_kv_heads)

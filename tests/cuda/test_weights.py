@@ -11,7 +11,8 @@ from gguf.constants import GGMLQuantizationType
 from tests.models.tiny import Tensors, spec_config, tiny_spec, tiny_weights, write_folder, write_gguf, write_json
 
 from hotloop.backends.cuda.fp8 import ScaledMatrix, quantise
-from hotloop.backends.cuda.weights import DeviceWeights, load_weights
+from hotloop.backends.cuda.layer_weights import DeviceWeights
+from hotloop.backends.cuda.weights import load_weights
 from hotloop.core.errors import ConfigError
 from hotloop.models.layout import tensor_places
 from hotloop.models.model import Model, load_model

@@ -7,7 +7,7 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
-from tests.engine.drafting.test_speculation import Oracle, drafting_engine
+from tests.engine.drafting.test_speculation import Oracle
 from tests.engine.tiny import (
     EOS_ID,
     PROMPTS,
@@ -78,7 +78,7 @@ def test_drafts_and_grammar_together_change_no_token(
     oracle = Oracle({prompt: done.token_ids for prompt, done in plain.items()}, error_rate)
     requests = [make_request(prompt, f"r{i}", sampling=sampling, grammar=GRAMMAR) for i, prompt in enumerate(PROMPTS)]
     listener = Listener()
-    with drafting_engine(oracle, num_blocks=120, forced_tokens=forced_tokens) as engine:
+    with make_engine(drafter=oracle, num_blocks=120, forced_tokens=forced_tokens) as engine:
         engine.submit(requests, listener)
         listener.wait(*(request.id for request in requests))
         until_idle(engine)

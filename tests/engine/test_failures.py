@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from tests.backends.device import NullDevice
 from tests.engine.tiny import (
     BLOCK_SIZE,
-    TOKENIZER,
     VOCAB_SIZE,
     Listener,
     greedy,
@@ -21,11 +20,9 @@ from tests.engine.tiny import (
 )
 
 from hotloop.backends.backend import Batch
-from hotloop.core.config import EngineConfig
 from hotloop.core.errors import BackendError, DeviceLost, EngineClosed
 from hotloop.core.request import FinishReason, TokenEvent
 from hotloop.engine.core import StepReport
-from hotloop.engine.engine import Engine
 
 
 class FailingBackend(NullDevice):
@@ -57,7 +54,7 @@ def numeric_failure(logits: NDArray[np.float32]) -> NDArray[np.float32]:
 def test_a_failed_step_ends_its_requests_and_the_next_one_works(failure: Any, message: str) -> None:
     backend = FailingBackend(block_size=BLOCK_SIZE, num_blocks=64, vocab_size=VOCAB_SIZE)
     prompt = list(range(20))
-    with Engine(TOKENIZER, backend, EngineConfig(debug_checks=True)) as engine:
+    with make_engine(backend=backend) as engine:
         before = engine.generate(prompt, greedy())
         backend.failure = failure
         with pytest.raises(BackendError, match=message):
@@ -76,7 +73,7 @@ def test_a_device_that_is_gone_ends_everything_with_its_error() -> None:
     backend = FailingBackend(block_size=BLOCK_SIZE, num_blocks=64, vocab_size=VOCAB_SIZE)
     backend.failure = lose
     listener = Listener()
-    with Engine(TOKENIZER, backend, EngineConfig(max_running=1)) as engine:
+    with make_engine(backend=backend, max_running=1) as engine:
         engine.submit([make_request([1, 2], "runs"), make_request([3, 4], "waits")], listener)
         listener.wait("runs", "waits")
         assert isinstance(listener.last("runs").error, DeviceLost)
@@ -113,8 +110,7 @@ def test_a_request_without_numbers_ends_alone_and_leaves_nothing_in_the_cache(ma
     listener = Listener()
     requests = [make_request(prompt, name, sampling=greedy(60)) for name, prompt in good.items()]
     requests.insert(2, make_request(poisoned, "bad"))
-    config = EngineConfig(debug_checks=True, max_step_tokens=max_step_tokens)
-    with Engine(TOKENIZER, backend, config) as engine:
+    with make_engine(backend=backend, max_step_tokens=max_step_tokens) as engine:
         engine.submit(requests, listener)
         listener.wait("bad", *good)
         until_idle(engine)
@@ -127,7 +123,7 @@ def test_a_request_without_numbers_ends_alone_and_leaves_nothing_in_the_cache(ma
 
 def test_poisoned_blocks_go_with_the_last_who_read_them() -> None:
     backend = PoisonedBackend(block_size=BLOCK_SIZE, num_blocks=256, vocab_size=VOCAB_SIZE)
-    with Engine(TOKENIZER, backend, EngineConfig(debug_checks=True, max_step_tokens=BLOCK_SIZE)) as engine:
+    with make_engine(backend=backend, max_step_tokens=BLOCK_SIZE) as engine:
         for ending in range(3):
             with pytest.raises(BackendError, match="not numbers"):
                 engine.generate([POISON, *range(20), ending], greedy())

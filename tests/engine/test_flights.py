@@ -147,15 +147,21 @@ def check_answers(engine: Turned, jobs: Jobs, aborted: set[str]) -> None:
             assert tokens_of(events) == expected[: len(tokens_of(events))]
 
 
+def make_jobs(rng: random.Random, num_common: int) -> Jobs:
+    """Prompts that begin alike for up to so many tokens."""
+    trunk = tuple(rng.randrange(250) for _ in range(num_common))
+    jobs = {}
+    for i in range(12):
+        prompt = (*trunk[: rng.randrange(num_common + 1)], *(rng.randrange(250) for _ in range(rng.randrange(1, 12))))
+        jobs[f"r{i}"] = (prompt, rng.randrange(len(SAMPLINGS)), rng.randrange(len(SHAPES)), rng.randrange(4, 24))
+    return jobs
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 1 << 32), st.booleans(), st.booleans())
 def test_nothing_is_lost_or_changed_with_steps_in_flight(seed: int, has_drafts: bool, can_fail: bool) -> None:
     rng = random.Random(seed)
-    trunk = tuple(rng.randrange(250) for _ in range(30))
-    jobs = {}
-    for i in range(12):
-        prompt = (*trunk[: rng.randrange(31)], *(rng.randrange(250) for _ in range(rng.randrange(1, 12))))
-        jobs[f"r{i}"] = (prompt, rng.randrange(len(SAMPLINGS)), rng.randrange(len(SHAPES)), rng.randrange(4, 24))
+    jobs = make_jobs(rng, num_common=30)
     answers = {job[0]: alone(*job) for job in jobs.values()}
     engine = Turned(rng, Oracle(answers, 0.3) if has_drafts else None)
     check_answers(engine, jobs, run_all(engine, rng, jobs, 0.4, can_fail=can_fail))
@@ -165,11 +171,7 @@ def test_nothing_is_lost_or_changed_with_steps_in_flight(seed: int, has_drafts: 
 @given(st.integers(0, 1 << 32), st.integers(2, 24), st.booleans())
 def test_no_recurrent_state_is_lost_or_changed_either(seed: int, num_states: int, can_fail: bool) -> None:
     rng = random.Random(seed)
-    trunk = tuple(rng.randrange(250) for _ in range(40))
-    jobs = {}
-    for i in range(12):
-        prompt = (*trunk[: rng.randrange(41)], *(rng.randrange(250) for _ in range(rng.randrange(1, 12))))
-        jobs[f"r{i}"] = (prompt, rng.randrange(len(SAMPLINGS)), rng.randrange(len(SHAPES)), rng.randrange(4, 24))
+    jobs = make_jobs(rng, num_common=40)
     engine = Turned(rng, num_states=num_states)
     check_answers(engine, jobs, run_all(engine, rng, jobs, 0.4, can_fail=can_fail))
     slots = engine.core.scheduler.states.stats()

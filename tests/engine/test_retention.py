@@ -198,6 +198,17 @@ def test_a_pin_ends_with_its_time_and_begins_anew_with_a_use() -> None:
     assert shelf.order(1, 2, 3) == [2, 3, 1]
 
 
+def test_only_a_pin_replaces_a_pin() -> None:
+    shelf = Shelf()
+    for family in (1, 2, 3):
+        shelf.put(family)
+    shelf.hold(1, HoldKind.PINNED, until=300, ttl_s=300)
+    shelf.hold(1, HoldKind.FINISHED)
+    shelf.hold(2, HoldKind.TOOL_GAP, until=2)
+    shelf.hold(2, HoldKind.FINISHED)
+    assert shelf.order(1, 2, 3) == [2, 3, 1]
+
+
 def test_pins_are_a_share_of_the_pool_and_what_is_asked_beyond_is_ordinary() -> None:
     shelf = Shelf(max_pinned=2)
     for family in (1, 2, 3):

@@ -5,6 +5,7 @@ from tests.engine.turning import Loop, make_scheduler, prompt
 
 from hotloop.core.request import Request
 from hotloop.engine.prefill_budget import PER_PROMPT
+from hotloop.engine.short import SHARE
 
 
 def steps_until_prefilled(loop: Loop, *requests: Request) -> list[int]:
@@ -35,14 +36,14 @@ def test_a_short_prompt_does_not_wait_for_long_ones_and_hardly_slows_them() -> N
 def test_a_long_prompt_is_slowed_by_a_bounded_share_however_many_short_ones_come() -> None:
     loop = Loop(make_scheduler(num_blocks=2048, max_step_tokens=40))
     long = loop.add("long", prompt(400))
-    for i in range(100):
+    for i in range(250):
         loop.add(f"short{i}", prompt(6, 5000 + 100 * i))
     num_prefilled = 0
     while not long.num_output:
         step = loop.step()
         num_prefilled += sum(end - begin for begin, end in step.values() if end - begin > 1)
         saved_up = 40 // 2
-        assert long.num_computed >= min(400, 4 * (num_prefilled - saved_up) // 5 - 2 * BLOCK_SIZE)
+        assert long.num_computed >= min(400, (1 - SHARE) * (num_prefilled - saved_up) - 2 * BLOCK_SIZE)
 
 
 def test_one_who_lacks_little_is_read_at_once_by_what_was_saved_up() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.engine.drafting.test_speculation import Oracle
-from tests.engine.tiny import BLOCK_SIZE, PROMPTS, greedy, make_engine, make_prompts, run_together
+from tests.engine.tiny import BLOCK_SIZE, PROMPTS, check_prompts, greedy, make_engine, make_prompts, run_together
 from tests.engine.turning import Loop, make_scheduler, prompt
 
 from hotloop.backends.backend import Batch
@@ -58,10 +58,7 @@ def undisturbed() -> list[list[int]]:
     ids=str,
 )
 def test_the_same_is_said_however_it_is_computed(changes: dict[str, Any], undisturbed: list[list[int]]) -> None:
-    with make_engine(**changes) as engine:
-        assert run_together(engine, PROMPTS, greedy(12)) == undisturbed
-        assert run_together(engine, PROMPTS, greedy(12)) == undisturbed, "and again, from the cache"
-        stats = engine.stats()
+    stats = check_prompts(make_engine(**changes), undisturbed)
     assert stats.num_blocks_used == stats.states.num_used == 0
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from tests.engine.drafting.test_speculation import Oracle, drafting_engine
+from tests.engine.drafting.test_speculation import Oracle
 from tests.engine.tiny import Listener, make_engine, make_request, until_idle
 
 from hotloop.core.grammar import json_schema
@@ -125,7 +125,9 @@ def test_random_schemas(seed: int) -> None:
     oracle = Oracle(
         {tuple(prompt): ids for prompt, (_, ids, _) in zip(prompts, expected, strict=True)}, rng.random(), seed
     )
-    with drafting_engine(oracle, num_blocks=rng.choice([200, 400]), max_draft_tokens=rng.randrange(1, 12)) as engine:
+    with make_engine(
+        drafter=oracle, num_blocks=rng.choice([200, 400]), max_draft_tokens=rng.randrange(1, 12)
+    ) as engine:
         found = answers(engine, requests())
         until_idle(engine)
         engine._core.scheduler.check()

@@ -9,10 +9,12 @@ from tests.backends.device import NullDevice
 from tokenizers import Tokenizer as InnerTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
-from hotloop.backends.backend import Batch
+from hotloop.backends.backend import Backend, Batch
 from hotloop.core.config import EngineConfig
 from hotloop.core.request import Request, SamplingParams, TokenEvent
+from hotloop.engine.drafting.drafter import Drafter
 from hotloop.engine.engine import Completion, Engine
+from hotloop.engine.snapshot import EngineStats
 from hotloop.models.tokenizer import Tokenizer
 
 BLOCK_SIZE = 4
@@ -47,12 +49,15 @@ def make_engine(
     num_states: int = 0,
     num_window_blocks: int = 0,
     num_host_blocks: int = 0,
+    backend: Backend | None = None,
+    drafter: Drafter | None = None,
     **settings: Any,
 ) -> Engine:
     size = {"block_size": BLOCK_SIZE, "num_blocks": num_blocks, "vocab_size": VOCAB_SIZE, "num_states": num_states}
     size |= {"num_window_blocks": num_window_blocks, "num_host_blocks": num_host_blocks}
-    backend = NullDevice(**size, depth=depth, on_run=on_run)
-    return Engine(TOKENIZER, backend, EngineConfig(debug_checks=True, **settings))
+    backend = backend or NullDevice(**size, depth=depth, on_run=on_run)
+    config = EngineConfig(debug_checks=True, **{"draft_history_tokens": 10_000} | settings)
+    return Engine(TOKENIZER, backend, config, drafter=drafter)
 
 
 class Listener:
@@ -95,6 +100,14 @@ def run_alone(prompt: Sequence[int], sampling: SamplingParams) -> Completion:
     """What an engine that does nothing else, and shares nothing, says to this prompt."""
     with make_engine(prefix_cache=False, drafts=False, forced_tokens=False) as engine:
         return engine.generate(prompt, sampling)
+
+
+def check_prompts(engine: Engine, expected: list[list[int]]) -> EngineStats:
+    """What it says to `PROMPTS` is this, and again from the cache."""
+    with engine:
+        assert run_together(engine, PROMPTS, greedy(12)) == expected
+        assert run_together(engine, PROMPTS, greedy(12)) == expected, "and again, from the cache"
+        return engine.stats()
 
 
 def run_together(engine: Engine, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> list[list[int]]:

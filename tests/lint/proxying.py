@@ -1,10 +1,9 @@
 """Servers in threads: a proxy that lints, and APIs for it to stand before."""
 
-import socket
-import threading
 from contextlib import contextmanager
 
 import uvicorn
+from tests.threads import ThreadedServer
 
 from hotloop.lint.meter import Meter
 from hotloop.lint.proxy import LintProxy, LiveLint, ProxyServer
@@ -13,15 +12,8 @@ from hotloop.lint.rules import RULES
 
 @contextmanager
 def serving(server, scheme="http"):
-    listener = socket.create_server(("127.0.0.1", 0))
-    thread = threading.Thread(target=server.run, args=([listener],))
-    thread.start()
-    try:
-        yield f"{scheme}://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join()
-        listener.close()
+    with ThreadedServer(server) as served:
+        yield served.url.replace("http", scheme, 1)
 
 
 @contextmanager

@@ -60,6 +60,36 @@ def test_a_clock_moves_to_the_end_and_stays(breaker):
     assert clock in fixed[3][0]["messages"][len(fixed[2][0]["messages"]) - 1]["content"]
 
 
+def in_several_lines(body, number):
+    """A clock, an id, a counter: at the top, in the middle and at the end."""
+    body = deepcopy(body)
+    middle = f"Session {number:08x}-aaaa-bbbb-cccc-000000000000 is yours."
+    said = [f"It is 10:0{number}:00 now.", "", SYSTEM, middle, "Be brief.", SYSTEM, f"Requests so far: {number}"]
+    body["messages"][0]["content"] = "\n".join(said)
+    return body
+
+
+def test_all_lines_that_change_move_at_once():
+    fixed = fix(bodies(), in_several_lines)
+    assert worst(fixed) in (None, Severity.NOTE)
+    for number, (body, _) in enumerate(fixed):
+        assert body["messages"][0]["content"] == f"{SYSTEM}\nBe brief.\n{SYSTEM}"
+        moved = [f"It is 10:0{number}:00 now.", f"Session {number:08x}-aaaa", f"Requests so far: {number}"]
+        assert all(line in body["messages"][-1]["content"] for line in moved)
+    assert fix(fixed) == fixed, "there is nothing left to fix"
+
+
+def test_a_line_that_changes_only_later_moves_as_well():
+    def change(body, number):
+        body = deepcopy(body)
+        said = [f"It is 10:0{number}:00 now.", SYSTEM, f"Errors so far: {number // 2}", SYSTEM]
+        body["messages"][0]["content"] = "\n".join(said)
+        return body
+
+    fixed = fix(bodies(), change)
+    assert {body["messages"][0]["content"] for body, _ in fixed} == {f"{SYSTEM}\n{SYSTEM}"}
+
+
 def test_breakpoints_are_set_where_they_belong():
     fixed = fix(messages_bodies())
     assert worst(fixed) is None

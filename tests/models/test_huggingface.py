@@ -10,6 +10,7 @@ from tests.models.tiny import Tensors, tiny_spec, tiny_weights, write_folder, wr
 from hotloop.core.errors import ModelError
 from hotloop.models.huggingface import SafetensorsWeights
 from hotloop.models.layout import tensor_places
+from hotloop.models.model import read_model
 from hotloop.models.spec import ModelSpec
 
 SPEC = tiny_spec("llama", num_layers=1)
@@ -108,7 +109,10 @@ def test_a_part_of_a_file_is_refused(folder: Path, num_bytes: int) -> None:
             "has type F8_E5M2; only F32, F16, BF16, I32, I64, U8, F8_E4M3 can be read",
         ),
         ({"dtype": "F32", "shape": [4], "data_offsets": [0, 4]}, "x does not fill its place"),
-        ({"dtype": "F32", "shape": [1], "data_offsets": [-4, 0]}, "x does not fill its place"),
+        ({"dtype": "F32", "shape": [1], "data_offsets": [-4, 0]}, "should be sizes"),
+        ({"dtype": "F32", "shape": [1], "data_offsets": [0, float("inf")]}, "should be sizes"),
+        ({"dtype": "F32", "shape": [float("inf")], "data_offsets": [0, 4]}, "should be sizes"),
+        ({"dtype": "F32", "shape": [1 << 62] * 99_999, "data_offsets": [0, 4]}, "should be sizes"),
         ({"dtype": "F32", "shape": ["a"], "data_offsets": [0, 4]}, "the header is damaged"),
         ({"dtype": "F32"}, "the header is damaged: 'shape'"),
         ([], "the header is damaged"),
@@ -125,3 +129,20 @@ def test_a_header_that_is_not_an_object_says_so(folder: Path) -> None:
     (folder / FILE).write_bytes((2).to_bytes(8, "little") + b"[]")
     with pytest.raises(ModelError, match="the header is damaged"):
         SafetensorsWeights(folder, SPEC)
+
+
+NESTED = "[" * 100_000 + "]" * 100_000
+
+
+def test_a_deep_header_is_damaged(folder: Path) -> None:
+    header = f'{{"a": {NESTED}}}'.encode()
+    (folder / FILE).write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(ModelError, match="the header is damaged: it is nested too deeply"):
+        SafetensorsWeights(folder, SPEC)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "generation_config.json"])
+def test_a_deep_config_is_refused(folder: Path, name: str) -> None:
+    (folder / name).write_text(f'{{"a": {NESTED}}}')
+    with pytest.raises(ModelError, match=f"{name} is nested too deeply"):
+        read_model("m", folder)

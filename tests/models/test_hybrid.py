@@ -49,9 +49,11 @@ def test_what_cannot_be_is_refused(tmp_path: Path, changes: dict[str, Any], line
         config_spec(write_config(tmp_path, **changes))
 
 
-def test_a_gpu_refuses_hybrids(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="runs on a CPU only"):
-        share_of(config_spec(write_config(tmp_path)), 1)
+def test_several_gpus_refuse_hybrids(tmp_path: Path) -> None:
+    spec = config_spec(write_config(tmp_path))
+    assert share_of(spec, 1) == spec
+    with pytest.raises(ConfigError, match="runs on one GPU only"):
+        share_of(spec, 2)
 
 
 def test_of_a_model_that_sees_the_text_is_read(tmp_path: Path) -> None:

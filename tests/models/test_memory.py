@@ -21,7 +21,7 @@ from hotloop.models.memory import (
     weight_bytes,
 )
 from hotloop.models.model import load_model
-from hotloop.models.spec import Int4Spec, ModelSpec
+from hotloop.models.spec import ExpertsSpec, Int4Spec, LatentSpec, ModelSpec
 
 GIB = 1 << 30
 SHAPE_70B = ModelSpec("llama", 80, 8192, 28672, 64, 8, 128, 128_256, 131_072, 1e-5, 500_000.0)
@@ -89,6 +89,16 @@ def test_weights_are_counted_as_they_are_held() -> None:
     assert weight_bytes(spec, "fp8") == embedding + narrow + vectors
     assert sizes["int8"] / 2 < weight_bytes(spec, "int4") < sizes["int8"]
     assert kv_token_bytes(spec) == 2 * 2 * 30 * 3 * 64
+
+
+def test_only_latents_are_counted_where_keys_and_values_are_made_from_them() -> None:
+    """DeepSeek-V2-Lite: 15.7 billion weights, 576 numbers a token and layer."""
+    latent = LatentSpec(None, kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128, scale=0.1)
+    experts = ExpertsSpec(64, 6, 1408, shared_size=2816, num_dense=1)
+    spec = ModelSpec("deepseek2", 27, 2048, 10944, 16, 16, 192, 102_400, 163_840, 1e-6, 1e4, experts=experts)
+    spec = replace(spec, latent=latent)
+    assert kv_token_bytes(spec) == 27 * 576 * 2
+    assert weight_bytes(spec, "bf16") / 2 == pytest.approx(15.7e9, rel=0.002)
 
 
 def test_a_matrix_that_has_no_whole_groups_is_not_held_in_int4() -> None:

@@ -74,7 +74,7 @@ def test_a_model_without_a_template_has_none(tmp_path: Path) -> None:
 def test_a_wrong_template_is_named_with_its_file(tmp_path: Path) -> None:
     spec = tiny_spec("llama")
     path = write_gguf(tmp_path / "m.gguf", spec, tiny_weights(spec), {"tokenizer.chat_template": "{% for %}"})
-    with pytest.raises(ModelError, match=r"m\.gguf: the chat template is wrong at line 1"):
+    with pytest.raises(ModelError, match=r"m\.gguf: the chat template cannot be read: wrong at line 1"):
         load_model(str(path))
 
 
@@ -181,6 +181,14 @@ def test_an_unknown_architecture_is_named_with_what_is_supported(tmp_path: Path)
         ({"rope_scaling": "yes"}, "the rotary scaling should be an object, not 'yes'"),
         ({"hidden_size": "64"}, "hidden_size should be a number above zero, not '64'"),
         ({"num_hidden_layers": None}, "num_hidden_layers should be a number above zero, not None"),
+        ({"hidden_size": float("inf")}, "hidden_size should be a number above zero, not inf"),
+        ({"vocab_size": float("nan")}, "vocab_size should be a number above zero, not nan"),
+        ({"rope_theta": 10**400}, "rope_theta should be a number above zero"),
+        ({"model_type": ["llama"]}, "the architecture .* is not supported"),
+        (
+            {"model_type": "qwen2", "sliding_window": 8, "use_sliding_window": True, "max_window_layers": "x"},
+            "max_window_layers should be a number",
+        ),
         ({"num_attention_heads": 0}, "num_attention_heads should be a number above zero, not 0"),
         ({"num_hidden_layers": 2**32}, "4294967296 layers are claimed, but there are only 20 tensors"),
         ({"max_position_embeddings": 2**60}, "a context of 1152921504606846976 tokens is claimed"),

@@ -15,7 +15,6 @@ CHATML = (
     "    {{- 'assistant: ' }}\n"
     "{%- endif %}\n"
 )
-DOUBLING = "{%% set n = namespace(v=%s) %%}{%% for i in range(40) %%}{%% set n.v = %s %%}{%% endfor %%}"
 WEATHER = Tool("weather", "Say how it is.", {"type": "object", "properties": {"città": {"type": "string"}}})
 
 
@@ -129,63 +128,15 @@ def test_whatever_fails_inside_is_one_line(source: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-        "{% for a in range(9999) %}{{ 'x' * 50000 }}{% endfor %}",
-        "{{ 'x' * 999999999 }}",
-        "{{ 999999999 * [1] }}",
-        "{{ 9 ** 999999999 }}",
-        DOUBLING % ("'x'", "n.v ~ n.v"),
-        DOUBLING % ("'x'", "n.v + n.v"),
-        DOUBLING % ("'x'", "[n.v, n.v] | join"),
-        DOUBLING % ("'x'", "''.join([n.v, n.v])"),
-        DOUBLING % ("'x'", "'%s%s' % (n.v, n.v)"),
-        DOUBLING % ("'x'", "'{0}{0}'.format(n.v)"),
-        DOUBLING % ("'x'", "n.v.replace('x', 'xx')"),
-        DOUBLING % ("'x'", "n.v | replace('x', 'xx')"),
-        DOUBLING % ("[1]", "n.v + n.v"),
-        DOUBLING % ("9", "n.v * n.v"),
-        DOUBLING % ("9", "n.v ** 2"),
-        DOUBLING % ("[1]", "[n.v, n.v]") + "{{ n.v }}",
-        DOUBLING % ("[1]", "[n.v, n.v]") + "{{ n.v ~ '' }}",
-        DOUBLING % ("[1]", "[n.v, n.v]") + "{{ n.v | upper }}",
-        DOUBLING % ("[1]", "[n.v, n.v]") + "{{ n.v | tojson }}",
-        DOUBLING % ("[1]", "[n.v, n.v]") + "{{ n.v | tojson(indent=999) }}",
-        DOUBLING % ("{}", "{1: n.v, 2: n.v}") + "{{ n.v.items() }}",
-        "{% macro twice(x) %}{{ x }}{{ x }}{% endmacro %}" + DOUBLING % ("'x'", "twice(n.v)"),
-        "{% set x = 'x' * 9999999 %}{% set y %}{% for i in range(999) %}{{ x }}{% endfor %}{% endset %}",
-        "{% set n = namespace(v=[]) %}{% for i in range(999) %}{% set n.v = n.v + [i ~ 'x' * 999999] %}{% endfor %}",
-        "{{ '%1000000000d' % 1 }}",
-        "{{ '%*d' % (1000000000, 1) }}",
-        "{{ '%l%%1000000000d' % 1 }}",
-        "{{ '%1000000000d' | format(1) }}",
-        "{{ ['%1000000000d'] | format(1) }}",
-        "{% set x = 'x' * 9999999 %}{{ x | replace(new=x, old='x') }}",
-        "{% set x = 'x' * 9999999 %}{{ range(999) | map('replace', '', x) | join }}",
-        "{{ '{:1000000000}'.format(1) }}",
-        "{{ '{:{}}'.format(1, 1000000000) }}",
-        "{{ 'x'.ljust(1000000000) }}",
-        "{{ 'x'.center(1000000000, '-') }}",
-        "{{ 'x'.zfill(1000000000) }}",
-        "{{ '\t'.expandtabs(1000000000) }}",
-        "{{ 'x' | center(1000000000) }}",
-        "{{ 'x' | indent(1000000000, true) }}",
-        "{{ 1 | round(1000000000, 'ceil') }}",
-        "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(40) }}",
-        "{% for i in range(1, 9999) recursive %}{% if i %}{{ loop([0] * 9999) }}{% endif %}{% endfor %}",
-        "{{ [1] | tojson(indent=1000000000) }}",
-        "{{ strftime_now('%Y' * 1000000) }}",
-    ],
-)
-def test_a_hostile_template_is_stopped(source: str) -> None:
-    with pytest.raises(RequestError, match="the chat template failed: the template"):
-        render(source)
+def test_a_template_that_hangs_is_stopped() -> None:
+    """How, and what else is, in test_renderer."""
+    nested = "{% set n = namespace(v=[1], w=[1]) %}{% for i in range(60) %}{% set n.v = [n.v, n.v] %}"
+    with pytest.raises(RequestError, match="the chat template failed: it takes more than 2 s"):
+        render(nested + "{% set n.w = [n.w, n.w] %}{% endfor %}{{ n.v == n.w }}")
 
 
 def test_a_template_that_cannot_be_parsed_is_the_models_fault() -> None:
-    with pytest.raises(ModelError, match="the chat template is wrong at line 2"):
+    with pytest.raises(ModelError, match="the chat template cannot be read: wrong at line 2"):
         ChatTemplate("ok\n{% if %}", bos_token="", eos_token="")
 
 

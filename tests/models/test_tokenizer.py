@@ -1,3 +1,7 @@
+import threading
+import time
+import unicodedata
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -267,3 +271,43 @@ def test_the_default_tokenizer_on_its_own_words(default_model_path: Path) -> Non
         "4",
     ]
     assert all(tokenizer.token_text(i) for i in range(tokenizer.vocab_size))
+
+
+class SlowInner:
+    """A tokenizer whose large texts take a while, and which knows how many it was given at once."""
+
+    def __init__(self) -> None:
+        self.inner = tiny_tokenizer()
+        self.num_now, self.num_most = 0, 0
+        self.lock = threading.Lock()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def encode_batch_fast(self, texts: list[str], **options: Any) -> Any:
+        with self.lock:
+            self.num_now += len(texts[0]) > 1000
+            self.num_most = max(self.num_most, self.num_now)
+        time.sleep(0.01)
+        with self.lock:
+            self.num_now -= len(texts[0]) > 1000
+        return self.inner.encode_batch_fast([texts[0][:9]], **options)
+
+
+def test_few_large_texts_are_tokenized_at_a_time() -> None:
+    inner = SlowInner()
+    tokenizer = Tokenizer(inner)  # type: ignore[arg-type]
+    with ThreadPoolExecutor(8) as pool:
+        [*pool.map(tokenizer.encode, ["x" * 1_000_000] * 8)]
+        assert inner.num_most == 2
+        [*pool.map(tokenizer.encode, ["x" * 10_000] * 8)]
+        assert inner.num_most > 2, "others do not wait"
+
+
+@given(text=st.lists(st.sampled_from(PIECES)).map("".join) | st.text() | st.just("각" * 9))
+def test_no_token_stands_for_more_bytes_than_the_longest(text: str) -> None:
+    plain, composing = tiny_tokenizer(), tiny_tokenizer()
+    composing.normalizer = normalizers.NFC()
+    text = unicodedata.normalize("NFD", text).encode(errors="replace").decode()
+    for tokenizer in map(Tokenizer, (plain, composing)):
+        assert len(text.encode()) <= tokenizer.max_token_bytes * len(tokenizer.encode(text))

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from hotloop.models.layout import tensor_places
-from hotloop.models.spec import ExpertsSpec, Family, ModelSpec, Stored
+from hotloop.models.spec import ExpertsSpec, Family, LatentSpec, ModelSpec, Stored
 
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -33,7 +33,14 @@ EXPERTS: dict[Family, ExpertsSpec] = {
         num_experts=6, num_chosen=2, size=40, is_sigmoid=True, scale=1.5, has_router_bias=True, shared_size=40,
         num_dense=1,
     ),
+    "deepseek3": ExpertsSpec(
+        num_experts=6, num_chosen=2, size=40, is_sigmoid=True, scale=1.5, has_router_bias=True, shared_size=40,
+        num_dense=1, num_groups=3, num_chosen_groups=2,
+    ),
 }  # fmt: skip
+LATENTS: dict[Family, LatentSpec] = {
+    "deepseek3": LatentSpec(q_rank=24, kv_rank=32, nope_dim=12, rope_dim=4, value_dim=20, scale=0.25)
+}
 
 Tensors = dict[str, NDArray[np.float32]]
 
@@ -58,7 +65,7 @@ def tiny_spec(family: Family, **changes: Any) -> ModelSpec:
         num_layers=2,
         hidden_size=64,
         num_heads=4,
-        num_kv_heads=2,
+        num_kv_heads=4 if family in LATENTS else 2,
         intermediate_size=40 if family == "mixtral" else 96,
         head_dim=32 if family in ("qwen3", "qwen3moe") else 16,
         vocab_size=tiny_tokenizer().get_vocab_size(),
@@ -73,6 +80,7 @@ def tiny_spec(family: Family, **changes: Any) -> ModelSpec:
         windows=(24, None) if family == "gptoss" else (),
         rotary_dim=8 if family == "glm4moe" else None,
         experts=EXPERTS.get(family),
+        latent=LATENTS.get(family),
     )
     return replace(spec, **changes)
 

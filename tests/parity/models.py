@@ -96,6 +96,57 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
 }
 
+_LATENT = _PLAIN | {
+    "num_key_value_heads": 4,
+    "head_dim": 8,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "moe_intermediate_size": 40,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
+    "norm_topk_prob": True,
+    "attention_bias": False,
+}
+_MSCALE = {"beta_fast": 32, "beta_slow": 1, "mscale": 0.707, "mscale_all_dim": 1.0}
+CONFIGS |= {
+    "deepseek_v2": _LATENT
+    | {
+        "model_type": "deepseek_v2",
+        "q_lora_rank": None,
+        "topk_method": "greedy",
+        "norm_topk_prob": False,
+        "rope_scaling": _YARN | _MSCALE,
+    },
+    "deepseek_v2, groups": _LATENT
+    | {
+        "model_type": "deepseek_v2",
+        "q_lora_rank": 24,
+        "topk_method": "group_limited_greedy",
+        "n_group": 4,
+        "topk_group": 2,
+        "norm_topk_prob": False,
+    },
+    "deepseek_v3": _LATENT
+    | {
+        "model_type": "deepseek_v3",
+        "q_lora_rank": 24,
+        "topk_method": "noaux_tc",
+        "scoring_func": "sigmoid",
+        "n_group": 4,
+        "topk_group": 2,
+        "rope_scaling": _YARN | _MSCALE | {"mscale": 1.0},
+    },
+    "deepseek_v3, halves": _LATENT
+    | {"model_type": "deepseek_v3", "q_lora_rank": None, "n_group": 1, "topk_group": 1, "rope_interleave": False},
+    "glm4_moe_lite": _LATENT
+    | {"model_type": "glm4_moe_lite", "q_lora_rank": 24, "n_group": 1, "topk_group": 1, "v_head_dim": 20},
+}
+
 _LINEAR = _PLAIN | {
     "num_hidden_layers": 5,
     "linear_num_key_heads": 2,
@@ -134,10 +185,10 @@ def token_ids(seed: int = 0, count: int = NUM_TOKENS) -> list[int]:
     return [int(token) for token in np.random.default_rng(seed).integers(0, VOCAB, count)]
 
 
-def write_model(name: str, folder: Path) -> Path:
-    """A folder with the model of that name."""
+def write_model(name: str, folder: Path, **changes: Any) -> Path:
+    """A folder with the model of that name, or one that differs from it in some numbers."""
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({**CONFIGS, **HYBRIDS}[name]))
+    (folder / "config.json").write_text(json.dumps({**CONFIGS, **HYBRIDS}[name] | changes))
     shapes = published_shapes(config_spec(folder))
     save_file({each: tensor(each, shape) for each, shape in shapes.items()}, folder / "model.safetensors")
     return folder

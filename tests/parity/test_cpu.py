@@ -30,8 +30,8 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path, empty_home:
     backend.close()
 
 
-@pytest.mark.parametrize("name", ["mistral", "gpt_oss"])
-def test_attention_in_numpy_knows_windows_and_sinks(name: str, tmp_path: Path, empty_home: Path) -> None:
+@pytest.mark.parametrize("name", ["mistral", "gpt_oss", "deepseek_v3"])
+def test_attention_in_numpy_knows_windows_sinks_and_latents(name: str, tmp_path: Path, empty_home: Path) -> None:
     model = read_model(name, write_model(name, tmp_path / "m"), TOKENIZER)
     kernel = numpy_kernel(np.float32)
     backend = PortableBackend(model, 8 << 20, kernel, weight_format="f32", precision="exact")
@@ -40,7 +40,7 @@ def test_attention_in_numpy_knows_windows_and_sinks(name: str, tmp_path: Path, e
     backend.close()
 
 
-@pytest.mark.parametrize("family", ["qwen3moe", "gptoss", "glm4moe"])
+@pytest.mark.parametrize("family", ["qwen3moe", "gptoss", "glm4moe", "deepseek3"])
 def test_the_engine_gives_each_request_the_tokens_it_gets_alone(family: Family, empty_home: Path) -> None:
     """Batched, in chunks, over cached blocks, and with drafts of what was said before."""
     spec = tiny_spec(family, vocab_size=TOKENIZER.vocab_size)

@@ -1,18 +1,16 @@
 """Hybrids on the CPU beside transformers: states that are carried on, left behind and gone on from in every manner."""
 
 from collections.abc import Iterator
-from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.backends.batches import batch
 from tests.engine.tiny import TOKENIZER, greedy, run_together
-from tests.parity.manners import Array
-from tests.parity.models import EXPECTED, HYBRIDS, KEPT, NUM_TOKENS, read_model, token_ids, write_model
+from tests.parity.manners import Run
+from tests.parity.models import HYBRIDS, read_model, token_ids, write_model
+from tests.parity.states import OWN, differences, manners, step
 
-from hotloop.backends.backend import Backend, Batch
+from hotloop.backends.backend import Backend
 from hotloop.backends.openvino.linear import DeltaNet, numpy_delta
 from hotloop.backends.openvino.native.delta import open_delta
 from hotloop.backends.openvino.runner import open_cpu
@@ -20,8 +18,6 @@ from hotloop.core.config import EngineConfig
 from hotloop.engine.engine import Engine
 from hotloop.engine.states import EMPTY
 from hotloop.models.hybrid import HybridWeights
-
-OWN, SECOND, THIRD = ([0, 1, 2], [3, 4, 5], [6, 7, 8])
 
 
 @pytest.fixture(params=HYBRIDS)
@@ -37,48 +33,18 @@ def backend(name: str, tmp_path: Path, empty_home: Path) -> Iterator[Backend]:
     backend.close()
 
 
-def step(*parts: tuple[list[int], int, list[int], int, int]) -> Batch:
-    """Parts are (tokens, how many came before them, blocks, the slot that is read, the slot that is written)."""
-    made = batch(*(part[:3] for part in parts))
-    return replace(made, states=np.array([part[3:] for part in parts], np.int32))
-
-
-def manners(backend: Backend) -> Iterator[tuple[str, int, Array]]:
-    """(manner, the position of its first row, logits from there on)"""
-    prompt, other = token_ids(), token_ids(seed=1, count=41)
-
-    def run(*parts: tuple[list[int], int, list[int], int, int]) -> Array:
-        return backend.run(step(*parts)).copy()  # type: ignore[attr-defined]
-
-    yield "plain", 0, run((prompt, 0, OWN, EMPTY, 0))
-    chunks = [
-        run((prompt[a:b], a, SECOND, EMPTY if a == 0 else 1, 1)) for a, b in pairwise([0, 33, 34, 60, NUM_TOKENS])
-    ]
-    yield "chunked", 0, np.concatenate(chunks)
-    run((prompt[:64], 0, OWN, EMPTY, 2))
-    run((other, 0, SECOND, EMPTY, 3))
-    yield "cached", 64, run((prompt[64:], 64, OWN, 2, 4))
-    yield "cached again", 64, run((prompt[64:], 64, OWN, 2, 0))
-    rows = [run((prompt[64:65], 64, OWN, 2, 4))]
-    rows += [run((prompt[i : i + 1], i, OWN, 4, 4)) for i in range(65, NUM_TOKENS)]
-    yield "decoded", 64, np.concatenate(rows)
-    first = run((other, 0, SECOND, EMPTY, 3), (prompt[:50], 0, THIRD, EMPTY, 5), (prompt[64:65], 64, OWN, 2, 6))
-    rest = run((prompt[50:], 50, THIRD, 5, 5), (other[-1:], 40, SECOND, 3, 3))
-    yield "batched", 0, np.concatenate([first[41:91], rest[: NUM_TOKENS - 50]])
+def run_on(backend: Backend) -> Run:
+    return lambda step: backend.run(step).copy()  # type: ignore[attr-defined]
 
 
 def test_logits_are_those_of_transformers(name: str, backend: Backend) -> None:
-    with np.load(EXPECTED) as kept:
-        logits, top = kept[f"{name}, logits"], kept[f"{name}, top"]
-    for manner, begin, got in manners(backend):
-        places = [(i, position - begin) for i, position in enumerate(KEPT) if position >= begin]
-        off = max(float(np.abs(got[row] - logits[i]).max()) for i, row in places)
+    for manner, off, same in differences(name, run_on(backend)):
         assert off < 2e-3, manner  # theirs solves for a chunk at once, which is less exact
-        assert (got.argmax(1) == top[begin:]).all(), manner
+        assert same == 1, manner
 
 
 def test_going_on_from_a_state_changes_no_bit(name: str, backend: Backend) -> None:
-    (_, _, plain), *others = manners(backend)
+    (_, _, plain), *others = manners(run_on(backend))
     for manner, begin, got in others:
         np.testing.assert_array_equal(got, plain[begin:], manner)
 

@@ -110,6 +110,7 @@ class Mirror:
         self.url = ""
         self.seen: list[dict[str, Any]] = []
         self.reply: tuple[int, dict[str, Any]] | None = None
+        self.headers: list[tuple[bytes, bytes]] = []
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         body = b""
@@ -125,7 +126,7 @@ class Mirror:
         if scope["path"] == "/v1/models":
             status, said = 200, {"data": [{"id": "own-name"}]}
         content = json.dumps(said).encode()
-        head = [(b"content-type", b"application/json"), (b"set-cookie", b"a=b"), (b"x-other", b"kept")]
+        head = [(b"content-type", b"application/json"), (b"set-cookie", b"a=b"), (b"x-other", b"kept"), *self.headers]
         await send({"type": "http.response.start", "status": status, "headers": head})
         await send({"type": "http.response.body", "body": content})
 

@@ -123,6 +123,15 @@ async def test_what_is_refused(stubs, route, method, path, content, kind, status
     assert answer.headers["x-request-id"] == answer.json()["error"]["request_id"]
 
 
+async def test_large_headers_and_bodies_are_refused_so_that_it_can_be_read(stubs, route):
+    router = await route(replica_configs(await stubs(1)), max_body="1KiB")
+    large = await router.client.get("/v1/models", headers={"x-large": "x" * 70_000})
+    assert (large.status_code, large.json()["error"]["code"]) == (431, "headers_too_large")
+    kind = {"content-type": "application/json", "connection": "close"}
+    large = await router.client.post(CHAT, content=b" " * 20_000_000, headers=kind)
+    assert (large.status_code, large.json()["error"]["code"]) == (413, "request_too_large")
+
+
 async def test_errors_are_in_anthropics_shape_where_it_is_spoken(stubs, route):
     router = await route(replica_configs(await stubs(1)))
     answer = await router.client.post("/v1/messages", json={"model": "other", "messages": MESSAGES, "max_tokens": 4})
@@ -157,3 +166,44 @@ async def test_an_answer_is_asked_for_where_it_was_made(mirror, stubs, route):
     follow = {"model": "own-name", "input": "more", "previous_response_id": "resp_1"}
     assert (await router.client.post("/v1/responses", json=follow)).status_code == 200
     assert [seen["path"] for seen in mirror.seen] == ["/v1/responses", "/v1/responses"]
+
+
+CORS = [
+    (b"access-control-allow-origin", b"*"),
+    (b"Access-Control-Allow-Credentials", b"true"),
+    (b"alt-svc", b'h3=":1"'),
+]
+
+
+async def test_which_pages_may_read_an_answer_is_not_for_a_replica_to_say(mirror, route):
+    router = await route((ReplicaConfig(url=mirror.url, name="m", kind="hotloop"),))
+    mirror.headers = CORS
+    for body in (
+        {"model": "own-name", "messages": MESSAGES},
+        {"model": "own-name", "messages": MESSAGES, "stream": True},
+    ):
+        answer = await router.client.post(CHAT, json=body, headers={"origin": "https://evil.example"})
+        assert answer.status_code == 200
+        assert answer.headers["x-other"] == "kept"
+        assert not [name for name in answer.headers if name.startswith("access-control") or name == "alt-svc"]
+    mirror.reply = (400, {"error": {"message": "no"}})
+    answer = await router.client.post(CHAT, json=body)
+    assert (answer.status_code, "access-control-allow-origin" in answer.headers) == (400, False)
+    mirror.reply = (200, {"id": "resp_1", "object": "response"})
+    answer = await router.client.get("/v1/responses/resp_1")
+    assert (answer.status_code, "access-control-allow-origin" in answer.headers) == (200, False)
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+async def test_a_replica_sends_nobody_elsewhere(mirror, stubs, route, status):
+    [elsewhere] = await stubs(1)
+    router = await route((ReplicaConfig(url=mirror.url, name="m", kind="hotloop"),), max_retries=0)
+    mirror.reply, mirror.headers = (status, {}), [(b"location", elsewhere.url.encode() + CHAT.encode())]
+    for is_stream in (False, True):
+        body = {"model": "own-name", "messages": MESSAGES, "stream": is_stream}
+        answer = await router.client.post(CHAT, json=body)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (502, "replica_failed")
+        assert "location" not in answer.headers
+    answer = await router.client.get("/v1/responses/resp_1")
+    assert (answer.status_code, "location" in answer.headers) == (502, False)
+    assert not elsewhere._paths

@@ -10,6 +10,7 @@ import httpx
 from anthropic.types import Message, RawMessageStreamEvent, ToolUseBlock
 from anthropic.types.shared import ErrorResponse
 from pydantic import TypeAdapter
+from tests.loopback import claude_at
 from tests.server.calls import WEATHER
 from tests.server.serving import HELLO, MODEL, Serving
 
@@ -24,7 +25,7 @@ PING = 'event: ping\ndata: {"type":"ping"}\n\n'
 
 
 def claude(serving: Serving, **fields: Any) -> anthropic.Anthropic:
-    return anthropic.Anthropic(base_url=serving.url, max_retries=0, timeout=30, **{"api_key": "none"} | fields)
+    return claude_at(serving.url, **fields)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ import httpx
 import openai
 from tests.backends.scripted import ScriptedBackend
 from tests.engine.tiny import TOKENIZER
+from tests.loopback import http_at, openai_at
 
 from hotloop.backends.backend import Backend, Batch
 from hotloop.backends.null import NullBackend
@@ -91,7 +92,8 @@ class Routing:
     def __enter__(self) -> str:
         self._thread.start()
         assert self._is_ready.wait(30)
-        until(lambda: httpx.get(f"{self.url}/ready").status_code == 200)
+        with http_at(self.url) as http:
+            until(lambda: http.get("/ready").status_code == 200)
         return self.url
 
     def __exit__(self, *_: object) -> None:
@@ -129,7 +131,7 @@ class Serving:
         null = NullBackend(**size, vocab_size=tokenizer.vocab_size, max_context=4096, on_run=self.gate)
         backend = backend or (null if script is None else ScriptedBackend(tokenizer, script, **size, on_run=on_run))
         chat_template = ChatTemplate(template, bos_token="", eos_token="<|im_end|>") if has_template else None
-        engine_config = engine_config or EngineConfig(debug_checks=True)
+        engine_config = engine_config or EngineConfig(debug_checks=True, draft_history_tokens=10_000)
         self.engine = Engine(tokenizer, backend, engine_config, name=MODEL, template=chat_template)
         self.server = HttpServer(
             self.engine,
@@ -148,7 +150,7 @@ class Serving:
         assert self._is_ready.wait(30)
         if self.is_routed:
             self.url = self._front.enter_context(Routing(self.url))
-        self.http = httpx.Client(base_url=self.url, timeout=30)
+        self.http = http_at(self.url)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -163,7 +165,7 @@ class Serving:
         assert not self._thread.is_alive()
 
     def openai(self, api_key: str = "none") -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=api_key, max_retries=0, timeout=30)
+        return openai_at(self.url, api_key)
 
     def chat(self, **fields: Any) -> httpx.Response:
         return self.http.post("/v1/chat/completions", json={"messages": HELLO, "max_tokens": 4, **fields})

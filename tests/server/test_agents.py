@@ -11,6 +11,7 @@ from pydantic_ai import Agent, ModelRetry, NativeOutput
 from pydantic_ai.messages import ModelResponse, ToolCallPart
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
+from tests.loopback import async_openai_at
 from tests.server.calls import write_call
 from tests.server.serving import HELLO, MODEL, Serving
 
@@ -129,7 +130,7 @@ def make_agent(serving: Serving, client: openai.AsyncOpenAI, **settings: Any) ->
 
 
 def async_client(serving: Serving) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"{serving.url}/v1", api_key="none", max_retries=0, timeout=30)
+    return async_openai_at(serving.url)
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])

@@ -1,8 +1,8 @@
 """Keys, origins, request ids, and bodies that are too large."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
-import httpx
 import openai
 import pytest
 from tests.server.serving import HELLO, MODEL, Serving, check_error
@@ -96,10 +96,54 @@ def test_a_body_that_is_too_large_is_not_read() -> None:
                 yield b" " * 512
 
         headers = {"content-type": "application/json"}
-        try:
-            response = serving.http.post("/v1/chat/completions", content=endless(), headers=headers)
-        except httpx.TransportError:
-            pass  # the server answered and hung up while we were still sending
-        else:
+        for options in ({}, {"connection": "close"}):
+            response = serving.http.post("/v1/chat/completions", content=endless(), headers=headers | options)
             check_error(response, 413, "request_too_large")
         assert serving.chat().status_code == 200
+
+
+def test_headers_that_are_too_large_are_refused_whoever_sends_them(guarded: Serving) -> None:
+    check_error(guarded.http.get("/v1/models", headers={"x-large": "x" * 70_000}), 431, "headers_too_large")
+    assert guarded.http.get("/health", headers={"x-large": "x" * 60_000}).status_code == 200
+
+
+def test_keys_may_be_in_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("one\ntwo\n")
+    with Serving(ServerConfig(port=0, api_key_file=str(file))) as serving:
+        for key, status in (("one", 200), ("two", 200), ("three", 401)):
+            answer = serving.http.get("/v1/models", headers={"authorization": f"Bearer {key}"})
+            assert answer.status_code == status
+        assert "$HOTLOOP_API_KEY" in serving.curl
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/version", "/nowhere"])
+def test_without_a_key_a_name_that_anybody_may_have_is_refused(serving: Serving, path: str) -> None:
+    check_error(serving.http.get(path, headers={"host": "evil.example"}), 403, "unknown_host")
+    check_error(serving.http.get(path, headers={"host": "evil.example:8700"}), 403, "unknown_host")
+    assert serving.http.get(path, headers={"host": "localhost:8700"}).status_code in (200, 404)
+    evil = {"host": "evil.example", "origin": "http://evil.example"}
+    check_error(serving.http.post("/v1/chat/completions", json={"messages": HELLO}, headers=evil), 403, "unknown_host")
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready"])
+def test_probes_may_call_it_as_they_like(serving: Serving, path: str) -> None:
+    assert serving.http.get(path, headers={"host": "evil.example"}).status_code == 200
+
+
+def test_with_a_key_or_where_it_is_allowed_any_name_will_do(guarded: Serving) -> None:
+    headers = {"host": "api.example", "authorization": "Bearer secret"}
+    assert guarded.http.get("/v1/models", headers=headers).status_code == 200
+    with Serving(ServerConfig(port=0, allowed_hosts=("API.example",))) as serving:
+        assert serving.http.get("/v1/models", headers={"host": "api.example:443"}).status_code == 200
+        check_error(serving.http.get("/v1/models", headers={"host": "other.example"}), 403, "unknown_host")
+
+
+@pytest.mark.parametrize(
+    ("host", "key", "warns"), [("0.0.0.0", None, True), ("0.0.0.0", "k", False), ("127.0.0.1", None, False)]
+)
+def test_it_warns_where_whoever_reaches_it_may_use_it(
+    host: str, key: str | None, warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Serving(ServerConfig(host=host, port=0, api_key=key)):
+        assert ("no API key is set, and 0.0.0.0 is no loopback address" in caplog.text) == warns

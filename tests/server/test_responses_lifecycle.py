@@ -12,6 +12,7 @@ from openai.types.responses import Response
 from pydantic_ai import Agent
 from pydantic_ai.models.openai import OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
+from tests.loopback import async_openai_at, openai_at
 from tests.server.asking import ENDLESS, TOOLS, ask, check_events
 from tests.server.calls import write_call
 from tests.server.serving import MODEL, Routing, Serving, only, until
@@ -63,7 +64,7 @@ async def test_an_agent_of_pydantic_ai(is_streamed: bool) -> None:
     asked: list[str] = []
     seen: list[Any] = []
     with Serving(script=SCRIPT) as serving:
-        async with openai.AsyncOpenAI(base_url=f"{serving.url}/v1", api_key="none", max_retries=0) as client:
+        async with async_openai_at(serving.url) as client:
             agent = Agent(OpenAIResponsesModel(MODEL, provider=OpenAIProvider(openai_client=client)))
 
             @agent.tool_plain
@@ -196,7 +197,7 @@ def test_a_stream_in_the_background(serving: Serving) -> None:
 @pytest.mark.parametrize("is_routed", [False, True])
 def test_a_stream_in_the_background_outlives_its_client(serving: Serving, is_routed: bool) -> None:
     front = Routing(serving.url) if is_routed else nullcontext(serving.url)
-    with front as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=30) as client:
+    with front as url, openai_at(url) as client:
         outlive(client, serving)
 
 
@@ -230,7 +231,7 @@ def test_cancel_in_the_background(serving: Serving, client: openai.OpenAI, verb:
 
 
 def test_cancel_while_another_waits_for_the_whole(serving: Serving, client: openai.OpenAI) -> None:
-    running = serving.server.config.app.state.responses._running
+    running = serving.server.config.app.app.state.responses._running
     until(lambda: not running)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(ask, serving, max_output_tokens=3000, **ENDLESS)

@@ -16,6 +16,7 @@ import pytest
 from benchmarks.cache.dialogue import APIS, Asking, Dialogue
 from benchmarks.cache.script import Beat, Heard, Script
 from numpy.typing import NDArray
+from tests.loopback import http_at
 
 from hotloop.backends.backend import Batch
 from hotloop.backends.null import NullBackend
@@ -77,7 +78,7 @@ class ModelServing:
         tokenizer = model.tokenizer
         spoken = [i for i in range(tokenizer.vocab_size) if _is_syllable(tokenizer.token_bytes(i))]
         backend = Babbler(spoken, block_size=16, num_blocks=512, vocab_size=tokenizer.vocab_size, max_context=8192)
-        settings = EngineConfig(debug_checks=True)
+        settings = EngineConfig(debug_checks=True, draft_history_tokens=10_000)
         self.engine = RememberingEngine(tokenizer, backend, settings, name=model.name, template=model.template)
         self._is_ready = threading.Event()
         self._server = HttpServer(self.engine, config, on_ready=self._on_ready)
@@ -87,7 +88,7 @@ class ModelServing:
         self.engine.start()
         self._thread.start()
         assert self._is_ready.wait(30)
-        self.http = httpx.Client(base_url=self._url, timeout=30)
+        self.http = http_at(self._url)
         return self
 
     def __exit__(self, *_: object) -> None:

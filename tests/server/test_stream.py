@@ -51,7 +51,7 @@ END = event("end", FinishReason.STOP)
 async def run(outputs: OutputCollector, meanwhile: dict[int, Callable[[], None]]) -> Wire:
     writer = ChunkWriter({"id": "cmpl-1"}, CompletionRenderer(TOKENIZER, [""]), make_job())
     wire = Wire(meanwhile)
-    await EventStream(outputs, writer, "req")({"type": "http"}, wire.receive, wire.send)
+    await EventStream(outputs, writer, "req", ping_s=0.05)({"type": "http"}, wire.receive, wire.send)
     return wire
 
 
@@ -62,7 +62,7 @@ async def outputs() -> OutputCollector:
     return outputs
 
 
-@pytest.mark.parametrize("nth_write", [3, 4])  # behind the head and the ping
+@pytest.mark.parametrize("nth_write", [3, 4])  # behind the head and the ping: what was said, and another ping
 async def test_an_answer_that_ends_during_a_write_is_sent_whole(outputs: OutputCollector, nth_write: int) -> None:
     wire = await run(outputs, {nth_write: lambda: outputs.add(0, event("two", FinishReason.STOP))})
     assert wire.text.index('"one"') < wire.text.index('"two"') < wire.text.index('"stop"') < wire.text.index("[DONE]")

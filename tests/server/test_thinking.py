@@ -16,6 +16,7 @@ import pytest
 from numpy.typing import NDArray
 from tests.backends.scripted import ScriptedBackend
 from tests.chat.thinking_templates import thinking_template
+from tests.loopback import claude_at
 from tests.server.asking import function
 from tests.server.calls import WEATHER, tool, write_call
 from tests.server.serving import MODEL, Serving
@@ -189,7 +190,7 @@ ASK: dict[str, Any] = {"chat": ask_openai, "responses": ask_responses, "messages
 @contextmanager
 def client_of(serving: Serving, api: str) -> Iterator[Any]:
     if api == "messages":
-        with anthropic.Anthropic(base_url=serving.url, api_key="none", max_retries=0) as client:
+        with claude_at(serving.url) as client:
             yield client
     else:
         with serving.openai() as client:

@@ -17,6 +17,15 @@ def estimates(*hardware: Hardware, num_gpus: int | None = None, min_tokens_s: fl
     return estimate_all(LLAMA, Load(), hardware, num_gpus=num_gpus, min_tokens_s=min_tokens_s)
 
 
+def test_latents_are_all_of_the_kv_and_on_one_gpu() -> None:
+    spec = SHAPES["deepseek-v2-lite"]
+    load = Load(context=999, tokens_out=1)
+    [found] = estimate_all(spec, load, [GPUS["h200"]], num_gpus=None, min_tokens_s=20)
+    assert found.room.session_bytes == 1000 * spec.num_layers * 576 * 2
+    with pytest.raises(ConfigError, match="cannot be split over 2 GPUs"):
+        estimate_all(spec, load, [GPUS["h200"]], num_gpus=2, min_tokens_s=20)
+
+
 def test_as_few_as_are_enough():
     found = {each.hardware.name: each.keeps_up(20) for each in estimates(*GPUS.values())}
     assert found["H200"]

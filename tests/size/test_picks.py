@@ -34,6 +34,8 @@ def cpu(gib: float) -> Hardware:
         ("qwen3-14b", 14.77),
         ("qwen3-32b", 32.76),
         ("llama-3.1-70b", 70.55),
+        ("deepseek-v2-lite", 15.7),
+        ("glm-4.7-flash", 30),
     ],
 )
 def test_shapes_have_as_many_parameters_as_is_published(shape: str, billions: float):

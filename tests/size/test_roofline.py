@@ -55,6 +55,15 @@ def test_within_a_quarter_of_what_was_measured_on_a_cpu():
     assert feel(CPU_MEASURED, sessions=8, **decode).tokens_s_all == pytest.approx(233, **near)
 
 
+def test_only_the_experts_that_rows_go_to_are_read():
+    """Six of 64 for one row; for many rows nearly all of them."""
+    spec = SHAPES["deepseek-v2-lite"]
+    without = replace(spec, experts=None, intermediate_size=6 * 1408 + 2816)  # as much as a row reads
+    assert feel(H200, spec, sessions=1).tokens_s_alone == pytest.approx(feel(H200, without).tokens_s_alone, rel=0.02)
+    few, many = (1 / feel(H200, spec, sessions=sessions, context=600).tokens_s_user for sessions in (1, 64))
+    assert many > 2 * few
+
+
 def test_room_is_what_an_engine_finds():
     """vLLM on an H200 had KV for 896,912 tokens beside these weights."""
     room = estimate(LLAMA, H200, Load(context=8191, tokens_out=1)).room

@@ -9,13 +9,11 @@ anything took, only that the parts make up the whole and that the whole lies wit
 import asyncio
 import json
 import re
-import time
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from benchmarks.twelve_agents import Ran, watch
 from tests.agent.predict.talks import clerk
 from tests.server.calls import write_call
 from tests.trace.fleet import RoutedFleet
@@ -23,7 +21,7 @@ from tests.trace.fleet import RoutedFleet
 from hotloop.agent.agent import Agent
 from hotloop.agent.compaction import Compaction
 from hotloop.agent.conversation import Conversation
-from hotloop.agent.events import CallDispatched, Event, RunEnded, RunStarted, Text
+from hotloop.agent.events import CallDispatched, Event, Text
 from hotloop.agent.model import Ask
 from hotloop.agent.predict.predictor import Predictor
 from hotloop.agent.speculation import SpeculativeForesight
@@ -34,7 +32,6 @@ from hotloop.trace.ledger import RunLedger, TokenCounts, build_ledger
 from hotloop.trace.span import Span
 from hotloop.trace.store import RunSummary, StoreTracer, TraceStore
 from hotloop.trace.tracer import Tracer
-from hotloop.wire.usage import ApiUsage
 
 WORDS = "Everything there is to know about it, in many words. " * 10
 ORDERS = ["W099A0", "W099A1", "W099A2"]
@@ -117,30 +114,6 @@ def make_tools(model: WatchedModel) -> list[FunctionTool]:
     return [FunctionTool(each, traits=Traits(read_only=True)) for each in functions]
 
 
-@dataclass(frozen=True, slots=True)
-class Ran:
-    """A run as its caller saw it; one that was broken off gives no usage to its caller."""
-
-    role: str
-    run_id: str
-    seconds: float
-    usage: ApiUsage | None
-
-
-async def watch(role: str, events: AsyncGenerator[Event, None], until: type[Event] = RunEnded) -> Ran:
-    begun_at, run_id, usage = time.monotonic(), "", None
-    async with aclosing(events):
-        async for event in events:
-            if isinstance(event, RunStarted):
-                run_id = event.run_id
-            if isinstance(event, RunEnded):
-                assert event.error is None
-                usage = event.spent.usage
-            if isinstance(event, until):
-                break
-    return Ran(role, run_id, time.monotonic() - begun_at, usage)
-
-
 class Company:
     """The twelve agents."""
 
@@ -158,7 +131,9 @@ class Company:
         acts += [self._branches(), self._talk(), self._quit("quitter", CallDispatched), self._quit("rambler", Text)]
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(act) for act in acts]
-        return [ran for task in tasks for ran in task.result()]
+        all_of_them = [ran for task in tasks for ran in task.result()]
+        assert not any(ran.error for ran in all_of_them)
+        return all_of_them
 
     def _hire(self, role: str, **fields: Any) -> Agent[str]:
         model = WatchedModel(self._url)
@@ -248,7 +223,7 @@ def test_everything_was_on(played: Played) -> None:
     assert any(span.attributes[names.REPLICA] for span in played.named(names.ATTEMPT)), "the replica that died"
     assert {span.attributes[names.AGENT] for span in played.named(names.RUN)} > {"boss", "diver", "planner", "talker"}
     assert played.counted["forced"] > 0
-    [planner] = [each for each in played.ran if each.role == "planner"]
+    [planner] = [each for each in played.ran if each.name == "planner"]
     assert len([span for span in played.spans[planner.run_id] if span.name == names.TOOL]) == 2
     between = [span.parent_id for span in played.named(names.CHAT)]
     assert set(between) & {span.span_id for span in played.named(names.RUN)}, "summaries"
@@ -256,8 +231,8 @@ def test_everything_was_on(played: Played) -> None:
 
 def test_the_parts_of_every_run_make_up_its_time(played: Played) -> None:
     for ran, ledger, spans in played.ledgers():
-        assert sum(ledger.parts.values()) == pytest.approx(ledger.wall_s, abs=1e-6), ran.role
-        assert ledger.wall_s <= ran.seconds + 1e-6, ran.role
+        assert sum(ledger.parts.values()) == pytest.approx(ledger.wall_s, abs=1e-6), ran.name
+        assert ledger.wall_s <= ran.wall_s + 1e-6, ran.name
         ends = [span.end_ns for span in spans if span.service == "agent"]
         assert ledger.end_ns == max(ends), "it lasts as long as anything of it"
         for turn in ledger.turns:
@@ -268,7 +243,7 @@ def test_every_client_was_told_what_its_ledger_has(played: Played) -> None:
     for ran, ledger, spans in played.ledgers():
         told = _root(spans).attributes
         spent = (told[names.NUM_PROMPT], told[names.NUM_CACHED], told[names.NUM_OUTPUT])
-        assert (ledger.tokens.prompt, ledger.tokens.cached, ledger.tokens.output) == spent, ran.role
+        assert (ledger.tokens.prompt, ledger.tokens.cached, ledger.tokens.output) == spent, ran.name
         if ran.usage:
             assert spent == (ran.usage.num_prompt, ran.usage.num_cached, ran.usage.num_output)
         listed = played.summaries[ran.run_id]
@@ -316,5 +291,5 @@ def test_a_run_is_one_tree_from_the_agent_to_the_engine(played: Played) -> None:
             assert span.is_root or by_id[span.parent_id or ""].name in parents[span.name]
         assert len({span.trace_id for span in spans}) == 1
     for ran, ledger, _ in played.ledgers():
-        assert all(turn.replica and turn.reason for turn in ledger.turns if turn.tokens.prompt), ran.role
-        assert ledger.agent == ("clerk" if ran.role == "branch" else ran.role)
+        assert all(turn.replica and turn.reason for turn in ledger.turns if turn.tokens.prompt), ran.name
+        assert ledger.agent == ("clerk" if ran.name == "branch" else ran.name)

@@ -1,17 +1,16 @@
 """The page in a real browser: a store full of made-up runs, served on loopback, and Chromium to look at it."""
 
 import shutil
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import pytest
 import uvicorn
+from tests.threads import ThreadedServer
 from tests.ui.made_up import FINDINGS, Engine, fill_store, hostile_run, long_run, make_runs
 
-from hotloop.border.listen import bind, url_of
 from hotloop.trace.store import TraceStore
 from hotloop.ui.app import create_ui
 from hotloop.ui.store_source import StoreSource
@@ -19,30 +18,14 @@ from hotloop.ui.store_source import StoreSource
 NUM_RUNS = 1000
 
 
-class PageServer(uvicorn.Server):
-    """Serves the page in a thread."""
+class PageServer(ThreadedServer):
+    """Serves the page."""
 
     def __init__(self, source: StoreSource, api_key: str | None = None) -> None:
-        app = create_ui(source, api_key=api_key)
-        super().__init__(uvicorn.Config(app, ws="none", lifespan="off", log_config=None, timeout_graceful_shutdown=2))
-        self._listener = bind("127.0.0.1", 0)
-        self.url = f"{url_of(self._listener)}/ui"
-        self._is_up = threading.Event()
-        self._thread = threading.Thread(target=self.run, kwargs={"sockets": [self._listener]})
-
-    async def startup(self, sockets: Any = None) -> None:
-        await super().startup(sockets)
-        self._is_up.set()
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        assert self._is_up.wait(30)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.should_exit = True
-        self._thread.join(30)
-        assert not self._thread.is_alive()
+        app = create_ui(source, keys=(api_key.encode(),) if api_key else ())
+        config = uvicorn.Config(app, ws="none", lifespan="off", log_config=None, timeout_graceful_shutdown=2)
+        super().__init__(uvicorn.Server(config))
+        self.url += "/ui"
 
 
 @pytest.fixture(scope="session")

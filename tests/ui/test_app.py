@@ -23,14 +23,14 @@ def store(tmp_path: Path) -> Iterator[TraceStore]:
         yield store
 
 
-def client(store: TraceStore, *, api_key: str | None = None, host: str = "127.0.0.1", **more: Any) -> httpx.AsyncClient:
-    app = create_ui(StoreSource(store, title="here", **more), api_key=api_key, host=host)
+def client(store: TraceStore, *, keys: tuple[bytes, ...] = (), name: str = "", **more: Any) -> httpx.AsyncClient:
+    app = create_ui(StoreSource(store, title="here", **more), keys=keys, names=(name,))
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1")
 
 
 class TestFiles:
     async def test_every_file_is_sent_with_the_same_strict_headers(self, store: TraceStore):
-        async with client(store, api_key="secret") as ui:
+        async with client(store, keys=(b"other", b"secret")) as ui:
             for path in STATIC.rglob("*.*"):
                 answer = await ui.get(f"/ui/static/{path.relative_to(STATIC).as_posix()}")
                 assert answer.status_code == 200
@@ -70,7 +70,7 @@ class TestFiles:
 class TestKey:
     async def test_the_page_is_for_everybody_and_what_it_shows_is_not(self, store: TraceStore):
         asked = ("overview", "live", "runs", f"runs/{RUN[0].trace_id}", f"runs/{RUN[0].trace_id}/lint")
-        async with client(store, api_key="secret", live=Engine().live, lint=lambda spans: FINDINGS) as ui:
+        async with client(store, keys=(b"other", b"secret"), live=Engine().live, lint=lambda spans: FINDINGS) as ui:
             assert (await ui.get("/ui")).status_code == 200
             for path in asked:
                 assert (await ui.get(f"/ui/api/{path}")).status_code == 401
@@ -90,12 +90,12 @@ class TestName:
                 assert "\n" not in answer.json()["error"]["message"]
 
     async def test_the_name_it_is_served_at_is_its_own(self, store: TraceStore):
-        async with client(store, host="Desk.example") as ui:
+        async with client(store, name="Desk.example") as ui:
             for path in self.ASKED:
                 assert (await ui.get(path, headers={"host": "desk.example:8700"})).status_code == 200
 
     async def test_with_a_key_any_name_will_do(self, store: TraceStore):
-        async with client(store, api_key="secret") as ui:
+        async with client(store, keys=(b"other", b"secret")) as ui:
             answer = await ui.get("/ui/api/runs", headers={"host": "proxy.example", "x-api-key": "secret"})
         assert answer.status_code == 200
 

@@ -55,8 +55,9 @@ class ChildServer(Child):
         self._process: subprocess.Popen[str] | None = None
 
     @property
-    def pid(self) -> int | None:
-        return self._process.pid if self._process else None
+    def pid(self) -> int:
+        assert self._process
+        return self._process.pid
 
     def start(self) -> None:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("HOTLOOP_")}

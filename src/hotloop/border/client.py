@@ -1,6 +1,8 @@
 """How an HTTP client of ours is set up, and what it says when a server breaks off."""
 
+import ssl
 from collections.abc import Mapping
+from functools import cache
 
 import httpx
 
@@ -22,7 +24,14 @@ def open_client(
         timeout=httpx.Timeout(read_s, connect=_CONNECT_S, pool=None),
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=keepalive_s),
         transport=transport,
+        verify=_tls(),
     )
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    """One for all clients: it takes longer to read the certificates than to ask a question."""
+    return httpx.create_ssl_context()
 
 
 def bearer(api_key: str | None) -> dict[str, str]:

@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Iterator
 from typing import Literal
 
+from hotloop.chat.stream import num_held
 from hotloop.core.message import Thought
 from hotloop.core.stream import (
     CallClosed,
@@ -53,7 +54,7 @@ class HarmonyParser:
             events += self._say(self._pending[: mark.start()])
             self._pending = self._pending[mark.end() :]
             events += self._meet(mark[0])
-        num_final = len(self._pending) - _num_held(self._pending)
+        num_final = len(self._pending) - num_held(self._pending, _MARKS)
         said, self._pending = self._pending[:num_final], self._pending[num_final:]
         return [*events, *self._say(said)]
 
@@ -104,9 +105,3 @@ class HarmonyParser:
             yield ThoughtClosed(Thought(thought))
         elif kind == "call" and not is_cut:
             yield CallClosed(self.num_calls - 1)
-
-
-def _num_held(text: str) -> int:
-    longest = min(len(text), max(map(len, _MARKS)) - 1)
-    sizes = (size for size in range(longest, 0, -1) if any(mark.startswith(text[-size:]) for mark in _MARKS))
-    return next(sizes, 0)

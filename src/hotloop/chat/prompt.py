@@ -19,7 +19,7 @@ from hotloop.chat.stream import CallParser, CallsOnly, PlainText
 from hotloop.chat.thinking import ThinkingFormat
 from hotloop.chat.thoughts import ThinkingParser
 from hotloop.chat.tool_format import ToolFormat, Tools, Turns
-from hotloop.core.errors import RequestError
+from hotloop.core.errors import PromptTooLong, RequestError
 from hotloop.core.message import Message, Tool
 from hotloop.core.thinking import Thinking
 from hotloop.models.template import ChatTemplate
@@ -83,13 +83,16 @@ class Prompts:
         tool_format: ToolFormat | None = None,
         rules: PromptRules | None = None,
         thinking: ThinkingFormat | None = None,
+        *,
+        max_context: int | None = None,
     ) -> None:
+        """Prompts far beyond `max_context` are refused before they are tokenized."""
         self._template = template
         self._tokenizer = tokenizer
         self._format = tool_format
         self.thinking = thinking
         self._rules = rules or PromptRules()
-        self._splicer = Splicer(tokenizer, self._rules.memory_tokens)
+        self._splicer = Splicer(tokenizer, self._rules.memory_tokens, max_context)
         self._nonces = Nonces()
         self._calls = WrittenCalls()
         self._words_late_system = (
@@ -97,10 +100,12 @@ class Prompts:
         )
 
     def chat(self, conversation: ChatInput, *, scope: str = "") -> Prompt:
-        """The conversation in the model's own words. Raises RequestError where there is no template, or it refuses.
+        """The conversation in the model's own words. Raises RequestError where there is no template, or it refuses,
+        and PromptTooLong.
 
         The format words tools and calls where the template does not; without one the template is left to it.
         """
+        self._splicer.check_bytes(sum(len(message.content) for message in conversation.messages))
         messages, changes = self._settle(conversation.messages, scope)
         tools = self.order(conversation.tools)
         if repr(tools) != repr(conversation.tools):  # which, unlike equality, tells the order of keys
@@ -118,7 +123,11 @@ class Prompts:
 
     def text(self, text: str, *, has_bos: bool = True, scope: str = "") -> Prompt:
         """Plain text, as a completion continues it; it begins as the model wants a text to, unless told otherwise."""
-        encoded = self._splicer.encode(text, add_bos=has_bos and self._tokenizer.wants_bos, scope=scope)
+        try:
+            encoded = self._splicer.encode(text, add_bos=has_bos and self._tokenizer.wants_bos, scope=scope)
+        except PromptTooLong as error:
+            error.param = "prompt"
+            raise
         places = [PromptPlace("text", 0, 0, len(encoded.text))]
         spans = partial(find_spans, places, encoded, self._tokenizer)
         return Prompt(encoded.token_ids, lambda: encoded.text, num_exact=encoded.num_exact, find_spans=spans)

@@ -8,7 +8,7 @@ told: what a small model writes there is the format's own words once more, or wh
 import secrets
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from hotloop.core.stream import CallClosed, CallDelta, CallOpened, StreamEvent, TextDelta
@@ -34,6 +34,13 @@ class CallParser(Protocol):
         ...
 
 
+def num_held(text: str, marks: Sequence[str]) -> int:
+    """How many characters at its end may be the beginning of a mark."""
+    longest = min(len(text), max(map(len, marks)) - 1)
+    sizes = (size for size in range(longest, 0, -1) if any(mark.startswith(text[-size:]) for mark in marks))
+    return next(sizes, 0)
+
+
 class PlainText:
     """The parser of an answer that cannot hold calls."""
 
@@ -47,8 +54,8 @@ class PlainText:
         return []
 
 
-class CallsOnly:
-    """The parser of an answer that must be calls: what else there is of it is half a call, and not told."""
+class WrappedParser(ABC):
+    """A parser around another, which sees that one's events on their way out."""
 
     def __init__(self, parser: CallParser) -> None:
         self._parser = parser
@@ -62,14 +69,20 @@ class CallsOnly:
         return self._parser.is_calling
 
     def push(self, text: str) -> list[StreamEvent]:
-        return _without_text(self._parser.push(text))
+        return self._pass(self._parser.push(text))
 
     def finish(self, *, is_cut: bool = False) -> list[StreamEvent]:
-        return _without_text(self._parser.finish(is_cut=is_cut))
+        return self._pass(self._parser.finish(is_cut=is_cut))
+
+    @abstractmethod
+    def _pass(self, events: list[StreamEvent]) -> list[StreamEvent]: ...
 
 
-def _without_text(events: list[StreamEvent]) -> list[StreamEvent]:
-    return [event for event in events if not isinstance(event, TextDelta)]
+class CallsOnly(WrappedParser):
+    """The parser of an answer that must be calls: what else there is of it is half a call, and not told."""
+
+    def _pass(self, events: list[StreamEvent]) -> list[StreamEvent]:
+        return [event for event in events if not isinstance(event, TextDelta)]
 
 
 class EventCollector:

@@ -14,18 +14,10 @@ may speak of them; special tokens count everywhere. Space around marks belongs t
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-from hotloop.chat.stream import CallParser
+from hotloop.chat.stream import CallParser, num_held
 from hotloop.chat.thinking import ThinkingFormat
 from hotloop.core.message import Thought
-from hotloop.core.stream import (
-    CallClosed,
-    CallDelta,
-    CallOpened,
-    StreamEvent,
-    TextDelta,
-    ThoughtClosed,
-    ThoughtDelta,
-)
+from hotloop.core.stream import CallOpened, StreamEvent, TextDelta, ThoughtClosed, ThoughtDelta
 
 
 class _Trimmed:
@@ -81,7 +73,7 @@ class ThinkingParser:
             at = self._pending.index(mark)
             events += self._say(at)
             events += self._meet(mark)
-        events += self._say(len(self._pending) - self._num_held())
+        events += self._say(len(self._pending) - num_held(self._pending, self._marks))
         return events
 
     def finish(self, *, is_cut: bool = False) -> list[StreamEvent]:
@@ -96,11 +88,6 @@ class ThinkingParser:
     @property
     def _marks(self) -> tuple[str, str]:
         return self._thinking.opening, self._thinking.closing
-
-    def _num_held(self) -> int:
-        longest = min(len(self._pending), max(map(len, self._marks)) - 1)
-        ends = (size for size in range(longest, 0, -1) if _begins(self._pending[-size:], self._marks))
-        return next(ends, 0)
 
     def _say(self, num_chars: int) -> list[StreamEvent]:
         text, self._pending = self._pending[:num_chars], self._pending[num_chars:]
@@ -136,15 +123,13 @@ class ThinkingParser:
 
     def _tell(self, events: Iterable[StreamEvent]) -> Iterator[StreamEvent]:
         for event in events:
-            match event:
-                case TextDelta(text):
-                    yield from self._tell_thought(text) if self._is_thinking else self._tell_text(text)
-                case CallOpened():
+            if isinstance(event, TextDelta):
+                yield from self._tell_thought(event.text) if self._is_thinking else self._tell_text(event.text)
+            elif not isinstance(event, ThoughtDelta | ThoughtClosed):
+                if isinstance(event, CallOpened):
                     yield from self._close_thought()
                     yield from self._tell_space()
-                    yield replace(event, index=event.index + self._num_calls_before)
-                case CallDelta() | CallClosed():
-                    yield replace(event, index=event.index + self._num_calls_before)
+                yield replace(event, index=event.index + self._num_calls_before)
 
     def _tell_thought(self, text: str) -> Iterator[StreamEvent]:
         if body := self._thought.push(text):
@@ -171,7 +156,3 @@ class ThinkingParser:
         self._is_thinking = False
         thought, self._thought = str(self._thought), _Trimmed()
         return [ThoughtClosed(Thought(thought))] if thought else []
-
-
-def _begins(text: str, marks: tuple[str, ...]) -> bool:
-    return any(mark.startswith(text) for mark in marks)

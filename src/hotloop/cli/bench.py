@@ -32,27 +32,39 @@ _MOVED |= {"soak": "soak", "tiers": "tiers"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayFlags:
-    """What is replayed, and how fast."""
+class WorkloadFlags:
+    """Whose conversations are held, how long they are, and with which model."""
 
     data: Path | None = None
     """Recorded transcripts, .jsonl or .jsonl.gz; a generated workload if not given."""
     agents: PositiveInt = 4
     """How many jobs run at a time."""
-    jobs: PositiveInt = 8
-    """How many jobs are run."""
     turns: PositiveInt = 6
     """Most turns of a job."""
     max_out: PositiveInt = 64
     """Most tokens asked for in a turn."""
-    gap: NonNegativeFloat = 0.3
-    """Seconds between an answer and the next turn, as if a tool ran."""
     skip_chars: PositiveInt = 28_000
     """Leave out transcripts whose last prompt has as many characters."""
-    rounds: PositiveInt = 1
-    """How often all of it is run; with --compare, both servers in turn, each first as often as the other."""
     model: str | None = None
     """The model to ask for; the first that the server lists if not given."""
+
+    def load_jobs(self, max_jobs: int) -> "list[AgentJob]":
+        from hotloop.bench.workload import load_jobs
+
+        limits = {"max_turns": self.turns, "max_output": self.max_out, "max_chars": self.skip_chars}
+        return load_jobs(self.data, max_jobs=max_jobs, **limits)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayFlags(WorkloadFlags):
+    """What is replayed, and how fast."""
+
+    jobs: PositiveInt = 8
+    """How many jobs are run."""
+    gap: NonNegativeFloat = 0.3
+    """Seconds between an answer and the next turn, as if a tool ran."""
+    rounds: PositiveInt = 1
+    """How often all of it is run; with --compare, both servers in turn, each first as often as the other."""
 
 
 @bench.command
@@ -66,11 +78,8 @@ def replay(
 ) -> None:
     """Replay agents against an OpenAI-compatible server: every turn resends the whole history, as agents do."""
     from hotloop.bench.report import json_of, summarise, table_of
-    from hotloop.bench.workload import load_jobs
 
-    jobs = load_jobs(
-        flags.data, max_jobs=flags.jobs, max_turns=flags.turns, max_output=flags.max_out, max_chars=flags.skip_chars
-    )
+    jobs = flags.load_jobs(flags.jobs)
     urls = [url] if compare is None else [url, compare]
     runs = asyncio.run(_replay_all(urls, jobs, flags, api_key))
     for run in runs:

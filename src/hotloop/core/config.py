@@ -155,6 +155,10 @@ class ServerConfig:
     """Port to listen on; 0 takes a free one."""
     api_key: str | None = field(default=None, repr=False)
     """If given, every request but /health and /ready must carry it as a bearer token."""
+    api_key_file: str | None = None
+    """File with more such keys, one a line."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names this may be called by without a key, beside addresses, localhost and private names (see docs/api.md)."""
     served_name: str | None = None
     """The model name clients use; the model's own name if not given."""
     cors_origins: tuple[str, ...] = ()
@@ -203,6 +207,10 @@ class RouterConfig:
     """Port to listen on; 0 takes a free one."""
     api_key: str | None = field(default=None, repr=False)
     """If given, every request but /health and /ready must carry it; it is never sent on to a replica."""
+    api_key_file: str | None = None
+    """File with more such keys, one a line."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names this may be called by without a key, beside addresses, localhost and private names (see docs/api.md)."""
     replica: tuple[str, ...] = ()
     """Address of a replica, once for each; more can be said about one in a file (see docs/fleet.md)."""
     policy: PolicyName = "prefix"

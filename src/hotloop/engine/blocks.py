@@ -6,6 +6,7 @@ and has no user.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import compress
 from typing import Protocol
 
 from hotloop.core.request import Request
@@ -82,15 +83,16 @@ class BlockPool:
 
     def check(self, users: Mapping[int, int] | None = None) -> None:
         """All that is counted agrees; and with how many users each block has, if that is known."""
-        assert users is None or all(users[block_id] == num for block_id, num in enumerate(self.num_users))
-        is_free = set(self._free)
-        assert len(self._free) == len(is_free), "a block is free twice"
-        num_idle = 0
-        for block_id, (num, kept) in enumerate(zip(self.num_users, self.is_kept, strict=True)):
-            assert num >= 0
-            assert (num == 0 and not kept) == (block_id in is_free), f"block {block_id}: {num} users, kept {kept}"
-            num_idle += num == 0 and kept
-        assert num_idle == self.num_idle
+        used = {*compress(range(self.num_blocks), self.num_users)}
+        kept = {*compress(range(self.num_blocks), self.is_kept)}
+        free = {*self._free}
+        assert min(self.num_users, default=0) >= 0
+        if users is not None:
+            expected = {block_id: num for block_id, num in users.items() if num}
+            assert expected == {block_id: self.num_users[block_id] for block_id in used}
+        assert len(self._free) == len(free), "a block is free twice"
+        assert free == {*range(self.num_blocks)} - used - kept, "a block is free and not free, or lost"
+        assert len(kept - used) == self.num_idle
 
 
 class HostRoom(Protocol):

@@ -4,6 +4,7 @@ The loop runs on a thread of its own; everything else here only puts things into
 """
 
 import asyncio
+import atexit
 import logging
 import secrets
 import threading
@@ -126,6 +127,7 @@ class Engine:
         return engine
 
     def start(self) -> Self:
+        atexit.register(self.close)  # Python ends a thread that it finds in C++ at exit by ending the process
         self._thread.start()
         return self
 
@@ -139,6 +141,10 @@ class Engine:
         """How long it takes, lately, to prefill as many tokens as the cache holds."""
         return self._core.scheduler.turnover_s
 
+    def has_room(self, num_prompt: int, max_tokens: int | None = None) -> bool:
+        """Whether a prompt, and as much of an answer as is asked for, fit the context."""
+        return num_prompt + (max_tokens or 1) <= self.max_context
+
     def close(self) -> None:
         """End what runs, stop the thread, give the memory back. Once closed it stays closed."""
         with self._wake:
@@ -147,6 +153,7 @@ class Engine:
         if self._thread.is_alive():
             self._thread.join()
         self._at_end.close()  # if the thread never ran
+        atexit.unregister(self.close)
 
     def __enter__(self) -> Self:
         return self.start()
@@ -176,16 +183,10 @@ class Engine:
         self._post(lambda: self._core.scheduler.seating.hold(tokens, hold, salt, line))
 
     async def stream(
-        self,
-        prompt: Prompt,
-        sampling: SamplingParams | None = None,
-        *,
-        priority: Priority = Priority.INTERACTIVE,
-        session_id: str = "",
-        grammar: Grammar | None = None,
+        self, prompt: Prompt, sampling: SamplingParams | None = None, *, session_id: str = ""
     ) -> AsyncGenerator[TokenEvent, None]:
         """The answer as it comes. Closing the iterator aborts the request."""
-        request = self._make_request(prompt, sampling, priority, session_id, grammar)
+        request = self._make_request(prompt, sampling, session_id=session_id)
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[TokenEvent] = asyncio.Queue()
 
@@ -269,9 +270,9 @@ class Engine:
         self,
         prompt: Prompt,
         sampling: SamplingParams | None,
-        priority: Priority,
-        session_id: str,
-        grammar: Grammar | None,
+        priority: Priority = Priority.INTERACTIVE,
+        session_id: str = "",
+        grammar: Grammar | None = None,
     ) -> Request:
         prompt_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         return Request(secrets.token_hex(8), prompt_ids, sampling or SamplingParams(), priority, session_id, grammar)
@@ -285,7 +286,7 @@ class Engine:
         self._check_ids("prompt", prompt.min(), prompt.max())
         self._check_ids("logit_bias", *params.logit_bias)
         self._check_ids("stop_token_ids", *params.stop_token_ids)
-        if num_prompt + (params.max_tokens or 1) > self.max_context:
+        if not self.has_room(num_prompt, params.max_tokens):
             raise PromptTooLong(num_prompt, self.max_context, params.max_tokens or 0)
         request.max_tokens = params.max_tokens or self.max_context - num_prompt
         request.seed = params.seed if params.seed is not None else secrets.randbits(63)

@@ -1,13 +1,14 @@
 """A share of the prefill for requests that lack little, so that they do not wait for those that lack much.
 
-Of all that is prefilled, one part in `SHARE` may go to requests that lack at most half of what the first does that
-would fill the step, the one that lacks least first. What is not needed is saved up to half a full step, so one that
-comes alone is prefilled at once.
+Of all that is prefilled, `SHARE` may go to requests that lack at most half of what the first does that would fill the
+step, the one that lacks least first: sessions end soonest, on average, if what is short comes first, and the long ones
+keep the rest, so however many short ones come a long one takes three times as long at most. What is not needed is
+saved up to half a full step, so one that comes alone is prefilled at once.
 """
 
 from hotloop.core.request import Request
 
-SHARE = 5
+SHARE = 2 / 3
 
 
 class ShortShare:
@@ -37,4 +38,4 @@ class ShortShare:
         self.num_tokens -= num_tokens
 
     def earn(self, num_prefilled: int) -> None:
-        self.num_tokens = min(self._most, self.num_tokens + num_prefilled / (SHARE - 1))
+        self.num_tokens = min(self._most, self.num_tokens + num_prefilled * SHARE / (1 - SHARE))

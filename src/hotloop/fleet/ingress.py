@@ -90,7 +90,7 @@ class Ingress:
         api = PATHS.get(path)
         request_id = parse_request_id(request.headers.get(REQUEST_ID_HEADER))
         try:
-            if self._api_key and path not in OPEN_PATHS and not has_key(dict(request.headers.raw), self._api_key):
+            if self._api_key and path not in OPEN_PATHS and not has_key(dict(request.headers.raw), (self._api_key,)):
                 raise RouteError(401, "invalid_api_key", "the API key is missing or wrong")
             begun = await self._ask(*await self._read(request, api))
         except HotloopError as error:

@@ -1,7 +1,7 @@
 """Requests rewritten where that is safe: nothing a model is told is lost, and nothing said changes its meaning.
 
     tools        sorted by name, the keys of their schemas in one order; properties keep theirs
-    a line that HL002 found in the system text   moved behind the message that was the newest when it was sent
+    lines that HL002 found in the system text   moved behind the message that was the newest when it was sent
     cache_control   on the last block of the system text and of the newest message
 
 A time stays behind the message it was moved to while the conversation goes on, so that a prompt still begins as the one
@@ -17,6 +17,7 @@ from typing import Any
 from hotloop.chat.assembly.canonical import canonical_schema
 from hotloop.core.errors import ConfigError
 from hotloop.lint.cause import LossCause
+from hotloop.lint.change import Change
 from hotloop.lint.parts import Json, listing, mapping
 from hotloop.lint.requests import BODY_KEYS
 from hotloop.lint.run import LintedRun, LintedStep
@@ -71,9 +72,10 @@ class _Moves:
 
     def __init__(self, run: LintedRun) -> None:
         self._lines = {
-            (change.part.path, change.part.text.count("\n", 0, change.begin))
+            (change.part.path, line)
             for step, change in run.changes_by(LossCause.VOLATILE)
             if change.part in step.request.system
+            for line in _changed_lines(change)
         }
         self._notes: dict[int, str] = {}
 
@@ -88,6 +90,17 @@ class _Moves:
             if i in inputs:
                 _append(messages[i], note)
         return body
+
+
+def _changed_lines(change: Change) -> Iterator[int]:
+    """A change goes from the first difference to the last, and what lies between may be the same."""
+    assert change.old and change.new
+    old, new = change.old.text.split("\n"), change.new.text.split("\n")
+    first, last = (change.new.text.count("\n", 0, place) for place in (change.begin, change.end))
+    if len(old) != len(new):
+        yield first
+    else:
+        yield from (line for line in range(first, last + 1) if old[line] != new[line])
 
 
 def _take_line(body: Json, path: str, line: int) -> str:

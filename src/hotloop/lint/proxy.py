@@ -15,11 +15,9 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from types import FrameType
 
 import httpx
 import msgspec
-import uvicorn
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -27,6 +25,7 @@ from starlette.types import Receive, Scope, Send
 from hotloop.border.client import open_client
 from hotloop.border.headers import end_to_end
 from hotloop.border.listen import url_of
+from hotloop.border.serving import ApiServer
 from hotloop.border.url import check_url
 from hotloop.core.session import name_session
 from hotloop.lint.conversations import ConversationSorter
@@ -203,30 +202,14 @@ class _Passing:
             return LintedAnswer()
 
 
-class ProxyServer(uvicorn.Server):
-    """Uvicorn with a proxy; calls `on_ready` with its address once it answers."""
+class ProxyServer(ApiServer):
+    """Calls `on_ready` with its address once it answers."""
 
     def __init__(self, proxy: LintProxy, on_ready: Callable[[str], None] = lambda url: None) -> None:
         self._proxy = proxy
         self._on_ready = on_ready
-        super().__init__(
-            uvicorn.Config(
-                proxy,
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                log_level="critical",
-                timeout_keep_alive=75,  # as long as tools take, as with the servers
-                access_log=False,
-                server_header=False,
-                date_header=False,
-                timeout_graceful_shutdown=5,
-            )
-        )
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self.force_exit = self.should_exit
-        self.should_exit = True
+        super().__init__(proxy, grace_s=5, log_level="critical")
+        self.config.date_header = False  # the API behind it has one
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         assert sockets

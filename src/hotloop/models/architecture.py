@@ -20,6 +20,10 @@ FAMILIES: dict[str, Family] = {
     "qwen3_moe": "qwen3moe",
     "gpt_oss": "gptoss",
     "glm4_moe": "glm4moe",
+    "glm4_moe_lite": "glm4moelite",
+    "deepseek_v2": "deepseek2",
+    "deepseek_v3": "deepseek3",
+    "kimi_k2": "deepseek3",
     "qwen3_next": "qwen3next",
     "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe",
@@ -29,20 +33,22 @@ _NORM_FAMILIES = ("qwen3", "qwen3moe", *_HYBRIDS)
 _ROTARY_SHARES = {"glm4moe": 0.5, **dict.fromkeys(_HYBRIDS, 0.25)}
 _BIASED_OUTPUTS = ("llama", "qwen3", "qwen3moe", "gptoss")  # whose attention_bias means all four
 _MAX_LAYERS = 4096
+_MAX_NUMBER = 1 << 63
 _WHOLE_WINDOWS = ("mistral", "mixtral")  # whose window is every layer's
 
 
 def is_known(config: Config) -> bool:
     """Whether the architecture is one of ours; of those that see, that of their text."""
     text = config.get("text_config")
-    return (text if isinstance(text, dict) else config).get("model_type") in FAMILIES
+    model_type = (text if isinstance(text, dict) else config).get("model_type")
+    return not isinstance(model_type, str) or model_type in FAMILIES
 
 
 def parse_family(config: Config, path: Path) -> Family:
     model_type = config.get("model_type")
-    if model_type not in FAMILIES:
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise ModelError(
-            f"{path}: the architecture {model_type!r} is not supported (only {', '.join(FAMILIES)} are, and "
+            f"{path}: the architecture {model_type!r:.60} is not supported (only {', '.join(FAMILIES)} are, and "
             "on a GPU, with transformers installed, others that it has)"
         )
     if config.get("hidden_act", "silu") != "silu":
@@ -85,6 +91,8 @@ def parse_windows(config: Config, num_layers: int, max_context: int, path: Path)
         raise ModelError(f"{path}: {num_layers} layers are claimed; at most {_MAX_LAYERS} are read")
     if kinds is None:
         first = config.get("max_window_layers", 0)
+        if not isinstance(first, int | float):
+            raise ModelError(f"{path}: max_window_layers should be a number, not {first!r:.60}")
         kinds = ["sliding_attention" if _slides(str(model_type), i, first) else "" for i in range(num_layers)]
     if not isinstance(kinds, list) or len(kinds) != num_layers:
         raise ModelError(f"{path}: layer_types should name the kinds of {num_layers} layers")
@@ -92,7 +100,7 @@ def parse_windows(config: Config, num_layers: int, max_context: int, path: Path)
     return windows if any(windows) else ()
 
 
-def _slides(model_type: str, layer: int, first: int) -> bool:
+def _slides(model_type: str, layer: int, first: float) -> bool:
     if model_type == "gpt_oss":
         return layer % 2 == 0
     return model_type in _WHOLE_WINDOWS or (model_type.startswith("qwen") and layer >= first)
@@ -125,29 +133,47 @@ def parse_experts(config: Config, family: Family, path: Path) -> ExpertsSpec | N
                 return ExpertsSpec(*experts, is_normed=is_normed)
             shared_size = number("shared_expert_intermediate_size")
             return ExpertsSpec(*experts, is_normed=is_normed, shared_size=shared_size, has_shared_gate=True)
-        case "glm4moe":
-            return _glm_experts(config, path)
+        case "glm4moe" | "glm4moelite" | "deepseek2" | "deepseek3":
+            return _deepseek_experts(config, family, path)
     return None
 
 
-def _glm_experts(config: Config, path: Path) -> ExpertsSpec:
-    if config.get("n_group", 1) != 1:
-        raise ModelError(f"{path}: experts that are chosen by groups are not supported")
+def _deepseek_experts(config: Config, family: Family, path: Path) -> ExpertsSpec:
+    """DeepSeek's, GLM's and Kimi's. DeepSeek-V2's scores are a softmax, and are not made to sum up to one."""
+    is_sigmoid = family != "deepseek2"
+    said = "sigmoid" if is_sigmoid else "softmax"
+    if config.get("scoring_func", said) != said or config.get("moe_layer_freq", 1) != 1:
+        raise ModelError(
+            f"{path}: experts in only some of the layers, or with scores other than {said}, are not supported"
+        )
+    has_groups = is_sigmoid or config.get("topk_method") == "group_limited_greedy"
     size = parse_number(config, "moe_intermediate_size", int, path)
-    num_dense = config.get("first_k_dense_replace", 1)
-    if isinstance(num_dense, bool) or not isinstance(num_dense, int) or num_dense < 0:
-        raise ModelError(f"{path}: first_k_dense_replace should be a number of layers, not {num_dense!r:.60}")
     return ExpertsSpec(
         num_experts=parse_number(config, "n_routed_experts", int, path),
         num_chosen=parse_number(config, "num_experts_per_tok", int, path),
         size=size,
-        is_sigmoid=True,
-        is_normed=bool(config.get("norm_topk_prob", True)),
+        is_sigmoid=is_sigmoid,
+        is_normed=is_sigmoid and bool(config.get("norm_topk_prob", True)),
         scale=parse_number(config, "routed_scaling_factor", float, path, 1.0),
-        has_router_bias=True,
+        has_router_bias=is_sigmoid,
         shared_size=size * parse_number(config, "n_shared_experts", int, path, 1),
-        num_dense=num_dense,
+        num_dense=_num_dense(config, path),
+        num_groups=parse_number(config, "n_group", int, path, 1) if has_groups else 1,
+        num_chosen_groups=parse_number(config, "topk_group", int, path, 1) if has_groups else 1,
     )
+
+
+def _num_dense(config: Config, path: Path) -> int:
+    """Layers before the first with experts."""
+    kinds = config.get("mlp_layer_types")
+    num_dense = config.get("first_k_dense_replace", 1)
+    if isinstance(kinds, list):
+        num_dense = kinds.count("dense")
+        if kinds != ["dense"] * num_dense + ["sparse"] * (len(kinds) - num_dense):
+            raise ModelError(f"{path}: experts in only some of the layers are not supported")
+    if isinstance(num_dense, bool) or not isinstance(num_dense, int) or num_dense < 0:
+        raise ModelError(f"{path}: first_k_dense_replace should be a number of layers, not {num_dense!r:.60}")
+    return num_dense
 
 
 def parse_linear(config: Config, family: Family, num_layers: int, path: Path) -> LinearSpec | None:
@@ -174,6 +200,11 @@ def parse_linear(config: Config, family: Family, num_layers: int, path: Path) ->
 def parse_number(config: Config, key: str, kind: type[T], path: Path, default: T | None = None) -> T:
     value = config.get(key)
     value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0 or kind(value) != value:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not 0 < value < _MAX_NUMBER
+        or kind(value) != value
+    ):
         raise ModelError(f"{path}: {key} should be a number above zero, not {value!r:.60}")
     return kind(value)

@@ -30,18 +30,21 @@ from hotloop.models.fp8 import E4M3, fp8_stored, parse_fp8, scales_of, widen_fp8
 from hotloop.models.gguf import widen
 from hotloop.models.hybrid import StackedExperts
 from hotloop.models.int4 import Part, check_groups, int4_parts, parse_int4, widen_int4
+from hotloop.models.latent import halves_of_latent, parse_latent
 from hotloop.models.layout import check_spec, check_tensors, tensor_places
 from hotloop.models.modeling import PublishedTensors, can_probe, probe_spec
 from hotloop.models.mxfp4 import FusedExperts, is_mxfp4
 from hotloop.models.rope import scaling_from_config, stretched_context
 from hotloop.models.spec import AnyStored, FileTensor, Fp8Stored, Int4Stored, ModelSpec, Stored, halves_first
 from hotloop.models.template import ChatTemplate
-from hotloop.models.tokenizer import Tokenizer
+from hotloop.models.tokenizer import Tokenizer, rust_reason
+from hotloop.models.tokenizer_file import check_tokenizer
 
 _THETAS = {"gptoss": 150_000.0}
 _FLOAT_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 _ITEM_BYTES = _FLOAT_BYTES | {"I32": 4, "I64": 8, "U8": 1, E4M3: 1}
 _LENGTH_BYTES, _MAX_HEADER_BYTES = 8, 100_000_000
+_MAX_RANK, _MAX_SIZE = 8, 1 << 63
 _IGNORED = ["rotary_emb.inv_freq", "lm_head.weight"]
 _BEYOND = ("mtp.", "model.visual.")  # layers that predict tokens further on, and those that see
 _TURNED = ("q", "k", "q_bias", "k_bias", "q_norm", "k_norm")
@@ -80,8 +83,8 @@ class SafetensorsWeights:
         check_tensors(folder, wanted, found, ignored)
         self._check_types(wanted)
         self._int4, self._fp8 = spec.int4, spec.fp8
-        self._order = halves_first(spec) if spec.rotary_dim else None
-        if self._order is not None and spec.int4:
+        self._orders = _orders(spec)
+        if (self._orders or spec.latent) and spec.int4:
             raise ModelError(f"{folder}: weights in four bits of heads that turn only in part are not supported")
 
     def read(self, name: str) -> NDArray[np.float32]:
@@ -98,9 +101,8 @@ class SafetensorsWeights:
             return self._fused.stored(name)
         if not (names and self._int4):
             found = self._plain(place.hf_name)
-            if self._order is not None and name.rpartition(".")[2] in _TURNED:
-                return _reordered(found, self._order)
-            return found
+            order = self._orders.get(name.rpartition(".")[2])
+            return found if order is None else _reordered(found, order)
         num_out, num_in = place.shape
         stored = {part: self._located[each].stored() for part, each in names.items()}
         scales = stored.pop("scales")
@@ -153,11 +155,17 @@ def _fused_experts(spec: ModelSpec, located: Mapping[str, FileTensor]) -> FusedE
     return StackedExperts(spec, located) if spec.experts and StackedExperts.NAMES[0].format(0) in located else None
 
 
+def _orders(spec: ModelSpec) -> dict[str, NDArray[np.intp]]:
+    """By tensor of a layer the order of a head's rows, if it is another than the files'."""
+    if spec.latent and spec.latent.is_interleaved:
+        return halves_of_latent(spec.latent)
+    return dict.fromkeys(_TURNED, halves_first(spec)) if spec.rotary_dim else {}
+
+
 def _reordered(found: Stored | Fp8Stored, order: NDArray[np.intp]) -> Stored | Fp8Stored:
     """The rows of each head, or the numbers of a vector for each, in that order."""
     if isinstance(found, Fp8Stored):
-        rows = (np.arange(0, len(found.data), len(order))[:, None] + order).ravel()
-        return Fp8Stored(found.data[rows], found.scales[rows], found.group_size)
+        return found.rows((np.arange(0, len(found.data), len(order))[:, None] + order).ravel())
     row_bytes = found.data.size // found.shape[0]
     heads = found.data.reshape(-1, len(order), row_bytes)[:, order]
     return Stored(np.ascontiguousarray(heads).reshape(found.data.shape), found.kind, found.shape)
@@ -186,6 +194,8 @@ def read_json(path: Path) -> dict[str, Any]:
         raise ModelError(f"{path} cannot be read: {error.strerror or error}") from None
     except ValueError as error:
         raise ModelError(f"{path} is not JSON: {error}") from None
+    except RecursionError:
+        raise ModelError(f"{path} is nested too deeply") from None
     if not isinstance(value, dict):
         raise ModelError(f"{path} should hold a JSON object")
     return value
@@ -209,17 +219,25 @@ def _read_header(path: Path) -> dict[str, FileTensor]:
             return {name: _location(path, name, entry, data_begin, size) for name, entry in header.items()}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ModelError(f"{path}: the header is damaged: {error}") from None
+        except RecursionError:
+            raise ModelError(f"{path}: the header is damaged: it is nested too deeply") from None
 
 
 def _location(path: Path, name: str, entry: Mapping[str, Any], data_begin: int, size: int) -> FileTensor:
-    kind, shape = str(entry["dtype"]), tuple(int(n) for n in entry["shape"])
-    begin, end = (int(offset) for offset in entry["data_offsets"])
+    kind, shape = str(entry["dtype"]), _sizes(entry["shape"])
+    begin, end = _sizes(entry["data_offsets"])
     _check_type(path, name, kind, _ITEM_BYTES)
-    if begin < 0 or end - begin != prod(shape) * _ITEM_BYTES[kind]:
+    if end - begin != prod(shape) * _ITEM_BYTES[kind]:
         raise ModelError(f"{path}: the header is damaged: {name} does not fill its place")
     tensor = FileTensor(path, data_begin + begin, kind, shape, prod(shape[-1:]) * _ITEM_BYTES[kind])
     tensor.check_end(name, size)
     return tensor
+
+
+def _sizes(values: list[Any]) -> tuple[int, ...]:
+    if len(values) > _MAX_RANK or not all(isinstance(each, int) and 0 <= each < _MAX_SIZE for each in values):
+        raise ValueError(f"{values!r:.60} should be sizes")
+    return tuple(values)
 
 
 def _check_type(path: Path, name: str, kind: str, allowed: Collection[str]) -> None:
@@ -243,14 +261,16 @@ def config_spec(folder: Path) -> ModelSpec:
     num_layers = parse_number(config, "num_hidden_layers", int, path)
     num_heads = parse_number(config, "num_attention_heads", int, path)
     hidden_size = parse_number(config, "hidden_size", int, path)
+    latent = parse_latent(config, rope, family, path)
     head_dim = parse_number(config, "head_dim", int, path, hidden_size // num_heads)
+    if latent:
+        head_dim = latent.nope_dim + latent.rope_dim
     rotary_dim = parse_rotary_dim(config, family, head_dim, path)
     theta = parse_number({**config, **rope}, "rope_theta", float, path, _THETAS.get(family, 10_000.0))
     if "original_max_position_embeddings" in config:  # beside the scaling, where older files have it
         rope = {"original_max_position_embeddings": config["original_max_position_embeddings"], **rope}
-    scaling = scaling_from_config(
-        rope, theta=theta, head_dim=rotary_dim or head_dim, max_context=max_context, where=str(path)
-    )
+    turning = latent.rope_dim if latent else rotary_dim or head_dim
+    scaling = scaling_from_config(rope, theta=theta, head_dim=turning, max_context=max_context, where=str(path))
     max_context = stretched_context(rope, max_context)
     has_qkv_bias, has_o_bias = parse_biases(config, family)
     fp8 = parse_fp8(config, path)
@@ -276,6 +296,7 @@ def config_spec(folder: Path) -> ModelSpec:
         rotary_dim=rotary_dim,
         experts=parse_experts(config, family, path),
         linear=parse_linear(config, family, num_layers, path),
+        latent=latent,
         int4=None if fp8 or is_mxfp4(config) else parse_int4(config, path),
         fp8=fp8,
     )
@@ -285,20 +306,19 @@ def folder_tokenizer(folder: Path) -> Tokenizer:
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise ModelError(f"{folder} has no tokenizer: tokenizer.json is missing")
+    config = _optional(folder, "tokenizer_config.json")
     try:
-        inner = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the Rust side raises bare Exceptions
-        raise ModelError(f"{path} cannot be read: {error}") from None
-    inner.no_truncation()
-    inner.no_padding()
-    bos = _token(_optional(folder, "tokenizer_config.json"), "bos_token")
-    bos_id = inner.token_to_id(bos) if bos else None
-    try:
-        return Tokenizer(
-            inner, bos_id=bos_id, eos_ids=_eos_ids(folder, inner), wants_bos=inner.encode("").ids[:1] == [bos_id]
-        )
-    except ModelError as error:
-        raise ModelError(f"{path}: {error}") from None
+        data = path.read_bytes()
+        check_tokenizer(data)
+        inner = tokenizers.Tokenizer.from_buffer(data)
+        inner.no_truncation()
+        inner.no_padding()
+        bos = _token(config, "bos_token")
+        bos_id = inner.token_to_id(bos) if bos else None
+        wants_bos = inner.encode("").ids[:1] == [bos_id]
+        return Tokenizer(inner, bos_id=bos_id, eos_ids=_eos_ids(folder, inner), wants_bos=wants_bos)
+    except BaseException as error:
+        raise ModelError(f"{path} cannot be read: {rust_reason(error)}") from None
 
 
 def folder_template(folder: Path) -> ChatTemplate | None:

@@ -16,40 +16,63 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from hotloop.models.spec import AnyStored, FileTensor, LinearSpec, ModelSpec, Stored, Weights, halves_first
+from hotloop.models.fp8 import widen_fp8
+from hotloop.models.layout import layer_shapes
+from hotloop.models.spec import (
+    AnyStored,
+    FileTensor,
+    Fp8Stored,
+    LinearSpec,
+    ModelSpec,
+    Stored,
+    Weights,
+    halves_first,
+)
 
 Array = NDArray[np.float32]
 
+_FUSED_NAMES = ("q_and_gate", "linear_qkvz", "linear_ba")
+
 
 class HybridWeights:
-    """Reads what the files fuse, and norms as what they multiply with."""
+    """Rows of what the files fuse, and norms as what they multiply with."""
 
     def __init__(self, weights: Weights, spec: ModelSpec) -> None:
         assert spec.linear
         self._weights = weights
-        self._spec, self._linear = spec, spec.linear
-        self._order = halves_first(spec)
-
-    def stored(self, name: str) -> AnyStored:
-        return self._weights.stored(name)
+        self._fused = _fused_rows(spec, spec.linear)
 
     def read(self, name: str) -> Array:
+        stored = self.stored(name)
+        if isinstance(stored, Fp8Stored):
+            return widen_fp8(stored)
+        assert isinstance(stored, Stored), "four bits and heads that turn in part are refused together"
+        return stored.floats()
+
+    def stored(self, name: str) -> AnyStored:
         layer, _, part = name.rpartition(".")
-        if part in ("q", "q_gate"):
-            both = self._weights.read(f"{layer}.q_and_gate").reshape(-1, 2, self._spec.head_dim, self._spec.hidden_size)
-            wanted = both[:, 1] if part == "q_gate" else both[:, 0, self._order]
-            return np.ascontiguousarray(wanted).reshape(-1, self._spec.hidden_size)
-        if self._spec.family == "qwen3next" and part in ("linear_qkv", "linear_z"):
-            qkv, z = _split_qkvz(self._weights.read(f"{layer}.linear_qkvz"), self._linear)
-            return qkv if part == "linear_qkv" else z
-        if self._spec.family == "qwen3next" and part in ("linear_b", "linear_a"):
-            fused = self._weights.read(f"{layer}.linear_ba")
-            parts = fused.reshape(self._linear.num_key_heads, 2, -1, self._spec.hidden_size)
-            return np.ascontiguousarray(parts[:, int(part == "linear_a")]).reshape(-1, self._spec.hidden_size)
-        found = self._weights.read(name)
+        if part in self._fused:
+            fused, rows = self._fused[part]
+            return _plain(self._weights.stored(f"{layer}.{fused}"), rows)
         if part == "linear_conv":
-            return found.reshape(self._linear.conv_size, self._linear.conv_width)
-        return found + 1 if part.endswith("norm") and part != "linear_norm" else found
+            return _plain(self._weights.stored(name))
+        if part.endswith("norm") and part != "linear_norm":
+            norm = self._weights.read(name) + 1
+            return Stored(norm.view(np.uint8), "F32", norm.shape)
+        return self._weights.stored(name)
+
+
+def split_shapes(spec: ModelSpec, layer: int) -> dict[str, tuple[int, ...]]:
+    """Of a layer's tensors by the names above."""
+    shapes = layer_shapes(spec, layer)
+    if not spec.linear:
+        return shapes
+    for part, (fused, rows) in _fused_rows(spec, spec.linear).items():
+        if fused in shapes:
+            shapes[part] = (len(rows), spec.hidden_size)
+    if "linear_conv" in shapes:
+        shapes["linear_conv"] = (spec.linear.conv_size, spec.linear.conv_width)
+    return {name: shape for name, shape in shapes.items() if name not in _FUSED_NAMES}
 
 
 class StackedExperts:
@@ -79,10 +102,31 @@ class StackedExperts:
         return Stored(data, fused.kind, (len(data), fused.shape[-1]))
 
 
-def _split_qkvz(fused: Array, linear: LinearSpec) -> tuple[Array, Array]:
-    """From [query | key | values | gates] of each key head to [queries | keys | values] of all, and gates of all."""
-    per_head = fused.reshape(linear.num_key_heads, -1, fused.shape[-1])
-    num_values = linear.value_size // linear.num_key_heads
-    ends = np.cumsum([linear.key_dim, linear.key_dim, num_values])
-    q, k, v, z = (part.reshape(-1, fused.shape[-1]) for part in np.split(per_head, ends, axis=1))
-    return np.concatenate([q, k, v]), np.ascontiguousarray(z)
+def _plain(stored: AnyStored, rows: NDArray[np.intp] | slice = slice(None)) -> Stored | Fp8Stored:
+    """Some rows of a matrix."""
+    if isinstance(stored, Fp8Stored) and not isinstance(rows, slice):
+        return stored.rows(rows.ravel())
+    assert isinstance(stored, Stored)
+    data = np.ascontiguousarray(stored.data.reshape(len(stored.data), -1)[rows])
+    return Stored(data, stored.kind, (len(data), stored.shape[-1]))
+
+
+def _fused_rows(spec: ModelSpec, linear: LinearSpec) -> dict[str, tuple[str, NDArray[np.intp]]]:
+    """Of what is fused: the tensor of the files, and which rows of it.
+
+    q_and_gate   [ query | gate ] of each head
+    linear_qkvz  [ query | key | values | gates ] of each key head
+    linear_ba    [ b of its value heads | a ] of each key head
+    """
+    heads = np.arange(spec.num_heads)[:, None] * 2 * spec.head_dim
+    gates = heads + spec.head_dim + np.arange(spec.head_dim)
+    found = {"q": ("q_and_gate", heads + halves_first(spec)), "q_gate": ("q_and_gate", gates)}
+    if spec.family == "qwen3next":
+        num_values = linear.value_size // linear.num_key_heads
+        ends = np.cumsum([linear.key_dim, linear.key_dim, num_values])
+        per_head = np.arange(linear.conv_size + linear.value_size).reshape(linear.num_key_heads, -1)
+        q, k, v, z = (part.ravel() for part in np.split(per_head, ends, axis=1))
+        rates = np.arange(2 * linear.num_value_heads).reshape(linear.num_key_heads, 2, -1)
+        found |= {"linear_qkv": ("linear_qkvz", np.concatenate([q, k, v])), "linear_z": ("linear_qkvz", z)}
+        found |= {"linear_b": ("linear_ba", rates[:, 0]), "linear_a": ("linear_ba", rates[:, 1])}
+    return {part: (fused, rows.ravel()) for part, (fused, rows) in found.items()}

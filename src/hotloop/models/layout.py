@@ -9,7 +9,7 @@ from math import isfinite, prod
 from pathlib import Path
 
 from hotloop.core.errors import ConfigError, ModelError
-from hotloop.models.spec import ExpertsSpec, Family, LinearSpec, ModelSpec
+from hotloop.models.spec import ExpertsSpec, Family, LatentSpec, LinearSpec, ModelSpec
 
 MAX_CONTEXT = 1 << 24
 
@@ -39,6 +39,12 @@ _LAYER_NAMES = {
     "sinks": ("attn_sinks.weight", "self_attn.sinks"),
     "router": ("ffn_gate_inp.weight", "mlp.gate.weight"),
     "router_bias": ("exp_probs_b.bias", "mlp.gate.e_score_correction_bias"),
+    "q_a": ("", "self_attn.q_a_proj.weight"),
+    "q_a_norm": ("", "self_attn.q_a_layernorm.weight"),
+    "q_b": ("", "self_attn.q_b_proj.weight"),
+    "kv_a": ("", "self_attn.kv_a_proj_with_mqa.weight"),
+    "kv_a_norm": ("", "self_attn.kv_a_layernorm.weight"),
+    "kv_b": ("", "self_attn.kv_b_proj.weight"),
     "q_and_gate": ("", "self_attn.q_proj.weight"),
     "linear_qkvz": ("", "linear_attn.in_proj_qkvz.weight"),
     "linear_ba": ("", "linear_attn.in_proj_ba.weight"),
@@ -105,8 +111,20 @@ def check_spec(path: Path, spec: ModelSpec, num_tensors: int) -> None:
         raise ModelError(f"{path}: a head of {spec.head_dim} dimensions has no rotary halves")
     if spec.experts and not 0 < spec.experts.num_chosen <= spec.experts.num_experts:
         raise ModelError(f"{path}: of {spec.experts.num_experts} experts {spec.experts.num_chosen} cannot be chosen")
+    if spec.experts and not _has_whole_groups(spec.experts):
+        raise ModelError(
+            f"{path}: {spec.experts.num_experts} experts cannot be chosen by {spec.experts.num_groups} groups"
+        )
     if spec.max_context > MAX_CONTEXT:
         raise ModelError(f"{path}: a context of {spec.max_context} tokens is claimed; at most {MAX_CONTEXT} are read")
+
+
+def _has_whole_groups(experts: ExpertsSpec) -> bool:
+    """Groups as large as each other, of which those that are chosen have enough experts."""
+    if experts.num_experts % experts.num_groups or experts.num_chosen_groups > experts.num_groups:
+        return False
+    size = experts.num_experts // experts.num_groups
+    return experts.num_chosen <= experts.num_chosen_groups * size and (size > 1 or experts.num_groups == 1)
 
 
 def tensor_places(spec: ModelSpec) -> Iterator[TensorPlace]:
@@ -142,6 +160,8 @@ def layer_shapes(spec: ModelSpec, layer: int) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {"attn_norm": (hidden,), "mlp_norm": (hidden,)}
     if spec.linear and spec.is_linear(layer):
         shapes |= _linear_shapes(spec.linear, hidden, is_fused=spec.family == "qwen3next")
+    elif spec.latent:
+        shapes |= _latent_shapes(spec, spec.latent)
     else:
         shapes |= _attention_shapes(spec)
     if spec.experts and spec.has_experts(layer):
@@ -165,6 +185,17 @@ def _attention_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     if spec.has_sinks:
         shapes["sinks"] = (spec.num_heads,)
     return shapes
+
+
+def _latent_shapes(spec: ModelSpec, latent: LatentSpec) -> dict[str, tuple[int, ...]]:
+    hidden, num_heads = spec.hidden_size, spec.num_heads
+    shapes: dict[str, tuple[int, ...]] = {"q": (num_heads * spec.head_dim, hidden)}
+    if latent.q_rank:
+        shapes = {"q_a": (latent.q_rank, hidden), "q_a_norm": (latent.q_rank,)}
+        shapes["q_b"] = (num_heads * spec.head_dim, latent.q_rank)
+    shapes |= {"kv_a": (latent.width, hidden), "kv_a_norm": (latent.kv_rank,)}
+    shapes["kv_b"] = (num_heads * (latent.nope_dim + latent.value_dim), latent.kv_rank)
+    return shapes | {"o": (hidden, spec.mixed_size)}
 
 
 def each_shape(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...], int]]:
@@ -218,8 +249,12 @@ def _mlp_shapes(prefix: str, hidden: int, size: int) -> dict[str, tuple[int, ...
 
 def share_of(spec: ModelSpec, num_gpus: int) -> ModelSpec:
     """What each of several GPUs computes: its heads, and its part of the MLP. All else is whole."""
+    if num_gpus == 1:
+        return spec
     if spec.linear:
-        raise ConfigError("a hybrid runs on a CPU only so far: start it with --device cpu")
+        raise ConfigError("a hybrid runs on one GPU only so far: start it with --gpus 1")
+    if spec.latent:
+        raise ConfigError("a model with latent attention (MLA) runs on one GPU only so far: start it with --gpus 1")
     experts = spec.experts
     parts = [(spec.num_kv_heads, "heads of keys and values")]
     if not experts or experts.num_dense:

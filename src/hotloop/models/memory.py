@@ -18,7 +18,9 @@ from hotloop.models.spec import ModelSpec
 
 INT4_GROUP = 32  # weights that share a scale and a zero point
 INT4_PIECE = 256  # columns of a checkpoint in four bits that a GPU holds together; a row is a whole number of pieces
-RESUME_TOKENS = 2048
+RESUME_TOKENS = 2048  # layers with a window have room for a place to go on from for so many tokens of KV
+_STATE_TOKENS = 1024  # a hybrid has room for a state for so many tokens of KV
+MIN_STATES = 8
 _LEAST_KV_BYTES = 64 << 20  # less is not worth advising
 
 # Of a control group, version 2 and version 1: its limit, what it uses, and how much of that is files it could drop.
@@ -44,7 +46,7 @@ def gpu_weight_bytes(spec: ModelSpec, weight_format: WeightFormat, num_gpus: int
     """What each of several GPUs holds of the weights: its share of the layers and of the head, and all of the rest.
 
     Matrices that the files hold in four bits are held so, unless that format is fp8; of experts those in MXFP4. Those
-    in e4m3 are held so in any case; files of such are taken to leave routers, embedding and head alone.
+    in e4m3 are held so in any case, but for hybrids; such files are taken to leave routers, embedding and head alone.
     """
     if spec.num_weights:
         return weight_bytes(spec, weight_format)
@@ -58,9 +60,9 @@ def gpu_weight_bytes(spec: ModelSpec, weight_format: WeightFormat, num_gpus: int
             for name, shape, count in each_shape(share)
             if name.startswith("experts.") and len(shape) == 2
         )
-    if spec.fp8 and weight_format != "fp8":
+    if spec.fp8 and not spec.linear and weight_format != "fp8":
         for name, shape, count in each_shape(share):
-            if len(shape) == 2 and name != "router":
+            if len(shape) == 2 and name not in ("router", "kv_b"):
                 total -= count * (_tensor_bytes(name, shape, weight_format) - _tensor_bytes(name, shape, "fp8"))
     if spec.int4 and weight_format != "fp8":
         for name, shape, count in each_shape(share):
@@ -70,7 +72,10 @@ def gpu_weight_bytes(spec: ModelSpec, weight_format: WeightFormat, num_gpus: int
 
 
 def kv_token_bytes(spec: ModelSpec, item_bytes: int = 2) -> int:
+    """Of keys and values, or of latents where they are made from these."""
     num_layers = spec.num_layers - (len(spec.linear.layers) if spec.linear else 0)
+    if spec.latent:
+        return num_layers * spec.latent.width * item_bytes
     return 2 * num_layers * spec.num_kv_heads * spec.head_dim * item_bytes
 
 
@@ -82,7 +87,7 @@ def split_kv(spec: ModelSpec, kv_bytes: int, item_bytes: int, block_size: int, s
     block_bytes = block_size * kv_token_bytes(spec, item_bytes)
     own_bytes = block_bytes * len(windows) // max(1, len(spec.kv_layers))
     plain = kv_bytes // block_bytes
-    if not windows or own_bytes == block_bytes:
+    if not windows or own_bytes == block_bytes or spec.linear or spec.latent:
         return plain, 0
     seen = -(-max(windows) // block_size)
     share = (seen + 2) * block_size / RESUME_TOKENS
@@ -98,6 +103,13 @@ def state_bytes(spec: ModelSpec) -> int:
         return 0
     memory = spec.linear.value_size * spec.linear.key_dim
     return 4 * len(spec.linear.layers) * (memory + (spec.linear.conv_width - 1) * spec.linear.conv_size)
+
+
+def num_states(spec: ModelSpec, kv_bytes: int, item_bytes: int = 2) -> int:
+    """Slots for the recurrent states of a hybrid that a part of the memory for KV is given to."""
+    if not spec.linear:
+        return 0
+    return max(MIN_STATES, kv_bytes // (state_bytes(spec) + _STATE_TOKENS * kv_token_bytes(spec, item_bytes)))
 
 
 def check_fits(name: str, parts: Mapping[str, int], free_bytes: int, *, have: str, advice: str = "") -> None:
@@ -160,7 +172,8 @@ def fit_kv_gpu(
     if companion:
         weights_bytes += gpu_weight_bytes(companion, weight_format, 1)
         token_bytes += kv_token_bytes(companion, kv_item_bytes)
-    parts = {"weights": weights_bytes, "KV": min_tokens * token_bytes, "working memory": working_bytes}
+    least_bytes = min_tokens * token_bytes + MIN_STATES * state_bytes(spec)
+    parts = {"weights": weights_bytes, "KV": least_bytes, "working memory": working_bytes}
     need_bytes = sum(parts.values())
     allowed_bytes = min(int(total_bytes * share), free_bytes)
     left_bytes = allowed_bytes - weights_bytes - working_bytes
@@ -195,14 +208,15 @@ def _outer_shapes(spec: ModelSpec, weight_format: WeightFormat) -> dict[str, tup
 
 
 def _tensor_bytes(name: str, shape: tuple[int, ...], weight_format: WeightFormat) -> int:
-    """As the CPU backend holds it: vectors in float32, and the embedding, which is looked up, never below int8.
+    """As the CPU backend holds it: vectors in float32, as what makes keys and values of latents, and the embedding,
+    which is looked up, never below int8.
 
-    fp8 is the GPU's, which leaves the embedding and routers in bf16.
+    fp8 is the GPU's, which leaves the embedding, routers and what latents are multiplied with in bf16.
     """
     count = prod(shape)
-    if len(shape) == 1 or weight_format == "f32":
+    if len(shape) == 1 or weight_format == "f32" or (name == "kv_b" and weight_format in ("int8", "int4")):
         return 4 * count
-    if weight_format == "bf16" or (weight_format == "fp8" and name in ("embed", "router")):
+    if weight_format == "bf16" or (weight_format == "fp8" and name in ("embed", "router", "kv_b")):
         return 2 * count
     if weight_format == "fp8":
         return count + 4 * shape[0]

@@ -19,11 +19,12 @@ _YARN_FAST, _YARN_SLOW = 32.0, 1.0  # turns within the original context
 
 def rotary_frequencies(spec: ModelSpec) -> NDArray[np.float32]:
     """Radians a token, for each pair of dimensions; 0 for those that do not turn."""
-    rotary_dim = spec.rotary_dim or spec.head_dim
+    head_dim = spec.latent.rope_dim if spec.latent else spec.head_dim
+    rotary_dim = spec.rotary_dim or head_dim
     frequencies = spec.rope_theta ** -(np.arange(0, rotary_dim, 2, dtype=np.float64) / rotary_dim)
     if spec.rope_scaling:
         frequencies /= spec.rope_scaling.divisors
-    still = np.zeros((spec.head_dim - rotary_dim) // 2)
+    still = np.zeros((head_dim - rotary_dim) // 2)
     return np.concatenate([frequencies, still], dtype=np.float32)
 
 
@@ -103,11 +104,11 @@ def _yarn(config: Mapping[str, Any], wavelengths: NDArray[np.float64], max_conte
     if magnitude is None:
         upper, lower = config.get("mscale"), config.get("mscale_all_dim")
         is_given = upper and lower
-        magnitude = _length(factor, upper) / _length(factor, lower) if is_given else _length(factor, 1.0)
+        magnitude = yarn_length(factor, upper) / yarn_length(factor, lower) if is_given else yarn_length(factor, 1.0)
     return _blend(1 - np.clip(ramp, 0, 1), factor, float(magnitude))
 
 
-def _length(factor: float, weight: Any) -> float:
+def yarn_length(factor: float, weight: Any) -> float:
     return 0.1 * float(weight) * log(factor) + 1 if factor > 1 else 1.0
 
 

@@ -11,18 +11,9 @@ from numpy.typing import NDArray
 from hotloop.core.errors import ModelError
 
 Family = Literal[
-    "llama",
-    "qwen2",
-    "qwen3",
-    "qwen3moe",
-    "mixtral",
-    "gptoss",
-    "glm4moe",
-    "qwen3next",
-    "qwen35",
-    "qwen35moe",
-    "transformers",
-]
+    "llama", "qwen2", "qwen3", "qwen3moe", "mixtral", "gptoss", "glm4moe", "qwen3next", "qwen35", "qwen35moe",
+    "deepseek2", "deepseek3", "glm4moelite", "transformers",
+]  # fmt: skip
 Int4Method = Literal["awq", "gptq", "compressed-tensors"]
 
 
@@ -92,6 +83,10 @@ class ExpertsSpec:
     """Whether the files hold the experts' matrices in MXFP4."""
     num_dense: int = 0
     """Layers before the first with experts, which have an MLP."""
+    num_groups: int = 1
+    """Neighbours that a router looks at together first: it chooses among the experts of the best groups alone. A group
+    is as good as its best expert, or as its best two together where scores are sigmoids."""
+    num_chosen_groups: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +113,34 @@ class LinearSpec:
     def conv_size(self) -> int:
         """Queries, keys and values."""
         return 2 * self.key_size + self.value_size
+
+
+@dataclass(frozen=True, slots=True)
+class LatentSpec:
+    """Multi-head latent attention (MLA): of a token one latent is kept, which every head makes its key and its value
+    from, and one rotary key that all heads have in common.
+
+    kept     [ latent, kv_rank | rotary key, rope_dim ]
+    a query  [ nope_dim | rope_dim ]      the first part meets the key made from the latent, the second the rotary key
+    """
+
+    q_rank: int | None
+    """Of the latent that queries are made from; None: they are made from the token itself."""
+    kv_rank: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+    scale: float
+    """Of logits."""
+    is_interleaved: bool = True
+    """Whether the files have the dimensions of a rotary pair side by side."""
+    norm_eps: float = 1e-6
+    """Of the norms of latents, whatever the model's own is."""
+
+    @property
+    def width(self) -> int:
+        """Of what is kept."""
+        return self.kv_rank + self.rope_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +173,8 @@ class ModelSpec:
     """What layers have in place of an MLP, if anything."""
     linear: LinearSpec | None = None
     """The layers without KV of a hybrid, if it is one. Its attention has a gate, and its norms are stored less one."""
+    latent: LatentSpec | None = None
+    """How attention makes keys and values, if from latents. A head's dimensions are then those of its query."""
     int4: Int4Spec | None = None
     """How the files hold the matrices of layers, if in four bits."""
     fp8: Fp8Spec | None = None
@@ -161,6 +186,11 @@ class ModelSpec:
     def kv_layers(self) -> list[int]:
         """The layers that have KV."""
         return [layer for layer in range(self.num_layers) if not self.is_linear(layer)]
+
+    @property
+    def mixed_size(self) -> int:
+        """Of what the heads of attention come to, side by side."""
+        return self.num_heads * (self.latent.value_dim if self.latent else self.head_dim)
 
     def is_linear(self, layer: int) -> bool:
         return self.linear is not None and layer in self.linear.layers
@@ -244,6 +274,9 @@ class Fp8Stored:
         num_out, num_in = self.data.shape
         return num_out, num_in
 
+    def rows(self, rows: NDArray[np.intp]) -> "Fp8Stored":
+        return Fp8Stored(self.data[rows], self.scales[rows], self.group_size)
+
 
 AnyStored: TypeAlias = Stored | Int4Stored | Fp8Stored
 
@@ -267,6 +300,8 @@ class Weights(Protocol):
     `attn_norm` `q` `k` `v` `o` `q_bias` `k_bias` `v_bias` `o_bias` `q_norm` `k_norm` `sinks` `mlp_norm` and
     `gate` `up` `down`, or of a mixture of experts `router` `router_bias` `shared_gate` `shared_up` `shared_down`, and
     for each expert `experts.M.` + `gate` `up` `down` `gate_bias` `up_bias` `down_bias`
+
+    Latent attention has `kv_a` `kv_a_norm` `kv_b` for `k` and `v`, and for `q` it may have `q_a` `q_a_norm` `q_b`.
 
     Matrices are [out, in]. Rotary halves are kept apart, as Hugging Face does, never interleaved.
     `head` is absent where the head is tied to `embed`.

@@ -7,18 +7,24 @@ bytes in GPT-2's alphabet, and SentencePiece ones, which write a space as ▁ an
 
 import json
 import re
+import threading
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import tokenizers
 
-from hotloop.core.errors import ModelError
+from hotloop.core.errors import ModelError, RequestError
 
 # Tokens that end a turn wherever a vocabulary has them as special tokens, whether or not the metadata says so.
 _END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "</s>")
 # Where an answer is made of several messages, an end is that of one of them.
 _END_OF_ANSWER = ("<|return|>", "<|call|>")
+MAX_VOCAB = 1 << 24
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_MAX_SHRINK = 3  # what a text may lose of its bytes when it is normalised: Hangul, composed, has a third of them
+_LARGE_CHARS = 1 << 18
+_MAX_LARGE = 2  # large texts that are tokenized at a time: each takes some 400 bytes of memory a token
 
 
 def _gpt2_alphabet() -> dict[str, int]:
@@ -44,7 +50,14 @@ class Tokenizer:
     ) -> None:
         self._bytes: dict[int, bytes] = {}  # of tokens that were asked for
         self._inner = inner
-        self.vocab_size = max(inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self._large = threading.BoundedSemaphore(_MAX_LARGE)
+        vocab = inner.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(vocab.values(), default=-1) + 1
+        longest = max((len(piece.encode()) for piece in vocab), default=1)
+        self.max_token_bytes = longest * (_MAX_SHRINK if inner.normalizer else 1)
+        """No token stands for more bytes of a text than this."""
+        if self.vocab_size > MAX_VOCAB:
+            raise ModelError(f"the tokenizer has ids up to {self.vocab_size - 1}; at most {MAX_VOCAB} are read")
         self.bos_id = bos_id
         self.wants_bos = wants_bos and bos_id is not None
         """Whether the model expects a plain text, one that no chat template wrote, to begin with `bos_id`."""
@@ -68,8 +81,12 @@ class Tokenizer:
     def encode(self, text: str, *, add_bos: bool = False) -> list[int]:
         """Token ids of a text; special tokens written in it are recognised."""
         begin = [self.bos_id] if add_bos and self.bos_id is not None else []
-        # The batch call, unlike the plain one, lets other threads run meanwhile and skips the offsets.
-        return begin + self._inner.encode_batch_fast([readable(text)], add_special_tokens=False)[0].ids
+        try:
+            # The batch call, unlike the plain one, lets other threads run meanwhile and skips the offsets.
+            with self._large if len(text) > _LARGE_CHARS else nullcontext():
+                return begin + self._inner.encode_batch_fast([readable(text)], add_special_tokens=False)[0].ids
+        except BaseException as error:
+            raise RequestError(f"the tokenizer cannot encode this text: {rust_reason(error)}") from None
 
     def split(self, text: str) -> Iterator[tuple[str, int | None]]:
         """The special tokens written in a text, and the pieces between them, which are cut into tokens independently.
@@ -130,6 +147,13 @@ class Tokenizer:
 
     def has_special(self, token_ids: Iterable[int]) -> bool:
         return not self._special.keys().isdisjoint(token_ids)
+
+
+def rust_reason(error: BaseException) -> str:
+    """Why `tokenizers` failed, in one line: it raises bare Exceptions, or panics, which are none. Raises all else."""
+    if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        raise error
+    return f"{' '.join(str(error).split()):.300}"
 
 
 def readable(text: str) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from hotloop.border.requests import OPEN_PATHS, REQUEST_ID_HEADER, has_key, parse_request_id
+from hotloop.border.requests import OPEN_PATHS, REQUEST_ID_HEADER, has_key, parse_request_id, read_keys
 from hotloop.core.config import parse_bytes
 from hotloop.core.errors import HotloopError
 from hotloop.router.client_stream import ClientStream
@@ -24,7 +24,7 @@ from hotloop.router.config import FleetConfig
 from hotloop.router.errors import RouteError, as_route_error, error_headers, render_error, render_event
 from hotloop.router.kinds import PATHS, Api
 from hotloop.router.metrics import CONTENT_TYPE, RouterMetrics
-from hotloop.router.proxy import BadAnswer, Proxy, kept_headers, relay, send_whole
+from hotloop.router.proxy import BadAnswer, Proxy, is_redirect, kept_headers, relay, send_whole
 from hotloop.router.replicas.fleet import Fleet
 from hotloop.router.request import RoutedRequest, parse_request
 from hotloop.router.spans import RouteRecorder, RouteSpan
@@ -100,13 +100,16 @@ class RouterApp:
         self._max_body = parse_bytes(config.router.max_body)
         self._proxy = Proxy(self.fleet, self._max_body, on_failure=self.metrics.count_failure)
         self._tiered = TieredRequests(parse_tiers(config.tables), self._proxy)
-        self._key = config.router.api_key.encode() if config.router.api_key else None
+        self._keys = read_keys(config.router.api_key, config.router.api_key_file)
 
     def reload(self, config: FleetConfig) -> None:
         """Replicas come and go, and tiers are other ones. Raises ConfigError, and then nothing has changed."""
         tiered = TieredRequests(parse_tiers(config.tables), self._proxy)
+        keys = read_keys(config.router.api_key, config.router.api_key_file)
         self.fleet.reload(config)
         self._tiered = tiered
+        if self._keys and keys:  # whether there are any is settled at the start
+            self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -120,7 +123,7 @@ class RouterApp:
         is_anthropic = scope["path"].startswith("/v1/models") and VERSION_HEADER.encode() in headers
         told = "messages" if is_anthropic else api  # in which shape what fails is told
         try:
-            if self._key and scope["path"] not in OPEN_PATHS and not has_key(headers, self._key):
+            if self._keys and scope["path"] not in OPEN_PATHS and not has_key(headers, self._keys):
                 raise RouteError(401, "invalid_api_key", "the API key is missing or wrong")
             await self._dispatch(scope, caller, api)
         except HotloopError as error:
@@ -200,6 +203,8 @@ class RouterApp:
 
     async def _hand_on(self, response: UpstreamResponse, caller: ClientCall) -> None:
         """A stream piece by piece. One that breaks off ends early: its client can come back for the rest."""
+        if is_redirect(response):
+            raise RouteError(502, "replica_failed", f"a replica answered {response.status}")
         headers = kept_headers(response.headers)
         if not dict(headers).get(b"content-type", b"").startswith(b"text/event-stream"):
             await caller.send_whole(response.status, headers, await read_body(response, self._max_body))

@@ -35,7 +35,10 @@ REFUSED = frozenset({401, 403})
 BUSY = frozenset({429, 529})
 """Too much to do is not broken."""
 DROPPED = frozenset({b"date", b"server", b"set-cookie", b"x-request-id", b"request-id", b"content-length"})
-"""Headers of a replica's answer that are not the client's business, or are written anew."""
+DROPPED |= {b"location", b"refresh", b"alt-svc", b"strict-transport-security", b"clear-site-data"}
+"""Headers of a replica's answer that are not the client's business, or are written anew. Nor are those by which it
+says which pages may read it: that is for the router to say, and it says none."""
+_CORS = b"access-control-"
 ROUTE_HEADER = b"x-hotloop-route"
 NOTES_HEADER = b"x-hotloop-notes"
 MAX_ERROR_BYTES = 64 << 10
@@ -49,8 +52,8 @@ class BadAnswer(RouteError):
     """A replica answered with an error: what it said, for the client if nobody answers better."""
 
     def __init__(self, response: UpstreamResponse, status: int, body: bytes) -> None:
-        self.is_for_client = response.status not in REFUSED
-        about = f"answered {response.status}" if self.is_for_client else "refused the router's own key"
+        self.is_for_client = response.status not in REFUSED and not is_redirect(response)
+        about = "refused the router's own key" if response.status in REFUSED else f"answered {response.status}"
         super().__init__(status if self.is_for_client else 502, "replica_failed", f"a replica {about}")
         self.headers = response.headers
         self.body = body
@@ -170,7 +173,7 @@ class Proxy:
         response = await replica.upstream.send(sent)
         replica.last_byte_at = time.monotonic()
         try:
-            is_started = response.status < 400 and is_stream(response.headers)
+            is_started = response.status < 300 and is_stream(response.headers)
             headers = answer_headers(response, place, attempts, translation)
             if is_started and attempts.client:
                 await attempts.client.accept(headers)
@@ -183,6 +186,8 @@ class Proxy:
 
     async def _hold(self, place: Place, response: UpstreamResponse, translation: Translation | None) -> ProxiedAnswer:
         status = response.status
+        if is_redirect(response):
+            raise BadAnswer(response, status, b"")
         body = await read_body(response, MAX_ERROR_BYTES if status >= 400 else self.max_held_bytes)
         if translation:
             status, body = translation.answer(status, body)
@@ -318,5 +323,10 @@ async def send_whole(
         await client.send_whole(status, headers, body)
 
 
+def is_redirect(response: UpstreamResponse) -> bool:
+    """Neither followed, which would be a way to anywhere, nor passed on, which would send the client there."""
+    return 300 <= response.status < 400
+
+
 def kept_headers(headers: Headers) -> list[tuple[bytes, bytes]]:
-    return [header for header in headers if header[0] not in DROPPED]
+    return [header for header in headers if header[0] not in DROPPED and not header[0].startswith(_CORS)]

@@ -36,7 +36,15 @@ class RouterServer(ApiServer):
         self._read_config = read_config
         self._on_ready = on_ready
         router, shown = config.router, page(self.app) if page else None
-        super().__init__(self.app, shown, host=router.host, port=router.port, grace_s=router.drain_timeout_s)
+        super().__init__(
+            self.app,
+            shown,
+            host=router.host,
+            port=router.port,
+            grace_s=router.drain_timeout_s,
+            is_open=not (router.api_key or router.api_key_file),
+            allowed_hosts=router.allowed_hosts,
+        )
 
     def reload(self) -> None:
         """Read the file again; one that cannot be read changes nothing."""

@@ -21,7 +21,7 @@ from starlette.routing import Route
 
 from hotloop.border.listen import url_of
 from hotloop.border.page import Application
-from hotloop.border.requests import REQUEST_ID_HEADER
+from hotloop.border.requests import REQUEST_ID_HEADER, read_keys
 from hotloop.border.serving import ApiServer
 from hotloop.core.config import ServerConfig
 from hotloop.core.errors import DeviceLost, HotloopError
@@ -63,8 +63,8 @@ def create_app(engine: Engine, config: ServerConfig, tracer: Tracer | None = Non
         cors: Any = {"allow_methods": ("GET", "POST", "DELETE"), "allow_headers": ("*",)}
         shown = (REQUEST_ID_HEADER, "retry-after")
         middleware.append(Middleware(CORSMiddleware, allow_origins=config.cors_origins, expose_headers=shown, **cors))
-    if config.api_key:
-        middleware.append(Middleware(KeyCheck, api_key=config.api_key))
+    if keys := read_keys(config.api_key, config.api_key_file):
+        middleware.append(Middleware(KeyCheck, keys=keys))
     handlers = {HotloopError: on_error, HTTPException: on_error, ClientDisconnect: on_error, Exception: on_bug}
     app = Starlette(routes=ROUTES, middleware=middleware, exception_handlers=handlers)
     app.state.service = service
@@ -92,7 +92,16 @@ class HttpServer(ApiServer):
     ) -> None:
         app = create_app(engine, config, tracer)
         # The drain ends every stream by itself; the time beyond is for a client that does not read what it is sent.
-        super().__init__(app, page, host=config.host, port=config.port, grace_s=config.drain_timeout_s + 5)
+        self._has_key = bool(config.api_key or config.api_key_file)
+        super().__init__(
+            app,
+            page,
+            host=config.host,
+            port=config.port,
+            grace_s=config.drain_timeout_s + 5,
+            is_open=not self._has_key,
+            allowed_hosts=config.allowed_hosts,
+        )
         self._engine = engine
         self._settings = config
         self._service: Service = app.state.service
@@ -116,7 +125,7 @@ class HttpServer(ApiServer):
         url = url_of(sockets[0])
         self._service.recorder.listen_at(sockets[0].getsockname()[1])
         is_chat = self._engine.template is not None
-        self._on_ready(url, curl_line(url, is_chat=is_chat, has_key=bool(self._settings.api_key)))
+        self._on_ready(url, curl_line(url, is_chat=is_chat, has_key=self._has_key))
 
     async def on_tick(self, counter: int) -> bool:
         """Asked ten times a second whether to stop. A device that is lost will serve nobody in this process."""

@@ -4,6 +4,7 @@ Pure ASGI: nothing here buffers a response or stands between a stream and its cl
 """
 
 import time
+from collections.abc import Sequence
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
@@ -42,9 +43,9 @@ class RequestIds:
 
 
 class KeyCheck:
-    def __init__(self, app: ASGIApp, api_key: str) -> None:
+    def __init__(self, app: ASGIApp, keys: Sequence[bytes]) -> None:
         self._app = app
-        self._expected = api_key.encode()
+        self._expected = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS or has_key(dict(scope["headers"]), self._expected):

@@ -9,7 +9,7 @@ from functools import partial
 
 from hotloop.chat.prompt import ChatInput, Prompt
 from hotloop.chat.stream import CallParser, PlainText
-from hotloop.core.errors import RequestError
+from hotloop.core.errors import PromptTooLong, RequestError
 from hotloop.core.message import Message
 from hotloop.core.request import SamplingParams
 from hotloop.server.calling import Calling, parse_calling
@@ -36,15 +36,17 @@ def make_job(
 ) -> Job:
     """`is_silent`: the prompt is only prefilled. The engine cannot say nothing, so it says one token to nobody."""
     calling, transcript = parse_calling(request, is_strict=service.strict_tools), parse_transcript(request)
-    bound = Bound() if is_silent else answer_grammar(parse_constraint(request, options), calling, service)
     wish = parse_wish(request, service.template_source, service.max_thinking)
     conversation = make_chat_input(request, options, calling, transcript, wish, is_silent=is_silent)
+    prompt = _write(conversation, request, service, caller.scope)
+    max_tokens, clamped = _fit(request, prompt, service)
+    bound = Bound()
+    if not is_silent and service.engine.has_room(len(prompt.token_ids)):  # it is refused otherwise: nothing is compiled
+        bound = answer_grammar(parse_constraint(request, options), calling, service)
     if conversation.begun:
         bound = bound.go_on_from(conversation.begun)
     elif bound.grammar and not calling.is_possible:
         bound = replace(bound, grammar=service.tool_format.wrap(bound.grammar))
-    prompt = service.prompts.chat(conversation, scope=caller.scope)
-    max_tokens, clamped = _fit(request, prompt, service)
     has_marks = (calling.is_possible and service.tool_format.keep_special) or (
         service.prompts.thinking is not None and service.prompts.thinking.is_special
     )
@@ -102,7 +104,17 @@ def make_prompt(
     calling, transcript = parse_calling(request, is_strict=service.strict_tools), parse_transcript(request)
     wish = parse_wish(request, service.template_source, service.max_thinking)
     conversation = make_chat_input(request, options, calling, transcript, wish, is_silent=is_silent)
-    return service.prompts.chat(conversation, scope=scope)
+    return _write(conversation, request, service, scope)
+
+
+def _write(conversation: ChatInput, request: ApiRequest, service: Service, scope: str) -> Prompt:
+    try:
+        return service.prompts.chat(conversation, scope=scope)
+    except PromptTooLong as error:
+        if request.api == "messages":
+            raise _too_long(error.num_prompt, service) from None
+        error.param = request.turns_param
+        raise
 
 
 def make_chat_input(
@@ -137,12 +149,17 @@ def _parse_beginning(messages: Sequence[Message], param: str) -> str:
 
 
 def _fit(request: ApiRequest, prompt: Prompt, service: Service) -> tuple[int | None, tuple[str, ...]]:
-    """Clients ask for more tokens than any context has: they get what is left of it, and are told so. Anthropic's know
-    the words of this refusal: they make the conversation shorter and try again."""
-    num_prompt, max_context = len(prompt.token_ids), service.engine.max_context
-    room = max_context - num_prompt
+    """Clients ask for more tokens than any context has: they get what is left of it, and are told so."""
+    num_prompt = len(prompt.token_ids)
+    room = service.engine.max_context - num_prompt
     if room < 1 and request.api == "messages":
-        raise RequestError(f"prompt is too long: {num_prompt} tokens > {max_context - 1} maximum", param="messages")
+        raise _too_long(num_prompt, service)
     if room < 1 or (request.max_tokens or 0) <= room:
         return request.max_tokens, ()
     return room, (f"max_tokens: {request.max_tokens} became {room}, all that the context has room for",)
+
+
+def _too_long(num_prompt: int, service: Service) -> RequestError:
+    """Anthropic's clients know the words of this refusal: they make the conversation shorter and try again."""
+    limit = service.engine.max_context - 1
+    return RequestError(f"prompt is too long: {num_prompt} tokens > {limit} maximum", param="messages")

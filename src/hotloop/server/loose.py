@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from hotloop.border.json_schema import find_misfit
-from hotloop.chat.stream import CallParser
+from hotloop.chat.stream import CallParser, WrappedParser
 from hotloop.chat.tool_format import ToolFormat
 from hotloop.chat.tools import ToolChoice
 from hotloop.core.errors import RequestError
@@ -160,41 +160,30 @@ def tell(dropped: tuple[str, ...]) -> str:
     return f"not enforced, but checked afterwards: {told}{more}"
 
 
-class CheckedParser:
+class CheckedParser(WrappedParser):
     """A parser that looks at what it has parsed: calls and answers that break what was not enforced are told."""
 
     def __init__(
         self,
-        inner: CallParser,
+        parser: CallParser,
         checks: Mapping[str, tuple[str, Any]],
         on_change: Callable[[str], None],
         begun: str = "",
     ) -> None:
-        self._inner = inner
+        super().__init__(parser)
         self._checks = checks
         self._on_change = on_change
         self._names: dict[int, str] = {}
         self._texts: dict[int, list[str]] = {}
         self._answer = [begun] if begun else []
 
-    @property
-    def num_calls(self) -> int:
-        return self._inner.num_calls
-
-    @property
-    def is_calling(self) -> bool:
-        return self._inner.is_calling
-
-    def push(self, text: str) -> list[StreamEvent]:
-        return self._seen(self._inner.push(text))
-
     def finish(self, *, is_cut: bool = False) -> list[StreamEvent]:
-        events = self._seen(self._inner.finish(is_cut=is_cut))
-        if ANSWER in self._checks and self._answer and not self._inner.num_calls and not is_cut:
+        events = super().finish(is_cut=is_cut)
+        if ANSWER in self._checks and self._answer and not self.num_calls and not is_cut:
             self._check(ANSWER, "the answer does", "".join(self._answer))
         return events
 
-    def _seen(self, events: list[StreamEvent]) -> list[StreamEvent]:
+    def _pass(self, events: list[StreamEvent]) -> list[StreamEvent]:
         for event in events:
             match event:
                 case TextDelta(text) if ANSWER in self._checks:

@@ -44,7 +44,9 @@ class Service:
             word_late_system=config.word_late_system,
         )
         thinking = choose_thinking(engine.template, engine.tokenizer, config.thinking_format)
-        self.prompts = Prompts(engine.template, engine.tokenizer, self.tool_format, rules, thinking)
+        self.prompts = Prompts(
+            engine.template, engine.tokenizer, self.tool_format, rules, thinking, max_context=engine.max_context
+        )
         self.template_source = engine.template.source if engine.template else ""
         self.loosener = Loosener(self.tool_format, engine.tokenizer, engine.grammars)
         self.bridge = EventBridge(engine, self.metrics)

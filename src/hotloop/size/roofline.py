@@ -1,6 +1,7 @@
 """From a shape, hardware and a load to memory, waiting time and money. docs/sizing.md has the formulas in words.
 
-A step of the engine reads every weight once, and computes with the rows of all that take part:
+A step of the engine reads every weight once, of experts those that some row goes to, and computes with the rows of all
+that take part:
 
     step   = weights / bytes_s + layers x layer_s            once, whoever takes part
     row    = KV of one session / bytes_s + flop / flop_s     for each session that decodes
@@ -9,7 +10,7 @@ A step of the engine reads every weight once, and computes with the rows of all 
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from math import sqrt
+from math import ceil, sqrt
 from typing import NamedTuple
 
 from hotloop.core.config import WeightFormat
@@ -96,9 +97,13 @@ class Roofline(NamedTuple):
     hardware: Hardware
     load: Load
 
-    def step_s(self) -> float:
+    def step_s(self, num_rows: int) -> float:
         # The embedding is looked up, not read; as large as the head, it is left out by counting them as one.
-        read_bytes = self._weight_bytes(replace(self.spec, has_tied_head=True))
+        spec, experts = replace(self.spec, has_tied_head=True), self.spec.experts
+        if experts:
+            share = 1 - (1 - experts.num_chosen / experts.num_experts) ** num_rows
+            spec = replace(spec, experts=replace(experts, num_experts=ceil(share * experts.num_experts)))
+        read_bytes = self._weight_bytes(spec)
         return read_bytes / self.hardware.engine_bytes_s() + self.spec.num_layers * self.hardware.layer_s
 
     def row_s(self, context: float) -> float:
@@ -109,7 +114,7 @@ class Roofline(NamedTuple):
         spec = self.spec
         products = 2 * num_active_weights(spec) * num_new
         pairs = num_new * (num_past + num_new / 2)
-        attention = 4 * spec.num_layers * spec.num_heads * spec.head_dim * pairs
+        attention = 2 * spec.num_layers * (spec.num_heads * spec.head_dim + spec.mixed_size) * pairs
         read_s = num_past * self.token_bytes() / self.hardware.engine_bytes_s()
         return products / self._products_s() + attention / self.hardware.engine_flop_s() + read_s
 
@@ -149,7 +154,8 @@ def estimate(spec: ModelSpec, hardware: Hardware, load: Load) -> Estimate:
 
 def _feel(line: Roofline, room: Room) -> Feel:
     load, hardware = line.load, line.hardware
-    step_s, row_s = line.step_s(), line.row_s(load.context + load.tokens_out / 2)
+    step_s, row_s = line.step_s(load.sessions), line.row_s(load.context + load.tokens_out / 2)
+    alone_step_s, prompt_step_s = line.step_s(1), line.step_s(load.tokens_in)
     cold_s, warm_s = line.prefill_s(load.context, 0), line.prefill_s(load.tokens_in, load.context - load.tokens_in)
     fetch_s = room.session_bytes / hardware.link_bytes_s if room.num_host else 0.0
 
@@ -168,12 +174,12 @@ def _feel(line: Roofline, room: Room) -> Feel:
         cycle_s = max(cycle_s, load.sessions * turn_s / room.num_device)
         wait_s = cycle_s - load.gap_s - fetched_s - turn_s
     return Feel(
-        ttft_cold_s=cold_s + step_s,
-        ttft_warm_s=warm_s + step_s,
-        ttft_host_s=warm_s + step_s + fetch_s if room.num_host else None,
-        tokens_s_alone=1 / (step_s + row_s),
+        ttft_cold_s=cold_s + prompt_step_s,
+        ttft_warm_s=warm_s + prompt_step_s,
+        ttft_host_s=warm_s + prompt_step_s + fetch_s if room.num_host else None,
+        tokens_s_alone=1 / (alone_step_s + row_s),
         wait_s=wait_s,
-        ttft_loaded_s=wait_s + fetched_s + (prefill_s + step_s) / (1 - busy),
+        ttft_loaded_s=wait_s + fetched_s + (prefill_s + prompt_step_s) / (1 - busy),
         tokens_s_user=(1 - busy) / (step_s + row_s),
         tokens_s_all=load.sessions * load.tokens_out / cycle_s,
         turns_s=load.sessions / cycle_s,
@@ -200,9 +206,10 @@ def estimate_all(
     spec: ModelSpec, load: Load, hardware: Iterable[Hardware], *, num_gpus: int | None, min_tokens_s: float
 ) -> list[Estimate]:
     """With `num_gpus` of each, or with as few as keep up; with the most, if not even they do."""
-    counts = [num_gpus] if num_gpus else [count for count in _COUNTS if not spec.num_kv_heads % count]
-    if spec.num_kv_heads % counts[-1]:
-        raise ConfigError(f"{spec.num_kv_heads} heads of keys and values cannot be split over {num_gpus} GPUs")
+    num_heads = 1 if spec.latent else spec.num_kv_heads
+    counts = [num_gpus] if num_gpus else [count for count in _COUNTS if not num_heads % count]
+    if num_heads % counts[-1]:
+        raise ConfigError(f"{num_heads} heads of keys and values cannot be split over {num_gpus} GPUs")
     tried = [[estimate(spec, each.several(count), load) for count in counts] for each in hardware]
     return [next((one for one in each if one.keeps_up(min_tokens_s)), each[-1]) for each in tried]
 

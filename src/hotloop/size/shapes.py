@@ -1,8 +1,10 @@
 """Shapes of models that many run, by name, so that no file of theirs is needed."""
 
+from dataclasses import replace
+
 from hotloop.models.catalogue import list_models
 from hotloop.models.model import load_spec
-from hotloop.models.spec import Family, ModelSpec
+from hotloop.models.spec import ExpertsSpec, Family, LatentSpec, ModelSpec
 
 
 def _shape(
@@ -39,6 +41,18 @@ SHAPES = {
     "qwen3-8b": _shape("qwen3", 36, 4096, 12288, 32, 8, 151_936),
     "qwen3-14b": _shape("qwen3", 40, 5120, 17408, 40, 8, 151_936),
     "qwen3-32b": _shape("qwen3", 64, 5120, 25600, 64, 8, 151_936),
+    "deepseek-v2-lite": replace(
+        _shape("deepseek2", 27, 2048, 10944, 16, 16, 102_400, 163_840, head_dim=192),
+        latent=LatentSpec(None, kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128, scale=192**-0.5),
+        experts=ExpertsSpec(64, 6, 1408, is_normed=False, shared_size=2816, num_dense=1),
+    ),
+    "glm-4.7-flash": replace(
+        _shape("glm4moelite", 47, 2048, 10240, 20, 20, 154_880, 202_752, head_dim=256),
+        latent=LatentSpec(768, kv_rank=512, nope_dim=192, rope_dim=64, value_dim=256, scale=256**-0.5),
+        experts=ExpertsSpec(
+            64, 4, 1536, is_sigmoid=True, scale=1.8, has_router_bias=True, shared_size=1536, num_dense=1
+        ),
+    ),
 }
 
 

@@ -21,7 +21,17 @@ from hotloop.core.errors import ConfigError
 from hotloop.trace.content import Content
 from hotloop.trace.money import PriceTable
 from hotloop.trace.span import Span
-from hotloop.trace.tables import SPAN_COLUMNS, as_span, insert, open_to_read, open_to_write, transaction
+from hotloop.trace.tables import (
+    SPAN_COLUMNS,
+    StoreDamaged,
+    as_span,
+    insert,
+    is_damage,
+    open_to_read,
+    open_to_write,
+    set_aside,
+    transaction,
+)
 from hotloop.trace.tracer import Losses
 
 log = logging.getLogger(__name__)
@@ -45,7 +55,8 @@ class Bounds:
 
 
 class StoreTracer:
-    """Writes spans to a store in the background. Raises ConfigError where there can be none."""
+    """Writes spans to a store in the background. Raises ConfigError where there can be none. One that is damaged is set
+    aside, and a new one begun."""
 
     is_on = True
 
@@ -56,7 +67,8 @@ class StoreTracer:
         self._content = content or Content()
         self.keeps_content = self._content.is_kept
         self._bounds = bounds or Bounds()
-        self._connection = open_to_write(self.path)
+        self._is_damaged = False
+        self._connection = self._open()
         self._pending: deque[Span] = deque(maxlen=MAX_PENDING)
         self._batch: list[Span] = []  # taken, and not yet committed
         self._lock = threading.Lock()
@@ -99,6 +111,15 @@ class StoreTracer:
         if self._num_dropped:
             log.warning("the trace lost %d spans: %s could not be written in time", self._num_dropped, self.path)
 
+    def _open(self) -> sqlite3.Connection:
+        try:
+            return open_to_write(self.path, is_doubted=self._is_damaged)
+        except StoreDamaged as error:
+            if not (aside := set_aside(self.path)):
+                raise
+            log.warning("%s: it was set aside as %s, and a new one is begun", error, aside)
+            return open_to_write(self.path)
+
     def _work(self) -> None:
         while not self._is_closing.is_set():
             self._has_news.wait()
@@ -114,16 +135,21 @@ class StoreTracer:
         while self._pending and len(self._batch) < _MAX_BATCH:
             self._batch.append(self._pending.popleft())
         try:
+            if self._is_damaged:
+                self._connection.close()
+                self._connection = self._open()
+                self._is_damaged = False
             insert(self._connection, map(self._content.clean, self._batch))
             self._batch.clear()
             self._has_failed = False
             if time.monotonic() - self._bounded_at >= _BOUND_EVERY_S:
                 bound(self._connection, self._bounds)
                 self._bounded_at = time.monotonic()
-        except sqlite3.Error as error:
+        except (sqlite3.Error, ConfigError) as error:
             if not self._has_failed:
                 log.warning("the trace cannot be written to %s and is tried again: %s", self.path, error)
             self._has_failed = True
+            self._is_damaged = self._is_damaged or is_damage(error)
             self._num_failed += 1
             return False
         except Exception:  # the top of this thread: who tells nonsense must not end what others record
@@ -208,9 +234,12 @@ class TraceStore:
     def __init__(self, path: Path | str, *, prices: PriceTable | None = None) -> None:
         self.path = Path(path)
         self._prices = prices or PriceTable()
+        self._lock = threading.Lock()
+        self._connect()
+
+    def _connect(self) -> None:
         self._connection = open_to_read(self.path)
         self._connection.row_factory = sqlite3.Row
-        self._lock = threading.Lock()
 
     def runs(
         self,
@@ -270,7 +299,13 @@ class TraceStore:
     def _query(self, query: str, *values: Any) -> list[sqlite3.Row]:
         with self._lock:
             try:
-                return self._connection.execute(query, values).fetchall()
+                try:
+                    return self._connection.execute(query, values).fetchall()
+                except sqlite3.DatabaseError as error:
+                    if not is_damage(error):
+                        raise
+                    self._connect()  # whoever writes it may have begun a new one
+                    return self._connection.execute(query, values).fetchall()
             except (sqlite3.Error, UnicodeEncodeError, OverflowError) as error:  # the others: of what was asked
                 raise ConfigError(f"cannot read the trace store {self.path}: {error}") from None
 

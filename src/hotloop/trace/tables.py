@@ -6,8 +6,9 @@ runs    one row a trace, summed up in the same transaction, so that a list is re
 """
 
 import sqlite3
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,11 @@ from hotloop.core.errors import ConfigError
 from hotloop.trace import names
 from hotloop.trace.span import Span, with_current_names
 from hotloop.trace.tree import SpanNode, is_open
+
+
+class StoreDamaged(ConfigError):
+    """What is at that path is no database, or one that cannot be read any more."""
+
 
 VERSION = 3
 BUSY_S = 5.0  # how long a writer waits for another; each holds the lock for a few milliseconds
@@ -71,19 +77,21 @@ ON CONFLICT (trace_id) DO UPDATE SET start_ns = min(start_ns, excluded.start_ns)
 money = money + excluded.money, {", ".join(f"{name} = {name} + excluded.{name}" for name in _SUMS)}
 """
 
+_DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+_MAGIC = b"SQLite format 3\0"
 _UNSAYABLE = (ValueError, TypeError, OverflowError, RecursionError)
 
 _decoder = msgspec.json.Decoder(dict[str, Any])
 
 
-def open_to_write(path: Path) -> sqlite3.Connection:
-    """The store at a path, made if it is not there. Raises ConfigError."""
+def open_to_write(path: Path, *, is_doubted: bool = False) -> sqlite3.Connection:
+    """The store at a path, made if it is not there; one that is doubted is looked through. Raises ConfigError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch(mode=0o600, exist_ok=True)  # readable by its owner only: it records what agents did
     except OSError as error:
         raise ConfigError(f"cannot open the trace store {path}: {error}") from None
-    return _connect(path, str(path), _prepare)
+    return _connect(path, str(path), _check if is_doubted else _prepare)
 
 
 def open_to_read(path: Path) -> sqlite3.Connection:
@@ -104,14 +112,37 @@ def _connect(path: Path, address: str, prepare: Callable[[sqlite3.Connection, Pa
             connection.close()
             raise
     except sqlite3.Error as error:
-        raise ConfigError(f"cannot open the trace store {path}: {error}") from None
+        kind = StoreDamaged if is_damage(error) else ConfigError
+        raise kind(f"cannot open the trace store {path}: {error}") from None
     return connection
+
+
+def is_damage(error: Exception) -> bool:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGED  # the upper bits say more about it
+
+
+def set_aside(path: Path) -> Path | None:
+    """Give a damaged store another name, which is returned. None if it may be somebody's file that never was one."""
+    with path.open("rb") as file:
+        if path.suffix != ".db" and file.read(len(_MAGIC)) != _MAGIC:
+            return None
+    aside = path.with_name(f"{path.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}")
+    for ending in ("", "-wal", "-shm"):
+        with suppress(FileNotFoundError):
+            Path(f"{path}{ending}").rename(f"{aside}{ending}")
+    return aside
 
 
 def _update(connection: sqlite3.Connection, path: Path) -> None:
     if _version(connection) in _MIGRATIONS:
         open_to_write(path).close()
     _check_version(connection, path)
+
+
+def _check(connection: sqlite3.Connection, path: Path) -> None:
+    _prepare(connection, path)
+    if (found := connection.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
+        raise StoreDamaged(f"the trace store {path} is damaged: {found.splitlines()[-1]}")
 
 
 def _prepare(connection: sqlite3.Connection, path: Path) -> None:

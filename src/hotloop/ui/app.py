@@ -5,7 +5,7 @@ request. No text of a user's is ever put into HTML here: there is one HTML file,
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from hotloop.border.page import PAGE_PATH, is_own_name
+from hotloop.border.page import PAGE_PATH, OwnNames
 from hotloop.border.requests import has_key
 from hotloop.core.errors import HotloopError
 from hotloop.ui.source import RunFilter
@@ -45,9 +45,9 @@ HEADERS = {
 }
 
 
-def create_ui(source: StoreSource, *, api_key: str | None = None, host: str = "") -> Starlette:
-    """Everything below /ui, as an application of its own. `host` is the name it is served at: without a key no other
-    name is answered to, but for addresses and this machine's own.
+def create_ui(source: StoreSource, *, keys: Sequence[bytes] = (), names: Sequence[str] = ()) -> Starlette:
+    """Everything below /ui, as an application of its own. Without keys it answers only to names of its own; `names`
+    are more of them.
     """
     api, files = _Api(source), _Files(directory=_STATIC)
     routes = [
@@ -60,23 +60,20 @@ def create_ui(source: StoreSource, *, api_key: str | None = None, host: str = ""
         Route(f"{_API}/runs/{{id}}", api.run),
         Route(f"{_API}/runs/{{id}}/lint", api.lint),
     ]
-    guarded = Mount("", routes=routes, middleware=[Middleware(_Guard, api_key=api_key, host=host)])
+    own = [] if keys else [Middleware(OwnNames, names=names)]
+    guarded = Mount("", routes=routes, middleware=[Middleware(_Guard, keys=keys), *own])
     return Starlette(routes=[guarded], exception_handlers={HTTPException: _refuse, HotloopError: _refuse})
 
 
 class _Guard:
-    """With a key, the API is for who carries it; without one, only our own names are answered to."""
+    """With keys, the API is for who carries one."""
 
-    def __init__(self, app: ASGIApp, api_key: str | None, host: str) -> None:
+    def __init__(self, app: ASGIApp, keys: Sequence[bytes]) -> None:
         self._app = app
-        self._key = api_key.encode() if api_key else None
-        self._host = host
+        self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = dict(scope["headers"])
-        if self._key is None and not is_own_name(headers.get(b"host", b"").decode("latin-1"), self._host):
-            raise HTTPException(403, "without an API key the page is shown at an IP address or localhost only")
-        if self._key and scope["path"].startswith(_API) and not has_key(headers, self._key):
+        if self._keys and scope["path"].startswith(_API) and not has_key(dict(scope["headers"]), self._keys):
             raise HTTPException(401, "the API key is missing or wrong")
         await self._app(scope, receive, send)
 

@@ -36,9 +36,7 @@ class OpenCall:
     def __init__(self, index: int, call_id: str, name: str = "") -> None:
         self.id = call_id
         self.name = name
-        self.has_arguments = False
-        self.is_opened = False
-        self.is_closed = False
+        self.has_arguments = self.is_opened = self.is_closed = False
         self._index = index
         self.empty = ""  # all that was written so far is this empty object
         self._nesting = Nesting()

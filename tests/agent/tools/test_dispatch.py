@@ -1,6 +1,7 @@
 """How calls are carried out: so many at once, within a time, again where that does no harm, and only if approved."""
 
 import asyncio
+import contextlib
 from typing import Any
 
 import pytest
@@ -136,6 +137,35 @@ async def test_a_tool_that_hangs_is_given_up() -> None:
 
     outcome = await carry_out(hang, "{}", Surroundings())
     assert (outcome.text, outcome.is_error) == ("Error: hang did not answer within 0.01 s", True)
+
+
+async def test_a_tool_that_will_not_be_cancelled_does_not_outlive_its_time(caplog: pytest.LogCaptureFixture) -> None:
+    may_end = asyncio.Event()
+
+    @tool(timeout_s=0.01)
+    async def stubborn() -> str:
+        while not may_end.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await may_end.wait()
+        return "at last"
+
+    async with asyncio.timeout(20):
+        outcome = await carry_out(stubborn, "{}", Surroundings())
+    assert (outcome.text, outcome.is_error) == ("Error: stubborn did not answer within 0.01 s", True)
+    assert "tool stubborn does not stop when it is cancelled" in caplog.text
+    may_end.set()
+
+
+async def test_what_a_tool_says_when_its_time_is_up_is_heard() -> None:
+    @tool(timeout_s=0.01)
+    async def hasty() -> str:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return "the half of it"
+        return "all"
+
+    assert (await carry_out(hasty, "{}", Surroundings())).text == "the half of it"
 
 
 @pytest.mark.parametrize(

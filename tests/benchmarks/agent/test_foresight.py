@@ -69,7 +69,7 @@ def test_what_is_always_so_is_foreseen():
 def test_nothing_is_foreseen_without_experience_and_more_with_it():
     cold = measure_foresight(RUNS, num_learn=0)
     online = measure_foresight(RUNS, num_learn=0, learns_on=True)
-    assert cold.num_started == 0
+    assert cold.guesses.num_started == 0
     assert 0 < online.coverage < measure_foresight(RUNS, num_learn=30).coverage
 
 
@@ -87,7 +87,7 @@ def test_tools_that_write_are_never_started():
 
     figures = measure_foresight([talk(number) for number in range(40)], num_learn=30, threshold=0.01)
     assert figures.num_calls == 10
-    assert figures.num_started == figures.num_read_only == 0
+    assert figures.guesses.num_started == figures.num_read_only == 0
     assert figures.hidden == figures.coverage == figures.precision == 0
 
 

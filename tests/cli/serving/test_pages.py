@@ -57,7 +57,7 @@ async def test_the_page_stands_beside_the_api_and_minds_its_own_key(tmp_path) ->
 
     with opened_store(TraceConfig(trace=str(path))) as store:
         assert store
-        page = page_of(store, "a title", lambda: None, api_key="k")
+        page = page_of(store, "a title", lambda: None, keys=(b"k",))
         transport = httpx.ASGITransport(WithPage(api, page))
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             assert (await client.get("/ui")).headers["content-security-policy"].startswith("default-src 'none'")

@@ -3,17 +3,8 @@
 import os
 
 import litellm
+from lookup import TOOLS
 
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "lookup",
-            "description": "Looks a word up.",
-            "parameters": {"type": "object", "properties": {"kind": {"type": "string"}}, "required": ["kind"]},
-        },
-    }
-]
 messages = [{"role": "user", "content": "What is the word?"}]
 while True:
     answer = litellm.completion(

@@ -3,18 +3,9 @@
 import json
 import os
 
+from lookup import TOOLS
 from openai import OpenAI
 
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "lookup",
-            "description": "Looks a word up.",
-            "parameters": {"type": "object", "properties": {"kind": {"type": "string"}}, "required": ["kind"]},
-        },
-    }
-]
 client = OpenAI(base_url=f"{os.environ['BASE_URL']}/v1", max_retries=0)
 messages = [{"role": "user", "content": "What is the word?"}]
 while True:

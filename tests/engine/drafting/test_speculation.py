@@ -3,27 +3,25 @@
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import pytest
 from tests.engine.tiny import (
-    BLOCK_SIZE,
     PROMPTS,
-    TOKENIZER,
     VOCAB_SIZE,
     Listener,
     greedy,
+    make_engine,
     make_request,
     run_alone,
     until_idle,
 )
 
-from hotloop.backends.null import NullBackend
-from hotloop.core.config import EngineConfig
 from hotloop.core.request import Request, SamplingParams, TokenEvent
+from hotloop.engine.decode import TokenDecoder
 from hotloop.engine.drafting.drafter import Guess, Want
-from hotloop.engine.drafting.speculation import StepCost
+from hotloop.engine.drafting.speculation import Draft, Speculator, StepCost
 from hotloop.engine.engine import Engine
+from hotloop.engine.step import Slice
 
 PARAMS = [
     greedy(40),
@@ -60,11 +58,6 @@ class Oracle:
             yield self._rng.randrange(VOCAB_SIZE) if is_wrong else token_id
 
 
-def drafting_engine(drafter: Oracle, num_blocks: int = 256, **settings: Any) -> Engine:
-    backend = NullBackend(block_size=BLOCK_SIZE, num_blocks=num_blocks, vocab_size=VOCAB_SIZE)
-    return Engine(TOKENIZER, backend, EngineConfig(debug_checks=True, **settings), drafter=drafter)
-
-
 def run(engine: Engine, requests: Sequence[Request]) -> dict[str, list[TokenEvent]]:
     listener = Listener()
     with engine:
@@ -84,7 +77,7 @@ def test_drafts_change_no_token(params: SamplingParams, error_rate: float) -> No
     alone = [run_alone(prompt, params) for prompt in PROMPTS]
     oracle = Oracle({tuple(p): done.token_ids for p, done in zip(PROMPTS, alone, strict=True)}, error_rate)
     requests = [make_request(prompt, f"r{i}", sampling=params) for i, prompt in enumerate(PROMPTS)]
-    engine = drafting_engine(oracle, num_blocks=60)
+    engine = make_engine(drafter=oracle, num_blocks=60)
     events = run(engine, requests)
     for request, done in zip(requests, alone, strict=True):
         assert tuple(tokens_of(events[request.id])) == done.token_ids
@@ -107,7 +100,7 @@ def test_a_right_guess_saves_steps_and_a_request_without_shortcuts_makes_none() 
         make_request(prompt, "quick", sampling=greedy(64)),
         make_request(prompt, "plain", sampling=greedy(64, shortcuts=False)),
     ]
-    events = run(drafting_engine(oracle, max_draft_tokens=7), requests)
+    events = run(make_engine(drafter=oracle, max_draft_tokens=7), requests)
     quick, plain = events["quick"][-1].usage, events["plain"][-1].usage
     assert tokens_of(events["quick"]) == tokens_of(events["plain"]) == list(done.token_ids)
     assert (plain.num_drafted, plain.num_steps) == (0, 64)
@@ -123,7 +116,7 @@ def test_a_stop_in_the_middle_of_a_draft_ends_the_answer_there(stop_at: int) -> 
         params = greedy(**{"max_tokens": 30, **changes})
         expected = run_alone(prompt, params)
         events = run(
-            drafting_engine(Oracle({tuple(prompt): done.token_ids}, 0)), [make_request(prompt, sampling=params)]
+            make_engine(drafter=Oracle({tuple(prompt): done.token_ids}, 0)), [make_request(prompt, sampling=params)]
         )
         last = events["r"][-1]
         assert tuple(tokens_of(events["r"])) == expected.token_ids
@@ -134,7 +127,7 @@ def test_drafts_leave_the_cache_as_it_was() -> None:
     """What rejected guesses wrote is overwritten, and never shared."""
     params = greedy(40)
     alone = {tuple(prompt): run_alone(prompt, params).token_ids for prompt in PROMPTS}
-    engine = drafting_engine(Oracle(alone, 0.5))
+    engine = make_engine(drafter=Oracle(alone, 0.5))
     with engine:
         for _ in range(2):
             listener = Listener()
@@ -158,12 +151,24 @@ def test_sampling_with_drafts_follows_the_distribution() -> None:
         requests = [make_request(prompt, f"r{seed}", sampling=params[seed]) for seed in seeds]
         likeliest = run_alone(prompt, greedy(2)).token_ids
         oracle = Oracle({tuple(prompt): likeliest}, error_rate or 0)
-        events = run(drafting_engine(oracle, drafts=error_rate is not None, max_waiting=500), requests)
+        events = run(make_engine(drafter=oracle, drafts=error_rate is not None, max_waiting=500), requests)
         return Counter(tokens_of(events[request.id])[1] for request in requests)
 
     plain, drafted = second_tokens(None), second_tokens(0.5)
     assert len(plain) > 1
     assert drafted == plain
+
+
+def draft_of(*kinds: int | None) -> Draft:
+    part = Slice(make_request([1], "r"), 0, 1, wants_token=True)
+    return Draft(part, None, len(kinds), len(kinds), token_ids=[7] * len(kinds), kinds=[*kinds])
+
+
+def test_what_follows_a_guess_is_as_likely_as_the_guess() -> None:
+    """What the grammar forces is worth computing to its end, while guesses on guesses are ever less likely."""
+    speculator = Speculator(Oracle({}, 0), TokenDecoder([], can_force=True), max_draft_tokens=12)
+    forced, guessed = speculator._worth([draft_of(1, *[None] * 11), draft_of(*[1] * 12)], 2, 2)
+    assert (forced, 2 < guessed < 8) == (12, True)
 
 
 def test_a_full_batch_is_not_slowed_by_doubtful_guesses() -> None:

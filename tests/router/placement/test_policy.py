@@ -175,6 +175,19 @@ def ask(placement: Placement, key: bytes, session: str = "s", num_output: int = 
     return ticket
 
 
+def test_a_sessions_last_prompt_is_matched_to_its_end() -> None:
+    """Keys end with the last whole block; but what was left of its blocks, if some are lost, is all that counts."""
+    placement = fleet_of("a", capacity_blocks=12)
+    placement.place(PromptDigest(blocks(2), 150, session="s"))
+    again = placement.place(PromptDigest(blocks(4), 300, session="s"))
+    assert again
+    assert again.choice.matched_tokens == 150
+    ask(placement, blocks(10, prompt=1), session="other")  # for which the end of the first is evicted
+    shorter = placement.place(PromptDigest(blocks(4), 300, session="s"))
+    assert shorter
+    assert shorter.choice.matched_tokens == 2 * 64
+
+
 def test_what_a_replica_publishes_is_believed_rather_than_the_index() -> None:
     placement = fleet_of("a", "b")
     first = ask(placement, blocks(10)).choice.name

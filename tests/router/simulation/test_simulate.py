@@ -1,10 +1,13 @@
 """Recorded traffic, small enough to reckon by hand, and the command around it."""
 
 import json
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from hotloop.cli.main import run
 from hotloop.core.errors import ConfigError
@@ -46,6 +49,34 @@ def test_the_same_seed_gives_the_same_figures(sessions: Path) -> None:
     one, other = (Simulation(trace, SimulatedFleet(num_replicas=3), "prefix", seed=5).run(250) for _ in range(2))
     assert one == other
     assert one.num_requests == 250
+
+
+TURN = st.tuples(st.integers(0, 6), st.integers(1, 4), st.integers(0, 63))  # blocks kept, blocks added, tokens beyond
+
+
+def random_session(turns: list[tuple[int, int, int]]) -> dict[str, Any]:
+    """Each prompt keeps some blocks of the one before it and goes on, and ends within a block."""
+    kept: list[int] = []
+    requests, fresh = [], count(1)
+    for num_kept, num_new, num_beyond in turns:
+        kept = kept[:num_kept] + [next(fresh) for _ in range(num_new)]
+        runs = [[each, 1] for each in kept]
+        requests.append({"in": 64 * len(kept) + num_beyond, "out": 5, "think_time": 1.0, "hash_ids_rle": runs})
+    return {"block_size": 64, "requests": requests}
+
+
+@given(st.lists(st.lists(TURN, min_size=1, max_size=6), min_size=1, max_size=4), st.integers(1, 3))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=50)
+def test_no_policy_does_better_than_ideal(tmp_path: Path, turns: list[list[Any]], num_replicas: int) -> None:
+    path = tmp_path / "random.jsonl"
+    path.write_text("\n".join(json.dumps(random_session(each)) for each in turns))
+    trace = read_trace(path)
+    for policy in SIMULATED:
+        for num_requests in (trace.num_requests, 2 * trace.num_requests + 1):
+            figures = Simulation(trace, SimulatedFleet(num_replicas=num_replicas), policy).run(num_requests)
+            assert figures.num_matched <= figures.num_ideal
+            if num_replicas == 1:
+                assert figures.num_matched == figures.num_ideal
 
 
 def test_single_requests(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from anthropic.types import RawMessageStreamEvent
 from openai.types.chat import ChatCompletionChunk
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
+from tests.loopback import claude_at, openai_at
 
 from hotloop.router.kinds import Api
 from hotloop.router.translate import Translation, translate
@@ -22,6 +23,15 @@ EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 RESPONSE_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
 Json = dict[str, Any]
+ITEMS: list[Json] = [
+    {"role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": "u"}]},
+    {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+    {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "b"}]},
+    {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+    {"type": "custom_tool_call", "call_id": "2", "name": "patch", "input": "ü"},
+    {"type": "function_call_output", "call_id": "1", "output": "x"},
+]
+"""What the responses API may be sent, but for its instructions."""
 _PATHS: dict[str, Api] = {"/v1/messages": "messages", "/v1/chat/completions": "chat", "/v1/responses": "responses"}
 
 
@@ -66,11 +76,11 @@ class Replica:
 
     @property
     def claude(self) -> anthropic.Anthropic:
-        return anthropic.Anthropic(api_key="k", base_url=self._url, max_retries=0, timeout=30)
+        return claude_at(self._url)
 
     @property
     def openai(self) -> openai.OpenAI:
-        return openai.OpenAI(api_key="k", base_url=f"{self._url}/v1", max_retries=0, timeout=30)
+        return openai_at(self._url)
 
     @property
     def _url(self) -> str:
@@ -86,6 +96,17 @@ class Replica:
             return 200, "text/event-stream", feed(translation, self._answer, self._size)
         status, data = translation.answer(self._status, self._answer)
         return status, "application/json", data
+
+
+def check_broken_off(make: Callable[[], Translation], broken: bytes, opening: bytes) -> None:
+    """A stream that ends before its last word ends with one error, whoever says so, and nothing after it."""
+    for error in (None, "the replica is gone"):
+        live = make().stream()
+        live.feed(broken)
+        ending = live.end(error)
+        assert ending.startswith(opening)
+        assert ending.count(opening.partition(b": ")[0] + b": ") == 1
+        assert (live.feed(broken), live.end(), live.end("again")) == (b"", b"", b"")
 
 
 def feed(translation: Translation, data: bytes, size: int, error: str | None = None) -> bytes:

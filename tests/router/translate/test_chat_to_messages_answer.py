@@ -6,7 +6,16 @@ from typing import Any
 import openai
 import pytest
 from openai.types.chat import ChatCompletion
-from tests.router.translate.replicas import MESSAGES, Json, Replica, check_chunks, feed, message_events, named
+from tests.router.translate.replicas import (
+    MESSAGES,
+    Json,
+    Replica,
+    check_broken_off,
+    check_chunks,
+    feed,
+    message_events,
+    named,
+)
 
 from hotloop.router.translate import Translation, translate
 
@@ -141,13 +150,7 @@ def test_the_client_puts_a_stream_together() -> None:
 
 def test_a_stream_that_breaks_off_ends_with_one_error_and_no_done() -> None:
     broken = message_events(WORDS).split(b"event: message_delta")[0]
-    for error in (None, "the replica is gone"):
-        live = translation().stream()
-        live.feed(broken)
-        ending = live.end(error)
-        assert ending.startswith(b'data: {"error":')
-        assert ending.count(b"data: ") == 1
-        assert (live.feed(broken), live.end(), live.end("again")) == (b"", b"", b"")
+    check_broken_off(translation, broken, b'data: {"error":')
 
 
 def test_the_client_hears_of_a_failure_inside_a_stream() -> None:

@@ -6,7 +6,16 @@ from typing import Any
 import anthropic
 import pytest
 from anthropic.types import Message
-from tests.router.translate.replicas import CHAT, Json, Replica, call_piece, check_message_events, chunks, feed
+from tests.router.translate.replicas import (
+    CHAT,
+    Json,
+    Replica,
+    call_piece,
+    check_broken_off,
+    check_message_events,
+    chunks,
+    feed,
+)
 
 from hotloop.router.translate import Translation, translate
 
@@ -146,13 +155,7 @@ def test_a_stream_ends_with_or_without_its_last_word() -> None:
 
 def test_a_stream_that_breaks_off_ends_with_one_error() -> None:
     broken = chunks({"content": "a"}, finish=None).removesuffix(b"data: [DONE]\n\n")
-    for error in (None, "the replica is gone"):
-        live = translation().stream()
-        live.feed(broken)
-        ending = live.end(error)
-        assert ending.startswith(b"event: error\n")
-        assert ending.count(b"event: ") == 1
-        assert (live.feed(broken), live.end(), live.end("again")) == (b"", b"", b"")
+    check_broken_off(translation, broken, b"event: error\n")
 
 
 def test_the_client_hears_of_a_failure_inside_a_stream() -> None:

@@ -8,6 +8,7 @@ import pytest
 from openai.types.responses import Response
 from tests.router.translate.replicas import (
     CHAT,
+    ITEMS,
     MESSAGES,
     RESPONSE_EVENT,
     Json,
@@ -63,12 +64,7 @@ def test_the_plainest_request_loses_nothing() -> None:
 def test_items_become_turns() -> None:
     items = [
         {"role": "developer", "content": "rules"},
-        {"role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": "u"}]},
-        {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
-        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "b"}]},
-        {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
-        {"type": "custom_tool_call", "call_id": "2", "name": "patch", "input": "ü"},
-        {"type": "function_call_output", "call_id": "1", "output": "x"},
+        *ITEMS,
         {"type": "custom_tool_call_output", "call_id": "2", "output": [{"type": "input_text", "text": "y"}]},
         {"type": "function_call", "call_id": "3", "name": "f", "namespace": "n", "arguments": "{}"},
     ]

@@ -8,7 +8,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.router.translate.conversations import Json, chat_bodies, message_bodies, objects, values, words
-from tests.router.translate.replicas import CHAT, MESSAGES, call_piece, chunks, feed, message_events
+from tests.router.translate.replicas import CHAT, ITEMS, MESSAGES, call_piece, chunks, feed, message_events
 
 from hotloop.core.errors import RequestError
 from hotloop.router.kinds import Api
@@ -39,14 +39,7 @@ FULL_CHAT: Json = {
 FULL_RESPONSE: Json = {
     "model": "m",
     "instructions": "s",
-    "input": [
-        {"role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": "u"}]},
-        {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
-        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "b"}]},
-        {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
-        {"type": "custom_tool_call", "call_id": "2", "name": "c", "input": "x"},
-        {"type": "function_call_output", "call_id": "1", "output": "y"},
-    ],
+    "input": ITEMS,
     "tools": [
         {"type": "function", "name": "f", "parameters": {}, "strict": True},
         {"type": "namespace", "name": "n", "tools": [{"type": "custom", "name": "c", "format": {"definition": "d"}}]},

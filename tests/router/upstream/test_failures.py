@@ -2,14 +2,15 @@
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 import pytest
 from tests.router.upstream import replicas
 from tests.router.upstream.replicas import CHUNKED, HALF, OK, POST, Replica, Visit, body_of, full_queue, saying, silent
 
 from hotloop.border.url import split_url
-from hotloop.router.upstream.connection import MAX_HEAD_BYTES, MAX_HEADERS
+from hotloop.router.upstream.connection import MAX_HEAD_BYTES, MAX_HEADERS, Http1Response
 from hotloop.router.upstream.http1 import Http1Upstream
 from hotloop.router.upstream.wire import Timeouts, UpstreamFailed, UpstreamRequest
 
@@ -248,11 +249,17 @@ async def test_bytes_nobody_asked_for_close_a_connection() -> None:
         await all_closed(replica, upstream)
 
 
-async def test_an_answerleft_unread_closes_its_connection() -> None:
+@asynccontextmanager
+async def half_an_answer() -> AsyncIterator[tuple[Replica, Http1Upstream, Http1Response]]:
     async with Replica(half) as replica:
         upstream = replica.upstream()
-        left = await upstream.send(POST)
-        assert await anext(left) == b"half"
+        answer = await upstream.send(POST)
+        assert await anext(answer) == b"half"
+        yield replica, upstream, answer
+
+
+async def test_an_answer_left_unread_closes_its_connection() -> None:
+    async with half_an_answer() as (replica, upstream, left):
         await left.aclose()
         await left.aclose()
         await all_closed(replica, upstream)
@@ -274,10 +281,7 @@ async def test_cancelled_while_waiting_for_a_head() -> None:
 
 
 async def test_cancelled_within_a_body() -> None:
-    async with Replica(half) as replica:
-        upstream = replica.upstream()
-        answer = await upstream.send(POST)
-        assert await anext(answer) == b"half"
+    async with half_an_answer() as (replica, upstream, answer):
         task = asyncio.create_task(body_of(answer))
         await asyncio.sleep(0)
         await cancelled(task)

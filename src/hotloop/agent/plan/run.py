@@ -45,20 +45,18 @@ class _Planned:
     """Or is known never to begin: its call is what it will be."""
 
 
+@dataclass(slots=True, eq=False)
 class Execution:
     """The steps of a plan, added in their order: each begins once what it refers to is there."""
 
-    def __init__(
-        self, tools: Mapping[str, Tool], dispatcher: Dispatcher, *, turn: int, salt: int, emit: Callable[[Event], None]
-    ) -> None:
-        self._tools = tools
-        self._dispatcher = dispatcher
-        self._turn = turn
-        self._salt = salt
-        self._emit = emit
-        self.made: list[Pending] = []
-        """The calls that were made, in the order they began."""
-        self._planned: dict[str, _Planned] = {}
+    tools: Mapping[str, Tool]
+    dispatcher: Dispatcher
+    turn: int
+    salt: int
+    emit: Callable[[Event], None]
+    made: list[Pending] = field(default_factory=list)
+    """The calls that were made, in the order they began."""
+    _planned: dict[str, _Planned] = field(default_factory=dict)
 
     @property
     def pending(self) -> list[Pending]:
@@ -67,12 +65,12 @@ class Execution:
 
     def add(self, text: str) -> None:
         """Carry out a step, as soon as that can be. Raises BadPlan if it never can, or there are too many."""
-        step = parse_step(text, self._tools, self._planned)
+        step = parse_step(text, self.tools, self._planned)
         if len(self._planned) == MAX_STEPS:
             raise BadPlan(f"it has more than {MAX_STEPS} steps")
-        call = ToolCall(f"call_{self._salt}_{len(self._planned)}", step.tool, _dump(step.arguments))
-        self._emit(CallOpened(self._turn, call.id, call.name))
-        self._emit(CallArguments(self._turn, call.id, call.arguments))
+        call = ToolCall(f"call_{self.salt}_{len(self._planned)}", step.tool, _dump(step.arguments))
+        self.emit(CallOpened(self.turn, call.id, call.name))
+        self.emit(CallArguments(self.turn, call.id, call.arguments))
         task = asyncio.create_task(self._carry_out(step), name=f"step {step.id}")
         planned = self._planned[step.id] = _Planned(step, Pending(call, task))
         if not step.needs:
@@ -105,9 +103,9 @@ class Execution:
         call = planned.pending.call
         if problem:
             outcome = Outcome(f"Error: not run: {problem}", is_error=True)
-            self._emit(CallFinished(self._turn, call.id, call.name, outcome.text, is_error=True, duration_s=0.0))
+            self.emit(CallFinished(self.turn, call.id, call.name, outcome.text, is_error=True, duration_s=0.0))
             return outcome
-        self.made.append(self._dispatcher.start(call, self._turn))
+        self.made.append(self.dispatcher.start(call, self.turn))
         running = self.made[-1].task
         # Not awaited itself: to stop waiting must not hang on a tool that does not stop.
         await asyncio.wait({running})
@@ -123,7 +121,7 @@ class Execution:
         step, call = planned.step, planned.pending.call
         results = {step_id: each.pending.task.result().text for step_id, each in needed.items()}
         try:
-            arguments = _dump(fill(step.arguments, results, self._tools[step.tool].parameters))
+            arguments = _dump(fill(step.arguments, results, self.tools[step.tool].parameters))
         except BadReference as error:
             return str(error)
         except RecursionError:

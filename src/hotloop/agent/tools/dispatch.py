@@ -15,7 +15,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import Any, NamedTuple
 
 from hotloop.agent.events import CallDispatched, CallFinished, Event
@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 MAX_TRIES = 3
 _FIRST_PAUSE_S = 0.1  # before another try; twice as long before the next
 _MAX_STOP_S = 5.0  # for a tool that was cancelled
+_MAX_LATE_S = 0.5  # for one that was cancelled since its time is up, and may have something to say about it
 _BROKEN_OFF = "Error: this call was broken off; it is not known whether it did anything"
 
 Approve = Callable[[ToolCall], Awaitable[bool | str]]
@@ -73,37 +74,32 @@ class Pending:
         return self.task.done() and not self.task.cancelled() and not self.task.exception()
 
 
+@dataclass(slots=True, eq=False)
 class Dispatcher:
     """Starts calls, and waits for them. `claim` gives the call that runs already, if one does."""
 
-    def __init__(
-        self,
-        tools: Mapping[str, AgentTool],
-        surroundings: Surroundings,
-        *,
-        emit: Callable[[Event], None],
-        claim: Callable[[ToolCall], EarlyCall | None],
-        count: Callable[[], None],
-        concurrency: int,
-        approve: Approve | None = None,
-    ) -> None:
-        self._tools = tools
-        self._surroundings = surroundings
-        self._emit = emit
-        self._claim = claim
-        self._count = count
-        self._approve = approve
+    tools: Mapping[str, AgentTool]
+    surroundings: Surroundings
+    emit: Callable[[Event], None]
+    claim: Callable[[ToolCall], EarlyCall | None]
+    count: Callable[[], None]
+    concurrency: InitVar[int]
+    approve: Approve | None = None
+    _room: asyncio.Semaphore = field(init=False)
+    _rooms: dict[str, asyncio.Semaphore] = field(init=False)
+    _running: set[asyncio.Task[Outcome]] = field(default_factory=set)
+
+    def __post_init__(self, concurrency: int) -> None:
         self._room = asyncio.Semaphore(concurrency)
         self._rooms = {
             name: asyncio.Semaphore(tool.traits.max_concurrency)
-            for name, tool in tools.items()
+            for name, tool in self.tools.items()
             if tool.traits.max_concurrency
         }
-        self._running: set[asyncio.Task[Outcome]] = set()
 
     def start(self, call: ToolCall, turn: int) -> Pending:
         """Dispatch a call, to begin as soon as there is room. Raises LimitReached if there were too many."""
-        self._count()
+        self.count()
         task = asyncio.create_task(self._run(call, turn), name=f"tool {call.name}")
         self._running.add(task)
         task.add_done_callback(self._running.discard)
@@ -113,36 +109,34 @@ class Dispatcher:
         await stop(self._running)
 
     async def _run(self, call: ToolCall, turn: int) -> Outcome:
-        tool = self._tools.get(call.name)
+        tool = self.tools.get(call.name)
         refusal = await self._refusal(tool, call)
         began_at = time.monotonic()
         if refusal or tool is None:
             outcome = Outcome(render_result(f"Error: {refusal}"), is_error=True, num_tries=0)
-        elif early := self._claim(call):  # what runs already needs no room
+        elif early := self.claim(call):  # what runs already needs no room
             began_at = early.began_at
-            self._emit(CallDispatched(turn, call.id, call.name, call.arguments, was_foreseen=True))
+            self.emit(CallDispatched(turn, call.id, call.name, call.arguments, was_foreseen=True))
             outcome = await early.task
         else:
             async with self._rooms.get(call.name, nullcontext()), self._room:
                 began_at = time.monotonic()
-                self._emit(CallDispatched(turn, call.id, call.name, call.arguments))
-                outcome = await carry_out(tool, call.arguments, self._surroundings)
+                self.emit(CallDispatched(turn, call.id, call.name, call.arguments))
+                outcome = await carry_out(tool, call.arguments, self.surroundings)
         duration_s = time.monotonic() - began_at
-        self._emit(
-            CallFinished(turn, call.id, call.name, outcome.text, outcome.is_error, duration_s, outcome.num_tries)
-        )
+        self.emit(CallFinished(turn, call.id, call.name, outcome.text, outcome.is_error, duration_s, outcome.num_tries))
         return outcome
 
     async def _refusal(self, tool: AgentTool | None, call: ToolCall) -> str:
         """Why a call may not run; empty if it may."""
         if tool is None:
-            return f"there is no tool {call.name!r}; there are: {', '.join(sorted(self._tools)) or 'none'}"
+            return f"there is no tool {call.name!r}; there are: {', '.join(sorted(self.tools)) or 'none'}"
         if not tool.traits.needs_approval:
             return ""
-        if self._approve is None:
+        if self.approve is None:
             return "this tool needs approval, and nobody is there to give it"
         try:
-            verdict = await self._approve(call)
+            verdict = await self.approve(call)
         except Exception as error:
             log.exception("the approval of %s failed", call.name)
             return f"the call could not be approved: {error}"
@@ -166,19 +160,37 @@ async def carry_out(tool: AgentTool, arguments: str, surroundings: Surroundings)
 
 async def _try(tool: AgentTool, arguments: str, surroundings: Surroundings, num_tries: int) -> tuple[Outcome, bool]:
     """The outcome, and whether another try might go better."""
-    deadline = asyncio.timeout(tool.traits.timeout_s)
     try:
-        async with deadline:
-            return Outcome(render_result(await tool.run(arguments, surroundings)), num_tries=num_tries), False
+        return Outcome(render_result(await _run_in_time(tool, arguments, surroundings)), num_tries=num_tries), False
     except asyncio.CancelledError:
         if _is_cancelled():
             raise
         reason, can_retry = f"{tool.spec.name} cancelled itself", True
     except (Exception, SystemExit, BaseExceptionGroup) as error:  # not ours: whatever it raises is for the model
         reason, can_retry = describe_failure(error)
-        if deadline.expired() and isinstance(error, TimeoutError):
-            reason = describe_timeout(tool)
     return Outcome(render_result(f"Error: {reason}"), is_error=True, num_tries=num_tries), can_retry
+
+
+async def _run_in_time(tool: AgentTool, arguments: str, surroundings: Surroundings) -> Any:
+    """In a task of its own: a tool may swallow its cancellation, and is then left behind."""
+    running = asyncio.create_task(_run(tool, arguments, surroundings), name=f"tool {tool.spec.name}")
+    try:
+        done, _ = await asyncio.wait([running], timeout=tool.traits.timeout_s)
+    except asyncio.CancelledError:
+        await stop([running], _MAX_STOP_S / 2)  # whoever cancelled us waits for longer
+        raise
+    if not done:
+        await stop([running], _MAX_LATE_S)
+    if done or (running.done() and not running.cancelled() and not running.exception()):
+        return running.result()
+    raise ToolCrashed(describe_timeout(tool))
+
+
+async def _run(tool: AgentTool, arguments: str, surroundings: Surroundings) -> Any:
+    try:
+        return await tool.run(arguments, surroundings)
+    except SystemExit as error:  # out of a task of its own it would end the program
+        raise ToolCrashed(f"SystemExit: {error}") from error
 
 
 def describe_failure(error: BaseException) -> tuple[str, bool]:
@@ -201,12 +213,12 @@ def _is_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-async def stop(running: Iterable[asyncio.Task[Any]]) -> None:
+async def stop(running: Iterable[asyncio.Task[Any]], max_s: float = _MAX_STOP_S) -> None:
     """Cancel all of them. A task that does not stop is left behind and logged."""
     tasks = list(running)
     for task in tasks:
         task.cancel()
     if tasks:
-        _, stuck = await asyncio.wait(tasks, timeout=_MAX_STOP_S)
+        _, stuck = await asyncio.wait(tasks, timeout=max_s)
         for task in stuck:
             log.warning("%s does not stop when it is cancelled", task.get_name())

@@ -32,6 +32,7 @@ from hotloop.backends.cuda.splits import SPLIT_INTS
 
 _TILE_TOKENS = 64
 _MAX_TILE_PAIRS = 128
+WIDE_TILE = 32  # pairs or rows of a tile, where heads are wide
 _PROGRAMS_PER_SM = 2
 _TILE_PARTS = 16
 MAX_WHOLE_WINDOW = 1024  # keys that one program reads by itself
@@ -54,6 +55,11 @@ class Workspace:
 @cache
 def num_multiprocessors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 1
+
+
+def is_wide(dtype: torch.dtype, head_dim: int) -> bool:
+    """Whether a tile of 64 rows of a head, and the keys and values it meets, would not fit into shared memory."""
+    return dtype == torch.float32 and head_dim > 128
 
 
 def programs_to_fill(device: torch.device, num_kv_heads: int) -> int:
@@ -90,9 +96,11 @@ def decode_attention(
     group = num_heads // num_kv_heads
     is_whole = window is not None and window <= MAX_WHOLE_WINDOW
     num_splits = len(lens) if is_whole else len(splits) // SPLIT_INTS
-    tile_pairs = min(_MAX_TILE_PAIRS, max(16, triton.next_power_of_2(usual_rows * group)))
-    tile_tokens = _TILE_TOKENS if tile_pairs == 16 or q.dtype == torch.float32 else 2 * _TILE_TOKENS
     dim_tile = triton.next_power_of_2(head_dim)
+    most = WIDE_TILE if is_wide(q.dtype, head_dim) else _MAX_TILE_PAIRS
+    tile_pairs = min(most, max(16, triton.next_power_of_2(usual_rows * group)))
+    is_small = tile_pairs == 16 or dim_tile > 128 or q.dtype == torch.float32  # or twice as many would not fit
+    tile_tokens = _TILE_TOKENS if is_small else 2 * _TILE_TOKENS
     num_stages = 1 if q.dtype == torch.float32 else 3  # a float32 stage takes twice the shared memory
     _attend[(num_kv_heads, num_splits, triton.cdiv(max_rows * group, tile_pairs))](
         q, k_cache, v_cache, row_begins, lens, block_ids, block_begins, splits, kv_scales, sinks, out, workspace.outs,
@@ -135,7 +143,7 @@ def _attend(
     end = tl.minimum(end, length - num_rows + end_row)
     own = length - num_rows + pair // group  # a row's own key, and the last that it sees
     last = tl.minimum(end - 1, own)
-    begin = tl.maximum(begin, first_block(length - num_rows + tile * tile_pairs // group, window, block_size))
+    begin = _in_window(begin, length - num_rows + tile * tile_pairs // group, window, block_size)
 
     d = tl.arange(0, dim_tile)[None, :]
     is_dim, is_pair = d < head_dim, pair < num_rows * group
@@ -203,12 +211,14 @@ def start_softmax(sinks, head, has_sink):
 
 
 @triton.jit
-def first_block(own, window: tl.constexpr, block_size: tl.constexpr):
-    """The first key of the first block that a row with this key sees."""
-    first = 0
+def _in_window(begin, own, window: tl.constexpr, block_size: tl.constexpr):
+    """`begin`, or the first key of the first block that a row with this key sees.
+
+    Without a window even a maximum with 0 would take registers, and with them programs that run at a time.
+    """
     if window is not None:
-        first = tl.maximum(own - window + 1, 0) // block_size * block_size
-    return first
+        begin = tl.maximum(begin, tl.maximum(own - window + 1, 0) // block_size * block_size)
+    return begin
 
 
 @triton.jit

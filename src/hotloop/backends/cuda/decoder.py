@@ -1,51 +1,112 @@
 """The forward pass: a decoder over one ragged batch, written for one reader and one card.
 
-The matrix products are in `linear`, with q, k and v and gate and up each in one. Nothing here waits for the device, or
-depends on what a tensor holds, so a call can be captured in a CUDA graph.
+The matrix products are in `linear`, with q, k and v and gate and up each in one; what a layer does across rows is in
+`mixing`. Nothing here waits for the device, or depends on what a tensor holds, so a call can be captured in a CUDA
+graph.
 """
 
 import numpy as np
 import torch
 
+from hotloop.backends.cuda.attention import Workspace, programs_to_fill
 from hotloop.backends.cuda.experts import mix
-from hotloop.backends.cuda.kernels import add_norm, embed, rotate_and_store
+from hotloop.backends.cuda.flash import Flash
+from hotloop.backends.cuda.groups import Sharing
+from hotloop.backends.cuda.kernels import add_norm, embed
+from hotloop.backends.cuda.layer_weights import DeviceWeights, LayerWeights
 from hotloop.backends.cuda.linear import gated, linear, logits
+from hotloop.backends.cuda.mixing.attention import Attention
+from hotloop.backends.cuda.mixing.deltas import DeltaNet
+from hotloop.backends.cuda.mixing.latents import LatentAttention
+from hotloop.backends.cuda.mixing.mixing import Mixing
 from hotloop.backends.cuda.paged import PagedAttention
 from hotloop.backends.cuda.parallel import Group
+from hotloop.backends.cuda.shared import tile_rows_for
+from hotloop.backends.cuda.splits import Splitting
 from hotloop.backends.cuda.step import Shape, Views
-from hotloop.backends.cuda.weights import DeviceWeights, LayerWeights
 from hotloop.models.rope import rotary_table
 from hotloop.models.spec import ModelSpec
 
+_NUM_PARTS = 4096  # of rows of a step that there is room for
+_NUM_LATENT_PARTS = 2048  # the same, of parts that are several times as wide
+MIN_SAVED_BYTES = 160 << 20  # of a layer's KV that sharing must save in a step, to be worth its launches: measured
+
+
+def plans_for(spec: ModelSpec, kv: torch.Tensor, min_saved_bytes: int) -> tuple[Splitting, Sharing]:
+    num_parts = _NUM_LATENT_PARTS if spec.latent else _NUM_PARTS
+    num_programs = programs_to_fill(kv.device, 1 if spec.latent else spec.num_kv_heads)
+    sharing = Sharing(
+        block_size=kv.shape[4],
+        tile_rows=tile_rows_for(spec.num_heads, spec.num_kv_heads),
+        num_programs=num_programs,
+        min_saved=-(-min_saved_bytes // (kv.shape[1] * kv[0, 0, 0].nbytes)),
+        split_rows=num_parts,
+    )
+    return Splitting(kv.shape[4], num_programs, num_parts), sharing
+
+
+def workspace_for(spec: ModelSpec, device: torch.device) -> Workspace:
+    num_parts = _NUM_LATENT_PARTS if spec.latent else _NUM_PARTS
+    found_dim = spec.latent.kv_rank if spec.latent else spec.head_dim
+    return Workspace.allocate(num_parts, spec.num_heads, found_dim, device)
+
 
 class Decoder:
-    """The weights and the KV cache. Of several ranks each has its share of them, and adds what it finds to what the
-    others find.
+    """The weights, the KV cache [layers that have any, keys and values, blocks, kv heads, block size, head dim], the
+    recurrent states of a hybrid, and a workspace. Of latents the cache is [layers, 1, blocks, 1, block size, latent and
+    rotary key].
+
+    Of several ranks each has its share of them, and adds what it finds to what the others find.
     """
 
-    def __init__(self, spec: ModelSpec, weights: DeviceWeights, attention: PagedAttention, group: Group) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: DeviceWeights,
+        kv: torch.Tensor,
+        group: Group,
+        flash: Flash | None = None,
+        min_saved_bytes: int = MIN_SAVED_BYTES,
+        num_states: int = 0,
+        window_kv: torch.Tensor | None = None,
+    ) -> None:
         self.spec = spec
         self._group = group
-        self.attention = attention
+        self.kv = kv
+        self.flash = flash
         self._weights = weights
         self._dtype = weights.embed.dtype
         self._device = weights.embed.device
-        num_positions = min(spec.max_context, attention.kv.shape[2] * attention.kv.shape[4])
-        self._cos_sin = torch.from_numpy(rotary_table(spec, num_positions).astype(np.float32)).to(self._device)
+        self.splitting, self.sharing = plans_for(spec, kv, min_saved_bytes)
+        self.deltas: DeltaNet | None = None
+        if spec.linear:
+            self.deltas = DeltaNet(spec.linear, spec.rms_eps, num_states, self._dtype, self._device)
+        attention = self._make_attention(window_kv)
+        kinds: list[Mixing] = [self.deltas if self.deltas and layer.linear else attention for layer in weights.layers]
+        self._mixings = [(kind, kinds[:i].count(kind)) for i, kind in enumerate(kinds)]  # and which of them a layer is
+
+    def _make_attention(self, window_kv: torch.Tensor | None) -> Mixing:
+        spec, kv = self.spec, self.kv
+        num_positions = min(spec.max_context, kv.shape[2] * kv.shape[4])
+        cos_sin = torch.from_numpy(rotary_table(spec, num_positions).astype(np.float32)).to(self._device)
+        workspace = workspace_for(spec, self._device)
+        if spec.latent:
+            return LatentAttention(spec.latent, spec.num_heads, kv, cos_sin, workspace, self._dtype)
+        windows = [spec.window(layer) for layer in spec.kv_layers]
+        paged = PagedAttention(kv, windows, workspace, self.flash, window_kv)
+        return Attention(spec, paged, cos_sin, self._dtype)
 
     def forward(self, step: Views, chosen: torch.Tensor, shape: Shape) -> torch.Tensor:
         """What the wanted rows come to [wanted, hidden], after the KV of every row went into its block."""
-        num_rows = len(step.slots)
-        residual = self._empty(num_rows, self.spec.hidden_size)
+        residual = self._empty(len(step.slots), self.spec.hidden_size)
         normed = torch.empty_like(residual)
-        out = self._empty(num_rows, self.spec.num_heads, self.spec.head_dim).zero_()  # rows that pad stay so
         embed(step.token_ids, step.sources, chosen, self._weights.embed, residual)
         added = None
+        rooms = {mixing: mixing.room(shape) for mixing in dict.fromkeys(kind for kind, _ in self._mixings)}
         counts = self._no_counts()
-        for i, (layer, count) in enumerate(zip(self._weights.layers, counts, strict=True)):
+        for layer, (mixing, index), count in zip(self._weights.layers, self._mixings, counts, strict=True):
             add_norm(added, residual, layer.attn_norm, self.spec.rms_eps, normed)
-            self._attend(step, i, layer, normed, shape, out)
-            mixed = self._group.all_reduce(linear(out.view(num_rows, -1), layer.o, layer.o_bias))
+            mixed = self._group.all_reduce(mixing.mix(index, layer, normed, step, shape, rooms[mixing]))
             add_norm(mixed, residual, layer.mlp_norm, self.spec.rms_eps, normed)
             added = self._group.all_reduce(self._mlp(layer, normed, step.slots, count))
         assert added is not None
@@ -55,22 +116,6 @@ class Decoder:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[wanted, vocabulary] in float32."""
         return self._group.gather_columns(logits(hidden, self._weights.head), self.spec.vocab_size)
-
-    def _attend(
-        self, step: Views, index: int, layer: LayerWeights, normed: torch.Tensor, shape: Shape, out: torch.Tensor
-    ) -> None:
-        """Into `out` [rows, heads, head_dim]."""
-        spec, (kv, slots) = self.spec, self.attention.place(step, index)
-        qkv = linear(normed, layer.qkv, layer.qkv_bias)
-        q = self._empty(len(normed), spec.num_heads, spec.head_dim)
-        rotate_and_store(
-            qkv, q, kv[0], kv[1], step.positions, slots, self._cos_sin, layer.q_norm, layer.k_norm, spec.rms_eps,
-            layer.kv_scales,
-        )  # fmt: skip
-        self.attention.attend(
-            step, shape, index, q, out, scale=spec.head_dim**-0.5, window=spec.window(index), sinks=layer.sinks,
-            kv_scales=layer.kv_scales,
-        )  # fmt: skip
 
     def _mlp(self, layer: LayerWeights, x: torch.Tensor, slots: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         if layer.experts and self.spec.experts:

@@ -25,12 +25,15 @@ class ExpertWeights:
     down_bias: torch.Tensor | None = None  # [experts * hidden]
     shared_gate_up: torch.Tensor | ScaledMatrix | None = None  # [2 * shared size, hidden]
     shared_down: torch.Tensor | ScaledMatrix | None = None  # [hidden, shared size]
+    shared_router: torch.Tensor | None = None  # [1, hidden]
 
     def places(self, spec: ExpertsSpec) -> Iterator[tuple[str, Matrices]]:
         """Where each tensor goes, by its name in the layer."""
         yield "router", self.router
         if self.router_bias is not None:
             yield "router_bias", self.router_bias
+        if self.shared_router is not None:
+            yield "shared_router", self.shared_router
         if self.shared_gate_up is not None and self.shared_down is not None:
             gate, up = self.shared_gate_up.split([spec.shared_size] * 2)
             yield from (("shared_gate", gate), ("shared_up", up), ("shared_down", self.shared_down))

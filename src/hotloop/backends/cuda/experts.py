@@ -1,4 +1,4 @@
-"""A mixture of experts: which experts a row goes to, and their products, of which only the chosen ones are read.
+"""A mixture of experts: the products of those that rows go to (routing.py), of which only the chosen ones are read.
 
 A row and one of its experts are a pair; row r has the pairs [r * num_chosen, (r + 1) * num_chosen). Where there are few
 rows, each pair reads its expert by itself. Where there are more, the pairs of an expert are put side by side, so that a
@@ -20,9 +20,11 @@ import triton
 import triton.language as tl
 
 from hotloop.backends.cuda.expert_weights import ExpertWeights, Matrices
+from hotloop.backends.cuda.kernels import add_gated
 from hotloop.backends.cuda.linear import gated, linear
-from hotloop.backends.cuda.mxfp4 import column_of, load_halves
+from hotloop.backends.cuda.mxfp4 import column_of, high, load_scales, low
 from hotloop.backends.cuda.overlap import let_next_begin, overlap, wait_for_previous
+from hotloop.backends.cuda.routing import Routed, route
 from hotloop.models.spec import ExpertsSpec
 
 _MAX_FEW_ROWS = 4
@@ -49,15 +51,6 @@ _TILES = (
 )
 
 
-class Routed(NamedTuple):
-    """Which experts the rows of a step go to."""
-
-    ids: torch.Tensor  # [rows, chosen]; -1: none
-    scores: torch.Tensor  # [rows, chosen] float32
-    counts: torch.Tensor  # [experts] pairs
-    order: torch.Tensor  # [experts, rows] pairs; what is past an expert's count means nothing
-
-
 def mix(
     x: torch.Tensor,  # [rows, hidden]
     weights: ExpertWeights,
@@ -73,75 +66,10 @@ def mix(
         out = grouped_products(x, weights, spec, route(logits, bias, spec, slots, counts))
     if weights.shared_gate_up is None or weights.shared_down is None:
         return out
-    return out.add_(linear(gated(x, weights.shared_gate_up), weights.shared_down))
-
-
-def route(
-    logits: torch.Tensor,  # [rows, experts]
-    bias: torch.Tensor | None,  # [experts]
-    spec: ExpertsSpec,
-    slots: torch.Tensor,
-    counts: torch.Tensor,
-    *,
-    is_few: bool = False,
-) -> Routed:
-    """If few, pairs are neither counted nor put in order."""
-    num_rows = len(logits)
-    ids = torch.empty(num_rows, spec.num_chosen, dtype=torch.int32, device=logits.device)
-    scores = torch.empty(num_rows, spec.num_chosen, dtype=torch.float32, device=logits.device)
-    order = ids.new_empty(0 if is_few else spec.num_experts, num_rows)
-    _route[(num_rows,)](
-        logits, bias, slots, ids, scores, counts, order, num_rows, spec.num_experts, spec.num_chosen,
-        triton.next_power_of_2(spec.num_experts), triton.next_power_of_2(spec.num_chosen), spec.is_sigmoid,
-        spec.is_normed, spec.scale, is_few, num_warps=1 if spec.num_experts <= 128 else 4, **overlap(logits.device),
-    )  # fmt: skip
-    return Routed(ids, scores, counts, order)
-
-
-@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["slots", "counts"])
-def _route(
-    logits, bias, slots, ids, scores, counts, order, num_rows,
-    num_experts: tl.constexpr, num_chosen: tl.constexpr, expert_tile: tl.constexpr, chosen_tile: tl.constexpr,
-    is_sigmoid: tl.constexpr, is_normed: tl.constexpr, scale: tl.constexpr, is_few: tl.constexpr,
-    is_overlapped: tl.constexpr,
-):  # fmt: skip
-    """Program (row)."""
-    let_next_begin(is_overlapped)
-    wait_for_previous(is_overlapped)
-    row = tl.program_id(0)
-    expert, i = tl.arange(0, expert_tile), tl.arange(0, chosen_tile)
-    is_real = tl.load(slots + row) >= 0
-    nothing: tl.constexpr = 0.0 if is_sigmoid else -1e30
-    logit = tl.load(logits + row * num_experts + expert, mask=expert < num_experts, other=nothing).to(tl.float32)
-    added = 0.0
-    if bias is not None:
-        added = tl.load(bias + expert, mask=expert < num_experts, other=0.0).to(tl.float32)
-    if is_sigmoid:
-        score = tl.sigmoid(logit)
-        left = score + added
-    else:
-        left = logit + added
-        score = tl.exp(left - tl.max(left, 0))
-    left = tl.where(expert < num_experts, left, -1e30)
-    chosen = tl.zeros([chosen_tile], tl.int32)
-    found = tl.zeros([chosen_tile], tl.float32)
-    for j in tl.static_range(num_chosen):
-        # the first of the largest; any there is if they are no numbers
-        best = tl.min(tl.where(left == tl.max(left, 0), expert, num_experts - 1), 0)
-        chosen = tl.where(i == j, best, chosen)
-        found = tl.where(i == j, tl.sum(tl.where(expert == best, score, 0.0), 0), found)
-        left = tl.where(expert == best, -1e30, left)
-    if is_normed:
-        found /= tl.sum(found, 0)
-    elif not is_sigmoid:
-        found /= tl.sum(score, 0)
-    at = row * num_chosen + i
-    tl.store(scores + at, found * scale, mask=i < num_chosen)
-    tl.store(ids + at, tl.where(is_real, chosen, -1), mask=i < num_chosen)
-    if not is_few:
-        is_pair = i < tl.where(is_real, num_chosen, 0)
-        place = tl.atomic_add(counts + chosen, 1, mask=is_pair)
-        tl.store(order + chosen.to(tl.int64) * num_rows + place, at, mask=is_pair)
+    shared = linear(gated(x, weights.shared_gate_up), weights.shared_down)
+    if weights.shared_router is None:
+        return out.add_(shared)
+    return add_gated(out, shared, x, weights.shared_router)
 
 
 def few_products(x: torch.Tensor, weights: ExpertWeights, spec: ExpertsSpec, routed: Routed) -> torch.Tensor:
@@ -221,7 +149,7 @@ def _few_mixed(
 def _sums(w, scales, row, at_x, k: tl.constexpr, tile_in: tl.constexpr):
     """[rows of the weights]: their products with one row."""
     if w.dtype.element_ty == tl.uint8:
-        found = _mxfp4_sums(w, scales, row, at_x, k, tile_in // 2)
+        found = _mxfp4_sums(w, scales, row, at_x, k, tile_in // 32)
     else:
         found = _plain_sums(w, scales, row, at_x, k, tile_in)
     return found
@@ -244,14 +172,19 @@ def _plain_sums(w, scales, row, at_x, k: tl.constexpr, tile_in: tl.constexpr):
 
 
 @triton.jit
-def _mxfp4_sums(w, scales, row, at_x, k: tl.constexpr, tile_in: tl.constexpr):
-    total = tl.zeros([row.shape[0], tile_in], tl.float32)
-    for begin in tl.static_range(0, k // 2, tile_in):
-        byte = begin + tl.arange(0, tile_in)
-        at, is_in = at_x + column_of(byte), byte < k // 2
-        low, high = load_halves(w, scales, row, byte, k)
-        total += low * tl.load(at, mask=is_in, other=0.0).to(tl.float32)[None, :]
-        total += high * tl.load(at + 16, mask=is_in, other=0.0).to(tl.float32)[None, :]
+def _mxfp4_sums(w, scales, row, at_x, k: tl.constexpr, tile_groups: tl.constexpr):
+    """A thread has whole groups: of each its bytes in one piece, and one scale."""
+    total = tl.zeros([row.shape[0], tile_groups], tl.float32)
+    byte = tl.arange(0, 16)[None, None, :]
+    for begin in tl.static_range(0, k // 32, tile_groups):
+        group = begin + tl.arange(0, tile_groups)
+        is_in = (group < k // 32)[None, :, None]
+        at = w + row[:, None, None] * (k // 2) + group[None, :, None] * 16 + byte
+        codes = tl.load(at, mask=is_in, other=0, eviction_policy="evict_first")
+        at_low = tl.broadcast_to(at_x + group[None, :, None] * 32 + byte, codes.shape)  # loaded as codes are
+        found = low(codes).to(tl.float32) * tl.load(at_low, mask=is_in, other=0.0).to(tl.float32)
+        found += high(codes).to(tl.float32) * tl.load(at_low + 16, mask=is_in, other=0.0).to(tl.float32)
+        total += tl.sum(found, 2) * load_scales(scales, row, group, k)
     return tl.sum(total, 1)
 
 
@@ -336,9 +269,9 @@ def _grouped(
             at_low = at_x + column_of(byte)[None, :]
             low_rows = tl.trans(tl.load(at_low, mask=is_in, other=0.0))
             high_rows = tl.trans(tl.load(at_low + 16, mask=is_in, other=0.0))
-            total = _mxfp4_dots(w, scales, at, byte, low_rows, high_rows, total, k)
+            total = _mxfp4_dots(w, scales, at, begin, low_rows, high_rows, total, k)
             if is_gated:
-                second = _mxfp4_dots(w, scales, at + num_out, byte, low_rows, high_rows, second, k)
+                second = _mxfp4_dots(w, scales, at + num_out, begin, low_rows, high_rows, second, k)
     else:
         i = tl.arange(0, tile_in)[None, :]
         at_w = w + at[:, None] * k + i
@@ -365,10 +298,14 @@ def _grouped(
 
 
 @triton.jit
-def _mxfp4_dots(w, scales, at, byte, low_rows, high_rows, total, k: tl.constexpr):
-    low, high = load_halves(w, scales, at, byte, k)
-    total = tl.dot(low.to(low_rows.dtype), low_rows, total, input_precision="tf32x3")
-    return tl.dot(high.to(high_rows.dtype), high_rows, total, input_precision="tf32x3")
+def _mxfp4_dots(w, scales, at, begin, low_rows, high_rows, total, k: tl.constexpr):
+    num_bytes: tl.constexpr = low_rows.shape[0]
+    byte = begin + tl.arange(0, num_bytes)
+    codes = tl.load(w + at[:, None] * (k // 2) + byte[None, :], mask=(byte < k // 2)[None, :], other=0)
+    scale = load_scales(scales, at, begin // 16 + tl.arange(0, num_bytes // 16), k)
+    scale = tl.broadcast_to(scale[:, :, None], [at.shape[0], num_bytes // 16, 16]).reshape(codes.shape)
+    total = tl.dot((low(codes) * scale).to(low_rows.dtype), low_rows, total, input_precision="tf32x3")
+    return tl.dot((high(codes) * scale).to(high_rows.dtype), high_rows, total, input_precision="tf32x3")
 
 
 @triton.jit

@@ -72,6 +72,46 @@ def _silu_mul(gate_up, out, size: tl.constexpr, tile: tl.constexpr, is_overlappe
     tl.store(out + row * size + i, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), mask=is_in)
 
 
+def gate_heads(out: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+    """out [rows, size] *= sigmoid(gates), whose rows are further apart."""
+    num_rows, size = out.shape
+    tile = min(1024, triton.next_power_of_2(size))
+    grid = (num_rows, triton.cdiv(size, tile))
+    _gate_heads[grid](out, gates, gates.stride(0), size, tile, **overlap(out.device))
+    return out
+
+
+@triton.jit
+def _gate_heads(out, gates, stride: tl.constexpr, size: tl.constexpr, tile: tl.constexpr, is_overlapped: tl.constexpr):
+    let_next_begin(is_overlapped)
+    wait_for_previous(is_overlapped)
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.program_id(1) * tile + tl.arange(0, tile)
+    gate = tl.load(gates + row * stride + i, mask=i < size, other=0.0).to(tl.float32)
+    value = tl.load(out + row * size + i, mask=i < size, other=0.0).to(tl.float32) * tl.sigmoid(gate)
+    tl.store(out + row * size + i, value.to(out.dtype.element_ty), mask=i < size)
+
+
+def add_gated(out: torch.Tensor, added: torch.Tensor, x: torch.Tensor, router: torch.Tensor) -> torch.Tensor:
+    """out += sigmoid(x . router) * added. All [rows, hidden] but the router [1, hidden]."""
+    num_rows, size = out.shape
+    _add_gated[(num_rows,)](out, added, x, router, size, triton.next_power_of_2(size), **overlap(out.device))
+    return out
+
+
+@triton.jit
+def _add_gated(out, added, x, router, size: tl.constexpr, tile: tl.constexpr, is_overlapped: tl.constexpr):
+    let_next_begin(is_overlapped)
+    wait_for_previous(is_overlapped)
+    i = tl.arange(0, tile)
+    at, is_in = tl.program_id(0).to(tl.int64) * size + i, i < size
+    weight = tl.load(router + i, mask=is_in, other=0.0).to(tl.float32)
+    logit = tl.sum(tl.load(x + at, mask=is_in, other=0.0).to(tl.float32) * weight, 0)
+    value = tl.load(added + at, mask=is_in, other=0.0).to(tl.float32) * tl.sigmoid(logit)
+    value += tl.load(out + at, mask=is_in, other=0.0).to(tl.float32)
+    tl.store(out + at, value.to(out.dtype.element_ty), mask=is_in)
+
+
 def embed(
     token_ids: torch.Tensor, sources: torch.Tensor, chosen: torch.Tensor, table: torch.Tensor, out: torch.Tensor
 ) -> torch.Tensor:
@@ -101,7 +141,7 @@ def _embed(token_ids, sources, chosen, table, out, hidden_size: tl.constexpr, ti
 
 
 def rotate_and_store(
-    qkv: torch.Tensor,  # [rows, (num_heads + 2 * num_kv_heads) * head_dim]
+    qkv: torch.Tensor,  # [rows, (num_heads + 2 * num_kv_heads) * head_dim], rows maybe further apart
     q_out: torch.Tensor,  # [rows, num_heads, head_dim]
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
@@ -126,10 +166,12 @@ def rotate_and_store(
         k_cache.copy_(wide[0])
         v_cache.copy_(wide[1])
         return
-    grid = (num_rows, triton.cdiv(num_heads + 2 * num_kv_heads, _HEAD_TILE))
+    all_heads = num_heads + 2 * num_kv_heads
+    head_tile = _HEAD_TILE if qkv.is_cuda else triton.next_power_of_2(all_heads)  # the interpreter counts programs
+    grid = (num_rows, triton.cdiv(all_heads, head_tile))
     _rotate_and_store[grid](
-        qkv, q_out, k_cache, v_cache, positions, slots, cos_sin, q_norm, k_norm, kv_scales, eps,
-        num_heads, num_kv_heads, head_dim, block_size, _HEAD_TILE, triton.next_power_of_2(head_dim // 2), num_warps=1,
+        qkv, q_out, k_cache, v_cache, positions, slots, cos_sin, q_norm, k_norm, kv_scales, eps, qkv.stride(0),
+        num_heads, num_kv_heads, head_dim, block_size, head_tile, triton.next_power_of_2(head_dim // 2), num_warps=1,
         **overlap(qkv.device),
     )  # fmt: skip
 
@@ -137,8 +179,8 @@ def rotate_and_store(
 @triton.jit(do_not_specialize_on_alignment=["positions", "slots", "kv_scales"])
 def _rotate_and_store(
     qkv, q_out, k_cache, v_cache, positions, slots, cos_sin, q_norm, k_norm, kv_scales, eps,
-    num_heads: tl.constexpr, num_kv_heads: tl.constexpr, head_dim: tl.constexpr, block_size: tl.constexpr,
-    head_tile: tl.constexpr, half_tile: tl.constexpr, is_overlapped: tl.constexpr,
+    stride: tl.constexpr, num_heads: tl.constexpr, num_kv_heads: tl.constexpr, head_dim: tl.constexpr,
+    block_size: tl.constexpr, head_tile: tl.constexpr, half_tile: tl.constexpr, is_overlapped: tl.constexpr,
 ):  # fmt: skip
     let_next_begin(is_overlapped)
     wait_for_previous(is_overlapped)
@@ -156,7 +198,7 @@ def _rotate_and_store(
     is_k = ((head >= first_k) & (head < first_v))[:, None]
     is_v = (head >= first_v)[:, None]
 
-    source = qkv + (row * end + head)[:, None] * head_dim + i[None, :]
+    source = qkv + row * stride + head[:, None] * head_dim + i[None, :]
     first = tl.load(source, mask=is_in, other=0.0).to(tl.float32)
     second = tl.load(source + half, mask=is_in, other=0.0).to(tl.float32)
     x, y = first, second
@@ -197,11 +239,11 @@ def _store_halves(target, first, second, half: tl.constexpr, mask):
 def copy_blocks(caches: torch.Tensor, block_ids: torch.Tensor, staging: torch.Tensor, *, is_out: bool) -> None:
     """Blocks of all layers out of the caches, one block after the other, or back into them.
 
-    caches  [num_layers, 2, num_blocks, num_kv_heads, block_size, head_dim]
+    caches  [num_layers, 2, num_blocks, num_kv_heads, block_size, head_dim]; of latents 1 in place of 2
     staging [len(block_ids), num_layers, 2, num_kv_heads, block_size, head_dim]
     """
-    num_layers, _, num_blocks, *block_shape = caches.shape
-    num_parts = 2 * num_layers
+    num_layers, num_kinds, num_blocks, *block_shape = caches.shape
+    num_parts = num_kinds * num_layers
     size = block_shape[0] * block_shape[1] * block_shape[2]
     assert staging.numel() == len(block_ids) * num_parts * size
     assert staging.dtype == caches.dtype

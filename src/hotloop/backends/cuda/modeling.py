@@ -13,6 +13,8 @@ import torch
 import transformers
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from hotloop.backends.cuda.decoder import plans_for, workspace_for
+from hotloop.backends.cuda.flash import Flash
 from hotloop.backends.cuda.linear import logits
 from hotloop.backends.cuda.paged import PagedAttention
 from hotloop.backends.cuda.step import Shape, Views
@@ -24,12 +26,23 @@ from hotloop.models.modeling import read_config
 class ModelingDecoder:
     """A model that transformers built, and the KV cache."""
 
-    def __init__(self, model: Model, attention: PagedAttention, dtype: torch.dtype) -> None:
-        self._spec = model.spec
-        self.attention = attention
+    def __init__(
+        self,
+        model: Model,
+        dtype: torch.dtype,
+        kv: torch.Tensor,
+        flash: Flash | None,
+        min_saved_bytes: int,
+        window_kv: torch.Tensor | None = None,
+    ) -> None:
+        spec = self._spec = model.spec
+        self.kv, self.flash = kv, flash
+        self.splitting, self.sharing = plans_for(spec, kv, min_saved_bytes)
+        windows = [spec.window(layer) for layer in range(spec.num_layers)]
+        self._paged = PagedAttention(kv, windows, workspace_for(spec, kv.device), flash, window_kv)
         name, own = f"hotloop_{id(self)}", ref(self)  # what is registered there stays, and holds nothing
         ALL_ATTENTION_FUNCTIONS.register(name, lambda *inputs, **named: own()._attend(*inputs, **named))  # type: ignore[union-attr]
-        self._module = _load(model, attention.kv.device, dtype, name).eval().requires_grad_(False)
+        self._module = _load(model, kv.device, dtype, name).eval().requires_grad_(False)
         head = self._module.get_output_embeddings()
         head.forward = partial(_float_logits, head.weight, head.bias)
         self._step: tuple[Views, Shape] | None = None
@@ -66,15 +79,14 @@ class ModelingDecoder:
         assert self._step is not None
         step, shape = self._step
         layer: int = module.layer_idx
-        kv, slots = self.attention.place(step, layer)
-        block_size = self.attention.splitting.block_size
+        kv, slots = self._paged.place(step, layer)
+        block_size = self.splitting.block_size
         for cache, new in zip(kv, (key, value), strict=True):
             cache[slots // block_size, :, slots % block_size] = new[0].transpose(0, 1)
         q = query[0].transpose(0, 1).contiguous()
         out = torch.zeros_like(q)
         scale = self._spec.head_dim**-0.5 if scaling is None else float(scaling)
-        window = self._spec.window(layer)
-        self.attention.attend(step, shape, layer, q, out, scale=scale, window=window, sinks=s_aux)
+        self._paged.attend(step, shape, layer, q, out, scale=scale, sinks=s_aux)
         return out[None], None
 
 

@@ -59,20 +59,28 @@ class Mxfp4Matrix:
 @triton.jit
 def column_of(byte):
     """Of the number in the low half of a byte of a row; that in the high one is 16 further on."""
-    return byte // 16 * 32 + byte % 16
+    return tl.max_contiguous(byte // 16 * 32 + byte % 16, 16)
 
 
 @triton.jit
-def load_halves(values, scales, row, byte, k: tl.constexpr):
-    """Float32 [rows, bytes] of the low and of the high halves of these bytes of rows, 0 past the end of a row."""
-    is_in = (byte < k // 2)[None, :]
-    codes = tl.load(values + row[:, None] * (k // 2) + byte[None, :], mask=is_in, other=0).to(tl.int32)
-    power = tl.load(scales + row[:, None] * (k // 32) + (byte // 16)[None, :], mask=is_in, other=0).to(tl.int32)
-    scale = (power << 23).to(tl.float32, bitcast=True) * 16384.0
-    return _number(codes & 15) * scale, _number(codes >> 4) * scale
+def load_scales(scales, row, group, k: tl.constexpr):
+    """Float32 [rows, groups]: what `low` and `high` of these groups of rows are to be multiplied by."""
+    power = tl.load(scales + row[:, None] * (k // 32) + group[None, :], mask=(group < k // 32)[None, :], other=0)
+    return (power.to(tl.int32) << 23).to(tl.float32, bitcast=True) * 16384.0
+
+
+@triton.jit
+def low(codes):
+    return _number(codes & 15)
+
+
+@triton.jit
+def high(codes):
+    return _number(codes >> 4)
 
 
 @triton.jit
 def _number(code):
+    code = code.to(tl.int16)
     bits = ((code & 7) << 9) | ((code & 8) << 12)
-    return bits.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    return bits.to(tl.float16, bitcast=True)

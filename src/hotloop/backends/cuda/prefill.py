@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from hotloop.backends.cuda.attention import _meet_keys, _weighed, start_softmax, within
+from hotloop.backends.cuda.attention import WIDE_TILE, _meet_keys, _weighed, is_wide, start_softmax, within
 
 TILE_ROWS = 64
 
@@ -39,9 +39,10 @@ def prefill_attention(
     """Sequence s owns rows [row_begins[s], row_begins[s + 1]), the last of its lens[s] keys."""
     _, num_heads, head_dim = q.shape
     _, num_kv_heads, block_size, _ = k_cache.shape
-    _prefill[(triton.cdiv(max_rows, TILE_ROWS), num_heads, num_sequences)](
+    tile_rows = WIDE_TILE if is_wide(q.dtype, head_dim) else TILE_ROWS
+    _prefill[(triton.cdiv(max_rows, tile_rows), num_heads, num_sequences)](
         q, k_cache, v_cache, row_begins, lens, block_ids, block_begins, kv_scales, sinks, out,
-        scale * math.log2(math.e), num_heads, num_kv_heads, head_dim, block_size, TILE_ROWS,
+        scale * math.log2(math.e), num_heads, num_kv_heads, head_dim, block_size, tile_rows,
         triton.next_power_of_2(head_dim), window,
         num_warps=4, num_stages=1 if q.dtype == torch.float32 else 3,
     )  # fmt: skip

@@ -11,6 +11,7 @@ back have streams of their own (`hostmemory`).
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -18,8 +19,8 @@ import torch
 from numpy.typing import NDArray
 
 from hotloop.backends.backend import Batch, HostMemory
-from hotloop.backends.cuda.attention import MAX_WHOLE_WINDOW
-from hotloop.backends.cuda.decoder import Decoder
+from hotloop.backends.cuda.attention import MAX_WHOLE_WINDOW, is_wide
+from hotloop.backends.cuda.decoder import MIN_SAVED_BYTES, Decoder
 from hotloop.backends.cuda.failure import first_line, hardware
 from hotloop.backends.cuda.flash import Flash, find_flash
 from hotloop.backends.cuda.flight import CudaCopy, CudaFlight, Wait
@@ -27,7 +28,7 @@ from hotloop.backends.cuda.fp8 import E4M3, FP8_CAPABILITY, check_device
 from hotloop.backends.cuda.graphs import MAX_LONG, Graphs, shapes_for
 from hotloop.backends.cuda.hostmemory import RING_BYTES, has_host_memory, open_host_memory
 from hotloop.backends.cuda.kernels import copy_blocks
-from hotloop.backends.cuda.paged import MIN_SAVED_BYTES, PagedAttention
+from hotloop.backends.cuda.mixing.deltas import scratch_width
 from hotloop.backends.cuda.parallel import ALONE, Group
 from hotloop.backends.cuda.staging import Event, Staging
 from hotloop.backends.cuda.step import MAX_SHORT_ROWS, Packed, Shape, capacity, pack, shape_of, view_parts
@@ -38,7 +39,7 @@ from hotloop.core.config import MAX_DRAFTED_FORCED, EngineConfig, LoadFormat, Pr
 from hotloop.core.errors import BackendError, ConfigError
 from hotloop.models.dummy import DummyWeights
 from hotloop.models.layout import share_of
-from hotloop.models.memory import fit_kv_gpu, kv_token_bytes, split_kv
+from hotloop.models.memory import fit_kv_gpu, kv_token_bytes, num_states, split_kv, state_bytes
 from hotloop.models.model import Model
 from hotloop.models.spec import ModelSpec
 
@@ -75,6 +76,8 @@ def open_cuda(
     if plan.has_fp8_weights:
         check_device("weights", precision)
     if config.kv_precision == "fp8":
+        if model.spec.latent:
+            raise ConfigError("kv_precision fp8 is not to be had with latent attention (MLA), whose KV is small")
         check_device("kv_precision", precision)
     elif config.kv_precision not in ("auto", own):
         raise ConfigError(f"kv_precision {config.kv_precision} is not to be had on a GPU: there it is {own} or fp8")
@@ -103,7 +106,7 @@ def open_cuda(
             left_bytes = kv_tokens and kv_tokens * kv_token_bytes(model.spec, plan.kv_dtype.itemsize)
             first, *others = workers.memory if workers else [memory_of("cuda")]
             kv_bytes = left_bytes or config.gpus * min([fit(first, companion), *map(fit, others)])
-            flash = find_flash(share, BLOCK_SIZE, plan.kv_dtype)
+            flash = None if share.latent else find_flash(share, BLOCK_SIZE, plan.kv_dtype)
             backend = (
                 open_ranks(model, kv_bytes, plan, workers, flash=flash)
                 if workers
@@ -151,9 +154,19 @@ def working_bytes(spec: ModelSpec, config: EngineConfig, item_bytes: int) -> int
     if experts:
         mlp = experts.num_chosen * (experts.size + spec.hidden_size) + 3 * experts.num_experts
     width = 4 * spec.hidden_size + mlp + num_heads * spec.head_dim
+    if spec.latent:
+        width += 2 * spec.num_heads * spec.latent.kv_rank
+    if spec.linear:
+        width += scratch_width(spec.linear)
     num_logits = 4 * config.max_running * spec.vocab_size  # as computed, as adjusted, and of drafts
-    ring_bytes = RING_BYTES if has_host_memory(config) else 0
+    ring_bytes = RING_BYTES if has_host_memory(config) and not spec.linear else 0
     return num_rows * width * item_bytes + 4 * num_logits + ring_bytes + _CONTEXT_BYTES
+
+
+def _kv_shape(spec: ModelSpec, num_blocks: int) -> tuple[int, ...]:
+    if spec.latent:
+        return spec.num_layers, 1, num_blocks, 1, BLOCK_SIZE, spec.latent.width
+    return len(spec.kv_layers), 2, num_blocks, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim
 
 
 class CudaBackend:
@@ -165,7 +178,6 @@ class CudaBackend:
 
     depth = 2
     block_size = BLOCK_SIZE
-    num_states = state_bytes = 0
     num_window_blocks = window = 0
 
     def __init__(
@@ -189,22 +201,23 @@ class CudaBackend:
         self.vocab_size = spec.vocab_size
         self.max_context = spec.max_context
         self.block_bytes = BLOCK_SIZE * kv_token_bytes(model.spec, kv_dtype.itemsize)
-        self.num_blocks = kv_bytes // self.block_bytes
-        if plan.drops_windows:
+        self.num_states, self.state_bytes = num_states(spec, kv_bytes, kv_dtype.itemsize), state_bytes(spec)
+        self.num_blocks = (kv_bytes - self.num_states * self.state_bytes) // self.block_bytes
+        if plan.drops_windows and spec.windows:
             self._split_kv(kv_bytes, kv_dtype.itemsize)
         weight_format = "fp8" if plan.has_fp8_weights else dtype
         layout = f"cuda {dtype} {weight_format} {kv_dtype} {BLOCK_SIZE} {group.size} {torch.__version__}"
         self.kv_layout = f"{model.fingerprint} {layout}"
         self._decoder = self._load(model, plan, device, flash, min_saved_bytes)
-        self._attention = attention = self._decoder.attention
         most = BLOCK_SIZE + config.max_draft_tokens + MAX_DRAFTED_FORCED + 1  # rows of one that decodes
         max_rows = max(self.step_tokens, BLOCK_SIZE) + config.max_running * most
         max_blocks = -(-min(self.max_context, self.num_blocks * BLOCK_SIZE) // BLOCK_SIZE)
-        self._splitting = splitting = attention.splitting
+        self._splitting = splitting = self._decoder.splitting
         has_large_windows = any(window and window > MAX_WHOLE_WINDOW for window in spec.windows)
         is_shared = config.shared_attention and not has_large_windows  # these are read by the same splits as the rest
-        self._sharing = attention.sharing if is_shared else None
-        num_items, width = attention.sharing.num_items(max_rows), max_blocks if flash else 0
+        is_shared = is_shared and not spec.latent and not is_wide(dtype, spec.head_dim)
+        self._sharing = self._decoder.sharing if is_shared else None
+        num_items, width = self._decoder.sharing.num_items(max_rows), max_blocks if flash or spec.latent else 0
         num_splits = splitting.max_splits(config.max_running)
         num_long = max(MAX_LONG, config.max_running)
         largest = Shape(config.max_running, max_rows, max_rows, num_splits, num_items, num_long, 0, width)
@@ -213,16 +226,16 @@ class CudaBackend:
         self._staging = Staging(torch.device(device))
         self._graphs: Graphs | None = None
         if plan.has_graphs and isinstance(self._decoder, Decoder):
-            shapes = shapes_for(config.max_running, max_rows, splitting, table_width=width, sharing=self._sharing)
+            table_width = width if flash else 0
+            shapes = shapes_for(config.max_running, max_rows, splitting, table_width=table_width, sharing=self._sharing)
             self._graphs = Graphs(self._decoder, self._indexes, self._chosen, shapes)
-        self._host = open_host_memory(attention.kv, config)
+        self._host = None if spec.linear else open_host_memory(self._decoder.kv, config)  # a state has no way there
         self.host_memory: HostMemory | None = self._host
 
     def _split_kv(self, kv_bytes: int, item_bytes: int) -> None:
         """Fewer blocks for layers with a window, and more for the others. Only the latter go to host memory."""
-        self.num_blocks, self.num_window_blocks = split_kv(
-            self.spec, kv_bytes, item_bytes, BLOCK_SIZE, self.step_tokens
-        )
+        sizes = split_kv(self.spec, kv_bytes, item_bytes, BLOCK_SIZE, self.step_tokens)
+        self.num_blocks, self.num_window_blocks = sizes
         if self.num_window_blocks:
             windows = [window for window in self.spec.windows if window]
             self.window = max(windows)
@@ -231,26 +244,21 @@ class CudaBackend:
     def _load(
         self, model: Model, plan: Plan, device: str, flash: Flash | None, min_saved_bytes: int
     ) -> "Decoder | ModelingDecoder":
-        """The weights, then what they leave room for."""
+        """The weights, then the KV that they leave room for."""
         spec, group = share_of(model.spec, self._group.size), self._group
         formats = {"is_fp8": plan.has_fp8_weights, "keeps_fp8": plan.keeps_fp8, "has_fp8_kv": plan.kv_dtype == E4M3}
         weights = None
         if spec.family != "transformers":
             weights = load_weights(model, device, plan.dtype, **formats, rank=group.rank, num_ranks=group.size)
         num_own = sum(window is not None for window in spec.windows) if self.num_window_blocks else 0
-
-        def cache(num_layers: int, num_blocks: int) -> torch.Tensor:
-            shape = (num_layers, 2, num_blocks, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim)
-            return torch.zeros(shape, dtype=plan.kv_dtype, device=device)
-
-        window_kv = cache(num_own, self.num_window_blocks) if num_own else None
-        kv = cache(spec.num_layers - num_own, self.num_blocks)
-        attention = PagedAttention(spec, kv, flash, min_saved_bytes, window_kv)
+        (num_layers, *_), make = _kv_shape(spec, 0), partial(torch.zeros, dtype=plan.kv_dtype, device=device)
+        kv = make((num_layers - num_own, *_kv_shape(spec, self.num_blocks)[1:]))
+        window_kv = make((num_own, *_kv_shape(spec, self.num_window_blocks)[1:])) if num_own else None
         if weights is not None:
-            return Decoder(spec, weights, attention, group)
+            return Decoder(spec, weights, kv, group, flash, min_saved_bytes, self.num_states, window_kv)
         from hotloop.backends.cuda.modeling import ModelingDecoder  # noqa: PLC0415 - seconds, and not for everyone
 
-        return ModelingDecoder(model, attention, plan.dtype)
+        return ModelingDecoder(model, plan.dtype, kv, flash, min_saved_bytes, window_kv)
 
     def launch(self, batch: Batch) -> "CudaFlight":
         with hardware():
@@ -262,9 +270,11 @@ class CudaBackend:
 
     def _pack(self, batch: Batch) -> Packed:
         groups = self._sharing.find(batch, MAX_SHORT_ROWS) if self._sharing else []
-        has_table, has_groups = self._attention.flash is not None, bool(groups)
+        has_table, has_groups = self._decoder.flash is not None, bool(groups)
         shape = shape_of(batch, self._splitting, has_table=has_table, sharing=self._sharing, has_groups=has_groups)
         graph = self._graphs.fitting(shape) if self._graphs else None
+        if graph is None and self.spec.latent:  # keys and values are made of the latents of what it names
+            shape = shape_of(batch, self._splitting, has_table=True)
         ints = pack(batch, self._splitting, graph or shape, sharing=self._sharing, groups=groups)
         num_chosen = 0 if batch.sources is None or not self._workers else int(batch.sources.max()) + 1
         return Packed(ints, graph or shape, graph is not None, len(batch.wanted), num_chosen)
@@ -293,7 +303,7 @@ class CudaBackend:
     def gather_blocks(self, block_ids: Sequence[int]) -> torch.Tensor:
         """What every rank has of these blocks; all of it on rank 0."""
         [ids] = self._staging.upload([np.array(block_ids, np.int32)])
-        kv = self._attention.kv
+        kv = self._decoder.kv
         share = torch.empty(self._shape_of(block_ids), dtype=torch.uint8, device=kv.device)
         copy_blocks(kv, ids, share.view(kv.dtype), is_out=True)
         return self._group.gather(share)
@@ -306,12 +316,12 @@ class CudaBackend:
         """Every rank's share of what rank 0 is given, into these blocks."""
         shares = np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
         [ids, raw] = self._staging.upload([np.array(block_ids, np.int32), shares])
-        kv = self._attention.kv
+        kv = self._decoder.kv
         copy_blocks(kv, ids, self._group.scatter(raw, self._shape_of(block_ids)).view(kv.dtype), is_out=False)
 
     def _shape_of(self, block_ids: Sequence[int]) -> tuple[int, ...]:
         """Of a copy of what this rank has of these blocks, in bytes: not every type is exchanged between ranks."""
-        kv = self._attention.kv
+        kv = self._decoder.kv
         return (len(block_ids), *kv.shape[:2], *kv.shape[3:5], kv.shape[5] * kv.itemsize)
 
     def _using(self, block_ids: NDArray[np.int32]) -> AbstractContextManager[None]:
@@ -333,7 +343,7 @@ class CudaBackend:
         if self._host:
             self._host.close()
         self._graphs = self._host = self.host_memory = None
-        del self._decoder, self._attention, self._indexes, self._chosen
+        del self._decoder, self._indexes, self._chosen
         with suppress(BackendError), hardware():
             if torch.cuda.is_available() and not is_waiting:
                 torch.cuda.empty_cache()

@@ -3,8 +3,8 @@
     [ slots | window_slots | token_ids | sources | positions | wanted | row_begins | lens | block_begins | ..
       rows, 8 bytes each                                                sequences
 
-    .. | window_begins | splits | part_begins | shared | table | block_ids ]
-                                                                 as many as there are
+    .. | window_begins | states | splits | part_begins | shared | table | block_ids ]
+                                                                          as many as there are
 
 Sequences with few rows come first, then those with many, rows and all. Each kind has its own `row_begins`, one more
 than there are sequences. How the keys of those with few are split is in splits.py; what is shared (groups.py) is there
@@ -28,6 +28,7 @@ from hotloop.backends.cuda.splits import SPLIT_INTS, Splitting
 
 MAX_SHORT_ROWS = 32  # of one sequence, up to which it is attended to as one that decodes
 MIXED_SHORT_ROWS = 8  # the same in most steps that prefill as well
+_NOWHERE = np.array([[-1, 0]], np.int32)  # states that nobody looks at: whoever gets the slot begins anew
 
 
 class Shape(NamedTuple):
@@ -70,6 +71,7 @@ class Views:
     lens: torch.Tensor
     block_begins: torch.Tensor
     window_begins: torch.Tensor  # of these blocks, behind the others in `block_ids`
+    states: torch.Tensor  # of each sequence the slots it reads and writes; read by hybrids alone
     splits: torch.Tensor
     part_begins: torch.Tensor  # [num_short_rows + 1]
     folded: torch.Tensor
@@ -150,7 +152,7 @@ def pack(
     ints = np.zeros(sum(sizes), np.int32)
     (
         slots, window_slots, token_ids, sources, positions, wanted_rows, row_begins, lens, block_begins, window_begins,
-        splits, part_begins, folded, items, table, block_ids, own_ids, _,
+        states, splits, part_begins, folded, items, table, block_ids, own_ids, _,
     ) = np.split(ints, np.cumsum(sizes))  # fmt: skip
     owner = np.repeat(np.arange(len(num_rows_of)), num_rows_of)
     at = batch.block_begins[owner] + batch.positions // block_size
@@ -164,8 +166,13 @@ def pack(
     positions[:num_rows] = batch.positions
     wanted_rows[: len(wanted)] = wanted
     all_lens = batch.past_lens + num_rows_of
-    begins = batch.block_begins[:-1]
-    for part, each in ((lens, all_lens), (block_begins, begins), (window_begins, begins + len(batch.block_ids))):
+    slots_of = _NOWHERE if batch.states is None else batch.states
+    for part, each in (
+        (lens, all_lens),
+        (block_begins, batch.block_begins[:-1]),
+        (window_begins, batch.block_begins[:-1] + len(batch.block_ids)),
+        (states.reshape(-1, 2), np.broadcast_to(slots_of, (len(all_lens), 2))),
+    ):
         part[:num_short] = each[:num_short]
         part[shape.num_short :][: len(each) - num_short] = each[num_short:]
     begins_of_long = shape.num_short + 1
@@ -207,7 +214,7 @@ def _sizes(shape: Shape) -> list[int]:
     splits = [shape.num_splits * SPLIT_INTS, shape.num_short_rows + 1]
     shared = [num_rows, shape.num_items * ITEM_INTS] if shape.num_items else [0, 0]
     table = shape.num_long * shape.table_width
-    sequences = [num_sequences + 2, *[num_sequences] * 3]
+    sequences = [num_sequences + 2, *[num_sequences] * 3, 2 * num_sequences]
     return [2 * num_rows, 2 * num_rows, *[num_rows] * 4, *sequences, *splits, *shared, table]
 
 
@@ -230,6 +237,7 @@ def _short_first(
         block_begins=np.append(batch.block_begins[:-1][order], 0).astype(np.int32),
         wanted=batch.wanted,
         sources=None if batch.sources is None else batch.sources[rows],
+        states=None if batch.states is None else batch.states[order],
         window_ids=batch.window_ids,
     )
     return moved, new_rows[batch.wanted], [PrefixGroup(place[group.members], group.num_blocks) for group in groups]

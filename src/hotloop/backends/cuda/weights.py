@@ -18,54 +18,28 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hotloop.backends.cuda.delta.weights import LinearWeights
 from hotloop.backends.cuda.dequantise import FLOATS, can_dequantise, dequantise
 from hotloop.backends.cuda.expert_weights import ExpertWeights
 from hotloop.backends.cuda.fp8 import ALIGNMENT, E4M3, ScaledMatrix, keep_fp8, kv_scales, quantise
 from hotloop.backends.cuda.int4 import Int4Matrix
+from hotloop.backends.cuda.layer_weights import DeviceWeights, LayerWeights
 from hotloop.backends.cuda.linear import Matrix
 from hotloop.backends.cuda.mxfp4 import GROUP, Mxfp4Matrix
-from hotloop.backends.cuda.repack import repack, room_for, widen_stored
+from hotloop.backends.cuda.repack import fp8_rows, repack, room_for, widen_stored
 from hotloop.core.errors import ConfigError
 from hotloop.models.dummy import SEED, STD, DummyWeights, dummy_value
 from hotloop.models.gguf import widen
-from hotloop.models.layout import layer_shapes, share_begin, share_of
+from hotloop.models.hybrid import HybridWeights, split_shapes
+from hotloop.models.layout import share_begin, share_of
 from hotloop.models.model import Model
-from hotloop.models.spec import ExpertsSpec, Fp8Stored, Int4Stored, ModelSpec, Stored, Weights
+from hotloop.models.spec import ExpertsSpec, Fp8Stored, Int4Stored, LinearSpec, ModelSpec, Stored, Weights
 
 CHUNK_BYTES = 16 << 20  # of a tensor at a time: enough for the bus, and little enough to unpack in passing
 _NUM_READERS = 4
 
 Place: TypeAlias = Matrix | Mxfp4Matrix
 """Where a tensor of the model goes."""
-
-
-@dataclass(frozen=True, slots=True)
-class LayerWeights:
-    """One layer. Matrices are [out, in]; all are contiguous. Those of the products may be in e4m3 or in four bits."""
-
-    attn_norm: Tensor  # [hidden]
-    qkv: Matrix  # [(heads + 2 * kv heads) * head_dim, hidden]: all of q, then k, then v
-    qkv_bias: Tensor | None  # [(heads + 2 * kv heads) * head_dim]
-    q_norm: Tensor | None  # [head_dim]
-    k_norm: Tensor | None  # [head_dim]
-    o: Matrix  # [hidden, heads * head_dim]
-    o_bias: Tensor | None  # [hidden]; of several ranks only the first has one that is not zero
-    sinks: Tensor | None  # [heads]
-    mlp_norm: Tensor  # [hidden]
-    gate_up: Matrix | None  # [2 * intermediate, hidden]: all of gate, then up
-    down: Matrix | None  # [hidden, intermediate]
-    experts: ExpertWeights | None = None  # in place of these
-    kv_scales: Tensor | None = None  # [2 * kv heads] of keys, then values, where those are held in e4m3
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceWeights:
-    """All of a model. `head` is `embed` itself, or rows of it, where the two are tied and in one type."""
-
-    embed: Tensor  # [vocab, hidden]
-    layers: tuple[LayerWeights, ...]
-    final_norm: Tensor  # [hidden]
-    head: Matrix  # [vocab, hidden]; of several ranks each has some rows
 
 
 def load_weights(
@@ -84,21 +58,24 @@ def load_weights(
 
     If fp8, the layers' matrices are in e4m3, and the head is in int8: its errors go straight into the logits, and int8
     has a fifth of them. The embedding, of which a step reads a few rows, stays as it is. If not, matrices that the
-    files hold in four bits are held so here, and those in e4m3, the head left out, unless they are not to be kept.
+    files hold in four bits are held so here, and those in e4m3, but for a head and hybrids, unless not to be kept.
     """
     device = torch.device(device)
     share = share_of(model.spec, num_ranks)
     if is_fp8:
         _check_sizes(share)
-    has_fp8_files = keeps_fp8 and share.fp8 is not None
+    has_fp8_files = keeps_fp8 and share.fp8 is not None and share.linear is None
     weights = _Allocation(share, model.weights, device, dtype, is_fp8, has_fp8_files).all(num_ranks, rank)
-    _fill(dict(_places(share, weights)), model.weights, device, chunk_bytes, rank)
+    is_split = share.linear is None or isinstance(model.weights, DummyWeights)
+    source = model.weights if is_split else HybridWeights(model.weights, share)
+    _fill(dict(_places(share, weights)), source, device, chunk_bytes, rank)
     if share.has_tied_head and isinstance(weights.head, ScaledMatrix):
         quantise(_head_rows(weights.embed, len(weights.head), rank), weights.head)
     if rank:
         _drop_biases(weights)
     if has_fp8_kv:
-        layers = (replace(layer, kv_scales=_kv_scales(share, layer)) for layer in weights.layers)
+        scales = (None if layer.qkv is None else _kv_scales(share, layer, layer.qkv) for layer in weights.layers)
+        layers = (replace(layer, kv_scales=each) for layer, each in zip(weights.layers, scales, strict=True))
         weights = replace(weights, layers=tuple(layers))
     return weights
 
@@ -113,8 +90,9 @@ def _drop_biases(weights: DeviceWeights) -> None:
 
 def _check_sizes(spec: ModelSpec) -> None:
     """Refuse a matrix that cannot be multiplied in e4m3."""
-    for name, shape in layer_shapes(spec, spec.num_layers - 1).items():
-        if len(shape) > 1 and not name.startswith(("router", "experts.")) and any(size % ALIGNMENT for size in shape):
+    kinds = {spec.is_linear(layer): layer for layer in range(spec.num_layers)}
+    for name, shape in (each for layer in kinds.values() for each in split_shapes(spec, layer).items()):
+        if len(shape) > 1 and not name.startswith(_UNSCALED) and any(size % ALIGNMENT for size in shape):
             sizes = " x ".join(map(str, shape))
             raise ConfigError(
                 f"weights fp8 need matrices whose sizes are multiples of {ALIGNMENT}: {name} of every layer is {sizes}"
@@ -122,10 +100,10 @@ def _check_sizes(spec: ModelSpec) -> None:
             )
 
 
-def _kv_scales(spec: ModelSpec, layer: LayerWeights) -> Tensor:
+def _kv_scales(spec: ModelSpec, layer: LayerWeights, qkv: Matrix) -> Tensor:
     """Of what the norm in front of a layer and its weights make, whatever the prompt."""
     size = spec.num_kv_heads * spec.head_dim
-    made = layer.qkv[-2 * size :]
+    made = qkv[-2 * size :]
     rows = made.widened() if isinstance(made, ScaledMatrix | Int4Matrix) else made.float()
     shape = (2, spec.num_kv_heads, spec.head_dim)
     bias = None if layer.qkv_bias is None else layer.qkv_bias[-2 * size :].float().view(shape)
@@ -150,8 +128,9 @@ class _Allocation:
         spec = self.spec
         layers = tuple(
             LayerWeights(
-                **{field: self._stacked(layer, names) for field, names in _LAYER_PARTS.items()},
+                **{field: self._stacked(layer, names) for field, names in _parts(spec).items()},
                 experts=self._experts(spec.experts, layer) if spec.experts and spec.has_experts(layer) else None,
+                linear=self._linear(spec.linear) if spec.linear and spec.is_linear(layer) else None,
             )
             for layer in range(spec.num_layers)
         )
@@ -168,11 +147,13 @@ class _Allocation:
 
     def _stacked(self, layer: int, names: tuple[str, ...]) -> Matrix | None:
         """Room for these, one below the other; None if the model has none of them."""
-        shapes, int4 = layer_shapes(self.spec, layer), self.spec.int4
-        if names[0] not in shapes:
+        shapes, int4 = split_shapes(self.spec, layer), self.spec.int4
+        names = tuple(name for name in names if name in shapes)
+        if not names:
             return None
         num_rows, row_shape = sum(shapes[name][0] for name in names), shapes[names[0]][1:]
-        if row_shape and (self.is_fp8 or self._is_kept(layer, names, (num_rows, row_shape[0]))):
+        is_scaled = row_shape and names != ("kv_b",)
+        if is_scaled and (self.is_fp8 or self._is_kept(layer, names, num_rows, *row_shape)):
             return ScaledMatrix.empty(num_rows, row_shape[0], self.device)
         if int4 and row_shape:
             if isinstance(self.weights, DummyWeights):
@@ -183,22 +164,19 @@ class _Allocation:
                 return room_for(packed, num_rows, row_shape[0], self.device)
         return self._empty(num_rows, *row_shape)
 
-    def _is_kept(self, layer: int, names: tuple[str, ...], shape: tuple[int, int]) -> bool:
+    def _is_kept(self, layer: int, names: tuple[str, ...], *shape: int) -> bool:
         """Whether matrices that the files hold in e4m3 are held so here; the files may leave some as they were."""
         if not self.has_fp8_files or any(size % ALIGNMENT for size in shape):
             return False
-        if isinstance(self.weights, DummyWeights):
-            return True
-        return all(isinstance(self.weights.stored(f"layers.{layer}.{name}"), Fp8Stored) for name in names)
+        stored = (self.weights.stored(f"layers.{layer}.{name}") for name in names)
+        return isinstance(self.weights, DummyWeights) or all(isinstance(each, Fp8Stored) for each in stored)
 
     def _experts(self, experts: ExpertsSpec, layer: int) -> ExpertWeights:
         """Those that files hold in four bits are wider here, unless it is MXFP4. All experts are held as the first."""
         hidden, size, count = self.spec.hidden_size, experts.size, experts.num_experts
-        narrow = partial(ScaledMatrix.empty, device=self.device)
-        is_kept = self._is_kept(layer, ("experts.0.gate", "experts.0.down"), (size, hidden))
-        is_shared_kept = bool(experts.shared_size) and self._is_kept(
-            layer, ("shared_gate", "shared_up", "shared_down"), (experts.shared_size, hidden)
-        )
+        narrow, shared = partial(ScaledMatrix.empty, device=self.device), ("shared_gate", "shared_up", "shared_down")
+        is_shared_kept = experts.shared_size and self._is_kept(layer, shared, experts.shared_size, hidden)
+        is_kept = self._is_kept(layer, ("experts.0.gate", "experts.0.down"), size, hidden)
         matrix = narrow if self.is_fp8 or is_shared_kept else self._empty
         packed = narrow if self.is_fp8 or is_kept else self._empty
         if experts.is_mxfp4 and not self.is_fp8:
@@ -212,6 +190,21 @@ class _Allocation:
             down_bias=self._empty(count * hidden) if experts.has_bias else None,
             shared_gate_up=matrix(2 * experts.shared_size, hidden) if experts.shared_size else None,
             shared_down=matrix(hidden, experts.shared_size) if experts.shared_size else None,
+            shared_router=self._empty(1, hidden) if experts.has_shared_gate else None,
+        )
+
+    def _linear(self, linear: LinearSpec) -> LinearWeights:
+        hidden, heads = self.spec.hidden_size, linear.num_value_heads
+        matrix = partial(ScaledMatrix.empty, device=self.device) if self.is_fp8 else self._empty
+        vector = partial(torch.empty, device=self.device)
+        return LinearWeights(
+            qkvz=matrix(linear.conv_size + linear.value_size, hidden),
+            rates=self._empty(2 * heads, hidden),
+            taps=self._empty(linear.conv_size, linear.conv_width),
+            a_log=vector(heads),
+            dt_bias=vector(heads),
+            norm=vector(linear.value_dim),
+            o=matrix(hidden, linear.value_size),
         )
 
     def _empty(self, *shape: int) -> Tensor:
@@ -224,12 +217,15 @@ def _head_rows(embed: Tensor, num_tokens: int, rank: int) -> Tensor:
     return embed[begin : begin + num_tokens]
 
 
+_UNSCALED = ("router", "experts.", "shared_router", "linear_b", "linear_a", "linear_conv")
 _LAYER_PARTS = {
     "attn_norm": ("attn_norm",),
-    "qkv": ("q", "k", "v"),
+    "qkv": ("q_gate", "q", "k", "v"),
     "qkv_bias": ("q_bias", "k_bias", "v_bias"),
     "q_norm": ("q_norm",),
     "k_norm": ("k_norm",),
+    "q_b": ("q_b",),
+    "kv_b": ("kv_b",),
     "o": ("o",),
     "o_bias": ("o_bias",),
     "sinks": ("sinks",),
@@ -239,18 +235,29 @@ _LAYER_PARTS = {
 }
 
 
+def _parts(spec: ModelSpec) -> dict[str, tuple[str, ...]]:
+    """Which tensors of a layer go into which."""
+    if not spec.latent:
+        return _LAYER_PARTS
+    first = "q_a" if spec.latent.q_rank else "q"
+    return _LAYER_PARTS | {"qkv": (first, "kv_a"), "q_norm": ("q_a_norm",), "k_norm": ("kv_a_norm",)}
+
+
 def _places(spec: ModelSpec, weights: DeviceWeights) -> Iterator[tuple[str, Place]]:
     """Where on the device each tensor of the model goes, by its name: a whole tensor or some rows of one."""
     yield "embed", weights.embed
     for i, layer in enumerate(weights.layers):
-        shapes = layer_shapes(spec, i)
-        for field, names in _LAYER_PARTS.items():
+        shapes = split_shapes(spec, i)
+        for field, all_names in _parts(spec).items():
+            names = [name for name in all_names if name in shapes]
             room = getattr(layer, field)
             if room is not None:
                 parts = room.split([shapes[name][0] for name in names])
                 yield from ((f"layers.{i}.{name}", part) for name, part in zip(names, parts, strict=True))
         if layer.experts and spec.experts:
             yield from ((f"layers.{i}.{name}", part) for name, part in layer.experts.places(spec.experts))
+        if layer.linear and spec.linear:
+            yield from ((f"layers.{i}.{name}", part) for name, part in layer.linear.places(spec.linear))
     yield "final_norm", weights.final_norm
     if not spec.has_tied_head:
         yield "head", weights.head
@@ -350,15 +357,8 @@ class _Staging:
     def send_fp8(self, stored: Fp8Stored, place: Place, rank: int) -> None:
         """The same for a matrix in e4m3, a few rows at a time."""
         assert not isinstance(place, Int4Matrix | Mxfp4Matrix)
-        row, column = (share_begin(*sizes, rank) for sizes in zip(stored.shape, place.shape, strict=True))
-        width, step = place.shape[1], len(self._device) // place.shape[1]
-        assert step > 0, "a row fits into a buffer"
-        groups = torch.arange(column, column + width, device=self._device.device) // stored.group_size
-        for begin in range(0, len(place), step):
-            rows = slice(row + begin, row + min(begin + step, len(place)))
-            scales = torch.tensor(stored.scales[rows], device=self._device.device)
-            values = self._upload(stored.data[rows, column : column + width]).view(E4M3)
-            room = place[begin : begin + step]
+        for rows, data, scales, groups in fp8_rows(stored, place.shape, rank, self._device):
+            values, room = self._upload(data).view(E4M3), place[rows]
             if isinstance(room, ScaledMatrix) and room.values.dtype == E4M3:
                 keep_fp8(values, scales, groups, room)
             else:

@@ -26,11 +26,17 @@ class Attention(Protocol):
     def set_norms(self, layer: int, q_norm: Array, k_norm: Array) -> None: ...
     def set_window(self, layer: int, window: int) -> None: ...
     def set_sinks(self, layer: int, sinks: Array) -> None: ...
+    def set_latent(self, layer: int, up_keys: Array, up_values: Array) -> None:
+        """What makes keys of latents [heads, nope_dim, kv_rank], and values [heads, kv_rank, value_dim]."""
+
     def plan(self, batch: Batch) -> None:
         """What the next calls of `run` compute."""
 
     def run(self, layer: int, qkv: Array, output: Array) -> None:
-        """[tokens, query heads + key heads + value heads] -> [tokens, query heads]; one step at a time."""
+        """[tokens, query heads + key heads + value heads] -> [tokens, query heads]; one step at a time.
+
+        With latents [tokens, query heads + latent + rotary key] -> [tokens, values of all heads].
+        """
 
     def close(self) -> None: ...
 
@@ -44,13 +50,17 @@ class Kernel:
     version: str
     """Changes whenever keys and values are stored or computed in another way."""
     create: Callable[[ModelSpec, int, Array], Attention]
-    """From the model's shape, the number of blocks, and for each position the cosines, then the sines, of half a head's
-    dimensions."""
+    """From the model's shape, the number of blocks, and for each position the cosines, then the sines, of half of the
+    dimensions that turn."""
 
 
 def numpy_kernel(dtype: type[np.floating]) -> Kernel:
     """Needs no compiler, and is much slower for it."""
-    return Kernel(np.dtype(dtype).itemsize, "numpy-1", partial(NumpyAttention, dtype))
+    return Kernel(np.dtype(dtype).itemsize, "numpy-1", partial(_numpy_attention, dtype))
+
+
+def _numpy_attention(dtype: type[np.floating], spec: ModelSpec, num_blocks: int, angles: Array) -> Attention:
+    return (NumpyLatent if spec.latent else NumpyAttention)(dtype, spec, num_blocks, angles)
 
 
 class NumpyAttention:
@@ -62,8 +72,8 @@ class NumpyAttention:
         self._norms: dict[int, tuple[Array, Array]] = {}
         self._windows: dict[int, int] = {}
         self._sinks: dict[int, Array] = {}
-        shape = (spec.num_layers, num_blocks, 2, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim)
-        self._cache = np.zeros(shape, dtype)
+        self._ups: dict[int, tuple[Array, Array]] = {}
+        self._cache = np.zeros((spec.num_layers, num_blocks, *self._block_shape()), dtype)
         self.kv: NDArray[np.uint8] = self._cache.reshape(spec.num_layers, num_blocks, -1).view(np.uint8)
         self._sequences: list[tuple[range, NDArray[np.int32]]] = []  # rows of the step, and blocks
         self._positions = self._block_ids = np.zeros(0, np.int64)
@@ -76,6 +86,9 @@ class NumpyAttention:
 
     def set_sinks(self, layer: int, sinks: Array) -> None:
         self._sinks[layer] = sinks.reshape(self._spec.num_kv_heads, -1, 1)
+
+    def set_latent(self, layer: int, up_keys: Array, up_values: Array) -> None:
+        self._ups[layer] = up_keys, up_values
 
     def plan(self, batch: Batch) -> None:
         tables = np.split(batch.block_ids, batch.block_begins[1:-1])
@@ -110,6 +123,9 @@ class NumpyAttention:
         self._cache = self._cache[:0].copy()
         self.kv = self.kv[:0].copy()
 
+    def _block_shape(self) -> tuple[int, ...]:
+        return 2, self._spec.num_kv_heads, BLOCK_SIZE, self._spec.head_dim
+
     def _gather(self, blocks: NDArray[np.floating]) -> Array:
         """[blocks, KV heads, slots, head_dim] -> [KV heads, keys, head_dim]"""
         joined = blocks.astype(np.float32).transpose(1, 0, 2, 3)
@@ -122,6 +138,33 @@ class NumpyAttention:
         cos, sin = self._cos[self._positions], self._sin[self._positions]
         first, second = np.split(x, 2, axis=-1)
         return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+class NumpyLatent(NumpyAttention):
+    """The same over latents, which are never made into keys and values: queries are made into latents instead."""
+
+    def _block_shape(self) -> tuple[int, ...]:
+        assert self._spec.latent
+        return BLOCK_SIZE, self._spec.latent.width
+
+    def run(self, layer: int, qkv: Array, output: Array) -> None:
+        spec, latent, cache = self._spec, self._spec.latent, self._cache[layer]
+        assert latent
+        up_keys, up_values = self._ups[layer]
+        queries, kept, keys = np.split(qkv, np.cumsum([spec.num_heads * spec.head_dim, latent.kv_rank]), axis=1)
+        still, turning = np.split(queries.reshape(len(qkv), spec.num_heads, -1), [latent.nope_dim], axis=2)
+        turning = self._turned(turning)
+        cache[self._block_ids, self._positions % BLOCK_SIZE] = np.concatenate(
+            [kept, self._turned(keys[:, None])[:, 0]], axis=1
+        )
+        rows = output.reshape(len(qkv), spec.num_heads, 1, -1)
+        for tokens, block_ids in self._sequences:
+            past = cache[block_ids].astype(np.float32).reshape(1, -1, latent.width)
+            for token in tokens:
+                query = np.concatenate([still[token, :, None] @ up_keys, turning[token, :, None]], axis=2)
+                seen = past[:, : int(self._positions[token]) + 1]
+                mixed = _attend(query * np.float32(latent.scale), seen, seen[..., : latent.kv_rank], None)
+                rows[token] = mixed @ up_values
 
 
 def _attend(queries: Array, keys: Array, values: Array, sinks: Array | None) -> Array:

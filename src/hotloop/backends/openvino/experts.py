@@ -230,11 +230,24 @@ def chosen_scores(spec: ExpertsSpec, logits: Array, bias: Array | None) -> Array
         ranks = logits + added
         scores = np.exp(ranks - ranks.max(1, keepdims=True))
         scores /= scores.sum(1, keepdims=True)
+    ranks = _of_best_groups(spec, ranks)
     order = np.argsort(-ranks, axis=1, kind="stable")[:, : spec.num_chosen]
     chosen = np.zeros_like(scores)
     np.put_along_axis(chosen, order, np.take_along_axis(scores, order, 1), 1)
     total = chosen.sum(1, keepdims=True) if spec.is_normed else np.float32(1)
     return np.asarray(chosen / total * np.float32(spec.scale), np.float32)
+
+
+def _of_best_groups(spec: ExpertsSpec, ranks: Array) -> Array:
+    """Ranks, of the experts of other groups none."""
+    if spec.num_groups == 1:
+        return ranks
+    groups = ranks.reshape(len(ranks), spec.num_groups, -1)
+    worth = np.sort(groups, axis=2)[..., -(2 if spec.is_sigmoid else 1) :].sum(2)
+    order = np.argsort(-worth, axis=1, kind="stable")[:, spec.num_chosen_groups :]
+    others = np.zeros(worth.shape, bool)
+    np.put_along_axis(others, order, True, 1)
+    return np.where(others[..., None], np.float32(-np.inf), groups).reshape(ranks.shape)
 
 
 def _product(x: Array, matrices: Matrices, expert: int, held: Held) -> Array:

@@ -25,15 +25,13 @@ from hotloop.backends.openvino.native.mixture import open_experts
 from hotloop.backends.openvino.store import CpuBackend, compile_graph, describe_kv, load_graph
 from hotloop.core.config import Precision, WeightFormat
 from hotloop.models.hybrid import HybridWeights
-from hotloop.models.memory import kv_token_bytes, split_kv, state_bytes, weight_bytes
+from hotloop.models.memory import kv_token_bytes, num_states, split_kv, state_bytes, weight_bytes
 from hotloop.models.model import Model
 from hotloop.models.rope import rotary_table
 from hotloop.models.spec import ModelSpec
 
 MAX_SHORT_TOKENS = 12
 MAX_UNPACKED_BYTES = 512 << 20
-STATE_TOKENS = 1024  # a hybrid has room for a state for so many tokens of KV
-MIN_STATES = 8
 _WHOLE_ROWS = str(2**64 - 1)
 
 Run = Callable[[int, NDArray[np.float32], NDArray[np.float32]], None]
@@ -69,12 +67,11 @@ class GapBackend(CpuBackend):
         if spec.linear:
             model = replace(model, weights=HybridWeights(model.weights, spec))
             self.state_bytes = state_bytes(spec)
-            self.num_states = max(MIN_STATES, kv_bytes // (self.state_bytes + STATE_TOKENS * token_bytes))
+            self.num_states = num_states(spec, kv_bytes, kernel.item_bytes)
         kv_bytes -= self.num_states * self.state_bytes
         if drops_windows:
-            num_blocks, self.num_window_blocks = split_kv(
-                spec, kv_bytes, kernel.item_bytes, BLOCK_SIZE, self.step_tokens
-            )
+            sizes = split_kv(spec, kv_bytes, kernel.item_bytes, BLOCK_SIZE, self.step_tokens)
+            num_blocks, self.num_window_blocks = sizes
         own = [layer for layer in spec.kv_layers if self.num_window_blocks and spec.window(layer)]
         others = [layer for layer in spec.kv_layers if layer not in own]
         if own:
@@ -84,9 +81,9 @@ class GapBackend(CpuBackend):
         super().__init__(model, kv_bytes, BLOCK_SIZE * token_bytes, kv_layout)
         angles = rotary_table(spec, min(self.max_context, self.num_blocks * BLOCK_SIZE))
         self._attention = kernel.create(replace(spec, num_layers=len(others)), self.num_blocks, angles)
-        self._windowed = (
-            kernel.create(replace(spec, num_layers=len(own)), self.num_window_blocks, angles) if own else None
-        )
+        self._windowed: Attention | None = None
+        if own:
+            self._windowed = kernel.create(replace(spec, num_layers=len(own)), self.num_window_blocks, angles)
         parts = [(self._attention, others), *([(self._windowed, own)] if self._windowed else [])]
         places = {layer: (part, i) for part, layers in parts for i, layer in enumerate(layers)}
         self._places = [places[layer] for layer in spec.kv_layers]
@@ -94,6 +91,7 @@ class GapBackend(CpuBackend):
             self._set_up(*place, layer, model)
         self._linear = DeltaNet(spec, model.weights, self.num_states, open_delta(spec.linear)) if spec.linear else None
         self._experts = open_experts(model, short.weight_format, precision) if model.spec.experts else None
+        self._nodes: list[KernelOp] = []
         self._short = self._compile(model, short)
         self._long = self._compile(model, long) if long else self._short
         self._warm_up()
@@ -101,6 +99,10 @@ class GapBackend(CpuBackend):
     def _set_up(self, attention: Attention, index: int, layer: int, model: Model) -> None:
         """What attention has to know of a layer, which is number `index` of those it does."""
         spec, name = model.spec, f"layers.{layer}."
+        if spec.latent:
+            up = model.weights.read(name + "kv_b").reshape(spec.num_heads, -1, spec.latent.kv_rank)
+            up_keys, up_values = np.split(up, [spec.latent.nope_dim], axis=1)
+            attention.set_latent(index, up_keys, up_values.transpose(0, 2, 1))
         if spec.has_qk_norm:
             attention.set_norms(index, *(model.weights.read(name + norm) for norm in ("q_norm", "k_norm")))
         window = spec.window(layer)
@@ -128,6 +130,7 @@ class GapBackend(CpuBackend):
 
     def close(self) -> None:
         del self._short, self._long
+        let_go(self._nodes)
         self._places.clear()
         for attention in (self._attention, self._windowed):
             if attention:
@@ -138,11 +141,11 @@ class GapBackend(CpuBackend):
     def _compile(self, model: Model, form: Form) -> ov.InferRequest:
         decoder = DecoderGraph(model.spec, model.weights, form.weight_format, NativeStyle(model.spec))
         graph = load_graph(model, f"native-{form.weight_format}", decoder.build)
-        fill_gaps(graph, GAP, self._attend, model.spec.num_heads * model.spec.head_dim)
+        fill_gaps(graph, GAP, self._attend, model.spec.mixed_size, self._nodes)
         if self._experts:
-            fill_gaps(graph, EXPERTS_GAP, self._experts.run, model.spec.hidden_size)
+            fill_gaps(graph, EXPERTS_GAP, self._experts.run, model.spec.hidden_size, self._nodes)
         if self._linear and model.spec.linear:
-            fill_gaps(graph, LINEAR_GAP, self._linear.run, model.spec.linear.value_size)
+            fill_gaps(graph, LINEAR_GAP, self._linear.run, model.spec.linear.value_size, self._nodes)
         gather_wanted_rows(graph)
         form.adapt(graph)
         return compile_graph(graph, form.options).create_infer_request()
@@ -217,44 +220,56 @@ def long_format(spec: ModelSpec, weight_format: WeightFormat) -> WeightFormat:
     return "bf16" if unpacked_bytes <= MAX_UNPACKED_BYTES else weight_format
 
 
-def fill_gaps(graph: ov.Model, prefix: str, run: Run, width: int) -> None:
-    """Put a kernel where the graph left room for it."""
+def fill_gaps(graph: ov.Model, prefix: str, run: Run, width: int, made: "list[KernelOp]") -> None:
+    """Put a kernel where the graph left room for it. All nodes that are ever made for it are added to `made`."""
     for node in graph.get_ordered_ops():
         if node.get_friendly_name().startswith(prefix):
             layer = int(node.get_friendly_name().removeprefix(prefix))
-            filling = _KernelOp(node.input_value(0), run, layer, width)
+            filling = KernelOp(node.input_value(0), run, layer, width, made)
             for target in node.output(0).get_target_inputs():
                 target.replace_source_output(filling.output(0))
     graph.validate_nodes_and_infer_types()
 
 
-class _KernelOp(ov.Op):  # type: ignore[misc]
+def let_go(made: "list[KernelOp]") -> None:
+    """Cut nodes off their graphs, once nothing computes with them, so that these and their weights are freed."""
+    while made:
+        made.pop().let_go()
+
+
+class KernelOp(ov.Op):  # type: ignore[misc]
     """A kernel as a node of the graph: [.., tokens, ..] -> the same, `width` wide.
 
-    OpenVINO never frees a node that is written in Python, and its plugin asks for a new one a layer and step, only to
-    see the shape of its output. Once the graph is compiled, it is given the same one again.
+    OpenVINO never frees a node that is written in Python, nor what it is connected to, and its plugin asks for a new
+    one a layer and step, only to see the shape of its output. Once the graph is compiled, it is given the same again.
     """
 
     class_type_info = ov.DiscreteTypeInfo("Kernel", "hotloop")
 
-    def __init__(self, x: ov.Output, run: Run, layer: int, width: int) -> None:
+    def __init__(self, x: ov.Output, run: Run, layer: int, width: int, made: "list[KernelOp]") -> None:
         super().__init__(self)
-        self._run, self._layer, self._width = run, layer, width
+        self._run, self._layer, self._width, self._made = run, layer, width, made
         self._has_run = False
-        self._double: _KernelOp | None = None
+        self._double: KernelOp | None = None
         self.set_arguments([x])
         self.constructor_validate_and_infer_types()
+        made.append(self)
+
+    def let_go(self) -> None:
+        self.set_arguments([])
+        self._double = None
+        del self._run
 
     def validate_and_infer_types(self) -> None:
         outer = list(self.get_input_partial_shape(0))[:-1]
         self.set_output_type(0, ov.Type.f32, ov.PartialShape([*outer, self._width]))
 
-    def clone_with_new_inputs(self, inputs: list[ov.Output]) -> "_KernelOp":
+    def clone_with_new_inputs(self, inputs: list[ov.Output]) -> "KernelOp":
         if self._double is not None:
             self._double.set_arguments(inputs)
             self._double.validate_and_infer_types()
             return self._double
-        clone = _KernelOp(inputs[0], self._run, self._layer, self._width)
+        clone = KernelOp(inputs[0], self._run, self._layer, self._width, self._made)
         if self._has_run:
             self._double = clone
         return clone

@@ -6,7 +6,7 @@ cache that is read, gathered, appended to and widened for grouped heads, then sc
 a graph with a gap can be saved, one with a kernel cannot. Experts are such a gap in either, and so is linear attention.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -61,7 +61,7 @@ class DecoderGraph:
     def _layer(self, layer: int, x: Node) -> Node:
         name = f"layers.{layer}."
         h = norm(x, self.weights.read(name + "attn_norm"), self.spec.rms_eps)
-        x = op.add(x, self._linear(layer, h) if self.spec.is_linear(layer) else self._attention(layer, h))
+        x = op.add(x, self._mixer(layer)(layer, h))
         h = norm(x, self.weights.read(name + "mlp_norm"), self.spec.rms_eps)
         experts = self.spec.experts
         if experts is None or not self.spec.has_experts(layer):
@@ -76,6 +76,12 @@ class DecoderGraph:
                 shared = op.multiply(shared, op.sigmoid(logit))
             x = op.add(x, shared)
         return op.add(x, gap)
+
+    def _mixer(self, layer: int) -> Callable[[int, Node], Node]:
+        """What a layer has before its MLP."""
+        if self.spec.is_linear(layer):
+            return self._linear
+        return self._latent if self.spec.latent else self._attention
 
     def _attention(self, layer: int, h: Node) -> Node:
         name = f"layers.{layer}."
@@ -92,6 +98,21 @@ class DecoderGraph:
             mixed = op.multiply(mixed, op.sigmoid(gates))
         out = op.matmul(mixed, self._matrix(name + "o"), False, True)
         return op.add(out, op.constant(self._read(name + "o_bias"))) if self.spec.has_o_bias else out
+
+    def _latent(self, layer: int, h: Node) -> Node:
+        """Queries, latents and rotary keys go into the gap; what makes keys and values of latents is the kernel's."""
+        spec, latent, name = self.spec, self.spec.latent, f"layers.{layer}."
+        assert latent
+        first, width = ("q_a", latent.q_rank) if latent.q_rank else ("q", spec.num_heads * spec.head_dim)
+        fused = op.matmul(h, self._matrix(name + first, name + "kv_a"), False, True)
+        parts = op.variadic_split(fused, _axis(-1), _ints(width, latent.kv_rank, latent.rope_dim))
+        q, kept, keys = parts.outputs()
+        if latent.q_rank:
+            q = norm(q, self.weights.read(name + "q_a_norm"), latent.norm_eps)
+            q = op.matmul(q, self._matrix(name + "q_b"), False, True)
+        kept = norm(kept, self.weights.read(name + "kv_a_norm"), latent.norm_eps)
+        mixed = self.style.attend(layer, op.concat([q, kept, keys], -1))
+        return op.matmul(mixed, self._matrix(name + "o"), False, True)
 
     def _linear(self, layer: int, h: Node) -> Node:
         """Its gap is from the projections, those that say what fades and what is written never compressed, to `o`."""
@@ -123,7 +144,7 @@ class NativeStyle:
     def __init__(self, spec: ModelSpec) -> None:
         self.parameters = [parameter("input_ids", [-1], np.int64)]
         self.sinks: list[Node] = []
-        self._width = spec.num_heads * spec.head_dim
+        self._width = spec.mixed_size
 
     def attend(self, layer: int, qkv: Node) -> Node:
         gap = op.slice(qkv, _ints(0), _ints(self._width), _ints(1), _ints(1))

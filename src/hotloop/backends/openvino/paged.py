@@ -13,7 +13,7 @@ from openvino._offline_transformations import paged_attention_transformation
 
 from hotloop.backends.backend import Batch
 from hotloop.backends.host import HostCopy
-from hotloop.backends.openvino.gap import fill_gaps
+from hotloop.backends.openvino.gap import KernelOp, fill_gaps, let_go
 from hotloop.backends.openvino.graph import EXPERTS_GAP, DecoderGraph, PagedStyle, gather_wanted_rows
 from hotloop.backends.openvino.native.mixture import open_experts
 from hotloop.backends.openvino.store import CpuBackend, compile_graph, describe_kv, load_graph
@@ -31,9 +31,10 @@ class PagedBackend(CpuBackend):
         decoder = DecoderGraph(model.spec, model.weights, weight_format, PagedStyle(model.spec, model.weights))
         graph = load_graph(model, f"paged-{weight_format}", decoder.build)
         paged_attention_transformation(graph)
+        self._nodes: list[KernelOp] = []
         if model.spec.experts:
             experts = open_experts(model, weight_format, "exact" if inference == "f32" else "fast")
-            fill_gaps(graph, EXPERTS_GAP, experts.run, model.spec.hidden_size)
+            fill_gaps(graph, EXPERTS_GAP, experts.run, model.spec.hidden_size, self._nodes)
         gather_wanted_rows(graph)
         options = {"INFERENCE_PRECISION_HINT": inference, "KV_CACHE_PRECISION": kv_precision}
         if inference == "f32":
@@ -76,6 +77,7 @@ class PagedBackend(CpuBackend):
     def close(self) -> None:
         self._caches.clear()
         del self._request
+        let_go(self._nodes)
 
 
 def _block_shape(port: ov.Output) -> list[int]:

@@ -41,7 +41,8 @@ def open_cpu(
     kv_bytes, kv = parse_bytes(config.kv_memory), config.kv_precision
     if kv == "fp8":
         raise ConfigError("kv_precision fp8 is for a GPU: on a CPU it can be bf16, f16, f32 or u8")
-    if not _has_paged_attention() or model.spec.windows or model.spec.has_sinks or model.spec.linear:
+    spec = model.spec
+    if not _has_paged_attention() or spec.windows or spec.has_sinks or spec.linear or spec.latent:
         portable = _portable_kernel(kv, precision)
         _check_memory(model, config, weight_format, precision, "portable")
         return PortableBackend(
@@ -124,5 +125,7 @@ def _working_bytes(spec: ModelSpec, config: EngineConfig) -> int:
     width = 2 * spec.intermediate_size + 4 * spec.hidden_size
     if spec.experts:
         width += spec.experts.num_chosen * (spec.experts.size + spec.hidden_size)
+    if spec.latent:  # queries as latents, and what they find
+        width += spec.num_heads * (spec.latent.width + spec.latent.kv_rank)
     activations = num_tokens * width
     return _RUNTIME_BYTES + 4 * (activations + config.max_running * spec.vocab_size)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from hotloop.chat.assembly.shelf import Shelf
-from hotloop.chat.stream import CallParser
+from hotloop.chat.stream import CallParser, WrappedParser
 from hotloop.core.errors import RequestError
 from hotloop.core.message import Message, ToolCall
 from hotloop.core.stream import CallDelta, CallOpened, StreamEvent, TextDelta
@@ -95,30 +95,22 @@ class WrittenCalls:
         return plain if answer.is_reworded else message
 
 
-@dataclass(slots=True)
-class _Watched:
-    parser: CallParser
-    written: WrittenCalls
-    _answer: _Answer = field(default_factory=_Answer)
-
-    @property
-    def num_calls(self) -> int:
-        return self.parser.num_calls
-
-    @property
-    def is_calling(self) -> bool:
-        return self.parser.is_calling
+class _Watched(WrappedParser):
+    def __init__(self, parser: CallParser, written: WrittenCalls) -> None:
+        super().__init__(parser)
+        self._written = written
+        self._answer = _Answer()
 
     def push(self, text: str) -> list[StreamEvent]:
         self._answer.text += text
-        return self._note(self.parser.push(text))
+        return super().push(text)
 
     def finish(self, *, is_cut: bool = False) -> list[StreamEvent]:
-        events = self._note(self.parser.finish(is_cut=is_cut))
-        self.written.keep(self._answer)
+        events = super().finish(is_cut=is_cut)
+        self._written.keep(self._answer)
         return events
 
-    def _note(self, events: list[StreamEvent]) -> list[StreamEvent]:
+    def _pass(self, events: list[StreamEvent]) -> list[StreamEvent]:
         answer = self._answer
         for event in events:
             match event:

@@ -21,6 +21,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from hotloop.chat.assembly.shelf import Shelf
+from hotloop.core.errors import PromptTooLong
 from hotloop.models.tokenizer import Tokenizer, readable
 
 MAX_TOKENS = 4_000_000
@@ -28,6 +29,8 @@ _MAX_TURNS = 64  # answers kept for one place: as many agents may have begun in 
 _MAX_NEWS = 64  # answers that wait to be looked into
 _MAX_LEAD = 4096  # tokens between the last special one and an answer: no chat has so many
 _NUM_CHECKED = 8  # prompts on which it is seen that pieces do not touch each other
+_PLAUSIBLE_BYTES = 8  # a token, on average: a text that has more for all of the context is counted before it is encoded
+_SLICE_CHARS = 1 << 16
 
 log = logging.getLogger("hotloop.chat")
 
@@ -50,10 +53,14 @@ class _Turn(NamedTuple):
 
 
 class Splicer:
-    """Remembers answers and pieces of text, each scope its own. Used from any thread."""
+    """Remembers answers and pieces of text, each scope its own. Used from any thread.
 
-    def __init__(self, tokenizer: Tokenizer, max_tokens: int = MAX_TOKENS) -> None:
+    Of a prompt of more than `max_prompt` tokens nothing is remembered.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, max_tokens: int = MAX_TOKENS, max_prompt: int | None = None) -> None:
         self._tokenizer = tokenizer
+        self._max_prompt = max_prompt
         self._pieces: Shelf[tuple[str, str], array[int]] = Shelf(max_tokens // 2)
         self._turns: Shelf[bytes, tuple[_Turn, ...]] = Shelf(max_tokens // 2)
         self._lock = threading.Lock()
@@ -62,9 +69,17 @@ class Splicer:
         self._can_split = tokenizer.can_split
         self._num_unchecked = _NUM_CHECKED
 
+    def check_bytes(self, num_bytes: int) -> None:
+        """Refuse a text that cannot fit, however well it is cut into tokens."""
+        least = -(-num_bytes // self._tokenizer.max_token_bytes)
+        if self._max_prompt is not None and least > self._max_prompt:
+            raise PromptTooLong(least, self._max_prompt, is_least=True)
+
     def encode(self, text: str, *, add_bos: bool = False, scope: str = "") -> Encoded:
+        """Raises PromptTooLong for what is far longer than `max_prompt`, without reading all of it."""
         self._take_news()
         text = readable(text)
+        self._check_length(text)
         if self._num_unchecked and self._can_split:
             self._check_pieces(text)
         token_ids = [self._tokenizer.bos_id] if add_bos and self._tokenizer.bos_id is not None else []
@@ -73,18 +88,21 @@ class Splicer:
         chain = _begin_chain(scope)
         chain.update(array("i", token_ids))
         starts, num_exact, begin = [], 0, 0
+        fresh: list[tuple[str, array[int]]] = []
         for piece, token_id in self._tokenizer.split(text):
             starts.append((begin, len(token_ids)))
             exact: Sequence[int] = ()
             if token_id is None:
                 exact, rest = self._recall(chain.digest(), piece)
-                piece_ids = [*exact, *self._cut(rest, scope)]
+                piece_ids = [*exact, *self._cut(rest, scope, fresh)]
             else:
                 piece_ids = [token_id]
             chain.update(array("i", piece_ids))
             token_ids += piece_ids
             num_exact += len(exact)
             begin += len(piece)
+        if self._max_prompt is None or len(token_ids) <= self._max_prompt:
+            self._keep_pieces(fresh, scope)
         return Encoded(token_ids, text, starts, num_exact)
 
     def remember(self, prompt_ids: Sequence[int], output_ids: Sequence[int], *, scope: str = "") -> None:
@@ -118,7 +136,18 @@ class Splicer:
             run = []
         self._keep(chain.digest(), run)
 
-    def _cut(self, text: str, scope: str) -> Iterable[int]:
+    def _check_length(self, text: str) -> None:
+        num_bytes = len(text.encode())
+        self.check_bytes(num_bytes)
+        if self._max_prompt is None or num_bytes <= _PLAUSIBLE_BYTES * self._max_prompt:
+            return
+        num_tokens = 0
+        for begin in range(0, len(text), _SLICE_CHARS):
+            num_tokens += len(self._tokenizer.encode(text[begin : begin + _SLICE_CHARS]))
+            if num_tokens > 2 * self._max_prompt:  # slices may have a few more tokens than the text
+                raise PromptTooLong(self._max_prompt + 1, self._max_prompt, is_least=True)
+
+    def _cut(self, text: str, scope: str, fresh: "list[tuple[str, array[int]]]") -> Iterable[int]:
         if not text:
             return ()
         with self._lock:
@@ -126,9 +155,13 @@ class Splicer:
         if known is not None:
             return known
         token_ids = array("i", self._tokenizer.encode(text))
-        with self._lock:
-            self._pieces.put((scope, text), token_ids, len(token_ids))
+        fresh.append((text, token_ids))
         return token_ids
+
+    def _keep_pieces(self, pieces: "Iterable[tuple[str, array[int]]]", scope: str) -> None:
+        with self._lock:
+            for text, token_ids in pieces:
+                self._pieces.put((scope, text), token_ids, len(token_ids))
 
     def _recall(self, place: bytes, piece: str) -> tuple[Sequence[int], str]:
         """The tokens the piece was generated as, as far as it was, and the rest of it."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
@@ -47,12 +47,11 @@ def page_of(
     live: Callable[[], Awaitable[Live]],
     *,
     model: str = "",
-    api_key: str | None = None,
-    host: str = "",
+    keys: Sequence[bytes] = (),
+    names: Sequence[str] = (),
 ) -> ASGIApp:
-    """`host` is the name it is served at."""
     source = StoreSource(store, title=title, model=model, live=live, lint=lint_spans, prices=load_prices(None))
-    return create_ui(source, api_key=api_key, host=host)
+    return create_ui(source, keys=keys, names=names)
 
 
 async def live_of_engine(engine: "Engine", max_running: int, *, patience_s: float = _PATIENCE_S) -> Live:

@@ -51,6 +51,7 @@ def serve(
 
     For the loop everybody starts with, no reuse and one request at a time: --no-prefix-cache --max-running 1
     """
+    from hotloop.border.requests import read_keys
     from hotloop.cli.serving.pages import live_of_engine, opened_store, page_of
 
     began_at = time.monotonic()
@@ -71,9 +72,10 @@ def serve(
         async def show() -> "Live":
             return await live_of_engine(loaded, engine.max_running)
 
-        page = None
+        page, keys = None, read_keys(server.api_key, server.api_key_file)
         if store:
-            page = page_of(store, "hotloop serve", show, model=name, api_key=server.api_key, host=server.host)
+            names = (server.host, *server.allowed_hosts)
+            page = page_of(store, "hotloop serve", show, model=name, keys=keys, names=names)
         HttpServer(loaded, server, tracer=tracer, page=page, on_ready=announce, on_drain=_say_draining).run()
     if isinstance(loaded.failure, DeviceLost):
         begin_again(loaded.failure, time.monotonic() - began_at)
@@ -101,6 +103,7 @@ def route(*, router: RouterFlags = RouterConfig(), trace: TraceFlags = TRACED, c
     Replicas may be hotloop, vLLM, SGLang, TGI, TensorRT-LLM, llama.cpp, Ollama, or hosted APIs; what they are is found
     out. A file (--config fleet.toml) can say more about each; SIGHUP reads it again, and no stream is dropped.
     """
+    from hotloop.border.requests import read_keys
     from hotloop.cli.serving.pages import live_of_router, opened_store, page_of
     from hotloop.router.config import read_fleet
     from hotloop.router.serve import RouterServer
@@ -121,7 +124,8 @@ def route(*, router: RouterFlags = RouterConfig(), trace: TraceFlags = TRACED, c
 
     def make_page(app: "RouterApp") -> "Application":
         assert store
-        return page_of(store, "hotloop route", lambda: live_of_router(app), api_key=router.api_key, host=router.host)
+        keys, names = read_keys(router.api_key, router.api_key_file), (router.host, *router.allowed_hosts)
+        return page_of(store, "hotloop route", lambda: live_of_router(app), keys=keys, names=names)
 
     fleet = read()
     with tracing(trace) as tracer, opened_store(trace) as store:

@@ -179,9 +179,8 @@ def _announce(address: str, in_browser: bool) -> None:
 
 
 def _serve(opened: "TraceStore", flags: StoreFlags, port: int, on_ready: Callable[[str], None]) -> None:
-    import uvicorn
-
     from hotloop.border.listen import bind, url_of
+    from hotloop.border.serving import ApiServer
     from hotloop.ui.app import create_ui
     from hotloop.ui.store_source import StoreSource
 
@@ -190,8 +189,7 @@ def _serve(opened: "TraceStore", flags: StoreFlags, port: int, on_ready: Callabl
     with bind(_LOOPBACK, port) as listener:
         listener.listen()
         on_ready(url_of(listener))
-        config = uvicorn.Config(app, lifespan="off", ws="none", log_config=None, access_log=False, server_header=False)
-        uvicorn.Server(config).run([listener])
+        ApiServer(app, grace_s=1).run([listener])
 
 
 def _send(spans: "Sequence[Span]", endpoint: str) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from hotloop.core.errors import ConfigError
 from hotloop.core.files import read_lines
-from hotloop.router.placement.index import PrefixIndex
+from hotloop.router.placement.index import HASH_BYTES, PrefixIndex
 
 Runs = tuple[tuple[int, int], ...]
 """Block ids as runs (first, how many)."""
@@ -92,17 +92,25 @@ def repeat(trace: Trace, num_requests: int) -> Iterator[tuple[int, Session]]:
 
 
 class _Known:
+    """One replica with room for everything. Of a session's last prompt it has all, as the placement takes it to, though
+    keys end with the last whole block."""
+
     def __init__(self, block_tokens: int) -> None:
+        self._last_blocks, self._last_tokens = 0, 0
         self._block_tokens = block_tokens
         self._index = PrefixIndex()
         self._index.add_replica("", _WORLD_IDS)
 
-    def add(self, runs: Runs, num_tokens: int) -> int:
-        """How much of a prompt was known; all of it is now."""
+    def add(self, runs: Runs, num_tokens: int, *, goes_on: bool = False) -> int:
+        """How much of a prompt was known; all of it is now. `goes_on`: it is of the same session as the last."""
         key = key_of(runs)
         num_blocks = self._index.match(key).num_blocks
+        num_known = num_blocks * self._block_tokens
+        if goes_on and num_blocks and num_blocks >= self._last_blocks:
+            num_known = max(num_known, self._last_tokens)
         self._index.insert("", key)
-        return min(num_blocks * self._block_tokens, num_tokens)
+        self._last_blocks, self._last_tokens = len(key) // HASH_BYTES, num_tokens
+        return min(num_known, num_tokens)
 
 
 def _read_session(requests: list[dict[str, Any]], known: _Known) -> Iterator[Arrival]:
@@ -112,7 +120,7 @@ def _read_session(requests: list[dict[str, Any]], known: _Known) -> Iterator[Arr
             runs = tuple((int(first), int(count)) for first, count in each.get("hash_ids_rle") or ())
             if runs:
                 think_s, num_tokens, num_output = float(each.get("think_time", 0.0)), int(each["in"]), int(each["out"])
-                known_tokens, is_tool_call = known.add(runs, num_tokens), each.get("stop") == "tool_use"
+                known_tokens, is_tool_call = known.add(runs, num_tokens, goes_on=True), each.get("stop") == "tool_use"
                 yield Arrival(think_s, num_tokens, num_output, runs, known_tokens, is_tool_call)
 
 

@@ -18,7 +18,7 @@ from hotloop.server.job import Job
 from hotloop.server.openai.render import clamp, generate
 from hotloop.server.options import Options, TokenId, TopLogprobs, parse_options, parse_sampling, refuse_if
 from hotloop.server.service import Service
-from hotloop.server.structure import answer_grammar, parse_constraint
+from hotloop.server.structure import Bound, answer_grammar, parse_constraint
 from hotloop.wire.chat.parse import parse_completion
 from hotloop.wire.field import Json
 
@@ -49,8 +49,10 @@ def _make_job(body: Json, http: HttpRequest) -> "tuple[Job, CompletionRenderer]"
     caller, tokenizer = service.caller(http, request, options), service.engine.tokenizer
     max_tokens = request.max_tokens or DEFAULT_MAX_TOKENS
     sampling = parse_sampling(request, options, tokenizer.vocab_size, max_tokens=max_tokens, logprobs=options.logprobs)
-    bound = answer_grammar(parse_constraint(request, options), Calling(), service)
     prompts = _parse_prompts(options, service.prompts, caller.scope)
+    bound = Bound()
+    if service.engine.has_room(max(len(prompt.token_ids) for prompt in prompts), max_tokens):
+        bound = answer_grammar(parse_constraint(request, options), Calling(), service)
     inquiry = service.explainer.inquire(prompts, caller, options.compared_with)
     job = Job(
         endpoint="completions",

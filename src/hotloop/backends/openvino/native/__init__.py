@@ -1,7 +1,7 @@
 """Kernels of our own, in C++. Attention is one set of functions, written twice.
 
     attention.cpp   for CPUs with AMX: bf16 keys and values, stored as AMX tiles
-    portable.cpp    for any CPU: float32 or float16 keys and values, exact; sliding windows and sinks
+    portable.cpp    for any CPU: float32 or float16 keys and values, exact; sliding windows, sinks and latents
     experts.cpp     a mixture of experts on any CPU (mixture.py)
     linear.cpp      linear attention by the gated delta rule on any CPU (delta.py)
 
@@ -17,9 +17,10 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import openvino as ov
@@ -29,6 +30,7 @@ from hotloop.backends.backend import Batch
 from hotloop.backends.openvino.attention import BLOCK_SIZE, Kernel
 from hotloop.core.errors import BackendError
 from hotloop.models.catalogue import home
+from hotloop.models.memory import kv_token_bytes
 from hotloop.models.spec import ModelSpec
 
 log = logging.getLogger(__name__)
@@ -38,6 +40,7 @@ _FOLDER = Path(__file__).parent
 BUILD_ERRORS = (OSError, AttributeError, subprocess.SubprocessError)
 _FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared")
 _COMPILE_TIMEOUT_S = 60
+_SPAN = 32  # numbers that portable.cpp sums up side by side
 
 
 class NativeAttention:
@@ -48,12 +51,11 @@ class NativeAttention:
     ) -> None:
         self._library = library
         self._keep = [angles]
-        shape = (spec.num_layers, spec.num_heads, spec.num_kv_heads, spec.head_dim, num_blocks)
-        self._handle = library.attention_create(*shape, spec.rms_eps, angles.ctypes.data)
+        self._handle = _create(library, spec, num_blocks, angles)
         if not self._handle:
             raise BackendError("the native attention could not be set up: not enough memory, or AMX is not permitted")
         memory = ctypes.cast(library.attention_kv(self._handle), ctypes.POINTER(ctypes.c_uint8))
-        layer_bytes = 2 * spec.num_kv_heads * spec.head_dim * BLOCK_SIZE * item_bytes
+        layer_bytes = BLOCK_SIZE * kv_token_bytes(replace(spec, num_layers=1, linear=None), item_bytes)
         self.kv: NDArray[np.uint8] = np.ctypeslib.as_array(memory, (spec.num_layers, num_blocks, layer_bytes))
         """The memory of the blocks; gone once this is closed."""
 
@@ -69,6 +71,11 @@ class NativeAttention:
         self._keep.append(sinks := np.ascontiguousarray(sinks, np.float32))
         self._library.attention_set_sinks(self._handle, layer, sinks.ctypes.data)
 
+    def set_latent(self, layer: int, up_keys: NDArray[np.float32], up_values: NDArray[np.float32]) -> None:
+        ups = [_in_spans(up) for up in (up_keys, up_values)]
+        self._keep += ups
+        self._library.attention_set_latent(self._handle, layer, *(up.ctypes.data for up in ups))
+
     def plan(self, batch: Batch) -> None:
         arrays = (batch.begins, batch.past_lens, batch.block_ids, batch.block_begins)
         self._library.attention_plan(self._handle, len(batch.past_lens), *(array.ctypes.data for array in arrays))
@@ -78,6 +85,24 @@ class NativeAttention:
 
     def close(self) -> None:
         self._library.attention_destroy(self._handle)
+
+
+def _in_spans(up: NDArray[np.float32]) -> NDArray[np.float32]:
+    """[heads, in, out] as the kernel reads it: [heads, spans of outputs, in, outputs of a span]"""
+    heads, num_in, num_out = up.shape
+    padded = np.pad(up, ((0, 0), (0, 0), (0, -num_out % _SPAN))).reshape(heads, num_in, -1, _SPAN)
+    return np.ascontiguousarray(padded.transpose(0, 2, 1, 3), np.float32)
+
+
+def _create(library: ctypes.CDLL, spec: ModelSpec, num_blocks: int, angles: NDArray[np.float32]) -> int | None:
+    latent = spec.latent
+    counts = spec.num_layers, spec.num_heads
+    if latent is None:
+        shape = (spec.num_kv_heads, spec.head_dim, num_blocks)
+        return cast("int | None", library.attention_create(*counts, *shape, spec.rms_eps, angles.ctypes.data))
+    dims = (latent.kv_rank, latent.nope_dim, latent.rope_dim, latent.value_dim)
+    handle = library.attention_create_latent(*counts, *dims, num_blocks, latent.scale, angles.ctypes.data)
+    return cast("int | None", handle)
 
 
 @cache
@@ -95,12 +120,24 @@ def load_amx() -> Kernel | None:
 
 @cache
 def load_portable(kv_type: str, item_bytes: int) -> Kernel | None:
-    """The kernel for any CPU, with keys and values of that C++ type; None where it cannot be built."""
+    """The kernel for any CPU, with keys and values of that C++ type; None where it cannot be built.
+
+    It is compiled for this one: an x86 that is any calls a function for each half that it widens.
+    """
     try:
-        return _load("portable.cpp", item_bytes, f"-DKV={kv_type}")
+        return _load("portable.cpp", item_bytes, f"-DKV={kv_type}", "-march=native")
     except BUILD_ERRORS as error:
         log.warning("attention is computed by numpy, which is much slower than our own, since that fails: %s", error)
     return None
+
+
+def build_or_warn(source: str, what: str) -> ctypes.CDLL | None:
+    """The library for this very CPU; None, with a warning, where it cannot be built and numpy has to do."""
+    try:
+        return build_native(source, "-march=native")
+    except BUILD_ERRORS as error:
+        log.warning("%s computed by numpy, which is much slower than our own, since that fails: %s", what, error)
+        return None
 
 
 def _why_no_amx() -> str | None:
@@ -138,6 +175,8 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
     if hasattr(library, "attention_set_window"):  # which the one for AMX has not
         signatures["set_window"] = None, [pointer, number, number]
         signatures["set_sinks"] = None, [pointer, number, pointer]
+        signatures["create_latent"] = pointer, [number] * 7 + [ctypes.c_float, pointer]
+        signatures["set_latent"] = None, [pointer, number, pointer, pointer]
     for name, (result, arguments) in signatures.items():
         function = getattr(library, f"attention_{name}")
         function.restype, function.argtypes = result, arguments

@@ -1,17 +1,14 @@
 """The gated delta rule by `linear.cpp`, where it can be compiled."""
 
 import ctypes
-import logging
 from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hotloop.backends.openvino.linear import Array, DeltaRule, numpy_delta
-from hotloop.backends.openvino.native import BUILD_ERRORS, build_native
+from hotloop.backends.openvino.native import build_or_warn
 from hotloop.models.spec import LinearSpec
-
-log = logging.getLogger(__name__)
 
 
 class _Linear(ctypes.Structure):
@@ -39,10 +36,8 @@ def open_delta(spec: LinearSpec) -> DeltaRule:
 
 @cache
 def _library() -> ctypes.CDLL | None:
-    try:
-        library = build_native("linear.cpp", "-march=native")
-    except BUILD_ERRORS as error:
-        log.warning("linear attention is computed by numpy, much slower than by our own, since that fails: %s", error)
+    library = build_or_warn("linear.cpp", "linear attention is")
+    if library is None:
         return None
     library.linear_run.restype = None
     library.linear_run.argtypes = [ctypes.c_void_p, ctypes.c_int, *[ctypes.c_void_p] * 9]

@@ -16,6 +16,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <numeric>
 #include <vector>
 
@@ -48,6 +49,7 @@ struct Layer {
 struct Experts {
     int hidden, size, num_experts, num_chosen, format;
     int is_exact, is_sigmoid, is_normed;
+    int num_groups, num_chosen_groups;
     float scale, limit, slope;  // limit: 0 for none
 };
 
@@ -256,6 +258,22 @@ float gated(const Experts& e, float gate, float up) {
     return gate / (1 + std::exp(-e.slope * gate)) * (up + 1);
 }
 
+// Leave only the best groups of experts to choose from.
+void drop_groups(const Experts& e, std::vector<float>& rank) {
+    const int size = e.num_experts / e.num_groups;
+    std::vector<float> worth(e.num_groups);
+    std::vector<int> order(e.num_groups);
+    std::iota(order.begin(), order.end(), 0);
+    for (int g : order) {
+        std::vector<float> own(rank.begin() + g * size, rank.begin() + (g + 1) * size);
+        std::sort(own.begin(), own.end(), std::greater<float>());
+        worth[g] = e.is_sigmoid ? own[0] + own[1] : own[0];
+    }
+    std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return worth[a] > worth[b]; });
+    for (int i = e.num_chosen_groups; i < e.num_groups; i++)
+        std::fill_n(rank.begin() + order[i] * size, size, -INFINITY);
+}
+
 // The experts of a token, the best first, and their scores.
 void choose(const Experts& e, const Layer& layer, const float* x, int* ids, float* scores) {
     std::vector<float> score(e.num_experts), rank(e.num_experts);
@@ -270,6 +288,7 @@ void choose(const Experts& e, const Layer& layer, const float* x, int* ids, floa
         const float largest = *std::max_element(score.begin(), score.end());
         for (float& each : score) each = std::exp(each - largest);
     }
+    if (e.num_groups > 1) drop_groups(e, rank);
     std::vector<int> order(e.num_experts);
     std::iota(order.begin(), order.end(), 0);
     std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return rank[a] > rank[b]; });

@@ -1,7 +1,6 @@
 """The experts of a model by `experts.cpp`, where it can be compiled."""
 
 import ctypes
-import logging
 from functools import cache
 
 import numpy as np
@@ -16,12 +15,10 @@ from hotloop.backends.openvino.experts import (
     held_format,
     load_experts,
 )
-from hotloop.backends.openvino.native import BUILD_ERRORS, build_native
+from hotloop.backends.openvino.native import build_or_warn
 from hotloop.core.config import Precision, WeightFormat
 from hotloop.models.model import Model
 from hotloop.models.spec import ModelSpec
-
-log = logging.getLogger(__name__)
 
 _FORMATS: dict[Held, int] = {"f32": 0, "bf16": 1, "int8": 2, "int4": 3}
 
@@ -43,6 +40,7 @@ class _Experts(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int) for name in ("hidden", "size", "num_experts", "num_chosen", "format")),
         *((name, ctypes.c_int) for name in ("is_exact", "is_sigmoid", "is_normed")),
+        *((name, ctypes.c_int) for name in ("num_groups", "num_chosen_groups")),
         *((name, ctypes.c_float) for name in ("scale", "limit", "slope")),
     ]
 
@@ -59,6 +57,7 @@ class NativeExperts:
         self._spec = _Experts(
             spec.hidden_size, experts.size, experts.num_experts, experts.num_chosen, _FORMATS[held],
             precision == "exact", experts.is_sigmoid, experts.is_normed,
+            experts.num_groups, experts.num_chosen_groups,
             experts.scale, experts.gate_limit or 0, experts.gate_slope,
         )  # fmt: skip
         self._layers = {layer: _layer(each) for layer, each in layers.items()}
@@ -79,10 +78,8 @@ def open_experts(model: Model, weight_format: WeightFormat, precision: Precision
 
 @cache
 def _library() -> ctypes.CDLL | None:
-    try:
-        library = build_native("experts.cpp", "-march=native")
-    except BUILD_ERRORS as error:
-        log.warning("experts are computed by numpy, which is much slower than our own, since that fails: %s", error)
+    library = build_or_warn("experts.cpp", "experts are")
+    if library is None:
         return None
     library.experts_run.restype = None
     library.experts_run.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]

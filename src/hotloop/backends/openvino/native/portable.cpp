@@ -10,6 +10,10 @@
 //
 // One call does a layer: queries and keys are normalised (where the model does) and rotated, keys and values are written
 // into their blocks, and every query row attends to what it may see.
+//
+// Latent attention (MLA) has one key for all heads, [latent, rotary key], whose latent is the value as well and is stored
+// once: as values are wanted, it is turned over while it is read. A query is multiplied with what makes its head's keys
+// from latents, and what it finds, a latent, with what makes the values, so neither is ever made of a token of the past.
 
 #include <algorithm>
 #include <cmath>
@@ -30,6 +34,7 @@ namespace {
 
 constexpr int BLOCK = 32;        // tokens a KV block holds
 constexpr int TILE = 16;         // tokens that go over a block while it is in the cache
+constexpr int LATENT_HEADS = 4;  // query heads of a job, where one key serves all of them
 constexpr float NEVER = -1e30f;  // the running maximum before any key was seen
 
 // Four floats in a register, and so many of them that neither loads nor multiplications wait for each other.
@@ -53,10 +58,18 @@ struct Item {
     const int* table;
 };
 
+// What heads make of latents; all zero if keys and values are stored as they are.
+struct Latent {
+    int nope_dim, rope_dim, value_dim;
+};
+
 struct Attention {
-    int num_layers, num_heads, num_kv_heads, head_dim, num_blocks;
-    float norm_eps;
-    const float* angles;                       // [position][cos of head_dim / 2, sin of head_dim / 2]
+    int num_layers, num_heads, num_kv_heads, key_dim, value_dim, num_blocks;
+    float norm_eps, scale;
+    const float* angles;                       // [position][cos of each rotary pair, sin of each]
+    Latent latent;
+    std::vector<const float*> up_keys;         // of a layer a matrix of each head: from nope_dim to latents
+    std::vector<const float*> up_values;       // of a layer a matrix of each head: from latents to value_dim
     std::vector<const float*> q_norm, k_norm;  // a layer's weights, or null
     std::vector<int> windows;                  // keys that a token of a layer sees, its own the last; 0: all
     std::vector<const float*> sinks;           // a layer's logit of each query head that gives nothing, or null
@@ -65,14 +78,18 @@ struct Attention {
     std::vector<int> positions, slots;         // of each token: its position, its block * BLOCK + offset
     std::vector<int> tables;
     std::vector<Item> items;
-    std::vector<float> queries;                // [token][query head][head_dim], scaled
+    std::vector<float> queries;                // [token][query head][key_dim], scaled
+    std::vector<float> mixed;                  // [token][query head][value_dim] of latents
 
-    int group() const { return num_heads / num_kv_heads; }
+    bool is_latent() const { return latent.rope_dim > 0; }
+    int group() const { return is_latent() ? std::min(num_heads, LATENT_HEADS) : num_heads / num_kv_heads; }
+    int num_jobs() const { return (num_heads + group() - 1) / group(); }  // of an item
     int num_tokens() const { return (int)positions.size(); }
+    size_t head_size() const { return (size_t)(key_dim + (is_latent() ? 0 : value_dim)) * BLOCK; }
     KV* keys(int layer, int block, int head) const {
-        return kv + (((size_t)layer * num_blocks + block) * num_kv_heads + head) * 2 * head_dim * BLOCK;
+        return kv + (((size_t)layer * num_blocks + block) * num_kv_heads + head) * head_size();
     }
-    KV* values(int layer, int block, int head) const { return keys(layer, block, head) + head_dim * BLOCK; }
+    KV* values(int layer, int block, int head) const { return keys(layer, block, head) + key_dim * BLOCK; }
 };
 
 // A row's softmax so far: the largest score, the sum of the weights, and the values they weigh.
@@ -83,13 +100,13 @@ struct Row {
 };
 
 // Normalise a head where the model does, and turn it by its position's angles.
-void turn(const Attention& a, const float* x, const float* norm, const float* angles, float* turned) {
-    const int half = a.head_dim / 2;
+void turn(const Attention& a, const float* x, int dim, const float* norm, const float* angles, float* turned) {
+    const int half = dim / 2;
     float scale = 1;
     if (norm) {
         float squares = 0;
-        for (int i = 0; i < a.head_dim; i++) squares += x[i] * x[i];
-        scale = 1 / std::sqrt(squares / a.head_dim + a.norm_eps);
+        for (int i = 0; i < dim; i++) squares += x[i] * x[i];
+        scale = 1 / std::sqrt(squares / dim + a.norm_eps);
     }
     const float *cos = angles, *sin = angles + half;
     for (int i = 0; i < half; i++) {
@@ -101,23 +118,33 @@ void turn(const Attention& a, const float* x, const float* norm, const float* an
 }
 
 void write_token(Attention& a, int layer, int token, const float* row) {
-    const int D = a.head_dim, block = a.slots[token] / BLOCK, slot = a.slots[token] % BLOCK;
+    const int D = a.key_dim, block = a.slots[token] / BLOCK, slot = a.slots[token] % BLOCK;
     const float* angles = a.angles + (size_t)a.positions[token] * D;
-    const float scale = 1 / std::sqrt((float)D);
     float* query = a.queries.data() + (size_t)token * a.num_heads * D;
     for (int h = 0; h < a.num_heads; h++) {
-        turn(a, row + h * D, a.q_norm[layer], angles, query + h * D);
-        for (int d = 0; d < D; d++) query[h * D + d] *= scale;
+        turn(a, row + h * D, D, a.q_norm[layer], angles, query + h * D);
+        for (int d = 0; d < D; d++) query[h * D + d] *= a.scale;
     }
     std::vector<float> turned(D);
     for (int h = 0; h < a.num_kv_heads; h++) {
-        turn(a, row + (a.num_heads + h) * D, a.k_norm[layer], angles, turned.data());
+        turn(a, row + (a.num_heads + h) * D, D, a.k_norm[layer], angles, turned.data());
         KV* keys = a.keys(layer, block, h) + slot;
         for (int d = 0; d < D; d++) keys[d * BLOCK] = (KV)turned[d];
         const float* value = row + (a.num_heads + a.num_kv_heads + h) * D;
         KV* values = a.values(layer, block, h) + slot * D;
         for (int d = 0; d < D; d++) values[d] = (KV)value[d];
     }
+}
+
+// A token's latent and its rotary key, after the queries of all heads.
+void write_latent(Attention& a, int layer, int token, const float* row) {
+    const int rope = a.latent.rope_dim, block = a.slots[token] / BLOCK, slot = a.slots[token] % BLOCK;
+    const float* kept = row + (size_t)a.num_heads * (a.latent.nope_dim + a.latent.rope_dim);
+    std::vector<float> turned(rope);
+    turn(a, kept + a.value_dim, rope, nullptr, a.angles + (size_t)a.positions[token] * rope, turned.data());
+    KV* keys = a.keys(layer, block, 0) + slot;
+    for (int d = 0; d < a.value_dim; d++) keys[d * BLOCK] = (KV)kept[d];
+    for (int d = 0; d < rope; d++) keys[(a.value_dim + d) * BLOCK] = (KV)turned[d];
 }
 
 // e^x for x <= 0, without a branch: 2^n * e^r, with r within half a binary order of zero.
@@ -177,22 +204,22 @@ inline void accumulate(float* const* sums, const float* shrinks, const float* co
 
 // N rows that see the same keys of a block: two at once load them half as often.
 template <int N>
-void attend_block(Row* rows, int D, const float* keys, const float* values, int first, int count) {
+void attend_block(Row* rows, int K, int V, const float* keys, const float* values, int first, int count) {
     float scores[N][BLOCK] = {}, shrinks[N];
     float* sums[N];
     const float* weights[N];
     for (int n = 0; n < N; n++) sums[n] = scores[n], weights[n] = rows[n].query, shrinks[n] = 1;
-    accumulate<N>(sums, shrinks, weights, keys, D, BLOCK);
+    accumulate<N>(sums, shrinks, weights, keys, K, BLOCK);
     for (int n = 0; n < N; n++) weights[n] = scores[n], shrinks[n] = weigh(rows[n], scores[n], first, count);
     int d = 0;
-    for (; d + SPAN <= D; d += SPAN) {
+    for (; d + SPAN <= V; d += SPAN) {
         for (int n = 0; n < N; n++) sums[n] = rows[n].mixed + d;
-        accumulate<N>(sums, shrinks, weights, values + d, count, D);
+        accumulate<N>(sums, shrinks, weights, values + d, count, V);
     }
-    for (; d < D; d++)
+    for (; d < V; d++)
         for (int n = 0; n < N; n++) {
             float sum = rows[n].mixed[d] * shrinks[n];
-            for (int j = 0; j < count; j++) sum += scores[n][j] * values[j * D + d];
+            for (int j = 0; j < count; j++) sum += scores[n][j] * values[j * V + d];
             rows[n].mixed[d] = sum;
         }
 }
@@ -204,34 +231,123 @@ void attend_block(Row* rows, int D, const float* keys, const float* values, int 
     return room;
 }
 
-void run_item(const Attention& a, int layer, int head, const Item& item, float* output) {
-    const int D = a.head_dim, group = a.group(), size = D * BLOCK, num_rows = item.count * group;
+// The latents of a block, [dimension][slot], as values.
+const float* turn_over(const float* keys, int num_dims, float* room) {
+    for (int d = 0; d < num_dims; d++)
+        for (int j = 0; j < BLOCK; j++) room[j * num_dims + d] = keys[d * BLOCK + j];
+    return room;
+}
+
+// The query heads of a job: all of a KV head, or some of those that have a latent in common.
+void run_item(const Attention& a, int layer, int job, const Item& item, float* output) {
+    const int K = a.key_dim, V = a.value_dim, first_head = job * a.group();
+    const int head = a.is_latent() ? 0 : job, group = std::min(a.group(), a.num_heads - first_head);
+    const int num_rows = item.count * group;
     thread_local std::vector<float> room;
-    room.resize(2 * size);
+    room.resize((K + V) * BLOCK);
     std::vector<Row> rows(num_rows);
     for (int r = 0; r < num_rows; r++) {
-        size_t at = ((size_t)(item.first + r / group) * a.num_heads + head * group + r % group) * D;
+        const size_t at = (size_t)(item.first + r / group) * a.num_heads + first_head + r % group;
         const float* sinks = a.sinks[layer];
-        rows[r] = {a.queries.data() + at, sinks ? sinks[head * group + r % group] : NEVER, sinks ? 1.0f : 0.0f, output + at};
-        memset(output + at, 0, D * sizeof(float));
+        const float sink = sinks ? sinks[first_head + r % group] : NEVER;
+        rows[r] = {a.queries.data() + at * K, sink, sinks ? 1.0f : 0.0f, output + at * V};
+        memset(output + at * V, 0, V * sizeof(float));
     }
     const int first_position = a.positions[item.first], num_keys = first_position + item.count;
     const int window = a.windows[layer] ? a.windows[layer] : num_keys;
     for (int begin = std::max(0, first_position + 1 - window) / BLOCK * BLOCK; begin < num_keys; begin += BLOCK) {
         const int block = item.table[begin / BLOCK];
-        const float* keys = as_floats(a.keys(layer, block, head), size, room.data());
-        const float* values = as_floats(a.values(layer, block, head), size, room.data() + size);
+        const float* keys = as_floats(a.keys(layer, block, head), K * BLOCK, room.data());
+        float* beside = room.data() + K * BLOCK;
+        const float* values = a.is_latent() ? turn_over(keys, V, beside)
+                                            : as_floats(a.values(layer, block, head), V * BLOCK, beside);
         auto visible = [&](int r) { return std::min(first_position + r / group + 1 - begin, BLOCK); };
         auto hidden = [&](int r) { return std::max(0, first_position + r / group + 1 - window - begin); };
         for (int r = std::max(0, begin - first_position) * group; r < num_rows && hidden(r) < BLOCK; r++) {
             if (r + 1 < num_rows && visible(r) == visible(r + 1) && hidden(r) == hidden(r + 1)) {
-                attend_block<2>(&rows[r], D, keys, values, hidden(r), visible(r));
+                attend_block<2>(&rows[r], K, V, keys, values, hidden(r), visible(r));
                 r++;
-            } else attend_block<1>(&rows[r], D, keys, values, hidden(r), visible(r));
+            } else attend_block<1>(&rows[r], K, V, keys, values, hidden(r), visible(r));
         }
     }
     for (Row& row : rows)
-        for (int d = 0; d < D; d++) row.mixed[d] /= row.total;
+        for (int d = 0; d < V; d++) row.mixed[d] /= row.total;
+}
+
+// Rows of numbers by a matrix, each as if it were alone. Rows of either side are so far apart. The matrix is
+// [span of outputs][input][SPAN], the last span filled up, so that it is read from end to end.
+struct Product {
+    int num_in, num_out;
+    size_t in_stride, out_stride;
+
+    size_t size() const { return (size_t)(num_out + SPAN - 1) / SPAN * SPAN * num_in; }
+};
+
+template <int N>
+void project_rows(const Product& p, const float* x, const float* matrix, int begin, float* out) {
+    const float shrinks[2] = {1, 1};
+    float found[N][SPAN] = {};
+    float* sums[N];
+    const float* weights[N];
+    for (int n = 0; n < N; n++) sums[n] = found[n], weights[n] = x + n * p.in_stride;
+    accumulate<N>(sums, shrinks, weights, matrix + (size_t)begin * p.num_in, p.num_in, SPAN);
+    for (int n = 0; n < N; n++)
+        std::copy_n(found[n], std::min(SPAN, p.num_out - begin), out + n * p.out_stride + begin);
+}
+
+void project(const Product& p, const float* x, const float* matrix, int count, float* out) {
+    for (int begin = 0; begin < p.num_out; begin += SPAN) {
+        int t = 0;
+        for (; t + 2 <= count; t += 2) project_rows<2>(p, x + t * p.in_stride, matrix, begin, out + t * p.out_stride);
+        if (t < count) project_rows<1>(p, x + t * p.in_stride, matrix, begin, out + t * p.out_stride);
+    }
+}
+
+// Queries of a head of some tokens, as latents, and their rotary part turned; all scaled.
+void make_queries(Attention& a, int layer, int head, int first, int count, const float* x, size_t width) {
+    const Latent& l = a.latent;
+    const int head_dim = l.nope_dim + l.rope_dim, K = a.key_dim;
+    const float* from = x + first * width + (size_t)head * head_dim;
+    float* to = a.queries.data() + ((size_t)first * a.num_heads + head) * K;
+    const Product product = {l.nope_dim, a.value_dim, width, (size_t)a.num_heads * K};
+    project(product, from, a.up_keys[layer] + head * product.size(), count, to);
+    for (int t = 0; t < count; t++) {
+        float* query = to + t * product.out_stride;
+        const float* angles = a.angles + (size_t)a.positions[first + t] * l.rope_dim;
+        turn(a, from + t * width + l.nope_dim, l.rope_dim, nullptr, angles, query + a.value_dim);
+        for (int d = 0; d < K; d++) query[d] *= a.scale;
+    }
+}
+
+// Of what a head of some tokens has found, the values.
+void make_values(const Attention& a, int layer, int head, int first, int count, float* output) {
+    const int L = a.value_dim, V = a.latent.value_dim;
+    const Product product = {L, V, (size_t)a.num_heads * L, (size_t)a.num_heads * V};
+    const float* from = a.mixed.data() + ((size_t)first * a.num_heads + head) * L;
+    float* to = output + ((size_t)first * a.num_heads + head) * V;
+    project(product, from, a.up_values[layer] + head * product.size(), count, to);
+}
+
+// For each head and each tile of tokens.
+template <typename Act>
+void each_head(const Attention& a, Act act) {
+    const int num_tiles = (a.num_tokens() + TILE - 1) / TILE;
+    tbb::parallel_for(0, num_tiles * a.num_heads, [&](int job) {
+        const int first = job / a.num_heads * TILE;
+        act(job % a.num_heads, first, std::min(TILE, a.num_tokens() - first));
+    });
+}
+
+Attention* create(const Attention& shape) {
+    const size_t count = (size_t)shape.num_layers * shape.num_blocks * shape.num_kv_heads * shape.head_size();
+    KV* memory = (KV*)calloc(count, sizeof(KV));
+    if (!memory) return nullptr;
+    auto* a = new Attention(shape);
+    a->q_norm.resize(a->num_layers), a->k_norm.resize(a->num_layers);
+    a->windows.resize(a->num_layers), a->sinks.resize(a->num_layers);
+    a->up_keys.resize(a->num_layers), a->up_values.resize(a->num_layers);
+    a->kv = memory;
+    return a;
 }
 
 }  // namespace
@@ -241,14 +357,15 @@ extern "C" {
 // Null if there is no memory.
 Attention* attention_create(int num_layers, int num_heads, int num_kv_heads, int head_dim, int num_blocks, float norm_eps,
                             const float* angles) {
-    size_t count = (size_t)num_layers * num_blocks * num_kv_heads * 2 * head_dim * BLOCK;
-    KV* memory = (KV*)calloc(count, sizeof(KV));
-    if (!memory) return nullptr;
-    auto* a = new Attention{num_layers, num_heads, num_kv_heads, head_dim, num_blocks, norm_eps, angles};
-    a->q_norm.resize(num_layers), a->k_norm.resize(num_layers);
-    a->windows.resize(num_layers), a->sinks.resize(num_layers);
-    a->kv = memory;
-    return a;
+    const float scale = 1 / std::sqrt((float)head_dim);
+    return create({num_layers, num_heads, num_kv_heads, head_dim, head_dim, num_blocks, norm_eps, scale, angles});
+}
+
+// The same for latent attention.
+Attention* attention_create_latent(int num_layers, int num_heads, int kv_rank, int nope_dim, int rope_dim, int value_dim,
+                                   int num_blocks, float scale, const float* angles) {
+    const Latent latent = {nope_dim, rope_dim, value_dim};
+    return create({num_layers, num_heads, 1, kv_rank + rope_dim, kv_rank, num_blocks, 0, scale, angles, latent});
 }
 
 void attention_destroy(Attention* a) {
@@ -267,12 +384,19 @@ void attention_set_window(Attention* a, int layer, int window) { a->windows[laye
 
 void attention_set_sinks(Attention* a, int layer, const float* sinks) { a->sinks[layer] = sinks; }
 
+// What makes a layer's keys of latents, and its values, as a Product wants them.
+void attention_set_latent(Attention* a, int layer, const float* up_keys, const float* up_values) {
+    a->up_keys[layer] = up_keys;
+    a->up_values[layer] = up_values;
+}
+
 // What the next calls of attention_run compute: the batch as backend.py draws it.
 void attention_plan(Attention* a, int num_sequences, const int* begins, const int* past_lens, const int* block_ids,
                     const int* block_begins) {
     const int num_tokens = begins[num_sequences];
     a->positions.resize(num_tokens), a->slots.resize(num_tokens);
-    a->queries.resize((size_t)num_tokens * a->num_heads * a->head_dim);
+    a->queries.resize((size_t)num_tokens * a->num_heads * a->key_dim);
+    if (a->is_latent()) a->mixed.resize((size_t)num_tokens * a->num_heads * a->value_dim);
     a->tables.assign(block_ids, block_ids + block_begins[num_sequences]);
     a->items.clear();
     for (int i = 0; i < num_sequences; i++) {
@@ -287,16 +411,25 @@ void attention_plan(Attention* a, int num_sequences, const int* begins, const in
 }
 
 // qkv: [token][query heads, key heads, value heads][head_dim]; output: [token][query heads][head_dim]
+// With latents: [token][query heads][nope_dim + rope_dim], latent, rotary key; output: [token][query heads][value_dim]
 void attention_run(Attention* a, int layer, const float* qkv, float* output) {
-    const size_t width = (size_t)(a->num_heads + 2 * a->num_kv_heads) * a->head_dim;
-    const int num_jobs = (int)a->items.size() * a->num_kv_heads;
+    const Latent& l = a->latent;
+    const size_t width = a->is_latent() ? (size_t)a->num_heads * (l.nope_dim + l.rope_dim) + a->key_dim
+                                        : (size_t)(a->num_heads + 2 * a->num_kv_heads) * a->key_dim;
     tbb::parallel_for(tbb::blocked_range<int>(0, a->num_tokens(), 8), [&](const tbb::blocked_range<int>& range) {
-        for (int t = range.begin(); t < range.end(); t++) write_token(*a, layer, t, qkv + t * width);
+        for (int t = range.begin(); t < range.end(); t++)
+            (a->is_latent() ? write_latent : write_token)(*a, layer, t, qkv + t * width);
     });
-    tbb::parallel_for(tbb::blocked_range<int>(0, num_jobs, 1), [&](const tbb::blocked_range<int>& range) {
+    if (a->is_latent())
+        each_head(*a, [&](int h, int first, int n) { make_queries(*a, layer, h, first, n, qkv, width); });
+    float* mixed = a->is_latent() ? a->mixed.data() : output;
+    const int num_jobs = a->num_jobs();
+    tbb::parallel_for(tbb::blocked_range<int>(0, (int)a->items.size() * num_jobs, 1), [&](const auto& range) {
         for (int job = range.begin(); job < range.end(); job++)
-            run_item(*a, layer, job % a->num_kv_heads, a->items[job / a->num_kv_heads], output);
+            run_item(*a, layer, job % num_jobs, a->items[job / num_jobs], mixed);
     });
+    if (a->is_latent())
+        each_head(*a, [&](int h, int first, int n) { make_values(*a, layer, h, first, n, output); });
 }
 
 }  // extern "C"

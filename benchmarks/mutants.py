@@ -1,0 +1,262 @@
+"""Would the tests notice? One operator at a time is changed in the modules that own invariants, and their tests run.
+
+Comparisons, arithmetic, `and`, `or` and `not`, each as its opposite or its neighbour; asserts are left alone. A mutant
+is killed when a test fails or hangs. Each worker changes a copy of the tree, never the tree itself. Results are kept in
+a file, so that a run that was stopped goes on where it was; without the file it begins anew.
+"""
+
+import ast
+import hashlib
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from importlib.util import cache_from_source
+from itertools import accumulate
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Literal
+
+from cyclopts.types import PositiveFloat, PositiveInt
+
+from benchmarks.command import main
+from hotloop.cli.loading import console
+
+Verdict = Literal["killed", "hung", "survived"]
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / ".mutants.jsonl"
+TIMEOUT_S = 180.0
+MIN_SHARE = 0.95
+_COPIED = ("src", "tests", "benchmarks", "docs", "pyproject.toml", "README.md")
+_ENGINE = ["radix", "radix_host", "scheduler", "scheduler_rooms", "scheduler_short"]
+_TREE = ["tests/engine/test_blocks.py", *(f"tests/engine/test_{name}.py" for name in _ENGINE)]
+_PLACEMENT = [f"tests/router/placement/test_{name}.py" for name in ("index", "state", "policy")]
+TESTS: Mapping[str, list[str]] = {
+    "engine/blocks.py": _TREE,
+    "engine/node.py": [*_TREE, "tests/engine/test_states.py"],
+    "engine/holds.py": ["tests/engine/test_retention.py", *_TREE],
+    "engine/eviction.py": ["tests/engine/test_retention.py", *_TREE],
+    "engine/retention.py": ["tests/engine/test_retention.py", *_TREE],
+    "engine/radix.py": [*_TREE, "tests/engine/test_retention.py", "tests/engine/test_states.py"],
+    "engine/states.py": ["tests/engine/test_states.py"],
+    "engine/fairness.py": ["tests/engine/test_fairness.py", *_TREE],
+    "engine/admission.py": ["tests/engine/test_admission.py", *_TREE],
+    "engine/scheduler.py": [*_TREE, "tests/engine/test_admission.py", "tests/engine/test_fairness.py"],
+    "engine/drafting/speculation.py": ["tests/engine/drafting/test_speculation.py"],
+    "router/placement/index.py": _PLACEMENT,
+    "router/placement/placement.py": _PLACEMENT,
+    "chat/assembly/splice.py": ["tests/chat/assembly/test_splice.py", "tests/chat/assembly/test_shelf.py"],
+    "trace/ledger.py": ["tests/trace/test_ledger.py", "tests/trace/test_ledger_givers.py"],
+    "agent/tools/dispatch.py": ["tests/agent/tools/test_dispatch.py", "tests/agent/test_run.py"],
+}
+EQUIVALENT: Mapping[str, str] = {
+    "engine/node.py: min(len(edge), len(key) - begin) // size -> min(len(edge), len(key) - begin) * size": (
+        "a bisection over a longer range: what is beyond the edge never matches"
+    ),
+}
+"""Mutants that change nothing anybody could see, by name, and why."""
+
+_COMPARED: Mapping[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt,
+    ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
+}  # fmt: skip
+_COMPUTED: Mapping[type[ast.operator], type[ast.operator]] = {
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.FloorDiv: ast.Mult, ast.Div: ast.Mult,
+    ast.Mod: ast.FloorDiv, ast.Pow: ast.Mult,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One changed expression. Its name says where and what, and outlives changes elsewhere in the file."""
+
+    path: str
+    line: int
+    name: str
+    source: str
+    digest: str
+
+
+def find_mutants(path: str, source: str) -> Iterator[Mutant]:
+    begins = [0, *accumulate(len(line.encode()) for line in source.splitlines(keepends=True))]
+    data, names = source.encode(), Counter[str]()
+    for node in _expressions(ast.parse(source)):
+        begin = begins[node.lineno - 1] + node.col_offset
+        end = begins[(node.end_lineno or node.lineno) - 1] + (node.end_col_offset or 0)
+        before = ast.unparse(node)
+        for after in _changed(node):
+            changed = (data[:begin] + f"({after})".encode() + data[end:]).decode()
+            name = f"{path}: {before} -> {after}"
+            names[name] += 1
+            name += f" ({names[name]})" * (names[name] > 1)
+            digest = hashlib.sha256(changed.encode()).hexdigest()[:16]
+            yield Mutant(path, node.lineno, name, changed, digest)
+
+
+def _expressions(tree: ast.AST) -> Iterator[ast.expr]:
+    """All but those of asserts, of checks, which are asserts, and of types and words."""
+    for child in ast.iter_child_nodes(tree):
+        if isinstance(child, ast.Assert | ast.JoinedStr) or getattr(child, "name", "") == "check":
+            continue
+        if isinstance(child, ast.expr):
+            yield child
+        yield from _expressions(child)
+
+
+def _changed(node: ast.expr) -> Iterator[str]:
+    match node:
+        case ast.Compare(left, ops, comparators):
+            for i, op in enumerate(ops):
+                others = [*ops[:i], _COMPARED[type(op)](), *ops[i + 1 :]]
+                yield ast.unparse(ast.Compare(left, others, comparators))
+        case ast.BoolOp(op, values):
+            yield ast.unparse(ast.BoolOp(ast.Or() if isinstance(op, ast.And) else ast.And(), values))
+        case ast.BinOp(left, op, right) if type(op) in _COMPUTED:
+            yield ast.unparse(ast.BinOp(left, _COMPUTED[type(op)](), right))
+        case ast.UnaryOp(ast.Not(), operand):
+            yield ast.unparse(operand)
+
+
+def choose_mutants(count: int, seed: int) -> list[Mutant]:
+    """So many of all, from each module in proportion to what can be changed in it."""
+    sources = {path: (ROOT / "src" / "hotloop" / path).read_text("utf-8") for path in TESTS}
+    found = [mutant for path, source in sources.items() for mutant in find_mutants(path, source)]
+    return random.Random(seed).sample(found, min(count, len(found)))
+
+
+class Trials:
+    """Copies of the tree, in which mutants are tried."""
+
+    def __init__(self, folder: Path, num_workers: int) -> None:
+        self._copies: SimpleQueue[Path] = SimpleQueue()
+        for i in range(num_workers):
+            for name in _COPIED:
+                copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy2
+                (folder / str(i)).mkdir(exist_ok=True)
+                copy(ROOT / name, folder / str(i) / name)
+            self._copies.put(folder / str(i))
+
+    def run(self, mutant: Mutant) -> Verdict:
+        copy = self._copies.get()
+        path = copy / "src" / "hotloop" / mutant.path
+        original = path.read_text("utf-8")
+        _write(path, mutant.source)
+        try:
+            return run_tests(copy, TESTS[mutant.path])
+        finally:
+            _write(path, original)
+            self._copies.put(copy)
+
+    def run_unharmed(self) -> Verdict:
+        """All tests, nothing changed."""
+        copy = self._copies.get()
+        try:
+            return run_tests(copy, sorted({path for tests in TESTS.values() for path in tests}), timeout_s=1800)
+        finally:
+            self._copies.put(copy)
+
+
+def _write(path: Path, source: str) -> None:
+    """Without the bytecode, which is told apart by size and second only."""
+    path.write_text(source, "utf-8")
+    Path(cache_from_source(str(path))).unlink(missing_ok=True)
+
+
+def run_tests(copy: Path, tests: list[str], timeout_s: float = TIMEOUT_S) -> Verdict:
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *tests]
+    environment = os.environ | {"PYTHONPATH": str(copy / "src")}
+    with subprocess.Popen(
+        command,
+        cwd=copy,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    ) as process:
+        try:
+            return "killed" if process.wait(timeout_s) else "survived"
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, 9)
+            return "hung"
+
+
+def read_results() -> dict[str, Verdict]:
+    if not RESULTS.exists():
+        return {}
+    return {result["digest"]: result["verdict"] for result in map(json.loads, RESULTS.read_text("utf-8").splitlines())}
+
+
+def mutants(
+    *,
+    count: PositiveInt = 200,
+    seed: int = 0,
+    jobs: PositiveInt = 2,
+    minutes: PositiveFloat = 120.0,
+    again: bool = False,
+) -> int:
+    """Change an operator at a time and run the tests that should notice. Fails if fewer than 95% are noticed.
+
+    Parameters
+    ----------
+    count
+        How many changes are tried.
+    seed
+        Which of all there are.
+    jobs
+        How many at a time.
+    minutes
+        After how long no more are begun; the next run goes on from there.
+    again
+        Try those again that nobody noticed.
+    """
+    chosen, known = choose_mutants(count, seed), read_results()
+    if again:
+        known = {digest: verdict for digest, verdict in known.items() if verdict != "survived"}
+    todo = [each for each in chosen if each.digest not in known and each.name not in EQUIVALENT]
+    until = time.monotonic() + minutes * 60
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder, ThreadPoolExecutor(jobs) as pool:
+        trials = Trials(Path(folder), jobs)
+
+        def attempt(mutant: Mutant) -> None:
+            if time.monotonic() > until:
+                return
+            verdict = known[mutant.digest] = trials.run(mutant)
+            with RESULTS.open("a", encoding="utf-8") as file:
+                line = {key: value for key, value in asdict(mutant).items() if key != "source"}
+                file.write(json.dumps({**line, "verdict": verdict}) + "\n")
+            if verdict == "survived":
+                console.print(f"survived: line {mutant.line} of {mutant.name}", markup=False)
+
+        unharmed = pool.submit(trials.run_unharmed)
+        list(pool.map(attempt, todo))
+        if unharmed.result() != "survived":
+            console.print("the tests fail without any change: what is told of mutants means nothing")
+            return 2
+    return _tell(chosen, known)
+
+
+def _tell(chosen: list[Mutant], known: Mapping[str, Verdict]) -> int:
+    tried = [mutant for mutant in chosen if mutant.digest in known and mutant.name not in EQUIVALENT]
+    verdicts = Counter(known[mutant.digest] for mutant in tried)
+    num_equivalent = sum(mutant.name in EQUIVALENT for mutant in chosen)
+    share = 1 - verdicts["survived"] / max(1, len(tried))
+    for mutant in tried:
+        if known[mutant.digest] == "survived":
+            console.print(f"nobody notices, at line {mutant.line} of {mutant.name}", markup=False)
+    counts = f"{verdicts['killed']} killed, {verdicts['hung']} hung, {verdicts['survived']} survived"
+    left = len(chosen) - len(tried) - num_equivalent
+    console.print(f"{len(tried)} tried: {counts} ({share:.1%} noticed); {num_equivalent} equivalent, {left} left")
+    return 0 if share >= MIN_SHARE and not left else 1
+
+
+if __name__ == "__main__":
+    main(mutants)

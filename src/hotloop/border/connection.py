@@ -1,0 +1,180 @@
+"""A client's connection, held to limits before anybody has looked at a key: how large its headers may be, how long a
+request may take to arrive, and how many connections there may be.
+
+    connected         headers end         body ends                  answered
+    ├─ head_timeout_s ─┤├─ body_timeout_s ─┤├─ no limit of ours ──────┤├─ keep-alive, then head_timeout_s again
+
+What is refused is answered in JSON, like everything else, and can be read: the connection is closed for writing, what
+still comes is dropped for a while, then it is closed. Closed at once, with bytes in it that nobody has read, it would
+be reset, and the client would never see the answer.
+"""
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from hotloop.border.requests import render_refusal
+
+log = logging.getLogger("hotloop.http")
+
+_LOG_EVERY_S = 10.0
+
+
+@dataclass(slots=True, kw_only=True)
+class ConnectionLimits:
+    """What a listener allows; shared by its connections."""
+
+    max_connections: int = 8192
+    max_header_bytes: int = 64 << 10
+    head_timeout_s: float = 30.0
+    body_timeout_s: float = 120.0
+    linger_s: float = 2.0
+    _num_untold: Counter[str] = field(default_factory=Counter, init=False)
+    _told_at: dict[str, float] = field(default_factory=dict, init=False)
+
+    def tell(self, what: str, client: tuple[str, int] | None) -> None:
+        """A line in the log now and then, however many connections are refused."""
+        self._num_untold[what] += 1
+        now = time.monotonic()
+        if now - self._told_at.get(what, -_LOG_EVERY_S) >= _LOG_EVERY_S:
+            self._told_at[what] = now
+            log.warning("refused %d: %s (last from %s)", self._num_untold.pop(what), what, client[0] if client else "?")
+
+
+class _TooLarge(Exception):
+    """Stops the parser."""
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    def __init__(self, *args: Any, limits: ConnectionLimits, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.is_lingering = False
+        self._limits = limits
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_in_head = True
+        self._is_whole = True  # whether nothing is missing of a request that has begun
+        self._num_head_bytes = 0
+        self._is_too_large = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._socket = transport
+        self.transport = _LingeringTransport(transport, self)  # type: ignore[assignment]
+        if len(self.connections) > self._limits.max_connections:
+            self._refuse(503, "too_many_connections", "there are too many connections already: try again later")
+        else:
+            self._arm(self._limits.head_timeout_s)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.is_lingering:
+            return
+        if self._is_in_head:
+            self._num_head_bytes += len(data)
+        super().data_received(data)
+        if self._is_in_head and self._num_head_bytes > self._limits.max_header_bytes and not self.is_lingering:
+            self._refuse_headers()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._is_in_head, self._is_whole = True, False
+        self._arm(self._limits.head_timeout_s)
+
+    def on_headers_complete(self) -> None:
+        size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        if size > self._limits.max_header_bytes:
+            self._is_too_large = True
+            raise _TooLarge
+        self._is_in_head, self._num_head_bytes = False, 0
+        super().on_headers_complete()
+        self._arm(self._limits.body_timeout_s)
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._is_in_head = self._is_whole = True
+        self._disarm()
+
+    def send_400_response(self, msg: str) -> None:
+        if self._is_too_large:
+            self._refuse_headers()
+        else:
+            self._refuse(400, "invalid_http", msg)
+
+    def close(self) -> None:
+        """At once if all that was sent has been read, else when the client had the time to read what it was told."""
+        if self._is_whole or self._socket.is_closing():
+            self._socket.close()
+        elif not self.is_lingering:
+            self.is_lingering = True
+            if self._socket.can_write_eof():
+                self._socket.write_eof()
+            self.flow.resume_reading()
+            self._arm(self._limits.linger_s)
+
+    def _arm(self, timeout_s: float) -> None:
+        self._disarm()
+        self._timer = self.loop.call_later(timeout_s, self._expire)
+
+    def _disarm(self) -> None:
+        if self._timer:
+            self._timer.cancel()
+            self._timer = None
+
+    def _expire(self) -> None:
+        is_answering = self.cycle is not None and not self.cycle.response_complete
+        if self.is_lingering:
+            self._socket.close()
+        elif self.pipeline or (self._is_in_head and is_answering):
+            self._arm(self._limits.head_timeout_s)  # the client is ahead of us: it is not the one who is late
+        elif self._is_in_head and self._num_head_bytes:
+            self._refuse_late("headers", self._limits.head_timeout_s)
+        elif is_answering and not self.cycle.response_started:
+            self._refuse_late("body", self._limits.body_timeout_s)
+        else:  # nothing was asked, or it has been answered already
+            self._socket.close()
+
+    def _refuse_late(self, part: str, limit_s: float) -> None:
+        self._refuse(408, "request_timeout", f"the request's {part} did not arrive within {limit_s:g} s")
+
+    def _refuse_headers(self) -> None:
+        limit = self._limits.max_header_bytes
+        self._refuse(431, "headers_too_large", f"the request's headers are larger than {limit} bytes")
+
+    def _refuse(self, status: int, code: str, message: str) -> None:
+        """Answer a request that no application hears of; one that has heard of it sees the client leave."""
+        self._limits.tell(f"{status} {message}", self.client)
+        headers, body = render_refusal(status, code, message)
+        headers += [(b"connection", b"close"), *([(b"retry-after", b"1")] if status == 503 else [])]
+        head = b"".join(b"%s: %s\r\n" % header for header in headers)
+        self._socket.write(STATUS_LINE[status] + head + b"\r\n" + body)
+        if self.cycle and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self._is_whole = False
+        self.close()
+
+
+class _LingeringTransport:
+    """What uvicorn writes to, and means to close at once."""
+
+    def __init__(self, inner: asyncio.Transport, protocol: BoundedProtocol) -> None:
+        self._inner = inner
+        self._protocol = protocol
+        self.write = inner.write
+
+    def close(self) -> None:
+        self._protocol.close()
+
+    def is_closing(self) -> bool:
+        return self._protocol.is_lingering or self._inner.is_closing()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)

@@ -1,0 +1,211 @@
+"""What a listener bears from whoever can reach it, keys or not: over real sockets, with limits small enough to meet."""
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from hotloop.border.connection import ConnectionLimits
+from hotloop.border.listen import bind
+from hotloop.border.serving import ApiServer
+
+HELLO = b"GET /hello HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+async def read_all(scope: Any, receive: Any, send: Any) -> None:
+    """Reads its body, unless it is told not to, and says how long that was."""
+    num_bytes, more = 0, scope["path"] != "/unread"
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return
+        num_bytes += len(message.get("body", b""))
+        more = message.get("more_body", False)
+    body = str(num_bytes).encode()
+    status = 413 if scope["path"] == "/unread" else 200
+    head = [(b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": head})
+    await send({"type": "http.response.body", "body": body})
+
+
+@contextmanager
+def listening(**limits: Any) -> Iterator[tuple[str, int]]:
+    server = ApiServer(read_all, grace_s=1, limits=ConnectionLimits(**limits))
+    with bind("127.0.0.1", 0) as listener:
+        listener.listen()
+        thread = threading.Thread(target=server.run, args=([listener],))
+        thread.start()
+        try:
+            yield listener.getsockname()
+        finally:
+            server.stop()
+            thread.join(20)
+            assert not thread.is_alive()
+
+
+def read_answer(connection: socket.socket) -> tuple[int, bytes]:
+    """The status and the body of an answer, up to where it says it ends."""
+    data = b""
+    while b"\r\n\r\n" not in data:
+        piece = connection.recv(65536)
+        if not piece:
+            return 0, data
+        data += piece
+    head, _, body = data.partition(b"\r\n\r\n")
+    [length] = [int(line.split(b":")[1]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")]
+    while len(body) < length:
+        body += connection.recv(65536)
+    return int(head.split()[1]), body
+
+
+def code(answer: tuple[int, bytes]) -> tuple[int, str]:
+    return answer[0], json.loads(answer[1])["error"]["code"]
+
+
+def connect(address: tuple[str, int]) -> socket.socket:
+    return socket.create_connection(address, timeout=10)
+
+
+def is_closed(connection: socket.socket) -> bool:
+    try:
+        return connection.recv(1) == b""
+    except ConnectionError:
+        return True
+
+
+FLOODS = {
+    "one long value": [b"GET / HTTP/1.1\r\nx: ", *[b"a" * 4096] * 64],
+    "many lines": [b"GET / HTTP/1.1\r\n", *[b"x: " + b"a" * 1000 + b"\r\n"] * 64],
+    "a long address": [b"GET /", *[b"a" * 4096] * 64],
+    "at once, and whole": [b"GET / HTTP/1.1\r\nx: " + b"a" * 20_000 + b"\r\n\r\n"],
+}
+
+
+@pytest.mark.parametrize("name", FLOODS)
+def test_headers_are_bounded(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    with listening(max_header_bytes=16_000) as address, connect(address) as connection, caplog.at_level("WARNING"):
+        for piece in FLOODS[name]:
+            connection.sendall(piece)
+        assert code(read_answer(connection)) == (431, "headers_too_large")
+        assert is_closed(connection)
+        assert "431 the request's headers are larger than 16000 bytes" in caplog.text
+
+
+def test_a_flood_does_not_fill_the_memory_and_its_answer_can_be_read() -> None:
+    with listening() as address, connect(address) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nx: ")
+        for _ in range(256):
+            connection.sendall(b"a" * 65536)
+        assert code(read_answer(connection)) == (431, "headers_too_large")
+
+
+def test_headers_within_the_limit_pass() -> None:
+    with listening() as address, connect(address) as connection:
+        for _ in range(3):
+            connection.sendall(b"GET / HTTP/1.1\r\nhost: x\r\nx: " + b"a" * 60_000 + b"\r\n\r\n")
+            assert read_answer(connection) == (200, b"0")
+
+
+@pytest.mark.parametrize("sent", [b"GET / HTTP/1.1\r\nhost", b"G", b"GET / HTTP/1.1\r\nhost: x\r\n"])
+def test_headers_that_never_end_are_not_waited_for(sent: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    with listening(head_timeout_s=0.2) as address, connect(address) as connection, caplog.at_level("WARNING"):
+        connection.sendall(sent)
+        assert code(read_answer(connection)) == (408, "request_timeout")
+        assert is_closed(connection)
+        assert "headers did not arrive within 0.2 s" in caplog.text
+
+
+def test_a_byte_now_and_then_does_not_buy_more_time() -> None:
+    with listening(head_timeout_s=0.4) as address, connect(address) as connection:
+        began_at = time.monotonic()
+        connection.settimeout(0.05)
+        connection.sendall(b"GET / HTTP/1.1\r\nx: ")
+        answer = b""
+        while not answer and time.monotonic() - began_at < 8:
+            try:
+                answer = connection.recv(65536)
+            except TimeoutError:
+                connection.sendall(b"a")
+        assert answer.startswith(b"HTTP/1.1 408")
+
+
+def test_who_says_nothing_is_hung_up_on() -> None:
+    with listening(head_timeout_s=0.2) as address, connect(address) as connection:
+        assert is_closed(connection)
+
+
+def test_a_body_that_never_ends_is_not_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+    with listening(body_timeout_s=0.2) as address, connect(address) as connection, caplog.at_level("WARNING"):
+        connection.sendall(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n12345")
+        assert code(read_answer(connection)) == (408, "request_timeout")
+        assert is_closed(connection)
+        assert "body did not arrive within 0.2 s" in caplog.text
+
+
+def test_what_arrives_in_time_is_answered_however_long_that_takes() -> None:
+    with listening(head_timeout_s=0.2, body_timeout_s=0.2) as address, connect(address) as connection:
+        for _ in range(3):
+            connection.sendall(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n12345")
+            connection.sendall(b"67890")
+            assert read_answer(connection) == (200, b"10")
+            time.sleep(0.3)  # between two requests there is no deadline of these
+
+
+@pytest.mark.parametrize("options", [b"", b"connection: close\r\n"])
+@pytest.mark.parametrize("size", [100, 50_000_000])
+def test_an_answer_before_the_body_has_come_can_be_read(options: bytes, size: int) -> None:
+    with listening(linger_s=5) as address, connect(address) as connection:
+        head = b"POST /unread HTTP/1.1\r\nhost: x\r\n" + options + b"content-length: %d\r\n\r\n" % size
+        connection.sendall(head)
+        for _ in range(0, size, 1_000_000):
+            connection.sendall(b"x" * min(size, 1_000_000))
+        assert read_answer(connection) == (413, b"0")
+
+
+def test_there_are_only_so_many_connections(caplog: pytest.LogCaptureFixture) -> None:
+    with listening(max_connections=3) as address, caplog.at_level("WARNING"):
+        held = [connect(address) for _ in range(3)]
+        for connection in held:
+            connection.sendall(HELLO)
+            assert read_answer(connection) == (200, b"0")
+        for _ in range(5):
+            with connect(address) as extra:
+                assert code(read_answer(extra)) == (503, "too_many_connections")
+        assert caplog.text.count("too many connections") == 1, "the log is not flooded"
+        for connection in held:
+            connection.sendall(HELLO)
+            assert read_answer(connection) == (200, b"0")
+            connection.close()
+        deadline = time.monotonic() + 10
+        status = 0
+        while status != 200 and time.monotonic() < deadline:
+            with connect(address) as again:
+                again.sendall(HELLO)
+                status = read_answer(again)[0]
+        assert status == 200
+
+
+def test_what_is_not_http_is_told_so_in_json() -> None:
+    with listening() as address, connect(address) as connection:
+        connection.sendall(b"\x16\x03\x01 hello\r\n\r\n")
+        assert code(read_answer(connection)) == (400, "invalid_http")
+
+
+def test_pipelined_requests_are_all_answered() -> None:
+    with listening(head_timeout_s=0.2) as address, connect(address) as connection:
+        connection.sendall(HELLO * 3)
+        data = b""
+        while data.count(b"HTTP/1.1 200") < 3:
+            data += connection.recv(65536)
+
+
+def test_a_stop_does_not_wait_for_half_a_request() -> None:
+    with listening(linger_s=0.1) as address:
+        connection = connect(address)
+        connection.sendall(b"GET / HTTP/1.1\r\nho")
+    connection.close()

@@ -1,0 +1,113 @@
+"""Hybrids on the CUDA backend: linear attention beside its definition, and whole models beside transformers, however a
+prompt is cut and wherever it is gone on from.
+"""
+
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.cuda.test_backend import logits_of, make_backend
+from tests.engine.tiny import TOKENIZER, greedy, run_together
+from tests.parity.models import HYBRIDS, read_model, token_ids, write_model
+from tests.parity.states import differences, manners, step
+
+from hotloop.backends.cuda.fp8 import ScaledMatrix
+from hotloop.backends.cuda.runner import CudaBackend
+from hotloop.backends.cuda.weights import load_weights
+from hotloop.core.config import EngineConfig
+from hotloop.engine.engine import Engine
+from hotloop.engine.states import EMPTY
+from hotloop.models.model import Model
+
+SMALL = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_logits_are_those_of_transformers(name: str, tmp_path: Path, device: str) -> None:
+    """Triton's interpreter takes long: there a prompt is read at once, and no more."""
+    model = read_model(name, write_model(name, tmp_path / "m"), TOKENIZER)
+    backend = make_backend(model, device, max_step_tokens=256)
+    num_manners = 1 if device == "cpu" else None
+    for manner, off, same in islice(differences(name, lambda step: logits_of(backend, step)), num_manners):
+        assert off < 2e-3, manner
+        assert same == 1, manner
+    backend.close()
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Model:
+    return read_model("qwen3_5", write_model("qwen3_5", tmp_path / "m", **SMALL), TOKENIZER)
+
+
+def test_a_prompt_comes_to_the_same_in_every_manner(small: Model, device: str) -> None:
+    backend = make_backend(small, device, max_step_tokens=256)
+    (_, _, plain), *others = manners(lambda step: logits_of(backend, step))
+    for manner, begin, got in others:
+        np.testing.assert_allclose(got, plain[begin:], atol=1e-4, err_msg=manner)
+    backend.close()
+
+
+def test_padding_touches_no_state(small: Model, device: str) -> None:
+    """Steps as CUDA graphs have them: sequences without rows, of either kind, read and write the slot 0."""
+    plain, padded = (make_backend(small, device, max_step_tokens=128, has_graphs=each) for each in (False, True))
+    prompt, other = token_ids(), token_ids(seed=1, count=41)
+    steps = [
+        step((prompt[:40], 0, [0, 1], EMPTY, 0), (other[:1], 0, [2, 3], EMPTY, 1)),
+        step((prompt[40:41], 40, [0, 1], 0, 0), (other[1:2], 1, [2, 3], 1, 2)),
+    ]
+    for each in steps:
+        assert padded._pack(each).is_graph
+        np.testing.assert_allclose(logits_of(padded, each), logits_of(plain, each), atol=1e-4)
+    for one, same in zip(_states(padded), _states(plain), strict=True):
+        torch.testing.assert_close(one, same, rtol=1e-4, atol=1e-5)
+    plain.close()
+    padded.close()
+
+
+def _states(backend: CudaBackend) -> tuple[torch.Tensor, torch.Tensor]:
+    deltas = backend._decoder.deltas
+    assert deltas is not None
+    return deltas.inputs, deltas.memories
+
+
+def test_states_take_what_was_reckoned(small: Model, device: str) -> None:
+    backend = make_backend(small, device)
+    assert sum(each.nbytes for each in _states(backend)) == backend.num_states * backend.state_bytes
+    taken = backend.num_states * backend.state_bytes + backend.num_blocks * backend.block_bytes
+    assert 0.9 * (4 << 20) < taken <= 4 << 20
+    assert backend.host_memory is None
+    backend.close()
+
+
+def test_what_says_how_much_fades_is_not_in_e4m3(small: Model, device: str) -> None:
+    plain, scaled = (load_weights(small, device, torch.float32, is_fp8=each) for each in (False, True))
+    one, same = plain.layers[0].linear, scaled.layers[0].linear
+    assert one is not None
+    assert same is not None
+    assert torch.equal(one.rates, same.rates)
+    assert torch.equal(one.taps, same.taps)
+    for part in ("qkvz", "o"):
+        matrix = getattr(same, part)
+        assert isinstance(matrix, ScaledMatrix)
+        torch.testing.assert_close(matrix.widened(), getattr(one, part), rtol=0.07, atol=0.01)
+
+
+def test_an_engine_says_the_same_from_checkpoints(small: Model, device: str) -> None:
+    """Two steps in flight, and turns of two sessions with the same head: each goes on from where a state was left."""
+    head, said = token_ids(count=64), {False: list[list[int]](), True: list[list[int]]()}
+    for is_cached in said:
+        settings = {"prefix_cache": is_cached, "max_running": 2, "max_step_tokens": 256}
+        backend = make_backend(small, device, **settings)
+        config = EngineConfig(debug_checks=True, **settings)
+        with Engine(TOKENIZER, backend, config) as engine:
+            prompts = [[*head, *token_ids(seed, 10)] for seed in (1, 2)]
+            for turn in range(2):
+                answers = run_together(engine, prompts, greedy(3))
+                said[is_cached] += answers
+                more = token_ids(10 + turn, 60)
+                prompts = [[*prompt, *answer, *more] for prompt, answer in zip(prompts, answers, strict=True)]
+            num_cached = engine.stats().usage.num_cached
+        assert num_cached == (3 * 64 if is_cached else 0)
+    assert said[True] == said[False]

@@ -1,0 +1,131 @@
+"""A template that never ends, or wants all memory there is, is stopped, and the next one is rendered all the same."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from hotloop.models.renderer import Renderer, TemplateFailed
+
+DOUBLING = (
+    "{%% set n = namespace(v=%s, w=%s) %%}"
+    "{%% for i in range(60) %%}{%% set n.v = %s %%}{%% set n.w = %s %%}{%% endfor %%}"
+)
+LISTS = DOUBLING % ("[1]", "[1]", "[n.v, n.v]", "[n.w, n.w]")
+TUPLES = DOUBLING % ("(1,)", "(1,)", "(n.v, n.v)", "(n.w, n.w)")
+HALF_MB = "{% set x = 'x' * 500000 %}"
+
+
+@pytest.fixture(scope="module")
+def renderer() -> Iterator[Renderer]:
+    made = Renderer(max_cpu_s=0.2, max_bytes=256 << 20)
+    yield made
+    made.close()
+
+
+def render(renderer: Renderer, source: str) -> str:
+    return renderer.render(source, {"messages": []})
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        LISTS + "{{ n.v == n.w }}",
+        LISTS + "{{ n.v < n.w }}",
+        LISTS + "{{ n.v in [n.w] }}",
+        LISTS + "{{ [n.v, n.w] | sort }}",
+        LISTS + "{{ [n.v] | select('equalto', n.w) | list }}",
+        LISTS + "{{ [n.w].index(n.v) }}",
+        TUPLES + "{{ {n.v: 1} }}",
+        TUPLES + "{{ [n.v] | unique | list }}",
+        LISTS + "{{ n.v | tojson | length }}",
+        HALF_MB + "{% for i in range(99999) %}{{ (x ~ 'y') in (x ~ x) }}{% endfor %}",
+        "{{ ('<!---->' * 999999) | striptags }}",
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(40) }}",
+        "{{ 9 ** 999999999 }}",
+    ],
+)
+def test_a_template_that_does_not_end_is_stopped(renderer: Renderer, source: str) -> None:
+    with pytest.raises(TemplateFailed, match=r"it takes (more than 0\.2 s|too much memory)"):
+        render(renderer, source)
+    assert render(renderer, "as {{ 'ever' }}") == "as ever"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ 'x' * 999999999 }}",
+        "{{ 999999999 * [1] }}",
+        DOUBLING % ("'x'", "''", "n.v ~ n.v", "''"),
+        "{{ '%1000000000d' % 1 }}",
+        "{{ '{:1000000000}'.format(1) }}",
+        "{{ 'x' | center(1000000000) }}",
+        HALF_MB + "{{ x | replace('x', x) }}",
+    ],
+)
+def test_a_template_gets_no_more_than_its_memory(renderer: Renderer, source: str) -> None:
+    with pytest.raises(TemplateFailed, match="too much memory"):
+        render(renderer, source)
+    assert render(renderer, "as {{ 'ever' }}") == "as ever"
+
+
+def test_a_text_of_more_than_the_limit_is_refused() -> None:
+    renderer = Renderer()
+    with pytest.raises(TemplateFailed, match="it makes more than 134217728 characters"):
+        renderer.render("{{ x * 134217729 }}", {"messages": [], "x": "x"})
+    renderer.close()
+
+
+def test_what_hangs_while_it_is_compiled_is_stopped(renderer: Renderer) -> None:
+    """jinja2 works out beforehand what does not depend on variables."""
+    nested = "[1]"
+    for _ in range(18):
+        nested = f"[{nested}, {nested}]"
+    with pytest.raises(TemplateFailed, match="it takes"):
+        renderer.compile(f"{{{{ {nested} == {nested} }}}}")
+
+
+def test_each_thread_gets_its_own_text(renderer: Renderer) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        texts = pool.map(lambda i: renderer.render("{{ i }}", {"messages": [], "i": i}), range(200))
+        assert list(texts) == [str(i) for i in range(200)]
+
+
+def test_a_process_that_was_ended_from_outside_is_started_again(renderer: Renderer) -> None:
+    assert render(renderer, "1") == "1"
+    assert renderer.pid is not None
+    os.kill(renderer.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, renderer.pid, os.WEXITED | os.WNOWAIT)
+    assert render(renderer, "2") == "2"
+
+
+def test_text_that_is_no_unicode_comes_back(renderer: Renderer) -> None:
+    assert renderer.render("{{ x }}", {"messages": [], "x": "a\ud800b"}) == "a\ud800b"
+
+
+def test_variables_that_cannot_be_given_are_refused(renderer: Renderer) -> None:
+    nested: list[object] = []
+    for _ in range(100_000):
+        nested = [nested]
+    for value in (nested, threading.Lock(), lambda: 1):
+        with pytest.raises(TemplateFailed, match="cannot be given"):
+            renderer.render("{{ x }}", {"messages": [], "x": value})
+
+
+def test_the_process_ends_with_the_one_that_started_it() -> None:
+    program = (
+        "import os\nfrom hotloop.models.renderer import shared_renderer as shared\nshared().compile('x')\n"
+        "print(shared().pid, flush=True)\nif not os.fork():\n"
+        "    print(shared().pid, shared().render('{{ 1 + 1 }}', {'messages': []}), flush=True)\nelse: os.wait()\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    first, second = ended.stdout.splitlines()
+    assert second == "None 2", "a forked process starts its own"
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(first), 0)
