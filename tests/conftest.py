@@ -4,7 +4,9 @@ import os
 import signal
 from pathlib import Path
 
+import hypothesis
 import pytest
+from hypothesis import Phase
 
 from hotloop.core.config import DEFAULT_MODEL
 from hotloop.models.model import pull
@@ -25,6 +27,7 @@ def empty_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def pytest_configure() -> None:
     os.environ["HOTLOOP_TRACE"] = "off"  # what tests run is not one of the user's runs
+    hypothesis.settings.register_profile("mutants", phases=[Phase.explicit, Phase.generate], database=None)
     # A shell that starts us in the background has SIGINT ignored. What tests start would inherit that, and go on for
     # ever where a test interrupts it.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

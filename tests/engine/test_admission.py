@@ -57,6 +57,17 @@ def test_newcomers_are_seated_as_long_as_all_fit() -> None:
     assert not door.may_enter(door.ask("c"), 41)
 
 
+def test_what_a_seated_session_leaves_in_the_cache_is_known() -> None:
+    door = Door()
+    first, second = door.ask("a"), door.ask("b")
+    door.admission.enter(first, 60)
+    door.leave(first)
+    door.leave(second)
+    known = door.admission._known
+    assert [(list(tokens), salt) for tokens, salt in known["a"].tails] == [(list(first.token_ids), "")]
+    assert not known["b"].tails, "it never had a seat"
+
+
 def test_what_several_share_is_counted_once() -> None:
     door = Door(num_tokens=100)
     door.turn("a", 60)

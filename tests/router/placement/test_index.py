@@ -82,6 +82,23 @@ def test_a_bound_is_kept_and_the_newest_stays(inserts: list[tuple[str, list[int]
             assert index.match(key(prompt)).blocks[replica] == len(prompt)
 
 
+def test_a_session_that_goes_on_is_one_node_until_others_branch_off() -> None:
+    index = PrefixIndex()
+    for replica in REPLICAS:
+        index.add_replica(replica, 100)
+    for prompt in ([0], [0, 1], [0, 1, 2]):
+        index.insert("a", key(prompt))
+        assert (len(index._shelves["a"].nodes), index.num_blocks("a")) == (1, len(prompt))
+    index.insert("b", key([0, 1, 2]))
+    index.insert("b", key([0, 1, 2, 0]))
+    assert index.match(key([0, 1, 2, 0])).blocks == {"a": 3, "b": 4}
+    for last in (0, 1, 2):
+        index.insert("c", key([1, last]))
+    for last in (0, 1, 2):
+        assert index.match(key([1, last])).blocks == {"c": 2}
+    index.check()
+
+
 def test_a_replica_nobody_knows_holds_nothing() -> None:
     index = PrefixIndex()
     index.insert("a", key([1]))
