@@ -214,6 +214,16 @@ def test_a_state_that_is_held_outlives_one_that_is_not() -> None:
     assert loop.scheduler.states.num_evicted
 
 
+def test_a_state_within_a_session_that_is_held_stays() -> None:
+    loop = Loop(make_scheduler(num_blocks=400, num_states=5))
+    first = serve(loop, "first", prompt(20), session="held")
+    serve(loop, "second", prompt(40), session="held")
+    loop.scheduler.tree.hold(first.token_ids[:20], Hold(HoldKind.TOOL_GAP, loop.now + 100))
+    for i in range(1, 8):
+        serve(loop, f"r{i}", prompt(20, first=100 * i), session=f"r{i}")
+    assert 20 in saved(loop, prompt(40))
+
+
 def test_what_became_of_a_state_is_told() -> None:
     loop = Loop(make_scheduler(num_blocks=400, num_states=3))
     serve(loop, "a", prompt(40), session="a")
