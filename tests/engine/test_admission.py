@@ -89,6 +89,23 @@ def test_one_who_has_waited_long_takes_no_more_seats_than_it_needs() -> None:
     assert door.seated == {"b"}, "which had fewer turns, and beside whom it fits just so"
 
 
+def test_a_request_leaves_once() -> None:
+    door = Door()
+    request = door.ask("a")
+    door.admission.enter(request, 10)
+    assert door.leave(request) > 0
+    assert door.leave(request) == 0.0
+
+
+def test_no_more_lose_their_seats_than_have_outgrown_the_cache() -> None:
+    door = Door(num_tokens=100)
+    for i, session in enumerate("abc"):
+        door.admission.now = float(i)
+        door.turn(session, 50)
+    assert [each.name for each in door.admission.swap_out(num_shared=0)] == ["c"]
+    assert door.admission.swap_out(num_shared=0) == []
+
+
 def test_what_several_share_is_counted_once() -> None:
     door = Door(num_tokens=100)
     door.turn("a", 60)

@@ -86,6 +86,10 @@ def test_sessions_have_the_room_of_host_memory_as_well() -> None:
     assert scheduler.admission.num_tokens == 96 * BLOCK_SIZE
 
 
+def test_a_share_of_the_blocks_can_be_pinned() -> None:
+    assert make_scheduler(num_blocks=64, pinned_share=0.5).retention.max_pinned == 32
+
+
 def test_chunks_end_where_blocks_end() -> None:
     loop = Loop(make_scheduler(max_step_tokens=10))
     loop.add("a", prompt(23))

@@ -224,6 +224,19 @@ def test_a_state_within_a_session_that_is_held_stays() -> None:
     assert 20 in saved(loop, prompt(40))
 
 
+def test_what_one_has_left_is_taken_only_for_one_who_could_not_run() -> None:
+    loop = Loop(make_scheduler(num_blocks=400, num_states=3))
+    for i, name in enumerate("ab"):
+        loop.add(name, prompt(7, first=100 * i))
+    loop.step()
+    loop.step()
+    states = loop.scheduler.states
+    assert [len(states._runs[name].left) for name in "ab"] == [1, 0], "one slot is left for two"
+    loop.add("c", prompt(7, first=200))
+    assert "c" in loop.step()
+    assert not states._runs["a"].left
+
+
 def test_what_became_of_a_state_is_told() -> None:
     loop = Loop(make_scheduler(num_blocks=400, num_states=3))
     serve(loop, "a", prompt(40), session="a")
