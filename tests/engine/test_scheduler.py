@@ -76,14 +76,29 @@ def test_forced_tokens_behind_a_prompt_do_not_wait_for_other_prompts() -> None:
     assert loop.step()["a"] == (4, 7)
 
 
+class Room:
+    """Host memory of which nothing is read."""
+
+    num_blocks = 32
+
+    def offload(self, block_ids: Sequence[int], host_ids: Sequence[int]) -> None: ...
+
+
 def test_sessions_have_the_room_of_host_memory_as_well() -> None:
-    class Room:
-        num_blocks = 32
-
-        def offload(self, block_ids: Sequence[int], host_ids: Sequence[int]) -> None: ...
-
     scheduler = Scheduler(EngineConfig(), block_size=BLOCK_SIZE, num_blocks=64, host=Room())
     assert scheduler.admission.num_tokens == 96 * BLOCK_SIZE
+
+
+def test_of_a_prompt_in_host_memory_the_last_token_is_still_lacking() -> None:
+    loop = Loop(Scheduler(EngineConfig(), block_size=BLOCK_SIZE, num_blocks=64, host=Room()))
+    first = loop.add("first", prompt(8))
+    loop.step()
+    loop.finish(first)
+    tree = loop.scheduler.tree
+    assert loop.scheduler._num_lacking(loop.add("cached", prompt(8))) == 4
+    tree.evict(2)
+    assert len(tree.peek(first.token_ids[:8], "", is_hosted=True)) == 2
+    assert loop.scheduler._num_lacking(loop.add("hosted", prompt(8))) == 4
 
 
 def test_a_share_of_the_blocks_can_be_pinned() -> None:

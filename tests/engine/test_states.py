@@ -249,6 +249,23 @@ def test_what_became_of_a_state_is_told() -> None:
     assert again.eviction.beneficiary.startswith("b")
 
 
+def test_with_a_state_all_is_lost_since_the_one_before_it() -> None:
+    loop = Loop(make_scheduler(num_blocks=400, num_states=12))
+    request = serve(loop, "a", prompt(40), session="a")
+    serve(loop, "b", [*prompt(20), *prompt(20, first=500)], session="b")
+    tree = loop.scheduler.tree
+    *others, end = tree.walk(request.token_ids[:40].tobytes(), "")
+    for node in tree.nodes():
+        if node.state and node is not end:
+            tree.drop_state(node)
+    loop.scheduler.states._evict("x")
+    assert len(others) == 2
+    assert not end.state
+    found = {num: tree.evictions.find(b"", [request.token_ids[:num].tobytes()]) for num in (4, 36)}
+    assert found[4]
+    assert not found[36]
+
+
 def test_more_requests_than_slots_take_turns() -> None:
     with make_engine(num_states=3) as engine:
         run_together(engine, PROMPTS, greedy(12))

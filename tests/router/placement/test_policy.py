@@ -197,6 +197,17 @@ def test_what_was_given_longer_ago_counts_for_less() -> None:
     assert placement._views["a"].recent_tokens == pytest.approx(640 * (faded**2 + faded + 1))
 
 
+def test_what_was_not_cached_after_all_is_work() -> None:
+    placement = fleet_of("a")
+    ask(placement, blocks(10))
+    ticket = ask(placement, blocks(10))
+    before = placement._views["a"].recent_tokens
+    placement.correct(ticket, 600)
+    assert placement._views["a"].recent_tokens == before + 40
+    placement.correct(ticket, 700)
+    assert placement._views["a"].recent_tokens == before + 40, "more than was thought is no work taken back"
+
+
 def test_requests_from_others_are_taken_for_some_of_ours() -> None:
     placement = fleet_of("a", "b")
     ask(placement, blocks(10), among=frozenset("a"))
