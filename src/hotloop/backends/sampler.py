@@ -1,7 +1,9 @@
 """From a row of logits to a token, on the host. It depends on the row, the request and its position, never the batch.
 
-Randomness is addressed, not streamed: the number drawn for a position is a hash of (seed, position), so a request that
-was preempted, batched differently or verified as a draft draws the same number again.
+Randomness is addressed, not streamed: the noise for a token is a hash of (seed, position, token), so a request that was
+preempted, batched differently or verified as a draft draws the same again. Draws are Gumbel-max, as on a GPU: logits
+that differ in the last digits, as those of a cached prompt do from a computed one's, give another token only where two
+tokens came out equally good to those digits. (A draw from the running sum would move with every weight before it.)
 """
 
 import math
@@ -57,7 +59,7 @@ def sample(rows: Rows, index: int, row: SampleRow, allowed: Allowed | None, eos_
             raise RequestError(f"the grammar failed: {allowed.error}", param="grammar")
     if params.is_greedy:
         return int(logits.argmax())
-    return choose(logits, params, uniform(row.request.seed, row.position))
+    return choose(logits, params, address(row.request.seed, row.position))
 
 
 def apply_mask(logits: Logits, mask: Mask) -> None:
@@ -84,8 +86,8 @@ def _shape(raw: Logits, row: SampleRow, eos_ids: frozenset[int]) -> Logits:
     return logits
 
 
-def choose(row: Logits, params: SamplingParams, draw: float) -> int:
-    """The token at `draw` (in [0, 1)) of the distribution the parameters leave of this row."""
+def choose(row: Logits, params: SamplingParams, key: int) -> int:
+    """The token that the noise at this address picks from the distribution the parameters leave of this row."""
     candidates = np.argpartition(row, -params.top_k)[-params.top_k :] if 0 < params.top_k < len(row) else None
     kept = row if candidates is None else row[candidates]
     weights: Logits = kept - kept.max()
@@ -95,23 +97,26 @@ def choose(row: Logits, params: SamplingParams, draw: float) -> int:
         weights[weights < params.min_p] = 0  # the likeliest weighs exactly 1
     if params.top_p < 1:
         weights = _cut_tail(weights, params.top_p)
-    index = _pick(weights, draw)
-    return index if candidates is None else int(candidates[index])
+    if candidates is not None:  # in the places they have in the row: the noise is that of the token
+        of_candidates, weights = weights, np.zeros_like(row)
+        weights[candidates] = of_candidates
+    return _pick(weights, key)
 
 
-def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) for this seed and position: two rounds of splitmix64."""
-    mixed = mix(mix(seed & _MASK) + position)
-    return (mixed >> 11) / (1 << 53)
+def address(seed: int, position: int) -> int:
+    """What all noise for this seed and position is made from: two rounds of splitmix64."""
+    return mix(mix(seed & _MASK) + position)
 
 
 _MASK = (1 << 64) - 1
+_STEP, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_OF_BLOCKS = 0xA5A5_A5A5_A5A5_A5A5
 
 
 def mix(value: int) -> int:
-    value = (value + 0x9E3779B97F4A7C15) & _MASK
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    value = (value + _STEP) & _MASK
+    value = ((value ^ (value >> 30)) * _FIRST) & _MASK
+    value = ((value ^ (value >> 27)) * _SECOND) & _MASK
     return value ^ (value >> 31)
 
 
@@ -143,22 +148,27 @@ def _cut_tail(weights: Logits, top_p: float) -> Logits:
     return np.where(weights >= least, weights, np.float32(0))
 
 
-def _pick(weights: Logits, draw: float) -> int:
-    """Where the running sum passes `draw` of the whole: its block first, so that few are summed in order."""
+def _pick(weights: Logits, key: int) -> int:
+    """The token that the noise puts first: its block by what the tokens of each weigh together, then the token in it.
+
+    A weight divided by exponential noise is Gumbel-max without the logarithms. In two stages, few numbers are drawn.
+    """
     num_blocks = len(weights) // _BLOCK
     whole, rest = weights[: num_blocks * _BLOCK], weights[num_blocks * _BLOCK :]
     sums = np.append(np.einsum("ij->i", whole.reshape(num_blocks, _BLOCK)), rest.sum())
-    cumulative = np.cumsum(sums, dtype=np.float64)
-    target = draw * cumulative[-1]
-    block = _first_above(cumulative, target)
-    begin = block * _BLOCK
-    before = cumulative[block - 1] if block else 0.0
-    return begin + _first_above(np.cumsum(weights[begin : begin + _BLOCK], dtype=np.float64), target - before)
+    begin = int((sums / _noise(key ^ _OF_BLOCKS, 0, len(sums))).argmax()) * _BLOCK
+    block = weights[begin : begin + _BLOCK]
+    return begin + int((block / _noise(key, begin, len(block))).argmax())
 
 
-def _first_above(cumulative: NDArray[np.float64], target: float) -> int:
-    """The first running sum above the target; rounding never leads past the last index that has a weight."""
-    return int(np.searchsorted(cumulative, min(target, np.nextafter(cumulative[-1], 0)), side="right"))
+def _noise(key: int, begin: int, count: int) -> NDArray[np.float64]:
+    """Exponentially distributed, one for each number from `begin` on: `mix` of all of them at once."""
+    value = np.arange(begin, begin + count, dtype=np.uint64) + np.uint64((key + _STEP) & _MASK)
+    value = (value ^ (value >> np.uint64(30))) * np.uint64(_FIRST)
+    value = (value ^ (value >> np.uint64(27))) * np.uint64(_SECOND)
+    value ^= value >> np.uint64(31)
+    uniform = ((value >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+    return -np.log1p(-uniform)
 
 
 def logprob(raw: Logits, token_id: int, num_top: int) -> TokenLogprob:

@@ -53,8 +53,8 @@ class ModelConfig:
     or in f32 or fp8 if that is asked for; fp8 (e4m3, a scale for each output; the head in int8) is for a GPU only.
     There AWQ and GPTQ checkpoints stay in four bits, unless fp8 is asked for."""
     precision: Precision = "fast"
-    """`fast` computes in bf16 where that is quick, on ARM in int8; `exact` in float32, so batching and caching never
-    change a token."""
+    """`fast` computes in bf16 where that is quick, on ARM in int8; `exact` in float32, so batching and caching change
+    no token (docs/architecture.md)."""
     device: Device = "auto"
     """Where the model runs; `auto` takes the GPU where there is one that PyTorch can use, else the CPU."""
     load_format: LoadFormat = "auto"

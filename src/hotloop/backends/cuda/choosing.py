@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from hotloop.backends.backend import SampleRow, Sampling
 from hotloop.backends.cuda.sampling import adjust, apply_masks, choose
 from hotloop.backends.cuda.staging import to_host
-from hotloop.backends.sampler import mix
+from hotloop.backends.sampler import address
 from hotloop.core.request import TokenLogprob
 
 _FORBIDDEN = -1e30
@@ -82,7 +82,7 @@ def _changes(row: SampleRow, eos_ids: frozenset[int]) -> tuple[NDArray[np.generi
 
 def _seed(row: SampleRow) -> int:
     """Of the request and the position, as a signed number of 63 bits."""
-    return mix(mix(row.request.seed) + row.position) >> 1
+    return address(row.request.seed, row.position) >> 1
 
 
 class Logprobs:
