@@ -49,6 +49,8 @@ SCRIPT = Script("run", "You are an agent of an airline.", (TOOL,), BEATS)
 class Babbler(NullBackend):
     """Says only these tokens, one as likely as the other."""
 
+    LIKELIEST = 1000.0  # so that no temperature makes it say anything else
+
     def __init__(self, token_ids: Sequence[int], **size: int) -> None:
         super().__init__(**size)
         self._spoken = token_ids
