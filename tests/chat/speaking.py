@@ -22,16 +22,8 @@ from hotloop.chat.stream import CallParser
 from hotloop.chat.tag_formats import DsmlFormat, GlmFormat, MiniMaxFormat, QwenCoderFormat
 from hotloop.chat.tool_format import ToolFormat
 from hotloop.chat.tools import ToolChoice
+from hotloop.core import stream
 from hotloop.core.message import Tool
-from hotloop.core.stream import (
-    CallClosed,
-    CallDelta,
-    CallOpened,
-    StreamEvent,
-    TextDelta,
-    ThoughtClosed,
-    ThoughtDelta,
-)
 from hotloop.engine.grammar.compiler import Compiler
 from hotloop.models.tokenizer import Tokenizer
 
@@ -119,34 +111,34 @@ class Heard:
     """That is not closed yet."""
     _order: list[tuple[str, Any]] = field(default_factory=list)
 
-    def hear(self, events: list[StreamEvent]) -> "Heard":
+    def hear(self, events: list[stream.StreamEvent]) -> "Heard":
         for event in events:
             match event:
-                case TextDelta(text):
+                case stream.TextDelta(text):
                     assert text
                     assert not self.thought, "a text within a thought"
                     self.text += text
                     before = self._order.pop()[1] if self._order and self._order[-1][0] == "text" else ""
                     self._order.append(("text", before + text))
-                case ThoughtDelta(text):
+                case stream.ThoughtDelta(text):
                     assert text
                     self.thought += text
-                case ThoughtClosed(thought):
+                case stream.ThoughtClosed(thought):
                     assert thought.text == self.thought
                     self._order.append(("thought", self.thought))
                     self.thought = ""
-                case CallOpened(index, call_id, name):
+                case stream.CallOpened(index, call_id, name):
                     assert not self.thought, "a call within a thought"
                     assert index == len(self.calls)
                     self._order.append(("call", index))
                     self.calls.append((name, ""))
                     self.ids.append(call_id)
-                case CallDelta(index, arguments):
+                case stream.CallDelta(index, arguments):
                     assert arguments
                     assert index == len(self.calls) - 1
                     assert index not in self.closed
                     self.calls[index] = (self.calls[index][0], self.calls[index][1] + arguments)
-                case CallClosed(index):
+                case stream.CallClosed(index):
                     assert index == len(self.calls) - 1
                     self.closed.append(index)
         return self
