@@ -1,6 +1,7 @@
 """Checkpoints in four bits on the device: what the files stand for, whole and in shares, and a model that runs."""
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from tests.models.tiny import DictWeights, Tensors, spec_config, tiny_spec, tiny
 
 from hotloop.backends.cuda.fp8 import ScaledMatrix, quantise
 from hotloop.backends.cuda.int4 import Int4Matrix
-from hotloop.backends.cuda.weights import load_weights
+from hotloop.backends.cuda.weights import DeviceWeights, load_weights
 from hotloop.core.errors import ConfigError, ModelError
 from hotloop.models.memory import gpu_weight_bytes
 from hotloop.models.model import Model, load_model
@@ -45,19 +46,25 @@ def int4_model(folder: Path, spec: ModelSpec, recipe: Recipe, **others: Any) -> 
     return load_model(str(folder)), meant
 
 
+def exact_matrices(loaded: DeviceWeights, spec: ModelSpec, meant: Tensors) -> Iterator[Any]:
+    """Every fused matrix of every layer, which is what was meant to the last bit."""
+    for i, layer in enumerate(loaded.layers):
+        want = expected_layer(spec, meant, i)
+        for name in MATRICES:
+            matrix = getattr(layer, name)
+            np.testing.assert_array_equal(matrix.widened().cpu().numpy(), want[name], err_msg=name)
+            yield matrix
+
+
 @pytest.mark.parametrize("recipe", RECIPES, ids=str)
 def test_matrices_are_fused_and_held_to_the_last_bit(tmp_path: Path, recipe: Recipe, device: str) -> None:
     spec = tiny_spec("qwen2")
     model, meant = int4_model(tmp_path / "m", spec, recipe)
     loaded = load_weights(model, device, torch.bfloat16, chunk_bytes=CHUNK_BYTES)
-    for i, layer in enumerate(loaded.layers):
-        want = expected_layer(spec, meant, i)
-        for name in MATRICES:
-            matrix = getattr(layer, name)
-            assert isinstance(matrix, Int4Matrix)
-            assert (matrix.order is not None) == recipe.has_act_order
-            np.testing.assert_array_equal(matrix.widened().cpu().numpy(), want[name], err_msg=name)
-        assert isinstance(layer.qkv_bias, torch.Tensor)
+    for matrix in exact_matrices(loaded, spec, meant):
+        assert isinstance(matrix, Int4Matrix)
+        assert (matrix.order is not None) == recipe.has_act_order
+    assert all(isinstance(layer.qkv_bias, torch.Tensor) for layer in loaded.layers)
     assert torch.equal(loaded.embed.float().cpu(), torch.tensor(meant["embed"]))
 
 
