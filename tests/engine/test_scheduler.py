@@ -105,6 +105,16 @@ def test_a_share_of_the_blocks_can_be_pinned() -> None:
     assert make_scheduler(num_blocks=64, pinned_share=0.5).retention.max_pinned == 32
 
 
+def test_a_draft_gets_what_blocks_there_are() -> None:
+    loop = Loop(make_scheduler(num_blocks=3))
+    loop.add("a", prompt(6))
+    [part] = loop.scheduler.schedule(0.1).slices
+    loop.scheduler.extend(part, [7] * 9, [1] * 9)
+    assert (len(part.draft_ids), len(part.kinds)) == (2, 2), "to the end of its last block"
+    loop.scheduler.extend(part, [7] * 4, [1] * 4)
+    assert (len(part.draft_ids), len(part.kinds)) == (4, 4)
+
+
 def test_chunks_end_where_blocks_end() -> None:
     loop = Loop(make_scheduler(max_step_tokens=10))
     loop.add("a", prompt(23))
