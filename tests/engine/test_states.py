@@ -10,10 +10,8 @@ from tests.engine.drafting.test_speculation import Oracle
 from tests.engine.tiny import BLOCK_SIZE, PROMPTS, check_prompts, greedy, make_engine, make_prompts, run_together
 from tests.engine.turning import Loop, make_scheduler, prompt
 
-from hotloop.backends.backend import Batch
 from hotloop.core.request import Priority, Request
 from hotloop.core.retention import Hold, HoldKind
-from hotloop.engine.engine import Engine
 from hotloop.engine.states import ANSWER_LEAD
 
 
@@ -306,19 +304,60 @@ def test_nothing_is_saved_of_a_request_that_failed() -> None:
     assert loop.scheduler.states.pool.num_free == 16
 
 
-def test_hybrids_neither_draft_nor_go_to_disk(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:
-    num_rows: list[int] = []
-    with make_engine(num_states=8, kv_dir=str(tmp_path), on_run=lambda batch: num_rows.append(_most_rows(batch))) as it:
-        it.generate([1, 2, 3] * 20, greedy(40))
-        it.generate([1, 2, 3] * 20, greedy(40))
+def test_hybrids_do_not_go_to_disk(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with make_engine(num_states=8, kv_dir=str(tmp_path)) as engine:
+        engine.generate(prompt(100), greedy(4))
     assert "kv_dir is not used" in caplog.text
     assert not any(tmp_path.iterdir())
-    assert max(num_rows[-30:]) == 1
-    with make_engine(num_states=8) as plain:
-        oracle = Oracle({}, 0.0)
-        Engine(plain.tokenizer, plain._backend, drafter=oracle)
-    assert "draft_model is not used" in caplog.text
 
 
-def _most_rows(batch: Batch) -> int:
-    return len(batch.wanted)
+@pytest.mark.parametrize("error_rate", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize(
+    "changes", [{}, {"depth": 2}, {"num_states": 6, "num_blocks": 40}, {"prefix_cache": False}], ids=str
+)
+def test_drafts_change_no_token(changes: dict[str, Any], error_rate: float) -> None:
+    """Wrong ones are taken back with their state; and what was right is said once."""
+    with make_engine(prefix_cache=False, max_running=1, num_states=1, drafts=False) as engine:
+        alone = run_together(engine, PROMPTS, greedy(40))
+    oracle = Oracle({tuple(each): said for each, said in zip(PROMPTS, alone, strict=True)}, error_rate)
+    with make_engine(**{"num_states": 64, "drafter": oracle, **changes}) as engine:
+        for _ in range(2):
+            assert run_together(engine, PROMPTS, greedy(40)) == alone
+        stats = engine.stats()
+    assert stats.usage.num_drafted > 0
+    assert stats.states.num_used == 0
+    if error_rate == 0:
+        assert stats.usage.num_steps < stats.usage.num_output
+
+
+def test_a_session_goes_on_from_an_answer_that_was_drafted() -> None:
+    with make_engine(prefix_cache=False, num_states=1, drafts=False) as engine:
+        said = engine.generate(prompt(50), greedy(40)).token_ids
+        more = [*prompt(50), *said, 7, 8, 9]
+        then = engine.generate(more, greedy(8)).token_ids
+    with make_engine(num_states=8, drafter=Oracle({tuple(prompt(50)): said}, 0.3)) as engine:
+        assert engine.generate(prompt(50), greedy(40)).token_ids == said
+        again = engine.generate(more, greedy(8))
+    assert again.token_ids == then
+    assert again.usage.num_cached >= 80
+
+
+def test_after_a_wrong_draft_what_was_right_is_computed_again() -> None:
+    """From the state in front of it, without another draft."""
+    with make_engine(num_states=4, drafts=False) as engine:
+        said = list(engine.generate(prompt(9), greedy(12)).token_ids)
+    steps: list[tuple[int, int]] = []  # where they begin, and how many tokens they have
+    wrong = [*said[:3], said[3] + 1, *said[4:]]
+    with make_engine(
+        num_states=4,
+        prefix_cache=False,  # or it would stop at the end of a block, to leave its state there
+        drafter=Oracle({tuple(prompt(9)): wrong}, 0.0),
+        max_draft_tokens=4,
+        on_run=lambda batch: steps.append((int(batch.past_lens[0]), len(batch.token_ids))),
+    ) as engine:
+        assert list(engine.generate(prompt(9), greedy(12)).token_ids) == said
+    begins = [begin for begin, _ in steps]
+    first = next(i for i, begin in enumerate(begins) if begins.count(begin) == 2)
+    (begin, num_drafted), (same, num_again) = steps[first : first + 2]
+    assert begin == same
+    assert (num_drafted, num_again) == (1 + 4, 9 + len(said[:4]) - begin)
