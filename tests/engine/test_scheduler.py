@@ -105,6 +105,17 @@ def test_a_share_of_the_blocks_can_be_pinned() -> None:
     assert make_scheduler(num_blocks=64, pinned_share=0.5).retention.max_pinned == 32
 
 
+def test_only_whole_blocks_are_waited_for_together() -> None:
+    loop = Loop(make_scheduler(max_step_tokens=4))
+    request = loop.add("a", prompt(10))
+    loop.step()
+    assert loop.scheduler._next_block(request) == request.token_ids[:8].tobytes()
+    loop.step()
+    loop.step()
+    assert request.num_computed == 10
+    assert loop.scheduler._next_block(request) == b""
+
+
 def test_a_draft_gets_what_blocks_there_are() -> None:
     loop = Loop(make_scheduler(num_blocks=3))
     loop.add("a", prompt(6))
