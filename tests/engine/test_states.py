@@ -212,6 +212,29 @@ def test_a_state_that_is_held_outlives_one_that_is_not() -> None:
     assert loop.scheduler.states.num_evicted
 
 
+def test_a_state_within_a_session_that_is_held_stays() -> None:
+    loop = Loop(make_scheduler(num_blocks=400, num_states=5))
+    first = serve(loop, "first", prompt(20), session="held")
+    serve(loop, "second", prompt(40), session="held")
+    loop.scheduler.tree.hold(first.token_ids[:20], Hold(HoldKind.TOOL_GAP, loop.now + 100))
+    for i in range(1, 8):
+        serve(loop, f"r{i}", prompt(20, first=100 * i), session=f"r{i}")
+    assert 20 in saved(loop, prompt(40))
+
+
+def test_what_one_has_left_is_taken_only_for_one_who_could_not_run() -> None:
+    loop = Loop(make_scheduler(num_blocks=400, num_states=3))
+    for i, name in enumerate("ab"):
+        loop.add(name, prompt(7, first=100 * i))
+    loop.step()
+    loop.step()
+    states = loop.scheduler.states
+    assert [len(states._runs[name].left) for name in "ab"] == [1, 0], "one slot is left for two"
+    loop.add("c", prompt(7, first=200))
+    assert "c" in loop.step()
+    assert not states._runs["a"].left
+
+
 def test_what_became_of_a_state_is_told() -> None:
     loop = Loop(make_scheduler(num_blocks=400, num_states=3))
     serve(loop, "a", prompt(40), session="a")
@@ -222,6 +245,23 @@ def test_what_became_of_a_state_is_told() -> None:
     assert again.num_cached == 0
     assert again.eviction
     assert again.eviction.beneficiary.startswith("b")
+
+
+def test_with_a_state_all_is_lost_since_the_one_before_it() -> None:
+    loop = Loop(make_scheduler(num_blocks=400, num_states=12))
+    request = serve(loop, "a", prompt(40), session="a")
+    serve(loop, "b", [*prompt(20), *prompt(20, first=500)], session="b")
+    tree = loop.scheduler.tree
+    *others, end = tree.walk(request.token_ids[:40].tobytes(), "")
+    for node in tree.nodes():
+        if node.state and node is not end:
+            tree.drop_state(node)
+    loop.scheduler.states._evict("x")
+    assert len(others) == 2
+    assert not end.state
+    found = {num: tree.evictions.find(b"", [request.token_ids[:num].tobytes()]) for num in (4, 36)}
+    assert found[4]
+    assert not found[36]
 
 
 def test_more_requests_than_slots_take_turns() -> None:

@@ -65,6 +65,11 @@ class Stateless:
         self._block_size = block_size
         self._keeps = keeps  # whether anything is kept for later requests
 
+    @property
+    def slot_of(self) -> "array[int] | None":
+        """Where layers with a window have each block, if not where all layers have it; see `Windowed`."""
+        return None
+
     def stats(self) -> StateStats:
         pool = self.tree.states
         return StateStats(
@@ -87,8 +92,25 @@ class Stateless:
         """As `peek`, and they count as used."""
         return self.tree.match(request.token_ids[: request.num_tokens - 1], request.salt, request.line)
 
+    def peek_hosted(self, request: Request) -> list[int]:
+        """What host memory has of it behind those blocks."""
+        if not self.tree.host_pool.num_blocks:
+            return []
+        return self.tree.peek(request.token_ids[: request.num_tokens - 1], request.salt, is_hosted=True)
+
+    def eviction(self, request: Request) -> Eviction | None:
+        """If and when what a request has to compute next was given up."""
+        return self.tree.eviction(request.token_ids, request.num_computed, request.salt)
+
+    def has_room(self, num_running: int) -> bool:
+        return True
+
     def begin(self, request: Request, waiting: Iterable[Request]) -> bool:
         return True
+
+    def allocate(self, request: Request, count: int) -> list[int] | None:
+        """New blocks for a request; None if there are too few."""
+        return self.tree.allocate(count, request.id)
 
     def is_coming(self, request: Request, prefix: bytes, computed: Iterable[Container[bytes]]) -> bool:
         """Whether a request's next block, with all before it, is computed in this step or one in flight."""

@@ -26,7 +26,7 @@ from hotloop.border.serving import ApiServer
 from hotloop.core.config import ServerConfig
 from hotloop.core.errors import DeviceLost, HotloopError
 from hotloop.engine.engine import Engine
-from hotloop.server import info, messages
+from hotloop.server import info, messages, openapi
 from hotloop.server.border import KeyCheck, RequestIds
 from hotloop.server.errors import on_bug, on_error
 from hotloop.server.openai.chat import chat_completions
@@ -51,6 +51,7 @@ ROUTES = (
     Route("/tokenize", info.tokenize, methods=["POST"]),
     Route("/detokenize", info.detokenize, methods=["POST"]),
     Route("/metrics", info.metrics),
+    openapi.ROUTE,
 )
 
 
@@ -69,6 +70,7 @@ def create_app(engine: Engine, config: ServerConfig, tracer: Tracer | None = Non
     app = Starlette(routes=ROUTES, middleware=middleware, exception_handlers=handlers)
     app.state.service = service
     app.state.responses = ResponseStore()
+    app.state.description = openapi.describe(ROUTES)
     return app
 
 
