@@ -173,7 +173,7 @@ def _kv_shape(spec: ModelSpec, num_blocks: int) -> tuple[int, ...]:
 
 
 class CudaBackend:
-    """The KV cache is one tensor, whose blocks are the same in every layer.
+    """The KV cache is one tensor, whose blocks are the same in every layer; layers with a window may have another.
 
     Of several ranks each is one of these, with its share of the heads. Rank 0 has the workers, and does for an engine
     what the others are told to do as well.
