@@ -75,7 +75,7 @@ test-clients: $(STAMP) $(CLIENTS)/.installed ## Run real clients (Claude Code, C
 $(KERNELS)/.installed: pyproject.toml constraints.txt constraints-kernels.txt
 	@$(KERNELS)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(KERNELS)
 	@echo "installing CPU torch and triton into $(KERNELS) ..."
-	@$(KERNELS)/bin/python -m pip --disable-pip-version-check -qq install torch triton -c constraints-kernels.txt
+	@$(KERNELS)/bin/python -m pip --disable-pip-version-check -qq install torch triton transformers -c constraints-kernels.txt
 	@$(KERNELS)/bin/python -m pip --disable-pip-version-check -qq install -e '.[dev]' -c constraints.txt
 	@touch $@
 

@@ -68,6 +68,9 @@ EQUIVALENT: Mapping[str, str] = {
     "engine/node.py: min(len(edge), len(key) - begin) // size -> min(len(edge), len(key) - begin) * size": (
         "a bisection over a longer range: what is beyond the edge never matches"
     ),
+    "engine/drafting/speculation.py: 0.98 * old + each -> 0.98 * old - each": (
+        "all five sums change their sign, and only their ratios count"
+    ),
 }
 """Mutants that change nothing anybody could see, by name, and why."""
 

@@ -33,6 +33,7 @@ class LentBackend:
         self.max_context = inner.max_context
         self.block_bytes = inner.block_bytes
         self.num_states, self.state_bytes = inner.num_states, inner.state_bytes
+        self.num_window_blocks, self.window = inner.num_window_blocks, inner.window
         self.kv_layout = inner.kv_layout
         self.host_memory = inner.host_memory
 

@@ -48,13 +48,16 @@ def make_backend(
     kv_bytes: int = 4 << 20,
     dtype: torch.dtype = torch.float32,
     has_fp8_weights: bool = False,
+    keeps_fp8: bool = True,
+    drops_windows: bool = False,
     has_graphs: bool | None = None,
     flash: Flash | None = None,
     min_saved_bytes: int = MIN_SAVED_BYTES,
     **settings: Any,
 ) -> CudaBackend:
     config = EngineConfig(**{"max_running": 4, "max_step_tokens": 64, **settings})
-    plan = Plan(config, dtype, has_fp8_weights, device == "cuda" if has_graphs is None else has_graphs)
+    has_graphs = device == "cuda" if has_graphs is None else has_graphs
+    plan = Plan(config, dtype, has_fp8_weights, has_graphs, keeps_fp8, drops_windows)
     return CudaBackend(model, kv_bytes, plan, device=device, flash=flash, min_saved_bytes=min_saved_bytes)
 
 

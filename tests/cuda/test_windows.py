@@ -1,13 +1,21 @@
 """Sliding windows and sinks in both kinds of attention, beside their definition."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
+from tests.backends.batches import batch
+from tests.cuda.test_backend import logits_of, make_backend
+from tests.engine.tiny import TOKENIZER
+from tests.models.tiny import DictWeights, tiny_spec, tiny_weights
 
 from hotloop.backends.cuda import attention
 from hotloop.backends.cuda.attention import Workspace, decode_attention
 from hotloop.backends.cuda.prefill import prefill_attention
 from hotloop.backends.cuda.splits import Splitting
+from hotloop.models.model import Model
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK = 4, 2, 16, 32
 SCALE = HEAD_DIM**-0.5
@@ -60,3 +68,26 @@ def test_attention_within_a_window(
             scale=SCALE, window=window, sinks=sinks,
         )  # fmt: skip
         torch.testing.assert_close(out, want, rtol=1e-4, atol=1e-4)
+
+
+def test_logits_are_the_same_where_what_is_not_seen_is_gone(device: str) -> None:
+    """A window of 24 tokens spans two blocks of 64; the slots of blocks before are given to others."""
+    spec = tiny_spec("llama", windows=(24, None))
+    tensors = {name: each / 8 if each.ndim == 2 else each for name, each in tiny_weights(spec).items()}
+    model = Model("tiny", Path("tiny"), "tiny", spec, TOKENIZER, None, DictWeights(tensors), 0)
+    plain, split = (make_backend(model, device, drops_windows=drops, max_step_tokens=64) for drops in (False, True))
+    assert split.num_window_blocks
+    assert split.num_blocks > plain.num_blocks
+    prompt = np.random.default_rng(0).integers(3, 250, 150).tolist()
+    for part, past, slot_of in (
+        (prompt[:90], 0, {7: 3, 8: 1}),
+        (prompt[90:93], 90, {8: 1}),
+        (prompt[93:140], 93, {8: 1, 9: 3}),
+        (prompt[140:], 140, {8: 1, 9: 3}),
+    ):
+        step = batch((part, past, [7, 8, 9][: -(-(past + len(part)) // 64)]), ([5, 6], 0, [11]))
+        slots = [(slot_of | {11: 2}).get(each, 0) for each in step.block_ids.tolist()]
+        own = replace(step, window_ids=np.array(slots, np.int32))
+        np.testing.assert_array_equal(logits_of(split, own), logits_of(plain, step))
+    plain.close()
+    split.close()

@@ -68,6 +68,44 @@ def test_what_a_seated_session_leaves_in_the_cache_is_known() -> None:
     assert not known["b"].tails, "it never had a seat"
 
 
+def test_how_long_a_session_was_away_is_measured() -> None:
+    door = Door()
+    door.admission.now = 3.0
+    door.turn("a", 10)
+    door.admission.now = 10.0
+    door.ask("a")
+    assert list(door.admission._known["a"].gaps) == [7.0]
+
+
+def test_one_who_has_waited_long_takes_no_more_seats_than_it_needs() -> None:
+    door = Door(num_tokens=100)
+    for session, size in (("a", 60), ("a", 60), ("b", 40)):
+        door.turn(session, size)
+    newcomer = door.ask("c")
+    for session in "ab":
+        door.admission.expect(session, Hold(HoldKind.TOOL_GAP, until=10 * MAX_WAIT_S))
+    door.admission.now = MAX_WAIT_S
+    assert door.may_enter(newcomer, 60)
+    assert door.seated == {"b"}, "which had fewer turns, and beside whom it fits just so"
+
+
+def test_a_request_leaves_once() -> None:
+    door = Door()
+    request = door.ask("a")
+    door.admission.enter(request, 10)
+    assert door.leave(request) > 0
+    assert door.leave(request) == 0.0
+
+
+def test_no_more_lose_their_seats_than_have_outgrown_the_cache() -> None:
+    door = Door(num_tokens=100)
+    for i, session in enumerate("abc"):
+        door.admission.now = float(i)
+        door.turn(session, 50)
+    assert [each.name for each in door.admission.swap_out(num_shared=0)] == ["c"]
+    assert door.admission.swap_out(num_shared=0) == []
+
+
 def test_what_several_share_is_counted_once() -> None:
     door = Door(num_tokens=100)
     door.turn("a", 60)

@@ -44,6 +44,13 @@ def test_a_class_is_held_back_while_more_urgent_ones_run_but_no_longer_than_its_
         assert names(turn.order(waiting, [running(Priority.INTERACTIVE)])) == ["first", "second"], "one batch"
 
 
+def test_a_class_joins_when_its_time_is_up() -> None:
+    turn = Fairness()
+    turn.now = 10.5
+    waiting = [request("first", Priority.BACKGROUND, at=10.0)]
+    assert names(turn.order(waiting, [running(Priority.INTERACTIVE)])) == ["first"]
+
+
 def test_the_most_urgent_class_is_never_held_back() -> None:
     turn = Fairness()
     assert names(turn.order([request("now")], [running(Priority.INTERACTIVE)])) == ["now"]

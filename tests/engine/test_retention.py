@@ -217,6 +217,19 @@ def test_pins_are_a_share_of_the_pool_and_what_is_asked_beyond_is_ordinary() -> 
     assert shelf.order(1, 2, 3) == [3, 1, 2]
 
 
+def test_no_more_is_evicted_than_there_is_no_room_for() -> None:
+    shelf = Shelf(num_blocks=8)
+    for family in range(5):
+        shelf.put(family)
+    assert shelf.tree.allocate(3, num_spare=2)
+    assert all(map(shelf.has, range(5))), "there was room"
+    shelf = Shelf(num_blocks=8)
+    for family in range(5):
+        shelf.put(family)
+    assert shelf.tree.allocate(5)
+    assert [family for family in range(5) if shelf.has(family)] == [2, 3, 4]
+
+
 def test_new_work_always_finds_room() -> None:
     shelf = Shelf(num_blocks=4, max_pinned=4)
     for family in range(4):

@@ -1,6 +1,7 @@
 """The scheduler driven by integers: who computes what, who gives way, and that everybody finishes."""
 
 from array import array
+from collections.abc import Sequence
 from typing import Any
 
 import hypothesis.strategies as st
@@ -9,9 +10,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tests.engine.tiny import BLOCK_SIZE
 from tests.engine.turning import STEP_S, Loop, make_scheduler, prompt
 
+from hotloop.core.config import EngineConfig
 from hotloop.core.request import FinishReason, Priority, Request
 from hotloop.core.retention import Hold, HoldKind
 from hotloop.engine.fairness import PROMOTE_S
+from hotloop.engine.scheduler import Scheduler
 
 
 def is_level(request: Request) -> bool:
@@ -51,6 +54,55 @@ def test_a_prompt_is_read_whole_then_a_token_a_step() -> None:
     assert request.num_output == 3
     assert request.first_scheduled_at == 0.001
     assert loop.step(0) == {"a": (12, 13)}
+
+
+def test_a_token_is_computed_before_the_value_of_the_last_is_known_if_it_can_be() -> None:
+    loop = Loop(make_scheduler())
+    request = loop.add("a", prompt(10))
+    scheduler = loop.scheduler
+    scheduler.advance(scheduler.schedule(0.1))
+    request.has_guess = True
+    assert scheduler.schedule(0.2).slices == []
+    request.has_guess = False
+    assert [(part.begin, part.end) for part in scheduler.schedule(0.3).slices] == [(10, 11)]
+
+
+def test_forced_tokens_behind_a_prompt_do_not_wait_for_other_prompts() -> None:
+    loop = Loop(make_scheduler(max_step_tokens=8))
+    request = loop.add("a", prompt(4))
+    loop.step()
+    request.token_ids.extend([7, 8])
+    loop.add("b", prompt(40, first=100), Priority.INTERACTIVE)
+    assert loop.step()["a"] == (4, 7)
+
+
+class Room:
+    """Host memory of which nothing is read."""
+
+    num_blocks = 32
+
+    def offload(self, block_ids: Sequence[int], host_ids: Sequence[int]) -> None: ...
+
+
+def test_sessions_have_the_room_of_host_memory_as_well() -> None:
+    scheduler = Scheduler(EngineConfig(), block_size=BLOCK_SIZE, num_blocks=64, host=Room())
+    assert scheduler.admission.num_tokens == 96 * BLOCK_SIZE
+
+
+def test_of_a_prompt_in_host_memory_the_last_token_is_still_lacking() -> None:
+    loop = Loop(Scheduler(EngineConfig(), block_size=BLOCK_SIZE, num_blocks=64, host=Room()))
+    first = loop.add("first", prompt(8))
+    loop.step()
+    loop.finish(first)
+    tree = loop.scheduler.tree
+    assert loop.scheduler._num_lacking(loop.add("cached", prompt(8))) == 4
+    tree.evict(2)
+    assert len(tree.peek(first.token_ids[:8], "", is_hosted=True)) == 2
+    assert loop.scheduler._num_lacking(loop.add("hosted", prompt(8))) == 4
+
+
+def test_a_share_of_the_blocks_can_be_pinned() -> None:
+    assert make_scheduler(num_blocks=64, pinned_share=0.5).retention.max_pinned == 32
 
 
 def test_chunks_end_where_blocks_end() -> None:

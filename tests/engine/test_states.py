@@ -10,10 +10,8 @@ from tests.engine.drafting.test_speculation import Oracle
 from tests.engine.tiny import BLOCK_SIZE, PROMPTS, check_prompts, greedy, make_engine, make_prompts, run_together
 from tests.engine.turning import Loop, make_scheduler, prompt
 
-from hotloop.backends.backend import Batch
 from hotloop.core.request import Priority, Request
 from hotloop.core.retention import Hold, HoldKind
-from hotloop.engine.engine import Engine
 from hotloop.engine.states import ANSWER_LEAD
 
 
@@ -214,6 +212,29 @@ def test_a_state_that_is_held_outlives_one_that_is_not() -> None:
     assert loop.scheduler.states.num_evicted
 
 
+def test_a_state_within_a_session_that_is_held_stays() -> None:
+    loop = Loop(make_scheduler(num_blocks=400, num_states=5))
+    first = serve(loop, "first", prompt(20), session="held")
+    serve(loop, "second", prompt(40), session="held")
+    loop.scheduler.tree.hold(first.token_ids[:20], Hold(HoldKind.TOOL_GAP, loop.now + 100))
+    for i in range(1, 8):
+        serve(loop, f"r{i}", prompt(20, first=100 * i), session=f"r{i}")
+    assert 20 in saved(loop, prompt(40))
+
+
+def test_what_one_has_left_is_taken_only_for_one_who_could_not_run() -> None:
+    loop = Loop(make_scheduler(num_blocks=400, num_states=3))
+    for i, name in enumerate("ab"):
+        loop.add(name, prompt(7, first=100 * i))
+    loop.step()
+    loop.step()
+    states = loop.scheduler.states
+    assert [len(states._runs[name].left) for name in "ab"] == [1, 0], "one slot is left for two"
+    loop.add("c", prompt(7, first=200))
+    assert "c" in loop.step()
+    assert not states._runs["a"].left
+
+
 def test_what_became_of_a_state_is_told() -> None:
     loop = Loop(make_scheduler(num_blocks=400, num_states=3))
     serve(loop, "a", prompt(40), session="a")
@@ -224,6 +245,23 @@ def test_what_became_of_a_state_is_told() -> None:
     assert again.num_cached == 0
     assert again.eviction
     assert again.eviction.beneficiary.startswith("b")
+
+
+def test_with_a_state_all_is_lost_since_the_one_before_it() -> None:
+    loop = Loop(make_scheduler(num_blocks=400, num_states=12))
+    request = serve(loop, "a", prompt(40), session="a")
+    serve(loop, "b", [*prompt(20), *prompt(20, first=500)], session="b")
+    tree = loop.scheduler.tree
+    *others, end = tree.walk(request.token_ids[:40].tobytes(), "")
+    for node in tree.nodes():
+        if node.state and node is not end:
+            tree.drop_state(node)
+    loop.scheduler.states._evict("x")
+    assert len(others) == 2
+    assert not end.state
+    found = {num: tree.evictions.find(b"", [request.token_ids[:num].tobytes()]) for num in (4, 36)}
+    assert found[4]
+    assert not found[36]
 
 
 def test_more_requests_than_slots_take_turns() -> None:
@@ -256,19 +294,60 @@ def test_nothing_is_saved_of_a_request_that_failed() -> None:
     assert loop.scheduler.states.pool.num_free == 16
 
 
-def test_hybrids_neither_draft_nor_go_to_disk(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:
-    num_rows: list[int] = []
-    with make_engine(num_states=8, kv_dir=str(tmp_path), on_run=lambda batch: num_rows.append(_most_rows(batch))) as it:
-        it.generate([1, 2, 3] * 20, greedy(40))
-        it.generate([1, 2, 3] * 20, greedy(40))
+def test_hybrids_do_not_go_to_disk(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with make_engine(num_states=8, kv_dir=str(tmp_path)) as engine:
+        engine.generate(prompt(100), greedy(4))
     assert "kv_dir is not used" in caplog.text
     assert not any(tmp_path.iterdir())
-    assert max(num_rows[-30:]) == 1
-    with make_engine(num_states=8) as plain:
-        oracle = Oracle({}, 0.0)
-        Engine(plain.tokenizer, plain._backend, drafter=oracle)
-    assert "draft_model is not used" in caplog.text
 
 
-def _most_rows(batch: Batch) -> int:
-    return len(batch.wanted)
+@pytest.mark.parametrize("error_rate", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize(
+    "changes", [{}, {"depth": 2}, {"num_states": 6, "num_blocks": 40}, {"prefix_cache": False}], ids=str
+)
+def test_drafts_change_no_token(changes: dict[str, Any], error_rate: float) -> None:
+    """Wrong ones are taken back with their state; and what was right is said once."""
+    with make_engine(prefix_cache=False, max_running=1, num_states=1, drafts=False) as engine:
+        alone = run_together(engine, PROMPTS, greedy(40))
+    oracle = Oracle({tuple(each): said for each, said in zip(PROMPTS, alone, strict=True)}, error_rate)
+    with make_engine(**{"num_states": 64, "drafter": oracle, **changes}) as engine:
+        for _ in range(2):
+            assert run_together(engine, PROMPTS, greedy(40)) == alone
+        stats = engine.stats()
+    assert stats.usage.num_drafted > 0
+    assert stats.states.num_used == 0
+    if error_rate == 0:
+        assert stats.usage.num_steps < stats.usage.num_output
+
+
+def test_a_session_goes_on_from_an_answer_that_was_drafted() -> None:
+    with make_engine(prefix_cache=False, num_states=1, drafts=False) as engine:
+        said = engine.generate(prompt(50), greedy(40)).token_ids
+        more = [*prompt(50), *said, 7, 8, 9]
+        then = engine.generate(more, greedy(8)).token_ids
+    with make_engine(num_states=8, drafter=Oracle({tuple(prompt(50)): said}, 0.3)) as engine:
+        assert engine.generate(prompt(50), greedy(40)).token_ids == said
+        again = engine.generate(more, greedy(8))
+    assert again.token_ids == then
+    assert again.usage.num_cached >= 80
+
+
+def test_after_a_wrong_draft_what_was_right_is_computed_again() -> None:
+    """From the state in front of it, without another draft."""
+    with make_engine(num_states=4, drafts=False) as engine:
+        said = list(engine.generate(prompt(9), greedy(12)).token_ids)
+    steps: list[tuple[int, int]] = []  # where they begin, and how many tokens they have
+    wrong = [*said[:3], said[3] + 1, *said[4:]]
+    with make_engine(
+        num_states=4,
+        prefix_cache=False,  # or it would stop at the end of a block, to leave its state there
+        drafter=Oracle({tuple(prompt(9)): wrong}, 0.0),
+        max_draft_tokens=4,
+        on_run=lambda batch: steps.append((int(batch.past_lens[0]), len(batch.token_ids))),
+    ) as engine:
+        assert list(engine.generate(prompt(9), greedy(12)).token_ids) == said
+    begins = [begin for begin, _ in steps]
+    first = next(i for i, begin in enumerate(begins) if begins.count(begin) == 2)
+    (begin, num_drafted), (same, num_again) = steps[first : first + 2]
+    assert begin == same
+    assert (num_drafted, num_again) == (1 + 4, 9 + len(said[:4]) - begin)

@@ -47,11 +47,14 @@ def make_engine(
     on_run: Callable[[Batch], None] | None = None,
     depth: int = 1,
     num_states: int = 0,
+    num_window_blocks: int = 0,
+    num_host_blocks: int = 0,
     backend: Backend | None = None,
     drafter: Drafter | None = None,
     **settings: Any,
 ) -> Engine:
     size = {"block_size": BLOCK_SIZE, "num_blocks": num_blocks, "vocab_size": VOCAB_SIZE, "num_states": num_states}
+    size |= {"num_window_blocks": num_window_blocks, "num_host_blocks": num_host_blocks}
     backend = backend or NullDevice(**size, depth=depth, on_run=on_run)
     config = EngineConfig(debug_checks=True, **{"draft_history_tokens": 10_000} | settings)
     return Engine(TOKENIZER, backend, config, drafter=drafter)

@@ -194,10 +194,11 @@ def save(folder: Path, files: Mapping[str, tuple[str, NDArray[Any]]], num_shards
 
 
 _TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int32": "I32", "int64": "I64"}
+_TYPES["e4m3"] = "F8_E4M3"
 
 
 def _bytes(tensor: NDArray[Any], kind: str) -> bytes:
     tensor = np.ascontiguousarray(tensor)
     if kind == "bfloat16":
         return (tensor.view(np.uint32) >> 16).astype("<u2").tobytes()
-    return tensor.astype(kind).tobytes()
+    return tensor.tobytes() if kind == "e4m3" else tensor.astype(kind).tobytes()

@@ -104,7 +104,7 @@ PACKED = "compressed-tensors"
         ("gptq", {"pack_dtype": "int16"}, "if pack_dtype is int32, not 'int16'"),
         ("gptq", {"dynamic": 5}, "rules of their own for some modules"),
         ("gptq", {"dynamic": {"+:.*down.*": {"bits": 8}}}, "rules of their own for some modules"),
-        (PACKED, {"format": "float-quantized"}, "if format is pack-quantized, not 'float-quantized'"),
+        (PACKED, {"format": "int-quantized"}, "if format is pack-quantized or float-quantized, not 'int-quantized'"),
         (PACKED, {"config_groups": {}}, "if config_groups has one scheme"),
         (PACKED, {"config_groups": {"a": {"weights": None}}}, "if config_groups has one scheme"),
         (PACKED, {"config_groups": [1]}, "if config_groups has one scheme"),

@@ -50,6 +50,8 @@ def manners(run_step: Run) -> Iterator[tuple[str, int, Array]]:
     rows = [run((prompt[64:65], 64, OWN, 2, 4))]
     rows += [run((prompt[i : i + 1], i, OWN, 4, 4)) for i in range(65, NUM_TOKENS)]
     yield "decoded", 64, np.concatenate(rows)
+    run(([*prompt[64:66], *other[:3]], 64, OWN, 2, 5))  # a draft that is wrong from its second token on
+    yield "drafted", 64, run((prompt[64:], 64, OWN, 2, 4))
     first = run((other, 0, SECOND, EMPTY, 3), (prompt[:50], 0, THIRD, EMPTY, 5), (prompt[64:65], 64, OWN, 2, 6))
     rest = run((prompt[50:], 50, THIRD, 5, 5), (other[-1:], 40, SECOND, 3, 3))
     yield "batched", 0, np.concatenate([first[41:91], rest[: NUM_TOKENS - 50]])

@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotloop.core.errors import ConfigError
-from hotloop.models.spec import ModelSpec
+from hotloop.models.memory import state_bytes
+from hotloop.models.spec import LinearSpec, ModelSpec
 from hotloop.size.hardware import GIB, GPUS, Hardware, find_gpu
 from hotloop.size.load import Load
 from hotloop.size.machine import CPU_LAYER_S
-from hotloop.size.roofline import Feel, estimate
+from hotloop.size.roofline import Feel, estimate, estimate_all
 from hotloop.size.shapes import SHAPES
 
 LLAMA = SHAPES["llama-3.1-8b"]
@@ -117,6 +118,19 @@ def test_who_finds_no_room_waits_and_throughput_stays():
     assert over.wait_s > 0
     assert over.tokens_s_all == pytest.approx(full.tokens_s_all, rel=0.02)
     assert over.tokens_s_user == pytest.approx(full.tokens_s_user, rel=0.02)
+
+
+def test_a_hybrid_has_kv_in_some_layers_and_states_in_the_others():
+    """Three of four layers of this one read and write a state for each token, and nothing of the past."""
+    linear = LinearSpec(tuple(i for i in range(32) if i % 4 < 3), 16, 32, 128, 128, 4)
+    hybrid, load = replace(LLAMA, linear=linear), Load(context=8191, tokens_out=1, sessions=1, gap_s=0.0)
+    dense, found = (estimate(spec, H200, load).room for spec in (LLAMA, hybrid))
+    assert found.session_bytes == dense.session_bytes // 4 + 3 * state_bytes(hybrid)
+    assert found.num_host == 0
+    long = {"context": 100_000, "tokens_in": 1, "tokens_out": 64, "sessions": 32}
+    assert feel(H200, hybrid, **long).tokens_s_user > 1.5 * feel(H200, **long).tokens_s_user
+    [alone] = estimate_all(hybrid, load, [H200], num_gpus=None, min_tokens_s=1e9)
+    assert alone.hardware == H200.several(1)
 
 
 def test_smaller_numbers_are_faster():

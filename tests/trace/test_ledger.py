@@ -80,6 +80,15 @@ def test_of_tools_at_once_the_last_is_waited_for():
     assert (second.num_tries, second.is_error, first.is_error) == (2, True, False)
 
 
+@pytest.mark.parametrize(("own", "within", "told"), [("mine", "its", "mine"), ("", "its", "its"), ("mine", "", "mine")])
+def test_a_turn_tells_its_own_error_or_that_of_its_calls(own: str, within: str, told: str):
+    run = span(names.RUN, 0, 100, end="done")
+    turn = span(names.TURN, 10, 90, run, turn=1, error=own)
+    chat = span(names.CHAT, 10, 50, turn, model="m", error=within)
+    [account] = build_ledger([run, turn, chat]).turns
+    assert account.error == told
+
+
 def test_the_critical_path_has_no_gap_and_names_what_was_waited_for():
     run = span(names.RUN, 0, 100, end="done")
     ledger = build_ledger([run, *a_turn(run, 10)])

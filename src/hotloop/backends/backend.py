@@ -46,6 +46,8 @@ class Batch:
     states: NDArray[np.int32] | None = None
     """[sequences, 2], for hybrid models: the slot with the recurrent state a sequence goes on from (-1: the empty one)
     and the slot, the same or another, that holds it afterwards. No sequence writes what another reads."""
+    window_ids: NDArray[np.int32] | None = None
+    """As `block_ids`, for layers with a window, where these have memory of their own. Those before a window are any."""
 
 
 def prompt_batch(num_tokens: int, block_size: int, num_wanted: int = 1) -> Batch:
@@ -182,6 +184,10 @@ class Backend(Protocol):
     num_states: int
     """Slots for the recurrent states of a hybrid model, each of `state_bytes`; 0 where KV is all there is."""
     state_bytes: int
+    num_window_blocks: int
+    """Blocks of layers with a sliding window, if these are others than `num_blocks`; 0 if all layers have the same."""
+    window: int
+    """Tokens that the largest of these windows has."""
     kv_layout: str
     """What the bytes of a block depend on beside its tokens: the model, the precision, who computes and stores them."""
     host_memory: HostMemory | None

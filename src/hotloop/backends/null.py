@@ -2,6 +2,7 @@
 
 Its "model" is a pure function of the tokens it can see in its KV: the next token is a hash of the sequence's last few
 tokens, read back from the blocks. A wrong block table, a stale block or a skipped token therefore changes the output.
+With `num_window_blocks` it reads them from memory of its own, as layers with a window do.
 With `num_states` it is a hybrid: the hash of all tokens in order, carried from step to step, changes the output too.
 """
 
@@ -31,6 +32,7 @@ class NullBackend:
         vocab_size: int = 1000,
         max_context: int = 1 << 20,
         num_states: int = 0,
+        num_window_blocks: int = 0,
         on_run: Callable[[Batch], None] | None = None,
     ) -> None:
         self.block_size = block_size
@@ -40,6 +42,8 @@ class NullBackend:
         self.block_bytes = block_size * np.dtype(np.int64).itemsize
         self.num_states = num_states
         self.state_bytes = 2 * np.dtype(np.int64).itemsize
+        self.num_window_blocks, self.window = num_window_blocks, self.WINDOW
+        self._window_kv = np.full((num_window_blocks, block_size), -1, np.int64)
         self._states = np.full((num_states, 2), -1, np.int64)  # how many tokens, and their hash
         self.kv_layout = f"null {block_size}"
         self._on_run = on_run
@@ -56,12 +60,15 @@ class NullBackend:
         if self._on_run:
             self._on_run(batch)
         tables = np.split(batch.block_ids, batch.block_begins[1:-1])
-        for i, table in enumerate(tables):
-            begin, end = batch.begins[i], batch.begins[i + 1]
-            positions = batch.positions[begin:end]
-            self._kv[table[positions // self.block_size], positions % self.block_size] = batch.token_ids[begin:end]
+        self._write(self._kv, tables, batch)
+        kv = self._kv
+        if batch.window_ids is not None:
+            kv, tables = self._window_kv, np.split(batch.window_ids, batch.block_begins[1:-1])
+            self._write(kv, tables, batch)
         hashes = self._carry(batch) if batch.states is not None else 0
-        return self._point_at([*(np.array([*self._next_tokens(batch, tables)], np.int64) + hashes) % self.vocab_size])
+        return self._point_at(
+            [*(np.array([*self._next_tokens(batch, kv, tables)], np.int64) + hashes) % self.vocab_size]
+        )
 
     def read_blocks(self, block_ids: Sequence[int]) -> HostCopy:
         copy: NDArray[np.int64] = self._kv[np.array(block_ids)]
@@ -86,12 +93,18 @@ class NullBackend:
             self._states[batch.states[i, 1]] = num_tokens + end - begin, value
         return hashes[batch.wanted]
 
-    def _next_tokens(self, batch: Batch, tables: list[NDArray[np.int32]]) -> Iterator[int]:
+    def _write(self, kv: NDArray[np.int64], tables: list[NDArray[np.int32]], batch: Batch) -> None:
+        for i, table in enumerate(tables):
+            begin, end = batch.begins[i], batch.begins[i + 1]
+            positions = batch.positions[begin:end]
+            kv[table[positions // self.block_size], positions % self.block_size] = batch.token_ids[begin:end]
+
+    def _next_tokens(self, batch: Batch, kv: NDArray[np.int64], tables: list[NDArray[np.int32]]) -> Iterator[int]:
         owners = np.searchsorted(batch.begins, batch.wanted, side="right") - 1
         for wanted, owner in zip(batch.wanted, owners, strict=True):
             position = int(batch.positions[wanted])
             seen = np.arange(max(0, position - self.WINDOW + 1), position + 1)
-            tokens = self._kv[tables[owner][seen // self.block_size], seen % self.block_size]
+            tokens = kv[tables[owner][seen // self.block_size], seen % self.block_size]
             assert tokens.min() >= 0, "a token was read before it was computed"
             yield self._next_token(tokens, seen)
 

@@ -51,6 +51,13 @@ def _find_gpus(num_gpus: int) -> tuple[str, str | None]:
     return torch.cuda.get_device_name(), None
 
 
+def can_drop_windows(config: EngineConfig, companion: ModelSpec | None, kv_tokens: int | None) -> bool:
+    """Whether KV that no layer sees any more may be given up: not where whole blocks go to disk, nor beside a draft
+    model or of one, whose blocks are as many as its target's.
+    """
+    return companion is None and kv_tokens is None and config.kv_dir is None and config.prefix_cache
+
+
 def open_backend(
     model: Model,
     config: EngineConfig,
@@ -66,12 +73,14 @@ def open_backend(
     On a GPU a companion, a draft model, is left room for, and is then opened with KV for as many tokens; on a CPU the
     configuration says how much each has.
     """
+    drops_windows = can_drop_windows(config, companion, kv_tokens)
     if choose_device(device, config.gpus).device == "cuda":
         from hotloop.backends.cuda.runner import open_cuda  # noqa: PLC0415 - an extra, and seconds
 
         return open_cuda(
-            model, config, weight_format=weight_format, precision=precision, companion=companion, kv_tokens=kv_tokens
-        )
+            model, config, weight_format=weight_format, precision=precision, companion=companion, kv_tokens=kv_tokens,
+            drops_windows=drops_windows,
+        )  # fmt: skip
     from hotloop.backends.openvino.runner import open_cpu  # noqa: PLC0415 - half a second, and not for everyone
 
-    return open_cpu(model, config, weight_format=weight_format, precision=precision)
+    return open_cpu(model, config, weight_format=weight_format, precision=precision, drops_windows=drops_windows)

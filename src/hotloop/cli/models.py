@@ -61,7 +61,7 @@ def show_model(model: ModelName = DEFAULT_MODEL, /, *, as_json: Json = False) ->
         "path": str(loaded.path),
         "kind": "huggingface" if loaded.path.is_dir() else "gguf",
         "family": loaded.spec.family,
-        "num_parameters": sum(prod(place.shape) for place in tensor_places(loaded.spec)),
+        "num_parameters": loaded.spec.num_weights or sum(prod(place.shape) for place in tensor_places(loaded.spec)),
         "precision": _precision(loaded),
         "size_bytes": loaded.size_bytes,
         "max_context": loaded.spec.max_context,
@@ -156,14 +156,16 @@ def _precision(model: "Model") -> dict[str, float]:
     would be read to be put right.
     """
     from hotloop.models.layout import tensor_places
-    from hotloop.models.spec import Stored
+    from hotloop.models.modeling import PublishedTensors
 
     counts: dict[str, int] = {}
-    for place in tensor_places(model.spec):
+    if isinstance(model.weights, PublishedTensors):
+        for tensor in model.weights.located.values():
+            counts[tensor.kind] = counts.get(tensor.kind, 0) + prod(tensor.shape)
+    for place in () if counts else tensor_places(model.spec):
         if len(place.shape) < 2 or place.name.endswith((".q", ".k")):
             continue
-        stored = model.weights.stored(place.name)
-        kind = stored.kind if isinstance(stored, Stored) else f"int4 ({stored.spec.method})"
+        kind = model.weights.stored(place.name).kind
         counts[kind] = counts.get(kind, 0) + prod(place.shape)
     total = sum(counts.values())
     return {kind: round(num / total, 3) for kind, num in sorted(counts.items(), key=lambda item: -item[1])}

@@ -13,23 +13,25 @@ from hotloop.engine.step import Slice, Step
 _UNKNOWN = array("i", [0]).tobytes()
 
 
-def make_batch(step: Step, block_size: int) -> Batch:
+def make_batch(step: Step, block_size: int, slot_of: "array[int] | None" = None) -> Batch:
     """Tokens whose values are not known yet are named by the row of the step before that chooses them."""
     slices = step.slices
     lengths = [part.num_tokens for part in slices]
     tables = [part.request.block_ids[: -(-(part.begin + part.num_tokens) // block_size)] for part in slices]
     past_lens = np.array([part.begin for part in slices], np.int32)
     begins = _begins(lengths)
+    block_ids = _join(table.tobytes() for table in tables)
     return Batch(
         token_ids=_join(map(_token_bytes, slices)).astype(np.int64),
         positions=np.arange(begins[-1], dtype=np.int64) + np.repeat(past_lens - begins[:-1], lengths),
         past_lens=past_lens,
         begins=begins,
-        block_ids=_join(table.tobytes() for table in tables),
+        block_ids=block_ids,
         block_begins=_begins(map(len, tables)),
         wanted=_wanted(slices, begins),
         sources=_sources(slices, begins),
         states=np.array([part.slots for part in slices], np.int32) if slices[0].slots else None,
+        window_ids=None if slot_of is None else np.maximum(np.frombuffer(slot_of, np.int32)[block_ids], 0),
     )
 
 

@@ -26,6 +26,7 @@ from hotloop.engine.grammar.matcher import Matcher
 from hotloop.engine.grammar.thought import ThoughtCounter
 from hotloop.engine.host import HostTier
 from hotloop.engine.scheduler import Scheduler
+from hotloop.engine.slots import WindowSlots
 from hotloop.engine.step import Step
 from hotloop.engine.text import TextStream
 from hotloop.models.tokenizer import Tokenizer
@@ -85,6 +86,7 @@ class EngineCore:
             changes=changes,
             host=memory,
             num_states=backend.num_states,
+            windows=_window_slots(backend),
         )
         self.host = HostTier(memory, backend.block_bytes, self.scheduler) if memory else None
         self._tokenizer = tokenizer
@@ -185,7 +187,7 @@ class EngineCore:
             return False
         if self._speculator:
             self._speculator.draft(step, self.scheduler)
-        flight = self._backend.launch(make_batch(step, self.scheduler.block_size))
+        flight = self._backend.launch(make_batch(step, self.scheduler.block_size, self.scheduler.states.slot_of))
         self._flights.append((step, flight))
         if len(self._flights) == 1:
             self._settled_at = now  # what lay idle before is no part of its time
@@ -304,6 +306,11 @@ class EngineCore:
                 if event.finish_reason is None:
                     listener.on_event = lambda event: None
                     self.abort(event.request_id)
+
+
+def _window_slots(backend: Backend) -> WindowSlots | None:
+    num_slots = backend.num_window_blocks
+    return WindowSlots(num_slots, backend.window, backend.num_blocks) if num_slots else None
 
 
 def _event(

@@ -76,10 +76,9 @@ class Engine:
         self.max_context = min(backend.max_context, self.num_kv_tokens, self.config.max_context or self.num_kv_tokens)
         self._backend = backend
         self.grammars = Grammars(tokenizer, backend.vocab_size, self.config.max_grammars)
-        if backend.num_states:
-            self._leave_out(drafter)
-            drafter = None
-        elif drafter is None and self.config.drafts:
+        if backend.num_states and self.config.kv_dir:
+            log.warning("kv_dir is not used: the recurrent states of %s are not kept on disk", name)
+        if drafter is None and self.config.drafts:
             drafter = PastDrafter(tokenizer, backend.vocab_size, self.config.draft_history_tokens)
         endpoint, ask_all = self.config.kv_events, lambda: self._post(self._restate)
         self.kv_events = KvPublisher(endpoint, backend.block_size, ask_all) if endpoint else None
@@ -253,14 +252,6 @@ class Engine:
         if not await asyncio.to_thread(self._idle.wait, timeout_s):
             self._post(lambda: self._core.fail_all(EngineClosed("the engine is shutting down")))
             await asyncio.to_thread(self._idle.wait, 5)
-
-    def _leave_out(self, drafter: Drafter | None) -> None:
-        """What a hybrid model does without, so far: drafts, whose state could not be taken back, and KV on disk."""
-        if self.config.kv_dir:
-            log.warning("kv_dir is not used: the recurrent states of %s are not kept on disk", self.name)
-        if drafter:
-            log.warning("draft_model is not used: %s has a recurrent state, which a wrong guess would spoil", self.name)
-            drafter.close()
 
     def _restate(self) -> None:
         if self.kv_events:

@@ -131,8 +131,7 @@ class HostTier:
         pool = self._scheduler.tree.host_pool
         if pool.num_free == pool.num_blocks:
             return []
-        token_ids = request.token_ids[: request.num_tokens - 1]
-        return self._scheduler.tree.peek(token_ids, request.salt, is_hosted=True)
+        return self._scheduler.states.peek_hosted(request)
 
     def _is_worth_it(self, num_blocks: int) -> bool:
         copy_s = num_blocks * self._block_bytes * self._byte_s

@@ -22,6 +22,7 @@ from hotloop.engine.eviction import Evictions, Leaves
 from hotloop.engine.holds import Holds
 from hotloop.engine.node import TreeNode, check_node, is_leaf, join, num_common, path, split, subtree, trace
 from hotloop.engine.retention import Rank, Retention
+from hotloop.engine.slots import WindowSlots
 
 _TOKEN_BYTES = array("i").itemsize
 _MIN_MOVED = 32  # blocks: a copy to host memory of few costs as much as one of some more
@@ -38,8 +39,10 @@ class RadixTree:
         changes: list[Change] | None = None,
         host: HostRoom | None = None,
         num_states: int = 0,
+        windows: WindowSlots | None = None,
     ) -> None:
         self.pool = pool
+        self.windows = windows or WindowSlots()
         self.states = BlockPool(num_states)  # slots for the recurrent states of a hybrid model; see `States`
         self.host_pool = BlockPool(host.num_blocks if host else 0)
         self._host = host
@@ -59,7 +62,8 @@ class RadixTree:
     def emptied(self) -> "RadixTree":
         """A tree and pools like these, as they were in the beginning; what was counted goes on."""
         pool = BlockPool(self.pool.num_blocks)
-        tree = RadixTree(pool, self._block_size, self.retention, self._changes, self._host, self.states.num_blocks)
+        sizes = self.states.num_blocks, self.windows.emptied()
+        tree = RadixTree(pool, self._block_size, self.retention, self._changes, self._host, *sizes)
         tree.num_evicted, tree.num_offloaded = self.num_evicted, self.num_offloaded
         if self._changes is not None:
             self._changes.append(Emptied())
@@ -89,18 +93,13 @@ class RadixTree:
 
     def hold(self, token_ids: "array[int]", hold: Hold, salt: str = "") -> None:
         """Tell when the known part of this prefix is wanted again."""
-        if not self.retention.is_on:
-            return
-        nodes = [*self.walk(token_ids.tobytes(), salt)]
-        if nodes:
+        if self.retention.is_on and (nodes := [*self.walk(token_ids.tobytes(), salt)]):
             self._holds.hold(nodes[-1], hold)
 
     def eviction(self, token_ids: "array[int]", num_known: int, salt: str = "") -> Eviction | None:
         """If and when the block after the first `num_known` tokens was given up, as far as is remembered."""
         end = num_known + self._block_size
-        if len(token_ids) < end:
-            return None
-        return self.evictions.find(salt.encode(), [token_ids[:end].tobytes()])
+        return self.evictions.find(salt.encode(), [token_ids[:end].tobytes()]) if len(token_ids) >= end else None
 
     def insert(self, token_ids: "array[int]", block_ids: list[int], salt: str = "", session: str = "") -> list[int]:
         """Remember that these whole blocks hold these tokens; returns the blocks the tree now has for them: its own
@@ -186,6 +185,7 @@ class RadixTree:
             self._check_users(node)
         names = [name for node in nodes for name in node.names]
         assert len(names) == len(set(names)), "a block is in the tree twice"
+        self.windows.check_kept(names)
         assert sum(name >= 0 for name in names) == self.pool.num_kept
         assert sum(name < 0 for name in names) == self.host_pool.num_kept
         assert self.num_owned == Counter(node.session for node in nodes for name in node.names if name >= 0)
@@ -238,6 +238,7 @@ class RadixTree:
     def _append(self, parent: TreeNode, key: bytes, block_ids: list[int], session: str) -> None:
         """New blocks after `parent`, whose edge grows if it is a leaf of the same session with nothing at its end."""
         self.pool.keep(block_ids)
+        self.windows.keep(block_ids)
         if parent.parent and parent.session == session and not (parent.children or parent.hold or parent.state):
             parent.key += key
             parent.block_ids += block_ids
@@ -314,6 +315,7 @@ class RadixTree:
         self._pool_of(node).drop(node.block_ids)
         node.block_ids, node.is_hosted = block_ids, not node.is_hosted
         self._own(node, len(block_ids))
+        self.windows.move(names, node.names)
         if self._changes is not None:
             self._changes.append(Moved(names, node.names))
 
@@ -369,8 +371,10 @@ class RadixTree:
         self.drop_state(node)
         self._own(node, -len(block_ids))
         self._pool_of(node).drop(block_ids)
+        names = [~each for each in block_ids] if node.is_hosted else block_ids
+        self.windows.drop(names)
         if self._changes is not None and block_ids:
-            self._changes.append(GivenUp([~each for each in block_ids] if node.is_hosted else block_ids))
+            self._changes.append(GivenUp(names))
 
     def rank_anew(self, node: TreeNode) -> None:
         """Something about a node has changed that its place in the queue depends on, or that of the leaf above it."""

@@ -27,8 +27,10 @@ from hotloop.engine.radix import RadixTree
 from hotloop.engine.retention import Retention
 from hotloop.engine.seating import Seating
 from hotloop.engine.short import ShortShare
+from hotloop.engine.slots import WindowSlots
 from hotloop.engine.states import Stateless, States
 from hotloop.engine.step import Slice, Step, StepPlan
+from hotloop.engine.windows import Windowed
 
 MAX_SHORT = 16  # so many of the queue are looked at for those who lack little
 MAX_PUT_OFF = 8  # so many newcomers in a step are seen not to have a seat; then no other is tried
@@ -47,14 +49,15 @@ class Scheduler:
         changes: list[Change] | None = None,
         host: HostRoom | None = None,
         num_states: int = 0,
+        windows: WindowSlots | None = None,
     ) -> None:
         self.config = config
         self.max_step_tokens = config.max_step_tokens or step_tokens
         self.block_size = block_size
         self.pool = BlockPool(num_blocks)
         self.retention = Retention(int(config.pinned_share * num_blocks), is_on=config.retention)
-        self.tree = RadixTree(self.pool, block_size, self.retention, changes, host, num_states)
-        kind = States if num_states else Stateless
+        self.tree = RadixTree(self.pool, block_size, self.retention, changes, host, num_states, windows)
+        kind = States if num_states else Windowed if windows else Stateless
         self.states = kind(self.tree, block_size, keeps=config.prefix_cache)
         self.max_running = min(config.max_running, num_states or config.max_running)
         self.host: Fetcher | None = None
@@ -122,9 +125,9 @@ class Scheduler:
         """Let a slice compute guesses as well, as far as there are blocks: nothing is preempted for a draft."""
         request = part.request
         num_missing = self._num_blocks_for(part.end + len(draft_ids)) - len(request.block_ids)
-        if num_missing > 0 and (block_ids := self.tree.allocate(num_missing, request.id)):
+        if num_missing > 0 and (block_ids := self.states.allocate(request, num_missing)):
             request.block_ids.extend(block_ids)
-        room = len(request.block_ids) * self.block_size - part.end
+        room = len(request.block_ids) * self.block_size - part.end if self.states.branch(part) else 0
         part.draft_ids, part.kinds = draft_ids[:room], kinds[:room]
 
     def advance(self, step: Step) -> None:
@@ -151,7 +154,7 @@ class Scheduler:
         for part in step.slices:
             request = part.request
             request.num_pending -= part.wants_token
-            if part.error or not part.is_kept:
+            if part.error or not part.is_kept or not self.states.accept(part):
                 continue
             request.num_computed += part.num_accepted
             request.num_settled = max(request.num_settled, part.end + part.num_accepted)
@@ -244,10 +247,7 @@ class Scheduler:
         """What a request has to compute, as far as the tree can tell."""
         if request.id in self.running:
             return request.num_missing
-        num_blocks = len(self.states.peek(request))
-        if self.tree.host_pool.num_blocks:
-            hosted = self.tree.peek(request.token_ids[: request.num_tokens - 1], request.salt, is_hosted=True)
-            num_blocks += len(hosted)
+        num_blocks = len(self.states.peek(request)) + len(self.states.peek_hosted(request))
         return request.num_missing - num_blocks * self.block_size
 
     def _serve(self, plan: StepPlan, request: Request, num_most: float = math.inf) -> int:
@@ -289,7 +289,7 @@ class Scheduler:
         end = begin + count
         num_missing = self._num_blocks_for(end) - len(request.block_ids)
         while num_missing > 0:
-            block_ids = self.tree.allocate(num_missing, request.id)
+            block_ids = self.states.allocate(request, num_missing)
             if block_ids is not None:
                 request.block_ids.extend(block_ids)
                 break
@@ -328,12 +328,12 @@ class Scheduler:
         self.running[request.id] = self.waiting.pop(request.id)
         if request.first_scheduled_at is None:
             request.first_scheduled_at = self.fairness.now
-            request.eviction = self.tree.eviction(request.token_ids, request.num_computed, request.salt)
+            request.eviction = self.states.eviction(request)
         return True
 
     def _fits(self, request: Request, known: list[int], others: Collection[Request]) -> bool:
         """Whether all its tokens fit beside these others: what they use, have to prefill, and a block more each."""
-        if len(others) >= self.max_running:
+        if len(others) >= self.max_running or not self.states.has_room(len(others) + 1):
             return False
         num_new = self._num_blocks_for(request.num_tokens) - len(known)
         num_promised = sum(1 + self._num_blocks_for(other.num_tokens) - len(other.block_ids) for other in others)

@@ -2,7 +2,8 @@
 
 A layer of linear attention carries a state from token to token instead of KV, and a sequence can go on only from where
 a state was saved. A slot holds the state of all such layers at one place. A step reads one slot and writes one: the
-same, or another where the state it began with stays as a checkpoint. So nothing is ever copied.
+same, or another where the state it began with stays as a checkpoint, or until it is known whether a draft was right: if
+not, its request goes back there and computes what was right once more. So nothing is ever copied.
 
     tokens  [ shared head ....... | prompt ............. | answer ..................... | still to compute ]
     slots   0 begins here         3 tree                 7 tree            5 last block 2 its own
@@ -48,6 +49,7 @@ class _Run:
     request: Request
     slot: int
     source: int | None = None  # a checkpoint of the tree that its next step reads
+    before: int | None = None  # its own slot before the drafts that are in flight
     places: list[int] = field(default_factory=list)  # where it will leave a checkpoint, in order
     left: list[tuple[int, int]] = field(default_factory=list)  # (place, slot) of states that are not in the tree yet
     leaders: "list[tuple[_Run, int]]" = field(default_factory=list)  # who began before it, and how much is common
@@ -62,6 +64,11 @@ class Stateless:
         self.tree = tree
         self._block_size = block_size
         self._keeps = keeps  # whether anything is kept for later requests
+
+    @property
+    def slot_of(self) -> "array[int] | None":
+        """Where layers with a window have each block, if not where all layers have it; see `Windowed`."""
+        return None
 
     def stats(self) -> StateStats:
         pool = self.tree.states
@@ -85,8 +92,25 @@ class Stateless:
         """As `peek`, and they count as used."""
         return self.tree.match(request.token_ids[: request.num_tokens - 1], request.salt, request.line)
 
+    def peek_hosted(self, request: Request) -> list[int]:
+        """What host memory has of it behind those blocks."""
+        if not self.tree.host_pool.num_blocks:
+            return []
+        return self.tree.peek(request.token_ids[: request.num_tokens - 1], request.salt, is_hosted=True)
+
+    def eviction(self, request: Request) -> Eviction | None:
+        """If and when what a request has to compute next was given up."""
+        return self.tree.eviction(request.token_ids, request.num_computed, request.salt)
+
+    def has_room(self, num_running: int) -> bool:
+        return True
+
     def begin(self, request: Request, waiting: Iterable[Request]) -> bool:
         return True
+
+    def allocate(self, request: Request, count: int) -> list[int] | None:
+        """New blocks for a request; None if there are too few."""
+        return self.tree.allocate(count, request.id)
 
     def is_coming(self, request: Request, prefix: bytes, computed: Iterable[Container[bytes]]) -> bool:
         """Whether a request's next block, with all before it, is computed in this step or one in flight."""
@@ -94,6 +118,14 @@ class Stateless:
 
     def cut(self, request: Request, count: int) -> int:
         return count
+
+    def branch(self, part: Slice) -> bool:
+        """Whether a slice may have drafts: what comes of them can be taken back."""
+        return True
+
+    def accept(self, part: Slice) -> bool:
+        """Whether what a slice computed goes on from its last draft that was right."""
+        return True
 
 
 class States(Stateless):
@@ -185,6 +217,31 @@ class States(Stateless):
         for part in slices:
             self._forget_source(self._runs[part.request.id])
 
+    def branch(self, part: Slice) -> bool:
+        """The state in front of drafts is kept. One that has something to catch up with does that first."""
+        run = self._runs[part.request.id]
+        if part.slots != (run.slot, run.slot) or part.num_tokens > 1:
+            return False
+        slot = self._allocate(part.request)
+        if slot is None:
+            return False
+        run.before, run.slot = run.slot, slot
+        part.slots = run.before, slot
+        return True
+
+    def accept(self, part: Slice) -> bool:
+        """If a draft was wrong, its request is back where the slice began, and has its tokens to compute again."""
+        run = self._runs[part.request.id]
+        if run.before is None:
+            return True
+        is_right = part.num_accepted == len(part.draft_ids)
+        if not is_right:
+            run.slot, run.before = run.before, run.slot
+            part.request.num_computed = part.begin
+        self.pool.release([run.before])
+        run.before = None
+        return is_right
+
     def settle(self, request: Request) -> None:
         """More of it is computed, and in the tree: checkpoints go there, and of the others the last is kept."""
         run = self._runs[request.id]
@@ -221,7 +278,7 @@ class States(Stateless):
         assert self._runs.keys() == {request.id for request in running}
         users = [0] * self.pool.num_blocks
         for run in self._runs.values():
-            own = [run.slot, *(slot for _, slot in run.left)]
+            own = [run.slot, *(slot for _, slot in run.left), *([] if run.before is None else [run.before])]
             assert all(not self.pool.is_kept[slot] for slot in own), "a request writes to a checkpoint"
             assert run.places == sorted(set(run.places))
             for slot in own + ([] if run.source is None else [run.source]):
@@ -275,6 +332,9 @@ class States(Stateless):
     def _let_go(self, run: _Run) -> None:
         self.pool.release(slot for _, slot in run.left)
         run.left.clear()
+        if run.before is not None:
+            self.pool.release([run.before])
+            run.before = None
         self._forget_source(run)
 
     def _forget_source(self, run: _Run) -> None:

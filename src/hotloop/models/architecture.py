@@ -37,11 +37,19 @@ _MAX_NUMBER = 1 << 63
 _WHOLE_WINDOWS = ("mistral", "mixtral")  # whose window is every layer's
 
 
+def is_known(config: Config) -> bool:
+    """Whether the architecture is one of ours; of those that see, that of their text."""
+    text = config.get("text_config")
+    model_type = (text if isinstance(text, dict) else config).get("model_type")
+    return not isinstance(model_type, str) or model_type in FAMILIES
+
+
 def parse_family(config: Config, path: Path) -> Family:
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise ModelError(
-            f"{path}: the architecture {model_type!r:.60} is not supported (only {', '.join(FAMILIES)} are)"
+            f"{path}: the architecture {model_type!r:.60} is not supported (only {', '.join(FAMILIES)} are, and "
+            "on a GPU, with transformers installed, others that it has)"
         )
     if config.get("hidden_act", "silu") != "silu":
         raise ModelError(f"{path}: the activation {config['hidden_act']!r} is not supported (only silu is)")

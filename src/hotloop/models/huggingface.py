@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from hotloop.core.errors import ModelError
 from hotloop.models.architecture import (
     has_qk_norm,
+    is_known,
     parse_biases,
     parse_experts,
     parse_family,
@@ -25,21 +26,23 @@ from hotloop.models.architecture import (
     parse_rotary_dim,
     parse_windows,
 )
+from hotloop.models.fp8 import E4M3, fp8_stored, parse_fp8, scales_of, widen_fp8
 from hotloop.models.gguf import widen
 from hotloop.models.hybrid import StackedExperts
 from hotloop.models.int4 import Part, check_groups, int4_parts, parse_int4, widen_int4
 from hotloop.models.latent import halves_of_latent, parse_latent
 from hotloop.models.layout import check_spec, check_tensors, tensor_places
+from hotloop.models.modeling import PublishedTensors, can_probe, probe_spec
 from hotloop.models.mxfp4 import FusedExperts, is_mxfp4
 from hotloop.models.rope import scaling_from_config, stretched_context
-from hotloop.models.spec import FileTensor, Int4Stored, ModelSpec, Stored, halves_first
+from hotloop.models.spec import AnyStored, FileTensor, Fp8Stored, Int4Stored, ModelSpec, Stored, halves_first
 from hotloop.models.template import ChatTemplate
 from hotloop.models.tokenizer import Tokenizer, rust_reason
 from hotloop.models.tokenizer_file import check_tokenizer
 
 _THETAS = {"gptoss": 150_000.0}
 _FLOAT_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
-_ITEM_BYTES = _FLOAT_BYTES | {"I32": 4, "I64": 8, "U8": 1}
+_ITEM_BYTES = _FLOAT_BYTES | {"I32": 4, "I64": 8, "U8": 1, E4M3: 1}
 _LENGTH_BYTES, _MAX_HEADER_BYTES = 8, 100_000_000
 _MAX_RANK, _MAX_SIZE = 8, 1 << 63
 _IGNORED = ["rotary_emb.inv_freq", "lm_head.weight"]
@@ -58,6 +61,7 @@ class SafetensorsWeights:
         check_spec(folder, spec, len(self._located))
         self._places = {place.name: place for place in tensor_places(spec)}
         self._int4_names: dict[str, dict[Part, str]] = {}
+        self._fp8_scales: dict[str, str] = {}  # by what the files call the matrix
         self._fused = _fused_experts(spec, self._located)
         wanted: dict[str, tuple[int, ...]] = self._fused.wanted() if self._fused else {}
         for place in self._places.values():
@@ -68,14 +72,17 @@ class SafetensorsWeights:
                 parts = int4_parts(spec.int4, place.hf_name, place.shape, self._located, where)
                 self._int4_names[place.name] = {part: name for part, (name, _) in parts.items()}
                 wanted |= dict(parts.values())
-            else:
-                wanted[place.hf_name] = place.shape
+                continue
+            wanted[place.hf_name] = place.shape
+            if spec.fp8 and len(place.shape) == 2 and self._is_e4m3(place.hf_name):
+                scales, wanted[scales] = scales_of(spec.fp8, place.hf_name, place.shape, self._located)
+                self._fp8_scales[place.hf_name] = scales
         beyond = f"model.layers.{spec.num_layers}.", *_BEYOND
         found = {name: each.shape for name, each in self._located.items() if not name.startswith(beyond)}
         ignored = _IGNORED_INT4 + self._empty_biases(wanted) if spec.int4 else _IGNORED
         check_tensors(folder, wanted, found, ignored)
         self._check_types(wanted)
-        self._int4 = spec.int4
+        self._int4, self._fp8 = spec.int4, spec.fp8
         self._orders = _orders(spec)
         if (self._orders or spec.latent) and spec.int4:
             raise ModelError(f"{folder}: weights in four bits of heads that turn only in part are not supported")
@@ -84,14 +91,16 @@ class SafetensorsWeights:
         stored = self.stored(name)
         if isinstance(stored, Int4Stored):
             return widen_int4(stored)
+        if isinstance(stored, Fp8Stored):
+            return widen_fp8(stored)
         return widen(stored) if stored.kind == "MXFP4" else stored.floats()
 
-    def stored(self, name: str) -> Stored | Int4Stored:
+    def stored(self, name: str) -> AnyStored:
         place, names = self._places[name], self._int4_names.get(name)
         if self._fused and place.expert is not None:
             return self._fused.stored(name)
         if not (names and self._int4):
-            found = self._located[place.hf_name].stored()
+            found = self._plain(place.hf_name)
             order = self._orders.get(name.rpartition(".")[2])
             return found if order is None else _reordered(found, order)
         num_out, num_in = place.shape
@@ -104,6 +113,15 @@ class SafetensorsWeights:
             groups = check_groups(groups, self._int4.group_size or num_in, where)
         return Int4Stored(words["words"], scales, words.get("zeros"), groups, self._int4, (num_out, num_in))
 
+    def _plain(self, hf_name: str) -> Stored | Fp8Stored:
+        found, scales = self._located[hf_name].stored(), self._fp8_scales.get(hf_name)
+        if not (scales and self._fp8):
+            return found
+        return fp8_stored(found.data, self._located[scales].stored().floats(), self._fp8.block)
+
+    def _is_e4m3(self, hf_name: str) -> bool:
+        return hf_name in self._located and self._located[hf_name].kind == E4M3
+
     def _check_types(self, names: Iterable[str]) -> None:
         """Words are integers, all else is numbers; scales are of one kind, to be held side by side."""
         scales = {parts["scales"] for parts in self._int4_names.values()}
@@ -111,7 +129,8 @@ class SafetensorsWeights:
         for name in names:
             found = self._located[name]
             is_packed = self._fused is not None and name in self._fused.packed_names
-            allowed = ["U8"] if is_packed else ["I32"] if name in words else _FLOAT_BYTES
+            integers = ["U8"] if is_packed else ["I32"] if name in words else []
+            allowed = [E4M3] if name in self._fp8_scales else integers or _FLOAT_BYTES
             _check_type(found.path, name, found.kind, allowed)
         kinds = {self._located[name].kind for name in scales}
         if len(kinds) > 1:
@@ -122,6 +141,11 @@ class SafetensorsWeights:
         others = [name for name in self._located if name.endswith("_proj.bias") and name not in wanted]
         plain = [name for name in others if (shape := self._located[name].shape) and 0 not in shape]
         return [name for name in plain if not self._located[name].stored().data.any()]
+
+
+def published_tensors(folder: Path) -> PublishedTensors:
+    """All that are there, of a model that transformers reads."""
+    return PublishedTensors({name: each for path in weight_files(folder) for name, each in _read_header(path).items()})
 
 
 def _fused_experts(spec: ModelSpec, located: Mapping[str, FileTensor]) -> FusedExperts | StackedExperts | None:
@@ -138,8 +162,10 @@ def _orders(spec: ModelSpec) -> dict[str, NDArray[np.intp]]:
     return dict.fromkeys(_TURNED, halves_first(spec)) if spec.rotary_dim else {}
 
 
-def _reordered(found: Stored, order: NDArray[np.intp]) -> Stored:
+def _reordered(found: Stored | Fp8Stored, order: NDArray[np.intp]) -> Stored | Fp8Stored:
     """The rows of each head, or the numbers of a vector for each, in that order."""
+    if isinstance(found, Fp8Stored):
+        return found.rows((np.arange(0, len(found.data), len(order))[:, None] + order).ravel())
     row_bytes = found.data.size // found.shape[0]
     heads = found.data.reshape(-1, len(order), row_bytes)[:, order]
     return Stored(np.ascontiguousarray(heads).reshape(found.data.shape), found.kind, found.shape)
@@ -224,6 +250,8 @@ def config_spec(folder: Path) -> ModelSpec:
     if not path.is_file():
         raise ModelError(f"{folder} is not a Hugging Face folder: config.json is missing")
     config = read_json(path)
+    if can_probe() and not is_known(config):
+        return probe_spec(folder)
     if isinstance(config.get("text_config"), dict):  # beside that of what sees
         config |= config["text_config"]
     family, max_context = parse_family(config, path), parse_number(config, "max_position_embeddings", int, path)
@@ -245,6 +273,7 @@ def config_spec(folder: Path) -> ModelSpec:
     scaling = scaling_from_config(rope, theta=theta, head_dim=turning, max_context=max_context, where=str(path))
     max_context = stretched_context(rope, max_context)
     has_qkv_bias, has_o_bias = parse_biases(config, family)
+    fp8 = parse_fp8(config, path)
     return ModelSpec(
         family=family,
         num_layers=num_layers,
@@ -268,7 +297,8 @@ def config_spec(folder: Path) -> ModelSpec:
         experts=parse_experts(config, family, path),
         linear=parse_linear(config, family, num_layers, path),
         latent=latent,
-        int4=None if is_mxfp4(config) else parse_int4(config, path),
+        int4=None if fp8 or is_mxfp4(config) else parse_int4(config, path),
+        fp8=fp8,
     )
 
 

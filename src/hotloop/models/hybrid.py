@@ -16,8 +16,18 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from hotloop.models.fp8 import widen_fp8
 from hotloop.models.layout import layer_shapes
-from hotloop.models.spec import FileTensor, Int4Stored, LinearSpec, ModelSpec, Stored, Weights, halves_first
+from hotloop.models.spec import (
+    AnyStored,
+    FileTensor,
+    Fp8Stored,
+    LinearSpec,
+    ModelSpec,
+    Stored,
+    Weights,
+    halves_first,
+)
 
 Array = NDArray[np.float32]
 
@@ -34,10 +44,12 @@ class HybridWeights:
 
     def read(self, name: str) -> Array:
         stored = self.stored(name)
+        if isinstance(stored, Fp8Stored):
+            return widen_fp8(stored)
         assert isinstance(stored, Stored), "four bits and heads that turn in part are refused together"
         return stored.floats()
 
-    def stored(self, name: str) -> Stored | Int4Stored:
+    def stored(self, name: str) -> AnyStored:
         layer, _, part = name.rpartition(".")
         if part in self._fused:
             fused, rows = self._fused[part]
@@ -90,8 +102,10 @@ class StackedExperts:
         return Stored(data, fused.kind, (len(data), fused.shape[-1]))
 
 
-def _plain(stored: Stored | Int4Stored, rows: NDArray[np.intp] | slice = slice(None)) -> Stored:
+def _plain(stored: AnyStored, rows: NDArray[np.intp] | slice = slice(None)) -> Stored | Fp8Stored:
     """Some rows of a matrix."""
+    if isinstance(stored, Fp8Stored) and not isinstance(rows, slice):
+        return stored.rows(rows.ravel())
     assert isinstance(stored, Stored)
     data = np.ascontiguousarray(stored.data.reshape(len(stored.data), -1)[rows])
     return Stored(data, stored.kind, (len(data), stored.shape[-1]))

@@ -143,21 +143,21 @@ def parse_int4(config: Mapping[str, Any], path: Path) -> Int4Spec | None:
     match method:
         case "awq":
             said = {"version": "gemm", "zero_point": True} | said
-            _demand(where, said | {"version": str(said["version"]).lower()}, version=("gemm",), zero_point=(True,))
+            demand(where, said | {"version": str(said["version"]).lower()}, version=("gemm",), zero_point=(True,))
             return Int4Spec("awq", _group_size(where, said))
         case "gptq":
             return _parse_gptq(where, said)
         case "compressed-tensors":
             return _parse_packed(where, said)
     raise ModelError(
-        f"{path}: weights quantised by {method!r:.60} are not supported (only {', '.join(_LAYOUTS)} are); "
+        f"{path}: weights quantised by {method!r:.60} are not supported (only {', '.join(_LAYOUTS)} and fp8 are); "
         "use the original weights, or a GGUF"
     )
 
 
 def _parse_gptq(where: str, said: Mapping[str, Any]) -> Int4Spec:
     said = {"checkpoint_format": "gptq", "pack_dtype": "int32"} | dict(said)
-    _demand(where, said, checkpoint_format=("gptq", "gptq_v2"), pack_dtype=("int32",))
+    demand(where, said, checkpoint_format=("gptq", "gptq_v2"), pack_dtype=("int32",))
     dynamic = said.get("dynamic") or {}  # rules that leave a module as it was show in the files
     if not isinstance(dynamic, dict) or any(not str(rule).startswith("-") for rule in dynamic):
         raise ModelError(f"{where} with rules of their own for some modules (dynamic) are not supported")
@@ -166,22 +166,27 @@ def _parse_gptq(where: str, said: Mapping[str, Any]) -> Int4Spec:
 
 
 def _parse_packed(where: str, said: Mapping[str, Any]) -> Int4Spec:
-    _demand(where, said, format=("pack-quantized",))
-    groups = said.get("config_groups")
-    schemes = [*groups.values()] if isinstance(groups, dict) else []
-    if len(schemes) != 1 or not isinstance(schemes[0], dict) or not isinstance(schemes[0].get("weights"), dict):
-        raise ModelError(f"{where} are supported if config_groups has one scheme, with weights in it")
-    (scheme,) = schemes
+    demand(where, said, format=("pack-quantized", "float-quantized"))  # the latter is in `fp8`
+    scheme = only_scheme(where, said)
     if scheme.get("input_activations") or said.get("kv_cache_scheme"):
         raise ModelError(f"{where} are supported if nothing but the weights is quantised")
     weights = {"type": "int", "symmetric": True} | scheme["weights"]
-    _demand(where, weights, type=("int",), strategy=("group", "channel"), symmetric=(True, False))
+    demand(where, weights, type=("int",), strategy=("group", "channel"), symmetric=(True, False))
     group_size = None if weights["strategy"] == "channel" else weights.get("group_size")
     bits = {"bits": weights.get("num_bits"), "group_size": -1 if group_size is None else group_size}
     return Int4Spec("compressed-tensors", _group_size(where, bits), has_zeros=not weights["symmetric"])
 
 
-def _demand(where: str, said: Mapping[str, Any], **allowed: tuple[Any, ...]) -> None:
+def only_scheme(where: str, said: Mapping[str, Any]) -> dict[str, Any]:
+    """How compressed-tensors says that all matrices are quantised."""
+    groups = said.get("config_groups")
+    schemes = [*groups.values()] if isinstance(groups, dict) else []
+    if len(schemes) != 1 or not isinstance(schemes[0], dict) or not isinstance(schemes[0].get("weights"), dict):
+        raise ModelError(f"{where} are supported if config_groups has one scheme, with weights in it")
+    return schemes[0]
+
+
+def demand(where: str, said: Mapping[str, Any], **allowed: tuple[Any, ...]) -> None:
     for key, values in allowed.items():
         if said.get(key) not in values:
             names = " or ".join(map(str, values))

@@ -18,6 +18,7 @@ from hotloop.models.spec import ModelSpec
 
 INT4_GROUP = 32  # weights that share a scale and a zero point
 INT4_PIECE = 256  # columns of a checkpoint in four bits that a GPU holds together; a row is a whole number of pieces
+RESUME_TOKENS = 2048  # layers with a window have room for a place to go on from for so many tokens of KV
 _STATE_TOKENS = 1024  # a hybrid has room for a state for so many tokens of KV
 MIN_STATES = 8
 _LEAST_KV_BYTES = 64 << 20  # less is not worth advising
@@ -30,6 +31,8 @@ _CONTROL_GROUPS = (
 
 
 def weight_bytes(spec: ModelSpec, weight_format: WeightFormat) -> int:
+    if spec.num_weights:
+        return spec.num_weights * (4 if weight_format == "f32" else 2)
     outer = sum(_tensor_bytes(name, shape, weight_format) for name, shape in _outer_shapes(spec, weight_format).items())
     return outer + sum(count * _tensor_bytes(name, shape, weight_format) for name, shape, count in each_shape(spec))
 
@@ -42,8 +45,11 @@ def without_experts(spec: ModelSpec) -> ModelSpec:
 def gpu_weight_bytes(spec: ModelSpec, weight_format: WeightFormat, num_gpus: int) -> int:
     """What each of several GPUs holds of the weights: its share of the layers and of the head, and all of the rest.
 
-    Matrices that the files hold in four bits are held so, unless that format is fp8; of experts those in MXFP4.
+    Matrices that the files hold in four bits are held so, unless that format is fp8; of experts those in MXFP4. Those
+    in e4m3 are held so in any case, but for hybrids; such files are taken to leave routers, embedding and head alone.
     """
+    if spec.num_weights:
+        return weight_bytes(spec, weight_format)
     whole = _outer_shapes(spec, weight_format)
     head = _tensor_bytes("head", whole["head"], weight_format) if "head" in whole else 0
     share = share_of(spec, num_gpus)
@@ -54,6 +60,10 @@ def gpu_weight_bytes(spec: ModelSpec, weight_format: WeightFormat, num_gpus: int
             for name, shape, count in each_shape(share)
             if name.startswith("experts.") and len(shape) == 2
         )
+    if spec.fp8 and not spec.linear and weight_format != "fp8":
+        for name, shape, count in each_shape(share):
+            if len(shape) == 2 and name not in ("router", "kv_b"):
+                total -= count * (_tensor_bytes(name, shape, weight_format) - _tensor_bytes(name, shape, "fp8"))
     if spec.int4 and weight_format != "fp8":
         for name, shape, count in each_shape(share):
             if len(shape) == 2 and not name.startswith(("router", "experts.")):
@@ -63,10 +73,28 @@ def gpu_weight_bytes(spec: ModelSpec, weight_format: WeightFormat, num_gpus: int
 
 def kv_token_bytes(spec: ModelSpec, item_bytes: int = 2) -> int:
     """Of keys and values, or of latents where they are made from these."""
-    num_layers = spec.num_layers - (len(spec.linear.layers) if spec.linear else 0)
+    num_layers = spec.num_kv_layers
     if spec.latent:
         return num_layers * spec.latent.width * item_bytes
     return 2 * num_layers * spec.num_kv_heads * spec.head_dim * item_bytes
+
+
+def split_kv(spec: ModelSpec, kv_bytes: int, item_bytes: int, block_size: int, step_tokens: int) -> tuple[int, int]:
+    """How many blocks fit into so much memory, and how many there are of layers with a window: these need those that
+    somebody sees, or goes on from, at a place for every RESUME_TOKENS tokens. 0: as many as of the others.
+    """
+    windows = [window for window in spec.windows if window]
+    block_bytes = block_size * kv_token_bytes(spec, item_bytes)
+    own_bytes = block_bytes * len(windows) // max(1, len(spec.kv_layers))
+    plain = kv_bytes // block_bytes
+    if not windows or own_bytes == block_bytes or spec.linear or spec.latent:
+        return plain, 0
+    seen = -(-max(windows) // block_size)
+    share = (seen + 2) * block_size / RESUME_TOKENS
+    num_own = int(kv_bytes * share // (block_bytes - own_bytes + share * own_bytes))
+    num_own = max(num_own, 2 * -(-step_tokens // block_size) + seen + 2)
+    num_blocks = (kv_bytes - num_own * own_bytes) // (block_bytes - own_bytes)
+    return (num_blocks, num_own) if num_blocks > plain else (plain, 0)
 
 
 def state_bytes(spec: ModelSpec) -> int:

@@ -24,13 +24,21 @@ from hotloop.models.fetch import Download, Progress, fetch, pip_download
 from hotloop.models.gguf import GgufFile, GgufWeights, gguf_spec, read_gguf_file
 from hotloop.models.hub import fetch_config, pull_from_hub, remove_cached
 from hotloop.models.hub_client import Hub
-from hotloop.models.huggingface import SafetensorsWeights, config_spec, folder_template, folder_tokenizer, weight_files
+from hotloop.models.huggingface import (
+    SafetensorsWeights,
+    config_spec,
+    folder_template,
+    folder_tokenizer,
+    published_tensors,
+    weight_files,
+)
 from hotloop.models.layout import check_spec
 from hotloop.models.spec import ModelSpec, Weights
 from hotloop.models.template import ChatTemplate
 from hotloop.models.tokenizer import Tokenizer
 from hotloop.models.vocabulary import gguf_tokenizer
 
+_NOT_OURS = "its architecture is none of ours: transformers computes it, on a GPU only, and slower (docs/families.md)"
 _NUM_SAMPLES, _SAMPLE_BYTES = 16, 4096  # of each file, that a model is known by
 
 
@@ -162,11 +170,13 @@ def _gguf_template(file: GgufFile, tokenizer: Tokenizer) -> ChatTemplate | None:
 
 def _read_folder(name: str, path: Path) -> Model:
     spec = config_spec(path)
-    weights = SafetensorsWeights(path, spec)
+    is_ours = spec.family != "transformers"
+    weights = SafetensorsWeights(path, spec) if is_ours else published_tensors(path)
     tokenizer, template = folder_tokenizer(path), folder_template(path)
     files = [path / "config.json", path / "tokenizer.json", *weight_files(path)]
     size_bytes = sum(file.stat().st_size for file in files)
-    return Model(name, path, _fingerprint(files), spec, tokenizer, template, weights, size_bytes)
+    notes = () if is_ours else (_NOT_OURS,)
+    return Model(name, path, _fingerprint(files), spec, tokenizer, template, weights, size_bytes, notes)
 
 
 def _read_dummy(name: str, path: Path) -> Model:

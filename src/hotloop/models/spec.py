@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from hotloop.core.errors import ModelError
 
 Family = Literal[
     "llama", "qwen2", "qwen3", "qwen3moe", "mixtral", "gptoss", "glm4moe", "qwen3next", "qwen35", "qwen35moe",
-    "deepseek2", "deepseek3", "glm4moelite",
+    "deepseek2", "deepseek3", "glm4moelite", "transformers",
 ]  # fmt: skip
 Int4Method = Literal["awq", "gptq", "compressed-tensors"]
 
@@ -39,6 +39,16 @@ class Int4Spec:
     """Whether zero points are stored; they are 8 if not."""
     zero_offset: int = 0
     """What a stored zero point lacks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Spec:
+    """Matrices in e4m3: a weight is its number times its scale."""
+
+    scales: str
+    """What the files call a matrix's scales, in place of `weight`."""
+    block: tuple[int, int] | None = None
+    """Rows and columns that have a scale in common; None: all of a matrix, or each row's columns, as the files show."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,11 +177,20 @@ class ModelSpec:
     """How attention makes keys and values, if from latents. A head's dimensions are then those of its query."""
     int4: Int4Spec | None = None
     """How the files hold the matrices of layers, if in four bits."""
+    fp8: Fp8Spec | None = None
+    """How the files hold those that are in e4m3, if any are."""
+    num_weights: int | None = None
+    """In all, of a model that transformers computes: its shape does not say."""
 
     @property
     def kv_layers(self) -> list[int]:
         """The layers that have KV."""
         return [layer for layer in range(self.num_layers) if not self.is_linear(layer)]
+
+    @property
+    def num_kv_layers(self) -> int:
+        """How many those are, without going through all: files may claim billions."""
+        return self.num_layers - (len(self.linear.layers) if self.linear else 0)
 
     @property
     def mixed_size(self) -> int:
@@ -240,6 +259,32 @@ class Int4Stored:
     spec: Int4Spec
     shape: tuple[int, int]
 
+    @property
+    def kind(self) -> str:
+        return f"int4 ({self.spec.method})"
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Stored:
+    """A matrix in e4m3 as its file holds it, and scales for each of its rows."""
+
+    data: NDArray[np.uint8]  # [out, in]
+    scales: NDArray[np.float32]  # [out, groups of columns]
+    group_size: int
+    """Columns of a group; the last may have fewer."""
+    kind: ClassVar[str] = "F8_E4M3"
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        num_out, num_in = self.data.shape
+        return num_out, num_in
+
+    def rows(self, rows: NDArray[np.intp]) -> "Fp8Stored":
+        return Fp8Stored(self.data[rows], self.scales[rows], self.group_size)
+
+
+AnyStored: TypeAlias = Stored | Int4Stored | Fp8Stored
+
 
 def halves_first(spec: ModelSpec) -> NDArray[np.intp]:
     """The dimensions of a head as they are stored, in our order. Queries and keys in the same order are as alike as
@@ -270,5 +315,5 @@ class Weights(Protocol):
     def read(self, name: str) -> NDArray[np.float32]:
         """A tensor as float32."""
 
-    def stored(self, name: str) -> Stored | Int4Stored:
+    def stored(self, name: str) -> AnyStored:
         """The same tensor as it is stored, its rows in the same order."""

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from hotloop.core.config import WeightFormat
 from hotloop.core.errors import ConfigError
 from hotloop.models.layout import num_active_weights
-from hotloop.models.memory import gpu_weight_bytes, kv_token_bytes, weight_bytes
+from hotloop.models.memory import gpu_weight_bytes, kv_token_bytes, state_bytes, weight_bytes
 from hotloop.models.spec import Int4Spec, ModelSpec
 from hotloop.size.hardware import Hardware
 from hotloop.size.load import Load
@@ -25,6 +25,7 @@ _FORMATS: dict[str, WeightFormat] = {"bf16": "bf16", "fp8": "int8", "int8": "int
 _INT4 = Int4Spec("awq", 128)  # what most checkpoints in four bits are
 _KV_ITEM_BYTES = {"bf16": 2, "fp8": 1}
 _COUNTS = (1, 2, 4, 8)
+_SESSION_STATES = 3  # that a session of a hybrid keeps: fewer cost it hits, more gain it none (docs/caching.md)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,13 +109,14 @@ class Roofline(NamedTuple):
 
     def row_s(self, context: float) -> float:
         head_flop = 2 * self.spec.hidden_size * self.spec.vocab_size
-        return self.prefill_s(1, context) + head_flop / self._products_s()
+        state_s = 2 * state_bytes(self.spec) / self.hardware.engine_bytes_s()  # read and written
+        return self.prefill_s(1, context) + head_flop / self._products_s() + state_s
 
     def prefill_s(self, num_new: int, num_past: float) -> float:
         spec = self.spec
         products = 2 * num_active_weights(spec) * num_new
         pairs = num_new * (num_past + num_new / 2)
-        attention = 2 * spec.num_layers * (spec.num_heads * spec.head_dim + spec.mixed_size) * pairs
+        attention = 2 * spec.num_kv_layers * (spec.num_heads * spec.head_dim + spec.mixed_size) * pairs
         read_s = num_past * self.token_bytes() / self.hardware.engine_bytes_s()
         return products / self._products_s() + attention / self.hardware.engine_flop_s() + read_s
 
@@ -126,12 +128,14 @@ class Roofline(NamedTuple):
         allowed_bytes = int(self.hardware.memory_bytes * self.hardware.memory_share)
         kv_bytes = max(0, allowed_bytes - weights_bytes - self.hardware.working_bytes)
         session_bytes = (self.load.context + self.load.tokens_out) * self.token_bytes()
+        session_bytes += _SESSION_STATES * state_bytes(self.spec)
+        has_host = self.hardware.link_bytes_s and not self.spec.linear
         return Room(
             weights_bytes=weights_bytes,
             kv_bytes=kv_bytes,
             session_bytes=session_bytes,
             num_device=kv_bytes // session_bytes,
-            num_host=self.hardware.host_bytes // session_bytes if self.hardware.link_bytes_s else 0,
+            num_host=self.hardware.host_bytes // session_bytes if has_host else 0,
         )
 
     def _weight_bytes(self, spec: ModelSpec) -> int:
@@ -206,7 +210,7 @@ def estimate_all(
     spec: ModelSpec, load: Load, hardware: Iterable[Hardware], *, num_gpus: int | None, min_tokens_s: float
 ) -> list[Estimate]:
     """With `num_gpus` of each, or with as few as keep up; with the most, if not even they do."""
-    num_heads = 1 if spec.latent else spec.num_kv_heads
+    num_heads = 1 if spec.latent or spec.linear else spec.num_kv_heads  # these run on one GPU only
     counts = [num_gpus] if num_gpus else [count for count in _COUNTS if not num_heads % count]
     if num_heads % counts[-1]:
         raise ConfigError(f"{num_heads} heads of keys and values cannot be split over {num_gpus} GPUs")

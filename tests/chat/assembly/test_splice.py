@@ -91,6 +91,17 @@ def test_bytes_that_are_no_text_are_not_remembered(end: list[str]) -> None:
     assert bytes_of(TOKENIZER, token_ids) == f"{HEAD}{returned}{TAIL}".encode()
 
 
+def test_what_is_remembered_is_bounded_by_its_tokens() -> None:
+    splicer = Splicer(TOKENIZER, max_tokens=600)
+    answer = spell(TOKENIZER, *"hello" * 4)
+    for i in range(40):
+        splicer.remember(splicer.encode(f"{HEAD}{i}{TAIL}").token_ids, answer)
+        splicer.check()
+        assert splicer._turns.cost >= 2 * len(answer)
+        assert splicer._pieces.cost <= 300
+        assert splicer._turns.cost <= 300
+
+
 def test_of_many_answers_to_one_prompt_the_right_one_is_found() -> None:
     splicer = Splicer(TOKENIZER)
     prompt = splicer.encode(HEAD).token_ids

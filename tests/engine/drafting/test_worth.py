@@ -218,6 +218,14 @@ def test_who_runs_ahead_waits_only_for_good_guesses() -> None:
     assert part.request.has_guess is False
 
 
+def test_a_guess_that_is_right_every_other_time_is_not_waited_for() -> None:
+    speculator, part = make_speculator(Guess([5], 3)), make_slice()
+    part.request.num_pending = 1
+    speculator._odds._odds[3] = 0.5
+    speculator._look_ahead([part])
+    assert part.request.has_guess is False
+
+
 def test_the_likeliest_guesses_of_all_come_first_while_they_pay() -> None:
     speculator = make_speculator()
     likely, unlikely = make_draft(), make_draft()

@@ -1,5 +1,6 @@
 """Policies are pure: what they see is what they choose from."""
 
+import math
 import random
 from collections import Counter
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotloop.router.placement.placement import OUTPUT_COST, TOOL_GAP_S, Placement, PromptDigest, Ticket
+from hotloop.router.placement.placement import LATELY, OUTPUT_COST, TOOL_GAP_S, Placement, PromptDigest, Ticket
 from hotloop.router.placement.policy import (
     NUM_DELAYED,
     POLICIES,
@@ -186,6 +187,33 @@ def test_a_sessions_last_prompt_is_matched_to_its_end() -> None:
     shorter = placement.place(PromptDigest(blocks(4), 300, session="s"))
     assert shorter
     assert shorter.choice.matched_tokens == 2 * 64
+
+
+def test_what_was_given_longer_ago_counts_for_less() -> None:
+    placement = fleet_of("a")
+    for prompt in range(3):
+        ask(placement, blocks(10, prompt))
+    faded = math.exp(-1 / LATELY)
+    assert placement._views["a"].recent_tokens == pytest.approx(640 * (faded**2 + faded + 1))
+
+
+def test_what_was_not_cached_after_all_is_work() -> None:
+    placement = fleet_of("a")
+    ask(placement, blocks(10))
+    ticket = ask(placement, blocks(10))
+    before = placement._views["a"].recent_tokens
+    placement.correct(ticket, 600)
+    assert placement._views["a"].recent_tokens == before + 40
+    placement.correct(ticket, 700)
+    assert placement._views["a"].recent_tokens == before + 40, "more than was thought is no work taken back"
+
+
+def test_requests_from_others_are_taken_for_some_of_ours() -> None:
+    placement = fleet_of("a", "b")
+    ask(placement, blocks(10), among=frozenset("a"))
+    ask(placement, blocks(5, 1), among=frozenset("b"))
+    placement.note_elsewhere("b", 3)
+    assert placement._views["b"].elsewhere_tokens == 3 * (640 + 320) / 2
 
 
 def test_what_a_replica_publishes_is_believed_rather_than_the_index() -> None:

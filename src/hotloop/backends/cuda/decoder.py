@@ -19,6 +19,7 @@ from hotloop.backends.cuda.mixing.attention import Attention
 from hotloop.backends.cuda.mixing.deltas import DeltaNet
 from hotloop.backends.cuda.mixing.latents import LatentAttention
 from hotloop.backends.cuda.mixing.mixing import Mixing
+from hotloop.backends.cuda.paged import PagedAttention
 from hotloop.backends.cuda.parallel import Group
 from hotloop.backends.cuda.shared import tile_rows_for
 from hotloop.backends.cuda.splits import Splitting
@@ -29,6 +30,25 @@ from hotloop.models.spec import ModelSpec
 _NUM_PARTS = 4096  # of rows of a step that there is room for
 _NUM_LATENT_PARTS = 2048  # the same, of parts that are several times as wide
 MIN_SAVED_BYTES = 160 << 20  # of a layer's KV that sharing must save in a step, to be worth its launches: measured
+
+
+def plans_for(spec: ModelSpec, kv: torch.Tensor, min_saved_bytes: int) -> tuple[Splitting, Sharing]:
+    num_parts = _NUM_LATENT_PARTS if spec.latent else _NUM_PARTS
+    num_programs = programs_to_fill(kv.device, 1 if spec.latent else spec.num_kv_heads)
+    sharing = Sharing(
+        block_size=kv.shape[4],
+        tile_rows=tile_rows_for(spec.num_heads, spec.num_kv_heads),
+        num_programs=num_programs,
+        min_saved=-(-min_saved_bytes // (kv.shape[1] * kv[0, 0, 0].nbytes)),
+        split_rows=num_parts,
+    )
+    return Splitting(kv.shape[4], num_programs, num_parts), sharing
+
+
+def workspace_for(spec: ModelSpec, device: torch.device) -> Workspace:
+    num_parts = _NUM_LATENT_PARTS if spec.latent else _NUM_PARTS
+    found_dim = spec.latent.kv_rank if spec.latent else spec.head_dim
+    return Workspace.allocate(num_parts, spec.num_heads, found_dim, device)
 
 
 class Decoder:
@@ -48,6 +68,7 @@ class Decoder:
         flash: Flash | None = None,
         min_saved_bytes: int = MIN_SAVED_BYTES,
         num_states: int = 0,
+        window_kv: torch.Tensor | None = None,
     ) -> None:
         self.spec = spec
         self._group = group
@@ -56,34 +77,24 @@ class Decoder:
         self._weights = weights
         self._dtype = weights.embed.dtype
         self._device = weights.embed.device
-        num_kv_heads = 1 if spec.latent else spec.num_kv_heads
-        num_parts = _NUM_LATENT_PARTS if spec.latent else _NUM_PARTS
-        num_programs = programs_to_fill(self._device, num_kv_heads)
-        self.splitting = Splitting(kv.shape[4], num_programs, num_parts)
-        self.sharing = Sharing(
-            block_size=kv.shape[4],
-            tile_rows=tile_rows_for(spec.num_heads, spec.num_kv_heads),
-            num_programs=num_programs,
-            min_saved=-(-min_saved_bytes // (kv.shape[1] * kv[0, 0, 0].nbytes)),
-            split_rows=num_parts,
-        )
+        self.splitting, self.sharing = plans_for(spec, kv, min_saved_bytes)
         self.deltas: DeltaNet | None = None
         if spec.linear:
             self.deltas = DeltaNet(spec.linear, spec.rms_eps, num_states, self._dtype, self._device)
-        attention = self._make_attention(num_parts)
+        attention = self._make_attention(window_kv)
         kinds: list[Mixing] = [self.deltas if self.deltas and layer.linear else attention for layer in weights.layers]
         self._mixings = [(kind, kinds[:i].count(kind)) for i, kind in enumerate(kinds)]  # and which of them a layer is
 
-    def _make_attention(self, num_parts: int) -> Mixing:
+    def _make_attention(self, window_kv: torch.Tensor | None) -> Mixing:
         spec, kv = self.spec, self.kv
         num_positions = min(spec.max_context, kv.shape[2] * kv.shape[4])
         cos_sin = torch.from_numpy(rotary_table(spec, num_positions).astype(np.float32)).to(self._device)
-        found_dim = spec.latent.kv_rank if spec.latent else spec.head_dim
-        workspace = Workspace.allocate(num_parts, spec.num_heads, found_dim, self._device)
+        workspace = workspace_for(spec, self._device)
         if spec.latent:
             return LatentAttention(spec.latent, spec.num_heads, kv, cos_sin, workspace, self._dtype)
         windows = [spec.window(layer) for layer in spec.kv_layers]
-        return Attention(spec, kv, windows, cos_sin, workspace, self.flash, self._dtype)
+        paged = PagedAttention(kv, windows, workspace, self.flash, window_kv)
+        return Attention(spec, paged, cos_sin, self._dtype)
 
     def forward(self, step: Views, chosen: torch.Tensor, shape: Shape) -> torch.Tensor:
         """What the wanted rows come to [wanted, hidden], after the KV of every row went into its block."""

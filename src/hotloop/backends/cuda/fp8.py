@@ -23,6 +23,7 @@ from hotloop.core.errors import ConfigError
 ALIGNMENT = 16
 """What both sizes of a matrix are multiples of: the library multiplies no others."""
 E4M3 = torch.float8_e4m3fn
+FP8_CAPABILITY = (8, 9)
 _LARGEST = {E4M3: 448.0, torch.int8: 127.0}
 _LEAST_SCALE = tl.constexpr(1e-12)
 _TILE_TOKENS = 128
@@ -35,7 +36,7 @@ def check_device(what: str, precision: Precision) -> None:
     if precision == "exact":
         raise ConfigError(f"{what} fp8 does not go with precision exact: eight bits are not")
     capability = torch.cuda.get_device_capability()
-    if capability < (8, 9):
+    if capability < FP8_CAPABILITY:
         name = torch.cuda.get_device_name()
         raise ConfigError(
             f"{what} fp8 needs a GPU of compute capability 8.9; {name} has {'.'.join(map(str, capability))}"
@@ -110,6 +111,18 @@ def _quantise(
         value += tl.where(value < 0, -0.5, 0.5)  # what follows cuts
     tl.store(values + row * size + i, value.to(values.dtype.element_ty), mask=i < size)
     tl.store(scales + row, scale)
+
+
+def keep_fp8(values: torch.Tensor, scales: torch.Tensor, groups: torch.Tensor, out: ScaledMatrix) -> None:
+    """From e4m3 [rows, columns] and scales [rows, groups], where `groups` [columns] says which a column has.
+
+    A row has the largest of its scales for all: numbers that had it stay what they were, and those with a smaller one
+    are rounded once more, unless the two differ by a power of two.
+    """
+    largest = scales.amax(1)
+    ratios = scales / largest.clamp(_LEAST_SCALE.value)[:, None]
+    out.scales.copy_(largest)
+    out.values.copy_(values if scales.shape[1] == 1 else values.float() * ratios[:, groups])
 
 
 def multiply(x: torch.Tensor, weight: ScaledMatrix) -> torch.Tensor:

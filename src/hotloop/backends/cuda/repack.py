@@ -4,7 +4,7 @@ Files travel as they are. Where columns are in groups by activation, not by plac
 groups, and whatever meets them is, too.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from hotloop.backends.cuda.int4 import Int4Matrix
 from hotloop.core.errors import ConfigError, ModelError
 from hotloop.models.int4 import unpack_int4
 from hotloop.models.layout import share_begin
-from hotloop.models.spec import Int4Stored
+from hotloop.models.spec import Fp8Stored, Int4Stored
 
 Upload = Callable[[NDArray[np.uint8]], Tensor]
 """Rows of bytes, on the device."""
@@ -60,6 +60,24 @@ def widen_stored(stored: Int4Stored, upload: Upload, device: torch.device) -> Te
     whole = room_for([stored], *stored.shape, device)
     repack(stored, whole, 0, upload)
     return whole.widened()
+
+
+def fp8_rows(
+    stored: Fp8Stored, shape: Sequence[int], rank: int, buffer: Tensor
+) -> Iterator[tuple[slice, NDArray[np.uint8], Tensor, Tensor]]:
+    """A rank's share of a matrix in e4m3, as many rows at a time as fit into a buffer on the device: which of the
+    share, their bytes, their scales [rows, groups], and the group of each column.
+    """
+    num_rows, width = shape
+    row, column = (share_begin(*sizes, rank) for sizes in zip(stored.shape, shape, strict=True))
+    step, device = len(buffer) // width, buffer.device
+    assert step > 0, "a row fits into a buffer"
+    groups = torch.arange(column, column + width, device=device) // stored.group_size
+    for begin in range(0, num_rows, step):
+        part = slice(begin, min(begin + step, num_rows))
+        rows = slice(row + part.start, row + part.stop)
+        scales = torch.tensor(stored.scales[rows], device=device)
+        yield part, stored.data[rows, column : column + width], scales, groups
 
 
 def _words(part: NDArray[np.int32] | None, upload: Upload) -> Tensor | None:

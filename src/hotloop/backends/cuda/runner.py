@@ -11,7 +11,8 @@ back have streams of their own (`hostmemory`).
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import replace
-from typing import Literal
+from functools import partial
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ from hotloop.backends.cuda.decoder import MIN_SAVED_BYTES, Decoder
 from hotloop.backends.cuda.failure import first_line, hardware
 from hotloop.backends.cuda.flash import Flash, find_flash
 from hotloop.backends.cuda.flight import CudaCopy, CudaFlight, Wait
-from hotloop.backends.cuda.fp8 import E4M3, check_device
+from hotloop.backends.cuda.fp8 import E4M3, FP8_CAPABILITY, check_device
 from hotloop.backends.cuda.graphs import MAX_LONG, Graphs, shapes_for
 from hotloop.backends.cuda.hostmemory import RING_BYTES, has_host_memory, open_host_memory
 from hotloop.backends.cuda.kernels import copy_blocks
@@ -38,9 +39,12 @@ from hotloop.core.config import MAX_DRAFTED_FORCED, EngineConfig, LoadFormat, Pr
 from hotloop.core.errors import BackendError, ConfigError
 from hotloop.models.dummy import DummyWeights
 from hotloop.models.layout import share_of
-from hotloop.models.memory import fit_kv_gpu, kv_token_bytes, num_states, state_bytes
+from hotloop.models.memory import fit_kv_gpu, kv_token_bytes, num_states, split_kv, state_bytes
 from hotloop.models.model import Model
 from hotloop.models.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from hotloop.backends.cuda.modeling import ModelingDecoder
 
 BLOCK_SIZE = 64  # a tile of keys for the kernels
 STEP_TOKENS = 8192
@@ -56,13 +60,19 @@ def open_cuda(
     precision: Precision,
     companion: ModelSpec | None = None,
     kv_tokens: int | None = None,
+    drops_windows: bool = False,
 ) -> "CudaBackend":
     """The model on the GPU, in bf16 unless float32 was asked for, its KV sized from what the GPU has left, unless it
     was left room by the model that it is a companion of.
     """
     dtype = torch.float32 if precision == "exact" or weight_format == "f32" else torch.bfloat16
     own: Literal["f32", "bf16"] = "f32" if dtype == torch.float32 else "bf16"
-    plan = Plan(config, dtype, has_fp8_weights=weight_format == "fp8")
+    is_fp8_file = model.spec.fp8 is not None and dtype == torch.bfloat16
+    keeps_fp8 = is_fp8_file and torch.cuda.get_device_capability() >= FP8_CAPABILITY
+    has_fp8 = weight_format == "fp8"
+    plan = Plan(config, dtype, has_fp8_weights=has_fp8, keeps_fp8=keeps_fp8, drops_windows=drops_windows)
+    if model.spec.family == "transformers" and ("fp8" in (weight_format, config.kv_precision) or config.gpus > 1):
+        raise ConfigError(f"{model.name} is computed by transformers: not in fp8, and on one GPU only")
     if plan.has_fp8_weights:
         check_device("weights", precision)
     if config.kv_precision == "fp8":
@@ -76,7 +86,7 @@ def open_cuda(
     def fit(memory: Memory, companion: ModelSpec | None = None) -> int:
         return fit_kv_gpu(
             model.name,
-            model.spec,
+            model.spec if plan.keeps_fp8 else replace(model.spec, fp8=None),
             total_bytes=memory.total_bytes,
             free_bytes=memory.free_bytes,
             share=config.gpu_memory,
@@ -168,6 +178,7 @@ class CudaBackend:
 
     depth = 2
     block_size = BLOCK_SIZE
+    num_window_blocks = window = 0
 
     def __init__(
         self,
@@ -192,13 +203,12 @@ class CudaBackend:
         self.block_bytes = BLOCK_SIZE * kv_token_bytes(model.spec, kv_dtype.itemsize)
         self.num_states, self.state_bytes = num_states(spec, kv_bytes, kv_dtype.itemsize), state_bytes(spec)
         self.num_blocks = (kv_bytes - self.num_states * self.state_bytes) // self.block_bytes
+        if plan.drops_windows and spec.windows:
+            self._split_kv(kv_bytes, kv_dtype.itemsize)
         weight_format = "fp8" if plan.has_fp8_weights else dtype
         layout = f"cuda {dtype} {weight_format} {kv_dtype} {BLOCK_SIZE} {group.size} {torch.__version__}"
         self.kv_layout = f"{model.fingerprint} {layout}"
-        formats = {"is_fp8": plan.has_fp8_weights, "has_fp8_kv": kv_dtype == E4M3}
-        weights = load_weights(model, device, dtype, **formats, rank=group.rank, num_ranks=group.size)
-        kv = torch.zeros(_kv_shape(spec, self.num_blocks), dtype=kv_dtype, device=device)
-        self._decoder = Decoder(spec, weights, kv, group, flash, min_saved_bytes, self.num_states)
+        self._decoder = self._load(model, plan, device, flash, min_saved_bytes)
         most = BLOCK_SIZE + config.max_draft_tokens + MAX_DRAFTED_FORCED + 1  # rows of one that decodes
         max_rows = max(self.step_tokens, BLOCK_SIZE) + config.max_running * most
         max_blocks = -(-min(self.max_context, self.num_blocks * BLOCK_SIZE) // BLOCK_SIZE)
@@ -215,12 +225,40 @@ class CudaBackend:
         self._chosen = torch.zeros(max_rows, dtype=torch.int32, device=device)
         self._staging = Staging(torch.device(device))
         self._graphs: Graphs | None = None
-        if plan.has_graphs:
+        if plan.has_graphs and isinstance(self._decoder, Decoder):
             table_width = width if flash else 0
             shapes = shapes_for(config.max_running, max_rows, splitting, table_width=table_width, sharing=self._sharing)
             self._graphs = Graphs(self._decoder, self._indexes, self._chosen, shapes)
         self._host = None if spec.linear else open_host_memory(self._decoder.kv, config)  # a state has no way there
         self.host_memory: HostMemory | None = self._host
+
+    def _split_kv(self, kv_bytes: int, item_bytes: int) -> None:
+        """Fewer blocks for layers with a window, and more for the others. Only the latter go to host memory."""
+        sizes = split_kv(self.spec, kv_bytes, item_bytes, BLOCK_SIZE, self.step_tokens)
+        self.num_blocks, self.num_window_blocks = sizes
+        if self.num_window_blocks:
+            windows = [window for window in self.spec.windows if window]
+            self.window = max(windows)
+            self.block_bytes -= self.block_bytes * len(windows) // self.spec.num_layers
+
+    def _load(
+        self, model: Model, plan: Plan, device: str, flash: Flash | None, min_saved_bytes: int
+    ) -> "Decoder | ModelingDecoder":
+        """The weights, then the KV that they leave room for."""
+        spec, group = share_of(model.spec, self._group.size), self._group
+        formats = {"is_fp8": plan.has_fp8_weights, "keeps_fp8": plan.keeps_fp8, "has_fp8_kv": plan.kv_dtype == E4M3}
+        weights = None
+        if spec.family != "transformers":
+            weights = load_weights(model, device, plan.dtype, **formats, rank=group.rank, num_ranks=group.size)
+        num_own = sum(window is not None for window in spec.windows) if self.num_window_blocks else 0
+        (num_layers, *_), make = _kv_shape(spec, 0), partial(torch.zeros, dtype=plan.kv_dtype, device=device)
+        kv = make((num_layers - num_own, *_kv_shape(spec, self.num_blocks)[1:]))
+        window_kv = make((num_own, *_kv_shape(spec, self.num_window_blocks)[1:])) if num_own else None
+        if weights is not None:
+            return Decoder(spec, weights, kv, group, flash, min_saved_bytes, self.num_states, window_kv)
+        from hotloop.backends.cuda.modeling import ModelingDecoder  # noqa: PLC0415 - seconds, and not for everyone
+
+        return ModelingDecoder(model, plan.dtype, kv, flash, min_saved_bytes, window_kv)
 
     def launch(self, batch: Batch) -> "CudaFlight":
         with hardware():

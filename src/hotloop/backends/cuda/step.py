@@ -1,10 +1,10 @@
 """A batch on its way to the device: every index a step needs, packed into one buffer and one copy.
 
-    [ slots | token_ids | sources | positions | wanted | row_begins | lens | block_begins | states | splits ..
-      rows, 8 bytes each                                 sequences
+    [ slots | window_slots | token_ids | sources | positions | wanted | row_begins | lens | block_begins | ..
+      rows, 8 bytes each                                                sequences
 
-    .. | part_begins | shared | table | block_ids ]
-                                        as many as there are
+    .. | window_begins | states | splits | part_begins | shared | table | block_ids ]
+                                                                          as many as there are
 
 Sequences with few rows come first, then those with many, rows and all. Each kind has its own `row_begins`, one more
 than there are sequences. How the keys of those with few are split is in splits.py; what is shared (groups.py) is there
@@ -62,6 +62,7 @@ class Views:
     """The parts of the buffer, as tensors on the device."""
 
     slots: torch.Tensor
+    window_slots: torch.Tensor  # where layers with a window have blocks of their own
     token_ids: torch.Tensor
     sources: torch.Tensor
     positions: torch.Tensor
@@ -69,6 +70,7 @@ class Views:
     row_begins: torch.Tensor
     lens: torch.Tensor
     block_begins: torch.Tensor
+    window_begins: torch.Tensor  # of these blocks, behind the others in `block_ids`
     states: torch.Tensor  # of each sequence the slots it reads and writes; read by hybrids alone
     splits: torch.Tensor
     part_begins: torch.Tensor  # [num_short_rows + 1]
@@ -93,14 +95,14 @@ def view_parts(buffer: torch.Tensor, shape: Shape) -> Views:
     """Where the parts of a step of that shape lie in an int32 buffer."""
     begins = np.cumsum([0, *_sizes(shape)]).tolist()
     parts = [buffer[begin:end] for begin, end in zip(begins, [*begins[1:], len(buffer)], strict=True)]
-    parts[0] = parts[0].view(torch.int64)
+    parts[:2] = [part.view(torch.int64) for part in parts[:2]]
     parts[-2] = parts[-2].view(shape.num_long, shape.table_width)
     return Views(*parts)
 
 
 def capacity(largest: Shape, max_blocks: int) -> int:
     """Integers that the largest step takes, where each sequence has up to `max_blocks`."""
-    return sum(_sizes(largest)) + (largest.num_short + largest.num_long) * max_blocks
+    return sum(_sizes(largest)) + 2 * (largest.num_short + largest.num_long) * max_blocks
 
 
 def shape_of(
@@ -145,16 +147,18 @@ def pack(
         is_long = np.sort(is_long)
     num_rows_of = np.diff(batch.begins)
     num_short, num_rows = int((~is_long).sum()), int(batch.begins[-1])
-    sizes = [*_sizes(shape), len(batch.block_ids)]
+    window_ids = batch.block_ids if batch.window_ids is None else batch.window_ids
+    sizes = [*_sizes(shape), len(batch.block_ids), len(window_ids)]
     ints = np.zeros(sum(sizes), np.int32)
     (
-        slots, token_ids, sources, positions, wanted_rows, row_begins, lens, block_begins, states, splits,
-        part_begins, folded, items, table, block_ids, _,
+        slots, window_slots, token_ids, sources, positions, wanted_rows, row_begins, lens, block_begins, window_begins,
+        states, splits, part_begins, folded, items, table, block_ids, own_ids, _,
     ) = np.split(ints, np.cumsum(sizes))  # fmt: skip
     owner = np.repeat(np.arange(len(num_rows_of)), num_rows_of)
-    block_of = batch.block_ids[batch.block_begins[owner] + batch.positions // block_size].astype(np.int64)
-    slots[:] = -1
-    slots.view(np.int64)[:num_rows] = block_of * block_size + batch.positions % block_size
+    at = batch.block_begins[owner] + batch.positions // block_size
+    for part, ids in ((slots, batch.block_ids), (window_slots, window_ids)):
+        part[:] = -1
+        part.view(np.int64)[:num_rows] = ids[at].astype(np.int64) * block_size + batch.positions % block_size
     token_ids[:num_rows] = batch.token_ids
     sources[:] = -1
     if batch.sources is not None:
@@ -166,6 +170,7 @@ def pack(
     for part, each in (
         (lens, all_lens),
         (block_begins, batch.block_begins[:-1]),
+        (window_begins, batch.block_begins[:-1] + len(batch.block_ids)),
         (states.reshape(-1, 2), np.broadcast_to(slots_of, (len(all_lens), 2))),
     ):
         part[:num_short] = each[:num_short]
@@ -190,7 +195,7 @@ def pack(
         part_begins[: len(plan.part_begins)] = plan.part_begins
     if shape.table_width:
         _fill_table(table.reshape(shape.num_long, shape.table_width), batch, all_lens[is_long], block_size)
-    block_ids[:] = batch.block_ids
+    block_ids[:], own_ids[:] = batch.block_ids, window_ids
     return ints
 
 
@@ -209,8 +214,8 @@ def _sizes(shape: Shape) -> list[int]:
     splits = [shape.num_splits * SPLIT_INTS, shape.num_short_rows + 1]
     shared = [num_rows, shape.num_items * ITEM_INTS] if shape.num_items else [0, 0]
     table = shape.num_long * shape.table_width
-    sequences = [num_sequences + 2, num_sequences, num_sequences, 2 * num_sequences]
-    return [2 * num_rows, *[num_rows] * 4, *sequences, *splits, *shared, table]
+    sequences = [num_sequences + 2, *[num_sequences] * 3, 2 * num_sequences]
+    return [2 * num_rows, 2 * num_rows, *[num_rows] * 4, *sequences, *splits, *shared, table]
 
 
 def _short_first(
@@ -233,5 +238,6 @@ def _short_first(
         wanted=batch.wanted,
         sources=None if batch.sources is None else batch.sources[rows],
         states=None if batch.states is None else batch.states[order],
+        window_ids=batch.window_ids,
     )
     return moved, new_rows[batch.wanted], [PrefixGroup(place[group.members], group.num_blocks) for group in groups]

@@ -21,19 +21,19 @@ from torch import Tensor
 from hotloop.backends.cuda.delta.weights import LinearWeights
 from hotloop.backends.cuda.dequantise import FLOATS, can_dequantise, dequantise
 from hotloop.backends.cuda.expert_weights import ExpertWeights
-from hotloop.backends.cuda.fp8 import ALIGNMENT, ScaledMatrix, kv_scales, quantise
+from hotloop.backends.cuda.fp8 import ALIGNMENT, E4M3, ScaledMatrix, keep_fp8, kv_scales, quantise
 from hotloop.backends.cuda.int4 import Int4Matrix
 from hotloop.backends.cuda.layer_weights import DeviceWeights, LayerWeights
 from hotloop.backends.cuda.linear import Matrix
 from hotloop.backends.cuda.mxfp4 import GROUP, Mxfp4Matrix
-from hotloop.backends.cuda.repack import repack, room_for, widen_stored
+from hotloop.backends.cuda.repack import fp8_rows, repack, room_for, widen_stored
 from hotloop.core.errors import ConfigError
 from hotloop.models.dummy import SEED, STD, DummyWeights, dummy_value
 from hotloop.models.gguf import widen
 from hotloop.models.hybrid import HybridWeights, split_shapes
 from hotloop.models.layout import share_begin, share_of
 from hotloop.models.model import Model
-from hotloop.models.spec import ExpertsSpec, Int4Stored, LinearSpec, ModelSpec, Stored, Weights
+from hotloop.models.spec import ExpertsSpec, Fp8Stored, Int4Stored, LinearSpec, ModelSpec, Stored, Weights
 
 CHUNK_BYTES = 16 << 20  # of a tensor at a time: enough for the bus, and little enough to unpack in passing
 _NUM_READERS = 4
@@ -48,6 +48,7 @@ def load_weights(
     dtype: torch.dtype,
     *,
     is_fp8: bool = False,
+    keeps_fp8: bool = True,
     has_fp8_kv: bool = False,
     chunk_bytes: int = CHUNK_BYTES,
     rank: int = 0,
@@ -57,13 +58,14 @@ def load_weights(
 
     If fp8, the layers' matrices are in e4m3, and the head is in int8: its errors go straight into the logits, and int8
     has a fifth of them. The embedding, of which a step reads a few rows, stays as it is. If not, matrices that the
-    files hold in four bits are held so here.
+    files hold in four bits are held so here, and those in e4m3, but for a head and hybrids, unless not to be kept.
     """
     device = torch.device(device)
     share = share_of(model.spec, num_ranks)
     if is_fp8:
         _check_sizes(share)
-    weights = _Allocation(share, model.weights, device, dtype, is_fp8).all(num_ranks, rank)
+    has_fp8_files = keeps_fp8 and share.fp8 is not None and share.linear is None
+    weights = _Allocation(share, model.weights, device, dtype, is_fp8, has_fp8_files).all(num_ranks, rank)
     is_split = share.linear is None or isinstance(model.weights, DummyWeights)
     source = model.weights if is_split else HybridWeights(model.weights, share)
     _fill(dict(_places(share, weights)), source, device, chunk_bytes, rank)
@@ -120,13 +122,14 @@ class _Allocation:
     device: torch.device
     dtype: torch.dtype
     is_fp8: bool
+    has_fp8_files: bool
 
     def all(self, num_ranks: int, rank: int) -> DeviceWeights:
         spec = self.spec
         layers = tuple(
             LayerWeights(
                 **{field: self._stacked(layer, names) for field, names in _parts(spec).items()},
-                experts=self._experts(spec.experts) if spec.experts and spec.has_experts(layer) else None,
+                experts=self._experts(spec.experts, layer) if spec.experts and spec.has_experts(layer) else None,
                 linear=self._linear(spec.linear) if spec.linear and spec.is_linear(layer) else None,
             )
             for layer in range(spec.num_layers)
@@ -149,7 +152,8 @@ class _Allocation:
         if not names:
             return None
         num_rows, row_shape = sum(shapes[name][0] for name in names), shapes[names[0]][1:]
-        if self.is_fp8 and row_shape and names != ("kv_b",):
+        is_scaled = row_shape and names != ("kv_b",)
+        if is_scaled and (self.is_fp8 or self._is_kept(layer, names, num_rows, *row_shape)):
             return ScaledMatrix.empty(num_rows, row_shape[0], self.device)
         if int4 and row_shape:
             if isinstance(self.weights, DummyWeights):
@@ -160,11 +164,23 @@ class _Allocation:
                 return room_for(packed, num_rows, row_shape[0], self.device)
         return self._empty(num_rows, *row_shape)
 
-    def _experts(self, experts: ExpertsSpec) -> ExpertWeights:
-        """Those that files hold in four bits are wider here, unless it is MXFP4."""
+    def _is_kept(self, layer: int, names: tuple[str, ...], *shape: int) -> bool:
+        """Whether matrices that the files hold in e4m3 are held so here; the files may leave some as they were."""
+        if not self.has_fp8_files or any(size % ALIGNMENT for size in shape):
+            return False
+        stored = (self.weights.stored(f"layers.{layer}.{name}") for name in names)
+        return isinstance(self.weights, DummyWeights) or all(isinstance(each, Fp8Stored) for each in stored)
+
+    def _experts(self, experts: ExpertsSpec, layer: int) -> ExpertWeights:
+        """Those that files hold in four bits are wider here, unless it is MXFP4. All experts are held as the first."""
         hidden, size, count = self.spec.hidden_size, experts.size, experts.num_experts
-        matrix = partial(ScaledMatrix.empty, device=self.device) if self.is_fp8 else self._empty
-        packed = partial(Mxfp4Matrix.empty, device=self.device) if experts.is_mxfp4 and not self.is_fp8 else matrix
+        narrow, shared = partial(ScaledMatrix.empty, device=self.device), ("shared_gate", "shared_up", "shared_down")
+        is_shared_kept = experts.shared_size and self._is_kept(layer, shared, experts.shared_size, hidden)
+        is_kept = self._is_kept(layer, ("experts.0.gate", "experts.0.down"), size, hidden)
+        matrix = narrow if self.is_fp8 or is_shared_kept else self._empty
+        packed = narrow if self.is_fp8 or is_kept else self._empty
+        if experts.is_mxfp4 and not self.is_fp8:
+            packed = partial(Mxfp4Matrix.empty, device=self.device)
         return ExpertWeights(
             router=self._empty(count, hidden),
             gate_up=packed(2 * count * size, hidden),
@@ -259,6 +275,8 @@ def _fill(places: dict[str, Place], weights: Weights, device: torch.device, chun
             stored = weights.stored(name)
             if isinstance(stored, Int4Stored):
                 staging.send_int4(stored, place, rank)
+            elif isinstance(stored, Fp8Stored):
+                staging.send_fp8(stored, place, rank)
             elif isinstance(place, Mxfp4Matrix):
                 staging.send_mxfp4(stored, place, rank)
             else:
@@ -335,6 +353,16 @@ class _Staging:
         numbers = widen_stored(stored, self._upload_all, self._device.device)
         row, column = (share_begin(*sizes, rank) for sizes in zip(stored.shape, place.shape, strict=True))
         _put(numbers[row : row + len(place), column : column + place.shape[1]], place)
+
+    def send_fp8(self, stored: Fp8Stored, place: Place, rank: int) -> None:
+        """The same for a matrix in e4m3, a few rows at a time."""
+        assert not isinstance(place, Int4Matrix | Mxfp4Matrix)
+        for rows, data, scales, groups in fp8_rows(stored, place.shape, rank, self._device):
+            values, room = self._upload(data).view(E4M3), place[rows]
+            if isinstance(room, ScaledMatrix) and room.values.dtype == E4M3:
+                keep_fp8(values, scales, groups, room)
+            else:
+                _put(values.float() * scales[:, groups], room)
 
     def send_mxfp4(self, stored: Stored, place: Mxfp4Matrix, rank: int) -> None:
         """The same for one that stays in MXFP4: of a row whole groups."""

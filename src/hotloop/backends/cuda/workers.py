@@ -61,6 +61,10 @@ class Plan:
     dtype: torch.dtype = torch.bfloat16
     has_fp8_weights: bool = False
     has_graphs: bool = True
+    keeps_fp8: bool = True
+    """Whether matrices that the files hold in e4m3 stay so."""
+    drops_windows: bool = False
+    """Whether layers with a window have blocks of their own, and fewer."""
 
     @property
     def kv_dtype(self) -> torch.dtype:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from hotloop.backends.backend import Batch, prompt_batch
 from hotloop.backends.host import HostCopy
-from hotloop.backends.openvino.attention import BLOCK_SIZE, Kernel
+from hotloop.backends.openvino.attention import BLOCK_SIZE, Attention, Kernel
 from hotloop.backends.openvino.graph import (
     EXPERTS_GAP,
     GAP,
@@ -25,7 +25,7 @@ from hotloop.backends.openvino.native.mixture import open_experts
 from hotloop.backends.openvino.store import CpuBackend, compile_graph, describe_kv, load_graph
 from hotloop.core.config import Precision, WeightFormat
 from hotloop.models.hybrid import HybridWeights
-from hotloop.models.memory import kv_token_bytes, num_states, state_bytes, weight_bytes
+from hotloop.models.memory import kv_token_bytes, num_states, split_kv, state_bytes, weight_bytes
 from hotloop.models.model import Model
 from hotloop.models.rope import rotary_table
 from hotloop.models.spec import ModelSpec
@@ -60,6 +60,7 @@ class GapBackend(CpuBackend):
         short: Form,
         long: Form | None = None,
         precision: Precision = "fast",
+        drops_windows: bool = False,
     ) -> None:
         """`long`: how the graph is compiled for steps of many tokens, if not as for those of a few."""
         spec, token_bytes = model.spec, kv_token_bytes(model.spec, kernel.item_bytes)
@@ -67,11 +68,27 @@ class GapBackend(CpuBackend):
             model = replace(model, weights=HybridWeights(model.weights, spec))
             self.state_bytes = state_bytes(spec)
             self.num_states = num_states(spec, kv_bytes, kernel.item_bytes)
-        super().__init__(model, kv_bytes - self.num_states * self.state_bytes, BLOCK_SIZE * token_bytes, kv_layout)
+        kv_bytes -= self.num_states * self.state_bytes
+        if drops_windows:
+            sizes = split_kv(spec, kv_bytes, kernel.item_bytes, BLOCK_SIZE, self.step_tokens)
+            num_blocks, self.num_window_blocks = sizes
+        own = [layer for layer in spec.kv_layers if self.num_window_blocks and spec.window(layer)]
+        others = [layer for layer in spec.kv_layers if layer not in own]
+        if own:
+            self.window = max(window for window in spec.windows if window)
+            token_bytes = token_bytes * len(others) // len(spec.kv_layers)
+            kv_bytes = num_blocks * BLOCK_SIZE * token_bytes
+        super().__init__(model, kv_bytes, BLOCK_SIZE * token_bytes, kv_layout)
         angles = rotary_table(spec, min(self.max_context, self.num_blocks * BLOCK_SIZE))
-        self._attention = kernel.create(replace(spec, num_layers=len(spec.kv_layers)), self.num_blocks, angles)
-        for index, layer in enumerate(spec.kv_layers):
-            self._set_up(index, layer, model)
+        self._attention = kernel.create(replace(spec, num_layers=len(others)), self.num_blocks, angles)
+        self._windowed: Attention | None = None
+        if own:
+            self._windowed = kernel.create(replace(spec, num_layers=len(own)), self.num_window_blocks, angles)
+        parts = [(self._attention, others), *([(self._windowed, own)] if self._windowed else [])]
+        places = {layer: (part, i) for part, layers in parts for i, layer in enumerate(layers)}
+        self._places = [places[layer] for layer in spec.kv_layers]
+        for place, layer in zip(self._places, spec.kv_layers, strict=True):
+            self._set_up(*place, layer, model)
         self._linear = DeltaNet(spec, model.weights, self.num_states, open_delta(spec.linear)) if spec.linear else None
         self._experts = open_experts(model, short.weight_format, precision) if model.spec.experts else None
         self._nodes: list[KernelOp] = []
@@ -79,24 +96,27 @@ class GapBackend(CpuBackend):
         self._long = self._compile(model, long) if long else self._short
         self._warm_up()
 
-    def _set_up(self, index: int, layer: int, model: Model) -> None:
-        """What attention has to know of a layer; `index` counts those with KV."""
+    def _set_up(self, attention: Attention, index: int, layer: int, model: Model) -> None:
+        """What attention has to know of a layer, which is number `index` of those it does."""
         spec, name = model.spec, f"layers.{layer}."
         if spec.latent:
             up = model.weights.read(name + "kv_b").reshape(spec.num_heads, -1, spec.latent.kv_rank)
             up_keys, up_values = np.split(up, [spec.latent.nope_dim], axis=1)
-            self._attention.set_latent(index, up_keys, up_values.transpose(0, 2, 1))
+            attention.set_latent(index, up_keys, up_values.transpose(0, 2, 1))
         if spec.has_qk_norm:
-            self._attention.set_norms(index, *(model.weights.read(name + norm) for norm in ("q_norm", "k_norm")))
+            attention.set_norms(index, *(model.weights.read(name + norm) for norm in ("q_norm", "k_norm")))
         window = spec.window(layer)
         if window:
-            self._attention.set_window(index, window)
+            attention.set_window(index, window)
         if spec.has_sinks:
-            self._attention.set_sinks(index, model.weights.read(name + "sinks"))
+            attention.set_sinks(index, model.weights.read(name + "sinks"))
 
     def run(self, batch: Batch) -> NDArray[np.float32]:
         request = self._short if len(batch.token_ids) <= MAX_SHORT_TOKENS else self._long
         self._attention.plan(batch)
+        if self._windowed:
+            ids = batch.block_ids if batch.window_ids is None else batch.window_ids
+            self._windowed.plan(replace(batch, block_ids=ids))
         if self._linear:
             self._linear.plan(batch)
         return self.infer(request, {"input_ids": batch.token_ids, "wanted": batch.wanted})
@@ -111,14 +131,17 @@ class GapBackend(CpuBackend):
     def close(self) -> None:
         del self._short, self._long
         let_go(self._nodes)
-        self._attention.close()
+        self._places.clear()
+        for attention in (self._attention, self._windowed):
+            if attention:
+                attention.close()
         if self._linear:
             self._linear.close()
 
     def _compile(self, model: Model, form: Form) -> ov.InferRequest:
         decoder = DecoderGraph(model.spec, model.weights, form.weight_format, NativeStyle(model.spec))
         graph = load_graph(model, f"native-{form.weight_format}", decoder.build)
-        fill_gaps(graph, GAP, self._attention.run, model.spec.mixed_size, self._nodes)
+        fill_gaps(graph, GAP, self._attend, model.spec.mixed_size, self._nodes)
         if self._experts:
             fill_gaps(graph, EXPERTS_GAP, self._experts.run, model.spec.hidden_size, self._nodes)
         if self._linear and model.spec.linear:
@@ -126,6 +149,11 @@ class GapBackend(CpuBackend):
         gather_wanted_rows(graph)
         form.adapt(graph)
         return compile_graph(graph, form.options).create_infer_request()
+
+    def _attend(self, index: int, qkv: NDArray[np.float32], output: NDArray[np.float32]) -> None:
+        """`index` counts the layers with KV."""
+        attention, number = self._places[index]
+        attention.run(number, qkv, output)
 
     def _warm_up(self) -> None:
         """The plugin makes its kernels when it first meets a shape: better now than under the first request."""
@@ -163,7 +191,14 @@ class PortableBackend(GapBackend):
     """
 
     def __init__(
-        self, model: Model, kv_bytes: int, kernel: Kernel, *, weight_format: WeightFormat, precision: Precision
+        self,
+        model: Model,
+        kv_bytes: int,
+        kernel: Kernel,
+        *,
+        weight_format: WeightFormat,
+        precision: Precision,
+        drops_windows: bool = False,
     ) -> None:
         how = (weight_format, precision, f"{kernel.item_bytes} bytes", kernel.version)
         options = {
@@ -171,8 +206,9 @@ class PortableBackend(GapBackend):
             "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0" if precision == "exact" else _WHOLE_ROWS,
         }
         form = Form(weight_format, options, divide_by_roots)
+        layout = describe_kv(model, "portable", *how)
         super().__init__(
-            model, kv_bytes, kernel, kv_layout=describe_kv(model, "portable", *how), short=form, precision=precision
+            model, kv_bytes, kernel, kv_layout=layout, short=form, precision=precision, drops_windows=drops_windows
         )
 
 

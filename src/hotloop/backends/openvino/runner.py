@@ -31,8 +31,11 @@ def open_cpu(
     *,
     weight_format: WeightFormat = "int8",
     precision: Precision = "fast",
+    drops_windows: bool = False,
 ) -> Backend:
     """The quickest backend of that precision on this machine, its KV sized from the memory budget."""
+    if model.spec.family == "transformers":
+        raise ConfigError(f"{model.name} is of an architecture that runs on a GPU only, by transformers")
     if weight_format == "fp8":
         raise ConfigError("weights fp8 are for a GPU: on a CPU they can be int8, int4, bf16 or f32")
     kv_bytes, kv = parse_bytes(config.kv_memory), config.kv_precision
@@ -42,7 +45,9 @@ def open_cpu(
     if not _has_paged_attention() or spec.windows or spec.has_sinks or spec.linear or spec.latent:
         portable = _portable_kernel(kv, precision)
         _check_memory(model, config, weight_format, precision, "portable")
-        return PortableBackend(model, kv_bytes, portable, weight_format=weight_format, precision=precision)
+        return PortableBackend(
+            model, kv_bytes, portable, weight_format=weight_format, precision=precision, drops_windows=drops_windows
+        )
     amx = _amx_kernel(model.spec, kv, precision)
     _check_memory(model, config, weight_format, precision, "amx" if amx else "paged")
     if amx:

@@ -32,6 +32,7 @@ class CpuBackend(ABC):
     block_size = BLOCK_SIZE
     host_memory: HostMemory | None = None
     num_states = state_bytes = 0
+    num_window_blocks = window = 0
 
     def __init__(self, model: Model, kv_bytes: int, block_bytes: int, kv_layout: str) -> None:
         self.vocab_size = model.spec.vocab_size

@@ -80,6 +80,8 @@ def size(
     check_spec(Path(name), spec, spec.num_layers)
     if spec.int4 and load.weights == "bf16":  # as a GPU holds them
         load = replace(load, weights="int4")
+    if spec.fp8 and load.weights == "bf16":
+        load = replace(load, weights="fp8")
     found = _hardware(gpu, price, host_memory)
     num_gpus = gpus or (1 if gpu else None)
     estimates = estimate_all(spec, load, found, num_gpus=num_gpus, min_tokens_s=min_speed)

@@ -1,0 +1,107 @@
+"""Slots of blocks in the memory of layers with a sliding window; see `windows`. Plain integers.
+
+Blocks go by their names: those in host memory have negative numbers. Invariants: a slot that is not free is of one
+block; it is kept if that block is in the tree, and its users are users of the block.
+"""
+
+from array import array
+from collections.abc import Iterable, Sequence
+
+from hotloop.engine.blocks import BlockPool
+
+
+class WindowSlots:
+    """Without any slots, nothing here does anything."""
+
+    def __init__(self, num_slots: int = 0, size: int = 0, num_blocks: int = 0) -> None:
+        self.size = size
+        """Tokens that the largest window has."""
+        self.pool = BlockPool(num_slots)
+        self.slot_of = array("i", [-1]) * num_blocks
+        """By the blocks of the device; -1: they have none."""
+        self._hosted: dict[int, int] = {}
+
+    def emptied(self) -> "WindowSlots":
+        return WindowSlots(self.pool.num_blocks, self.size, len(self.slot_of))
+
+    def slot(self, name: int) -> int:
+        return self.slot_of[name] if name >= 0 else self._hosted.get(name, -1)
+
+    def allocate(self, block_ids: Sequence[int]) -> bool:
+        """A slot for each of these, with a user; or for none."""
+        slots = self.pool.allocate(len(block_ids))
+        for block_id, slot in zip(block_ids, slots or (), strict=slots is not None):
+            assert self.slot_of[block_id] < 0
+            self.slot_of[block_id] = slot
+        return slots is not None
+
+    def use(self, block_ids: Iterable[int]) -> None:
+        self.pool.use(self.slot_of[block_id] for block_id in block_ids)
+
+    def release(self, block_ids: Iterable[int]) -> None:
+        for block_id in block_ids:
+            self.pool.release([self.slot_of[block_id]])
+            self._forget(block_id)
+
+    def keep(self, block_ids: Iterable[int]) -> None:
+        """The tree has these blocks from now on."""
+        if self.pool.num_blocks:
+            self.pool.keep(slot for slot in map(self.slot, block_ids) if slot >= 0)
+
+    def drop(self, names: Iterable[int]) -> None:
+        """The tree gives these up, or their slots."""
+        if self.pool.num_blocks:
+            for name in names:
+                if self.slot(name) >= 0:
+                    self.pool.drop([self.slot(name)])
+                    self._forget(name)
+
+    def drop_idle(self, names: Iterable[int]) -> None:
+        users = self.pool.num_users
+        self.drop([name for name in names if self.slot(name) >= 0 and not users[self.slot(name)]])
+
+    def move(self, names: Sequence[int], others: Sequence[int]) -> None:
+        """The tree has the same in other blocks now. Where these have slots already, those are kept."""
+        if self.pool.num_blocks:
+            for name, other in zip(names, others, strict=True):
+                if self.slot(other) >= 0:
+                    self.drop([name])
+                    self.keep([other])
+                elif self.slot(name) >= 0:
+                    self._set(other, self.slot(name))
+                    self._set(name, -1)
+
+    def hand_over(self, mine: int, theirs: int) -> None:
+        """One who uses the slot of a block is given another, of the tree, that holds the same."""
+        if self.slot(theirs) >= 0:
+            self.use([theirs])
+            self.release([mine])
+            return
+        self._set(theirs, self.slot(mine))
+        self._set(mine, -1)
+        self.keep([theirs])
+
+    def check_kept(self, names: Iterable[int]) -> None:
+        """These are all blocks of the tree."""
+        slots = [slot for slot in map(self.slot, names) if slot >= 0] if self.pool.num_blocks else []
+        assert all(self.pool.is_kept[slot] for slot in slots)
+        assert len(slots) == self.pool.num_kept
+
+    def check(self, users: Sequence[int]) -> None:
+        self.pool.check(dict(enumerate(users)))
+        taken = [slot for slot in (*self.slot_of, *self._hosted.values()) if slot >= 0]
+        assert len(taken) == len(set(taken)) == self.pool.num_blocks - self.pool.num_free, "a slot is lost, or shared"
+
+    def _forget(self, name: int) -> None:
+        """If nobody has it any more."""
+        slot = self.slot(name)
+        if not (self.pool.num_users[slot] or self.pool.is_kept[slot]):
+            self._set(name, -1)
+
+    def _set(self, name: int, slot: int) -> None:
+        if name >= 0:
+            self.slot_of[name] = slot
+        elif slot < 0:
+            self._hosted.pop(name, None)
+        else:
+            self._hosted[name] = slot
