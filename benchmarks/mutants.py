@@ -71,6 +71,10 @@ EQUIVALENT: Mapping[str, str] = {
     "engine/drafting/speculation.py: 0.98 * old + each -> 0.98 * old - each": (
         "all five sums change their sign, and only their ratios count"
     ),
+    "engine/scheduler.py: request.num_settled // self.block_size > part.begin // self.block_size -> "
+    "request.num_settled // self.block_size >= part.begin // self.block_size": (
+        "whole blocks that are shared already are shared once more, which does nothing"
+    ),
 }
 """Mutants that change nothing anybody could see, by name, and why."""
 

@@ -208,6 +208,15 @@ def test_what_was_not_cached_after_all_is_work() -> None:
     assert placement._views["a"].recent_tokens == before + 40, "more than was thought is no work taken back"
 
 
+def test_an_answer_tells_what_share_of_its_prompt_was_cached() -> None:
+    placement = fleet_of("a")
+    ask(placement, blocks(10))
+    ticket = ask(placement, blocks(10))
+    before = placement._views["a"].recent_tokens
+    placement.finish(ticket, AnswerSummary(num_prompt=100, num_cached=75))
+    assert placement._views["a"].recent_tokens == before + 640 * 0.25
+
+
 def test_requests_from_others_are_taken_for_some_of_ours() -> None:
     placement = fleet_of("a", "b")
     ask(placement, blocks(10), among=frozenset("a"))
