@@ -201,6 +201,7 @@ def test_what_was_not_cached_after_all_is_work() -> None:
     placement = fleet_of("a")
     ask(placement, blocks(10))
     ticket = ask(placement, blocks(10))
+    assert ticket.work_tokens == 0
     before = placement._views["a"].recent_tokens
     placement.correct(ticket, 600)
     assert placement._views["a"].recent_tokens == before + 40
