@@ -15,7 +15,7 @@ GPU_READY := $(if $(filter $(CUDA)/bin/python,$(GPU_PYTHON)),$(CUDA)/.installed)
 CLIENTS := .clients
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model check format test test-page test-ray test-clients test-kernels test-gpu test-mutants bench-gpu demo bench docs clean
+.PHONY: help setup model check format test test-page test-ray test-clients test-kernels test-gpu test-mutants test-fuzz bench-gpu demo bench docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -94,6 +94,10 @@ test-gpu: $(GPU_READY) ## Run the CUDA backend's tests on this machine's card, t
 
 bench-gpu: $(GPU_READY) ## Check and measure the CUDA backend on this machine's card, beside its limits and transformers
 	$(GPU_PYTHON) -m benchmarks.gpu
+
+test-fuzz: $(STAMP) ## Send the endpoints what /openapi.json describes, and what nearly is that, at random (schemathesis)
+	@$(PIP) install schemathesis -c constraints.txt
+	FUZZ_EXAMPLES=100 $(BIN)/pytest tests/fuzz
 
 test-mutants: $(STAMP) ## Change an operator at a time in the modules that own invariants, and see whether tests notice
 	$(BIN)/python -m benchmarks.mutants

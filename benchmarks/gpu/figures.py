@@ -25,7 +25,7 @@ from hotloop.core.request import Request, SamplingParams, TokenEvent
 from hotloop.engine.core import StepReport
 from hotloop.engine.engine import Engine
 from hotloop.models.layout import num_active_weights
-from hotloop.models.memory import kv_token_bytes
+from hotloop.models.memory import kv_token_bytes, state_bytes
 from hotloop.models.spec import ModelSpec
 
 _VOCAB = 120_000
@@ -136,16 +136,16 @@ def matrix_bytes(spec: ModelSpec, num_rows: int) -> float:
 
 
 def decode_limit(spec: ModelSpec, limits: Limits, batch: int, context: int) -> float:
-    """Tokens a second if weights and KV are read once a step and nothing else costs time."""
-    kv_bytes = batch * context * kv_token_bytes(spec)
-    return batch * limits.copy_bytes_s / (matrix_bytes(spec, batch) + kv_bytes)
+    """Tokens a second if weights and KV are read once a step, states read and written, and nothing else costs time."""
+    own_bytes = context * kv_token_bytes(spec) + 2 * state_bytes(spec)
+    return batch * limits.copy_bytes_s / (matrix_bytes(spec, batch) + batch * own_bytes)
 
 
 def prefill_limit(spec: ModelSpec, limits: Limits, num_tokens: int) -> float:
     """Tokens a second if all there is to compute runs at the rate of one large matrix product."""
     head = spec.vocab_size * spec.hidden_size
     flop = 2 * (matrix_weights(spec) - head) * num_tokens + 2 * head
-    flop += spec.num_layers * (spec.num_heads * spec.head_dim + spec.mixed_size) * num_tokens**2
+    flop += spec.num_kv_layers * (spec.num_heads * spec.head_dim + spec.mixed_size) * num_tokens**2
     return limits.matmul_flop_s * num_tokens / flop
 
 

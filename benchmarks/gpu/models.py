@@ -101,6 +101,26 @@ SHAPES: dict[str, dict[str, Any]] = {
         },
         "rms_norm_eps": 1e-6,
     },
+    "qwen3.5-9b": {
+        "model_type": "qwen3_5_text",
+        "vocab_size": 151936,
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 32,
+        "full_attention_interval": 4,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "partial_rotary_factor": 0.25,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4,
+        "max_position_embeddings": 262144,
+        "rope_theta": 10000000.0,
+        "rms_norm_eps": 1e-6,
+    },
 }
 
 

@@ -1,6 +1,7 @@
 """Checkpoints in FP8 on the device: kept in e4m3, whole and in shares, with experts, and a model that runs."""
 
 import random
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,16 @@ from tests.cuda.test_backend import logits_of, make_backend
 from tests.cuda.test_int4_weights import CHUNK_BYTES, MATRICES, exact_matrices, small_weights
 from tests.cuda.test_parallel import open_two
 from tests.cuda.test_weights import expected_layer
+from tests.engine.tiny import TOKENIZER
 from tests.models.fp8 import Fp8Recipe, write_fp8_folder
 from tests.models.tiny import DictWeights, Tensors, spec_config, tiny_spec, write_json
+from tests.parity.models import CONFIGS, HYBRIDS
 
 from hotloop.backends.cuda.fp8 import ScaledMatrix, keep_fp8
 from hotloop.backends.cuda.weights import load_weights
 from hotloop.models.fp8 import widen_fp8
+from hotloop.models.huggingface import SafetensorsWeights, config_spec
+from hotloop.models.hybrid import HybridWeights
 from hotloop.models.model import Model, load_model
 from hotloop.models.spec import ExpertsSpec, Fp8Stored, ModelSpec
 
@@ -144,3 +149,29 @@ def test_two_ranks_compute_what_one_does(tmp_path: Path, device: str) -> None:
         np.testing.assert_allclose(logits_of(two, step), logits_of(alone, step), rtol=1e-4, atol=1e-4)
     two.close()
     alone.close()
+
+
+@pytest.mark.parametrize("name", ["qwen3_next", "deepseek_v3"])
+def test_hybrids_are_widened_and_latents_kept(tmp_path: Path, name: str, device: str) -> None:
+    """What a hybrid's files fuse is taken apart; what makes keys and values of latents is multiplied otherwise."""
+    config = {**CONFIGS, **HYBRIDS}[name]
+    (tmp_path / "c").mkdir()
+    write_json(tmp_path / "c" / "config.json", config)
+    spec = config_spec(tmp_path / "c")
+    write_fp8_folder(tmp_path / "m", spec, small_weights(spec), Fp8Recipe(), plain=("router",), config=config)
+    weights = SafetensorsWeights(tmp_path / "m", config_spec(tmp_path / "m"))
+    model = Model(name, tmp_path / "m", name, config_spec(tmp_path / "m"), TOKENIZER, None, weights, 0)
+    loaded = load_weights(model, device, torch.float32, chunk_bytes=1 << 16)
+    if spec.linear:
+        meant = HybridWeights(weights, spec)
+        last = spec.kv_layers[-1]
+        want = np.concatenate([meant.read(f"layers.{last}.{part}") for part in ("q_gate", "q", "k", "v")])
+        np.testing.assert_array_equal(loaded.layers[last].qkv.cpu(), want)
+    else:
+        kept = [
+            field.name
+            for field in fields(loaded.layers[0])
+            if isinstance(getattr(loaded.layers[0], field.name), ScaledMatrix)
+        ]
+        assert {"o", "gate_up", "down"} <= {*kept}
+        assert "kv_b" not in kept

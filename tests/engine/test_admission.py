@@ -106,6 +106,13 @@ def test_no_more_lose_their_seats_than_have_outgrown_the_cache() -> None:
     assert door.admission.swap_out(num_shared=0) == []
 
 
+def test_growth_is_a_mean_at_first() -> None:
+    door = Door(num_tokens=1000)
+    for size in (100, 110, 130):
+        door.turn("a", size)
+    assert door.admission.growth == 15
+
+
 def test_what_several_share_is_counted_once() -> None:
     door = Door(num_tokens=100)
     door.turn("a", 60)

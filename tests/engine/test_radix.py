@@ -7,9 +7,17 @@ import hypothesis.strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from hotloop.engine.blocks import BlockPool
+from hotloop.engine.changes import Change, Emptied
 from hotloop.engine.radix import RadixTree
 
 BLOCK = 2
+
+
+def test_a_tree_that_is_emptied_says_so_to_whoever_listens() -> None:
+    changes: list[Change] = []
+    RadixTree(BlockPool(4), BLOCK, changes=changes).emptied()
+    assert changes == [Emptied()]
+    RadixTree(BlockPool(4), BLOCK).emptied()
 
 
 def tokens(*values: int) -> "array[int]":

@@ -230,6 +230,22 @@ def test_no_more_is_evicted_than_there_is_no_room_for() -> None:
     assert [family for family in range(5) if shelf.has(family)] == [2, 3, 4]
 
 
+def test_who_is_in_a_tool_gap_takes_no_room_from_pins() -> None:
+    shelf = Shelf(max_pinned=2)
+    for family in (1, 2, 3):
+        shelf.put(family)
+    shelf.hold(1, HoldKind.TOOL_GAP, until=2)
+    shelf.hold(2, HoldKind.TOOL_GAP, until=3)
+    shelf.hold(3, HoldKind.PINNED, until=300, ttl_s=300)
+    assert shelf.order(1, 2, 3)[-1] == 3
+
+
+def test_a_state_is_worth_more_the_more_it_saves() -> None:
+    retention = Retention(0)
+    few, many = (retention.rank(None, 0.0, 1, 100, num_tokens=saved) for saved in (10, 90))
+    assert few < many
+
+
 def test_new_work_always_finds_room() -> None:
     shelf = Shelf(num_blocks=4, max_pinned=4)
     for family in range(4):

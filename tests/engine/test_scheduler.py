@@ -67,13 +67,13 @@ def test_a_token_is_computed_before_the_value_of_the_last_is_known_if_it_can_be(
     assert [(part.begin, part.end) for part in scheduler.schedule(0.3).slices] == [(10, 11)]
 
 
-def test_forced_tokens_behind_a_prompt_do_not_wait_for_other_prompts() -> None:
-    loop = Loop(make_scheduler(max_step_tokens=8))
-    request = loop.add("a", prompt(4))
-    loop.step()
-    request.token_ids.extend([7, 8])
-    loop.add("b", prompt(40, first=100), Priority.INTERACTIVE)
-    assert loop.step()["a"] == (4, 7)
+def test_forced_tokens_right_behind_a_prompt_are_no_prefill() -> None:
+    loop = Loop(make_scheduler(max_step_tokens=6))
+    requests = [loop.add(name, prompt(2, first=100 * i)) for i, name in enumerate("abc")]
+    assert loop.step() == {"a": (0, 2), "b": (0, 2), "c": (0, 2)}
+    for request in requests:
+        request.token_ids.extend([7, 8, 9])
+    assert loop.step() == {"a": (2, 6), "b": (2, 6), "c": (2, 6)}, "beyond what a step may prefill"
 
 
 class Room:
@@ -103,6 +103,27 @@ def test_of_a_prompt_in_host_memory_the_last_token_is_still_lacking() -> None:
 
 def test_a_share_of_the_blocks_can_be_pinned() -> None:
     assert make_scheduler(num_blocks=64, pinned_share=0.5).retention.max_pinned == 32
+
+
+def test_only_whole_blocks_are_waited_for_together() -> None:
+    loop = Loop(make_scheduler(max_step_tokens=4))
+    request = loop.add("a", prompt(10))
+    loop.step()
+    assert loop.scheduler._next_block(request) == request.token_ids[:8].tobytes()
+    loop.step()
+    loop.step()
+    assert request.num_computed == 10
+    assert loop.scheduler._next_block(request) == b""
+
+
+def test_a_draft_gets_what_blocks_there_are() -> None:
+    loop = Loop(make_scheduler(num_blocks=3))
+    loop.add("a", prompt(6))
+    [part] = loop.scheduler.schedule(0.1).slices
+    loop.scheduler.extend(part, [7] * 9, [1] * 9)
+    assert (len(part.draft_ids), len(part.kinds)) == (2, 2), "to the end of its last block"
+    loop.scheduler.extend(part, [7] * 4, [1] * 4)
+    assert (len(part.draft_ids), len(part.kinds)) == (4, 4)
 
 
 def test_chunks_end_where_blocks_end() -> None:

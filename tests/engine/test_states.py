@@ -264,6 +264,16 @@ def test_with_a_state_all_is_lost_since_the_one_before_it() -> None:
     assert not found[36]
 
 
+def test_the_last_token_of_a_prompt_is_computed_though_there_is_a_state_behind_it() -> None:
+    loop = Loop(make_scheduler(num_states=16))
+    request = serve(loop, "a", prompt(20), session="a")
+    place = max(saved(loop, request.token_ids))
+    matched = loop.scheduler.states.match(Request("x", request.token_ids[:place], greedy()))
+    assert len(matched) * BLOCK_SIZE < place
+    longer = loop.scheduler.states.match(Request("y", request.token_ids[: place + 1], greedy()))
+    assert len(longer) * BLOCK_SIZE == place
+
+
 def test_more_requests_than_slots_take_turns() -> None:
     with make_engine(num_states=3) as engine:
         run_together(engine, PROMPTS, greedy(12))

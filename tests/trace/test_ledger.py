@@ -89,6 +89,21 @@ def test_a_turn_tells_its_own_error_or_that_of_its_calls(own: str, within: str, 
     assert account.error == told
 
 
+def test_turns_have_the_numbers_they_say_or_count_from_one():
+    run = span(names.RUN, 0, 100, end="done")
+    turns = [span(names.TURN, 10, 20, run), span(names.TURN, 30, 40, run, turn=7)]
+    assert [turn.index for turn in build_ledger([run, *turns]).turns] == [1, 7]
+
+
+def test_a_tool_is_dispatched_when_it_says_or_when_it_begins():
+    run = span(names.RUN, 0, 100, end="done")
+    turn = span(names.TURN, 10, 90, run, turn=1)
+    at = DAWN_NS + 42 * MS
+    tools = [span(names.TOOL, 40, 60, turn, **{names.DISPATCHED_NS: at}), span(names.TOOL, 50, 60, turn)]
+    [account] = build_ledger([run, turn, *tools]).turns
+    assert [tool.dispatched_ns for tool in account.tools] == [at, DAWN_NS + 50 * MS]
+
+
 def test_the_critical_path_has_no_gap_and_names_what_was_waited_for():
     run = span(names.RUN, 0, 100, end="done")
     ledger = build_ledger([run, *a_turn(run, 10)])

@@ -5,7 +5,8 @@ walked by hand (`wire/`), so they are described here; a test holds each name to 
 described is ignored, as everywhere; answers are described by the APIs' makers.
 """
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -171,14 +172,16 @@ def describe(routes: Iterable[Route]) -> Json:
         path = route.path.replace(":path}", "}")
         methods = sorted((route.methods or {"GET"}) - {"HEAD"})
         paths.setdefault(path, {}).update({method.lower(): _operation(path) for method in methods})
-    kinds = {ErrorBody, *(kind for body in BODIES.values() for kind in body)}
-    _, schemas = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
+    kinds = {kind for body in BODIES.values() for kind in body}
+    _, schemas = msgspec.json.schema_components([ErrorBody, *kinds], ref_template="#/components/schemas/{name}")
+    parts = {kind: schemas.pop(kind.__name__) for kind in kinds}
+    bodies = {_name(path): _join([parts[kind] for kind in body]) for path, body in BODIES.items()}
     return {
         "openapi": "3.1.0",
         "info": {"title": "hotloop", "version": __version__},
         "paths": paths,
         "components": {
-            "schemas": schemas,
+            "schemas": schemas | bodies,
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
         "security": [{}, {"key": []}],
@@ -196,10 +199,21 @@ def _operation(path: str) -> Json:
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in _names(path)
         ],
     }
-    if kinds := BODIES.get(path):
-        schema = _ref(kinds[0]) if len(kinds) == 1 else {"allOf": [_ref(kind) for kind in kinds]}
+    if path in BODIES:
+        schema = {"$ref": f"#/components/schemas/{_name(path)}"}
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
     return operation
+
+
+def _join(schemas: Sequence[Json]) -> Json:
+    """All of them, said of one object."""
+    properties = {name: schema for each in schemas for name, schema in each["properties"].items()}
+    required = sorted({name for each in schemas for name in each["required"]})
+    return {"type": "object", "properties": properties, "required": required}
+
+
+def _name(path: str) -> str:
+    return "".join(word.capitalize() for word in re.split(r"\W|_", path.removeprefix("/v1/"))) + "Body"
 
 
 def _names(path: str) -> Iterable[str]:

@@ -201,11 +201,36 @@ def test_what_was_not_cached_after_all_is_work() -> None:
     placement = fleet_of("a")
     ask(placement, blocks(10))
     ticket = ask(placement, blocks(10))
+    assert ticket.work_tokens == 0
     before = placement._views["a"].recent_tokens
     placement.correct(ticket, 600)
     assert placement._views["a"].recent_tokens == before + 40
     placement.correct(ticket, 700)
     assert placement._views["a"].recent_tokens == before + 40, "more than was thought is no work taken back"
+
+
+def test_an_answer_tells_what_share_of_its_prompt_was_cached() -> None:
+    placement = fleet_of("a")
+    ask(placement, blocks(10))
+    ticket = ask(placement, blocks(10))
+    before = placement._views["a"].recent_tokens
+    placement.finish(ticket, AnswerSummary(num_prompt=100, num_cached=75))
+    assert placement._views["a"].recent_tokens == before + 640 * 0.25
+
+
+def test_a_session_in_a_tool_gap_is_awaited_to_the_end_of_its_time() -> None:
+    placement = fleet_of("a")
+    placement.finish(ask(placement, blocks(9), now=1.0), AnswerSummary(num_output=7, has_calls=True), now=2.0)
+    for now, returning in ((TOOL_GAP_S + 1, OUTPUT_COST * 7), (TOOL_GAP_S + 2, 0)):
+        ask(placement, b"", "other", now=now)
+        assert placement._views["a"].returning_tokens == returning
+
+
+def test_beginnings_are_counted_by_where_prompts_part() -> None:
+    placement, shared = fleet_of("a"), blocks(4)
+    for i in range(1, 4):
+        ask(placement, shared + blocks(2, i), f"s{i}")
+    assert placement._starts.get(shared[-8:]) == 2
 
 
 def test_requests_from_others_are_taken_for_some_of_ours() -> None:

@@ -28,6 +28,7 @@ from hotloop.backends.cuda.fp8 import E4M3, FP8_CAPABILITY, check_device
 from hotloop.backends.cuda.graphs import MAX_LONG, Graphs, shapes_for
 from hotloop.backends.cuda.hostmemory import RING_BYTES, has_host_memory, open_host_memory
 from hotloop.backends.cuda.kernels import copy_blocks
+from hotloop.backends.cuda.latent_prefill import MAX_MADE_ITEMS
 from hotloop.backends.cuda.mixing.deltas import scratch_width
 from hotloop.backends.cuda.parallel import ALONE, Group
 from hotloop.backends.cuda.staging import Event, Staging
@@ -154,13 +155,15 @@ def working_bytes(spec: ModelSpec, config: EngineConfig, item_bytes: int) -> int
     if experts:
         mlp = experts.num_chosen * (experts.size + spec.hidden_size) + 3 * experts.num_experts
     width = 4 * spec.hidden_size + mlp + num_heads * spec.head_dim
+    made_bytes = 0
     if spec.latent:
         width += 2 * spec.num_heads * spec.latent.kv_rank
+        made_bytes = (MAX_MADE_ITEMS + spec.max_context * spec.latent.width) * item_bytes
     if spec.linear:
         width += scratch_width(spec.linear)
     num_logits = 4 * config.max_running * spec.vocab_size  # as computed, as adjusted, and of drafts
     ring_bytes = RING_BYTES if has_host_memory(config) and not spec.linear else 0
-    return num_rows * width * item_bytes + 4 * num_logits + ring_bytes + _CONTEXT_BYTES
+    return num_rows * width * item_bytes + made_bytes + 4 * num_logits + ring_bytes + _CONTEXT_BYTES
 
 
 def _kv_shape(spec: ModelSpec, num_blocks: int) -> tuple[int, ...]:
@@ -170,7 +173,7 @@ def _kv_shape(spec: ModelSpec, num_blocks: int) -> tuple[int, ...]:
 
 
 class CudaBackend:
-    """The KV cache is one tensor, whose blocks are the same in every layer.
+    """The KV cache is one tensor, whose blocks are the same in every layer; layers with a window may have another.
 
     Of several ranks each is one of these, with its share of the heads. Rank 0 has the workers, and does for an engine
     what the others are told to do as well.

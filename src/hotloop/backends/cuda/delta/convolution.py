@@ -44,8 +44,9 @@ def convolve(
     count = num_sequences if is_whole else num_tiles(len(x), num_sequences, tile_rows)
     _convolve[(count, num_heads)](
         x, taps, inputs, row_begins, states, out, x.stride(0), num_sequences, spec.num_key_heads, spec.num_value_heads,
-        spec.key_dim, spec.value_dim, spec.conv_width, dim_tile, tile_rows, sequence_tile(num_sequences), is_whole,
-        num_warps=1 if tile_rows == 1 else 4, **overlap(x.device),
+        spec.key_dim, spec.value_dim, spec.conv_width, dim_tile, tile_rows,
+        1 if is_whole else sequence_tile(num_sequences), is_whole, num_warps=1 if tile_rows == 1 else 4,
+        **overlap(x.device),
     )  # fmt: skip
     return out
 
