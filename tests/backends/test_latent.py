@@ -1,8 +1,7 @@
 """Attention over latents against keys and values that are made from them, row by row; and bit by bit."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,11 +13,11 @@ from tests.backends.test_native import (
     every_exact_kernel,
     make_spec,
     make_tables,
+    open_rig,
 )
 
 from hotloop.backends.openvino.attention import Attention, Kernel
 from hotloop.models.memory import kv_token_bytes
-from hotloop.models.rope import rotary_frequencies, rotary_table
 from hotloop.models.spec import LatentSpec, ModelSpec
 
 LATENT = LatentSpec(None, kv_rank=64, nope_dim=24, rope_dim=8, value_dim=40, scale=0.2)
@@ -54,20 +53,8 @@ class LatentRig(Rig):
         mixed = weights @ values / weights.sum(-1, keepdims=True)
         return mixed.transpose(1, 0, 2).reshape(len(q), -1).astype(np.float32)
 
-    def rotated(self, x: Array) -> Array:
-        angles = np.outer(np.arange(len(x)), rotary_frequencies(self.spec))[:, None]
-        first, second = np.split(x, 2, axis=-1)
-        cos, sin = np.cos(angles), np.sin(angles)
-        return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
-
-@contextmanager
-def make_rig(spec: ModelSpec, kernel: Kernel) -> Iterator[LatentRig]:
-    attention = kernel.create(spec, NUM_BLOCKS, rotary_table(spec, 2048))
-    try:
-        yield LatentRig(spec, attention)
-    finally:
-        attention.close()
+make_rig = partial(open_rig, LatentRig)
 
 
 @every_exact_kernel

@@ -4,9 +4,10 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -119,19 +120,28 @@ class Rig:
     def turned(self, x: Array, norm: Array) -> Array:
         if self.spec.has_qk_norm:
             x = x / np.sqrt((x**2).mean(-1, keepdims=True) + self.spec.rms_eps) * norm
+        return self.rotated(x)
+
+    def rotated(self, x: Array) -> Array:
         angles = np.outer(np.arange(len(x)), rotary_frequencies(self.spec))[:, None]
         first, second = np.split(x, 2, axis=-1)
         cos, sin = np.cos(angles), np.sin(angles)
         return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
 
+AnyRig = TypeVar("AnyRig", bound=Rig)
+
+
 @contextmanager
-def make_rig(spec: ModelSpec, kernel: Kernel) -> Iterator[Rig]:
+def open_rig(kind: type[AnyRig], spec: ModelSpec, kernel: Kernel) -> Iterator[AnyRig]:
     attention = kernel.create(spec, NUM_BLOCKS, rotary_table(spec, 8192))
     try:
-        yield Rig(spec, attention)
+        yield kind(spec, attention)
     finally:
         attention.close()
+
+
+make_rig = partial(open_rig, Rig)
 
 
 def make_tables(count: int) -> list[list[int]]:

@@ -8,16 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from tests.backends.device import NullDevice
-from tests.engine.tiny import (
-    BLOCK_SIZE,
-    VOCAB_SIZE,
-    Listener,
-    greedy,
-    make_engine,
-    make_request,
-    run_alone,
-    until_idle,
-)
+from tests.engine.tiny import BLOCK_SIZE, SIZE, Listener, greedy, make_engine, make_request, run_alone, until_idle
 
 from hotloop.backends.backend import Batch
 from hotloop.core.errors import BackendError, DeviceLost, EngineClosed
@@ -52,7 +43,7 @@ def numeric_failure(logits: NDArray[np.float32]) -> NDArray[np.float32]:
     [(hardware_failure, "on fire"), (unforeseen_failure, "nobody thought"), (numeric_failure, "not numbers")],
 )
 def test_a_failed_step_ends_its_requests_and_the_next_one_works(failure: Any, message: str) -> None:
-    backend = FailingBackend(block_size=BLOCK_SIZE, num_blocks=64, vocab_size=VOCAB_SIZE)
+    backend = FailingBackend(**SIZE, num_blocks=64)
     prompt = list(range(20))
     with make_engine(backend=backend) as engine:
         before = engine.generate(prompt, greedy())
@@ -70,7 +61,7 @@ def test_a_device_that_is_gone_ends_everything_with_its_error() -> None:
     def lose(logits: NDArray[np.float32]) -> NDArray[np.float32]:
         raise DeviceLost("the GPU failed: an illegal memory access was encountered")
 
-    backend = FailingBackend(block_size=BLOCK_SIZE, num_blocks=64, vocab_size=VOCAB_SIZE)
+    backend = FailingBackend(**SIZE, num_blocks=64)
     backend.failure = lose
     listener = Listener()
     with make_engine(backend=backend, max_running=1) as engine:
@@ -102,7 +93,7 @@ class PoisonedBackend(NullDevice):
 
 @pytest.mark.parametrize("max_step_tokens", [8, 1000])
 def test_a_request_without_numbers_ends_alone_and_leaves_nothing_in_the_cache(max_step_tokens: int) -> None:
-    backend = PoisonedBackend(block_size=BLOCK_SIZE, num_blocks=256, vocab_size=VOCAB_SIZE)
+    backend = PoisonedBackend(**SIZE, num_blocks=256)
     trunk = list(range(30))
     poisoned = [*trunk, POISON, *range(20)]
     good = {f"good{i}": [*trunk, 100 + i] for i in range(5)}
@@ -122,7 +113,7 @@ def test_a_request_without_numbers_ends_alone_and_leaves_nothing_in_the_cache(ma
 
 
 def test_poisoned_blocks_go_with_the_last_who_read_them() -> None:
-    backend = PoisonedBackend(block_size=BLOCK_SIZE, num_blocks=256, vocab_size=VOCAB_SIZE)
+    backend = PoisonedBackend(**SIZE, num_blocks=256)
     with make_engine(backend=backend, max_step_tokens=BLOCK_SIZE) as engine:
         for ending in range(3):
             with pytest.raises(BackendError, match="not numbers"):

@@ -147,12 +147,14 @@ def check_answers(engine: Turned, jobs: Jobs, aborted: set[str]) -> None:
             assert tokens_of(events) == expected[: len(tokens_of(events))]
 
 
-def make_jobs(rng: random.Random, num_common: int) -> Jobs:
-    """Prompts that begin alike for up to so many tokens."""
-    trunk = tuple(rng.randrange(250) for _ in range(num_common))
+def make_jobs(seed: int, num_jobs: int = 12, num_trunks: int = 1, num_common: int = 30) -> Jobs:
+    """Prompts that begin alike for up to so many tokens. There are four sets of them: each is asked alone once."""
+    rng = random.Random(seed % 4)
+    trunks = [tuple(rng.randrange(250) for _ in range(num_common)) for _ in range(num_trunks)]
     jobs = {}
-    for i in range(12):
-        prompt = (*trunk[: rng.randrange(num_common + 1)], *(rng.randrange(250) for _ in range(rng.randrange(1, 12))))
+    for i in range(num_jobs):
+        common = rng.choice(trunks)[: rng.randrange(num_common + 1)]
+        prompt = (*common, *(rng.randrange(250) for _ in range(rng.randrange(1, 12))))
         jobs[f"r{i}"] = (prompt, rng.randrange(len(SAMPLINGS)), rng.randrange(len(SHAPES)), rng.randrange(4, 24))
     return jobs
 
@@ -161,7 +163,7 @@ def make_jobs(rng: random.Random, num_common: int) -> Jobs:
 @given(st.integers(0, 1 << 32), st.booleans(), st.booleans())
 def test_nothing_is_lost_or_changed_with_steps_in_flight(seed: int, has_drafts: bool, can_fail: bool) -> None:
     rng = random.Random(seed)
-    jobs = make_jobs(rng, num_common=30)
+    jobs = make_jobs(seed)
     answers = {job[0]: alone(*job) for job in jobs.values()}
     engine = Turned(rng, Oracle(answers, 0.3) if has_drafts else None)
     check_answers(engine, jobs, run_all(engine, rng, jobs, 0.4, can_fail=can_fail))
@@ -171,7 +173,7 @@ def test_nothing_is_lost_or_changed_with_steps_in_flight(seed: int, has_drafts: 
 @given(st.integers(0, 1 << 32), st.integers(2, 24), st.booleans())
 def test_no_recurrent_state_is_lost_or_changed_either(seed: int, num_states: int, can_fail: bool) -> None:
     rng = random.Random(seed)
-    jobs = make_jobs(rng, num_common=40)
+    jobs = make_jobs(seed, num_common=40)
     engine = Turned(rng, num_states=num_states)
     check_answers(engine, jobs, run_all(engine, rng, jobs, 0.4, can_fail=can_fail))
     slots = engine.core.scheduler.states.stats()

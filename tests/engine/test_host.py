@@ -9,7 +9,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 from tests.backends.device import NullDevice
-from tests.engine.test_flights import SAMPLINGS, SHAPES, Turned, alone, check_answers, run_all, tokens_of
+from tests.engine.test_flights import Turned, alone, check_answers, make_jobs, run_all, tokens_of
 from tests.engine.tiny import BLOCK_SIZE, TOKENIZER, VOCAB_SIZE, Listener, greedy, make_request, run_alone, until_idle
 
 from hotloop.core.config import EngineConfig
@@ -29,12 +29,7 @@ def test_an_engine_over_both_says_what_it_says_over_one(
     seed: int, can_fail: bool, num_blocks: int, num_host_blocks: int
 ) -> None:
     rng = random.Random(seed)
-    trunks = [tuple(rng.randrange(250) for _ in range(30)) for _ in range(3)]
-    jobs = {}
-    for i in range(16):
-        trunk = rng.choice(trunks)
-        prompt = (*trunk[: rng.randrange(31)], *(rng.randrange(250) for _ in range(rng.randrange(1, 12))))
-        jobs[f"r{i}"] = (prompt, rng.randrange(len(SAMPLINGS)), rng.randrange(len(SHAPES)), rng.randrange(4, 24))
+    jobs = make_jobs(seed, num_jobs=16, num_trunks=3)
     engine = host_turned(rng, num_blocks, num_host_blocks)
     aborted = run_all(engine, rng, jobs, 0.3, can_fail=can_fail)
     assert engine.core.scheduler.tree.host_pool.num_used == 0

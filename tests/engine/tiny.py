@@ -19,6 +19,7 @@ from hotloop.models.tokenizer import Tokenizer
 
 BLOCK_SIZE = 4
 VOCAB_SIZE = 258
+SIZE = {"block_size": BLOCK_SIZE, "vocab_size": VOCAB_SIZE}
 
 
 def byte_tokenizer() -> Tokenizer:
@@ -53,9 +54,8 @@ def make_engine(
     drafter: Drafter | None = None,
     **settings: Any,
 ) -> Engine:
-    size = {"block_size": BLOCK_SIZE, "num_blocks": num_blocks, "vocab_size": VOCAB_SIZE, "num_states": num_states}
-    size |= {"num_window_blocks": num_window_blocks, "num_host_blocks": num_host_blocks}
-    backend = backend or NullDevice(**size, depth=depth, on_run=on_run)
+    rooms = {"num_blocks": num_blocks, "num_window_blocks": num_window_blocks, "num_host_blocks": num_host_blocks}
+    backend = backend or NullDevice(**SIZE, **rooms, num_states=num_states, depth=depth, on_run=on_run)
     config = EngineConfig(debug_checks=True, **{"draft_history_tokens": 10_000} | settings)
     return Engine(TOKENIZER, backend, config, drafter=drafter)
 

@@ -62,7 +62,7 @@ async def running(config: FleetConfig, tracer: Tracer | None = None) -> AsyncIte
     task = asyncio.create_task(server.serve(sockets=[listener]))
     url = url_of(listener)
     try:
-        async with httpx.AsyncClient(base_url=url, timeout=30) as client:
+        async with httpx.AsyncClient(base_url=url, timeout=30, verify=False) as client:
             router = Router(server, url, client)
             await router.until(lambda: server.started)
             yield router

@@ -21,7 +21,7 @@ async def test_a_whole_answer_is_the_replicas_to_the_byte(stubs, route):
     [stub] = await stubs(1)
     router = await route(replica_configs([stub]))
     body = {"model": "stub", "messages": MESSAGES}
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(verify=False) as client:
         direct = await client.post(stub.url + CHAT, json=body)
     routed = await router.client.post(CHAT, json=body)
     assert routed.status_code == 200
@@ -34,7 +34,7 @@ async def test_a_stream_is_the_replicas_to_the_byte(stubs, route, path):
     [stub] = await stubs(1)
     router = await route(replica_configs([stub]))
     body = {"model": "stub", "messages": MESSAGES, "stream": True, "max_tokens": 8}
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(verify=False) as client:
         direct = await client.post(stub.url + path, json=body)
     routed = await router.client.post(path, json=body)
     ping = b'event: ping\ndata: {"type":"ping"}\n\n' if path == "/v1/messages" else b": ping\n\n"

@@ -5,7 +5,7 @@ The model babbles in tokens that its tokenizer would never cut a text into, so w
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
@@ -18,7 +18,6 @@ from benchmarks.cache.script import Beat, Heard, Script
 from numpy.typing import NDArray
 from tests.loopback import http_at
 
-from hotloop.backends.backend import Batch
 from hotloop.backends.null import NullBackend
 from hotloop.core.config import EngineConfig, ServerConfig
 from hotloop.core.request import Request, TokenEvent
@@ -50,13 +49,14 @@ SCRIPT = Script("run", "You are an agent of an airline.", (TOOL,), BEATS)
 class Babbler(NullBackend):
     """Says only these tokens, one as likely as the other."""
 
+    LIKELIEST = 1000.0  # so that no temperature makes it say anything else
+
     def __init__(self, token_ids: Sequence[int], **size: int) -> None:
         super().__init__(**size)
         self._spoken = token_ids
 
-    def _next_tokens(self, batch: Batch, tables: list[NDArray[np.int32]]) -> Iterator[int]:
-        for token_id in super()._next_tokens(batch, tables):
-            yield self._spoken[token_id % len(self._spoken)]
+    def _next_token(self, token_ids: NDArray[np.int64], positions: NDArray[np.int64]) -> int:
+        return self._spoken[super()._next_token(token_ids, positions) % len(self._spoken)]
 
 
 class RememberingEngine(Engine):

@@ -32,7 +32,7 @@ def test_a_stub_that_was_killed_comes_back_where_it_was(stubs: list[StubProcess]
 async def test_a_fault_is_set_from_outside(stubs: list[StubProcess]):
     stub = stubs[1]
     await stub.set_fault(Fault("error", 60))
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(verify=False) as http:
         assert (await http.post(f"{stub.url}{CHAT}", json={})).status_code == 500
         await stub.set_fault(Fault("refuse", 0.01))
         await stub.wait_until_well()
