@@ -6,7 +6,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
-from hypothesis import Phase
+from hypothesis import HealthCheck, Phase
 
 from hotloop.core.config import DEFAULT_MODEL
 from hotloop.models.model import pull
@@ -27,7 +27,13 @@ def empty_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def pytest_configure() -> None:
     os.environ["HOTLOOP_TRACE"] = "off"  # what tests run is not one of the user's runs
-    hypothesis.settings.register_profile("mutants", phases=[Phase.explicit, Phase.generate], database=None)
+    hypothesis.settings.register_profile(  # a busy machine kills no mutant
+        "mutants",
+        phases=[Phase.explicit, Phase.generate],
+        database=None,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
     # A shell that starts us in the background has SIGINT ignored. What tests start would inherit that, and go on for
     # ever where a test interrupts it.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
