@@ -1,5 +1,6 @@
 """How an HTTP client of ours is set up, and what it says when a server breaks off."""
 
+import os
 import ssl
 from collections.abc import Mapping
 from functools import cache
@@ -24,13 +25,13 @@ def open_client(
         timeout=httpx.Timeout(read_s, connect=_CONNECT_S, pool=None),
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=keepalive_s),
         transport=transport,
-        verify=_tls(),
+        verify=_tls(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")),
     )
 
 
 @cache
-def _tls() -> ssl.SSLContext:
-    """One for all clients: it takes longer to read the certificates than to ask a question."""
+def _tls(_file: str | None, _folder: str | None) -> ssl.SSLContext:
+    """One for all clients that trust the same: it takes longer to read the certificates than to ask a question."""
     return httpx.create_ssl_context()
 
 
