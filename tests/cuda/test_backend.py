@@ -96,16 +96,17 @@ def test_a_step_is_packed_with_its_short_sequences_first_and_padded_to_a_graph()
     ints = pack(step, SPLITTING, shape)
     slots = ints[: 2 * 42].view(np.int64)
     assert slots[:3].tolist() == [158, 159, 32]
-    token_ids, sources, positions, wanted = ints[84:].reshape(-1)[: 4 * 42].reshape(4, 42)
+    assert ints[2 * 42 : 4 * 42].tolist() == ints[: 2 * 42].tolist(), "layers with a window have the same blocks"
+    token_ids, sources, positions, wanted = ints[4 * 42 :][: 4 * 42].reshape(4, 42)
     assert token_ids[:3].tolist() == [7, 8, 0]
     assert (sources == -1).all()
     assert positions[:3].tolist() == [62, 63, 0]
     assert wanted[:2].tolist() == [41, 1]
     padded = pack(batch((short, 62, [3, 4])), SPLITTING, Shape(4, 8, 8, 12))
     assert padded[: 2 * 8].view(np.int64).tolist() == [158, 159, *[-1] * 6]
-    row_begins = padded[16 + 4 * 8 :][:6]
+    row_begins = padded[32 + 4 * 8 :][:6]
     assert row_begins.tolist() == [0, 2, 2, 2, 2, 2]
-    assert padded[16 + 4 * 8 + 6 :][:4].tolist() == [64, 0, 0, 0]
+    assert padded[32 + 4 * 8 + 6 :][:4].tolist() == [64, 0, 0, 0]
 
 
 def test_a_mixed_step_keeps_its_two_kinds_of_sequences_apart() -> None:

@@ -62,7 +62,7 @@ class Views:
     """The parts of the buffer, as tensors on the device."""
 
     slots: torch.Tensor
-    window_slots: torch.Tensor  # where layers with a window have blocks of their own
+    window_slots: torch.Tensor  # in the blocks of layers with a window, which may have their own
     token_ids: torch.Tensor
     sources: torch.Tensor
     positions: torch.Tensor
@@ -70,7 +70,7 @@ class Views:
     row_begins: torch.Tensor
     lens: torch.Tensor
     block_begins: torch.Tensor
-    window_begins: torch.Tensor  # of these blocks, behind the others in `block_ids`
+    window_begins: torch.Tensor  # of these blocks, behind the others in `block_ids`; or of the same
     states: torch.Tensor  # of each sequence the slots it reads and writes; read by hybrids alone
     splits: torch.Tensor
     part_begins: torch.Tensor  # [num_short_rows + 1]
@@ -147,16 +147,16 @@ def pack(
         is_long = np.sort(is_long)
     num_rows_of = np.diff(batch.begins)
     num_short, num_rows = int((~is_long).sum()), int(batch.begins[-1])
-    window_ids = batch.block_ids if batch.window_ids is None else batch.window_ids
-    sizes = [*_sizes(shape), len(batch.block_ids), len(window_ids)]
+    window_ids = () if batch.window_ids is None else (batch.window_ids,)
+    sizes = [*_sizes(shape), len(batch.block_ids), *map(len, window_ids)]
     ints = np.zeros(sum(sizes), np.int32)
     (
         slots, window_slots, token_ids, sources, positions, wanted_rows, row_begins, lens, block_begins, window_begins,
-        states, splits, part_begins, folded, items, table, block_ids, own_ids, _,
+        states, splits, part_begins, folded, items, table, block_ids, *own_ids, _,
     ) = np.split(ints, np.cumsum(sizes))  # fmt: skip
     owner = np.repeat(np.arange(len(num_rows_of)), num_rows_of)
     at = batch.block_begins[owner] + batch.positions // block_size
-    for part, ids in ((slots, batch.block_ids), (window_slots, window_ids)):
+    for part, ids in ((slots, batch.block_ids), (window_slots, *(window_ids or (batch.block_ids,)))):
         part[:] = -1
         part.view(np.int64)[:num_rows] = ids[at].astype(np.int64) * block_size + batch.positions % block_size
     token_ids[:num_rows] = batch.token_ids
@@ -170,7 +170,7 @@ def pack(
     for part, each in (
         (lens, all_lens),
         (block_begins, batch.block_begins[:-1]),
-        (window_begins, batch.block_begins[:-1] + len(batch.block_ids)),
+        (window_begins, batch.block_begins[:-1] + (len(batch.block_ids) if window_ids else 0)),
         (states.reshape(-1, 2), np.broadcast_to(slots_of, (len(all_lens), 2))),
     ):
         part[:num_short] = each[:num_short]
@@ -195,7 +195,8 @@ def pack(
         part_begins[: len(plan.part_begins)] = plan.part_begins
     if shape.table_width:
         _fill_table(table.reshape(shape.num_long, shape.table_width), batch, all_lens[is_long], block_size)
-    block_ids[:], own_ids[:] = batch.block_ids, window_ids
+    for part, ids in zip((block_ids, *own_ids), (batch.block_ids, *window_ids), strict=True):
+        part[:] = ids
     return ints
 
 
