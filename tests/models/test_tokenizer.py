@@ -1,3 +1,4 @@
+import pickle
 import threading
 import time
 import unicodedata
@@ -91,6 +92,10 @@ def test_the_bytes_of_the_tokens_are_the_text(text: str) -> None:
     normal = normalizers.NFC().normalize_str(text)
     assert QWEN.decode(QWEN.encode(text)) == normal
     assert SPM.decode(SPM.encode(text)) == text
+
+
+def test_a_tokenizer_can_be_sent_to_another_process() -> None:
+    assert pickle.loads(pickle.dumps(GPT2)).encode("as Ray does") == GPT2.encode("as Ray does")
 
 
 @many

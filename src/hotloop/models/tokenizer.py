@@ -24,7 +24,7 @@ MAX_VOCAB = 1 << 24
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _MAX_SHRINK = 3  # what a text may lose of its bytes when it is normalised: Hangul, composed, has a third of them
 _LARGE_CHARS = 1 << 18
-_MAX_LARGE = 2  # large texts that are tokenized at a time: each takes some 400 bytes of memory a token
+_large_texts = threading.BoundedSemaphore(2)  # at a time: each takes some 400 bytes of memory a token
 
 
 def _gpt2_alphabet() -> dict[str, int]:
@@ -50,7 +50,6 @@ class Tokenizer:
     ) -> None:
         self._bytes: dict[int, bytes] = {}  # of tokens that were asked for
         self._inner = inner
-        self._large = threading.BoundedSemaphore(_MAX_LARGE)
         vocab = inner.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocab.values(), default=-1) + 1
         longest = max((len(piece.encode()) for piece in vocab), default=1)
@@ -83,7 +82,7 @@ class Tokenizer:
         begin = [self.bos_id] if add_bos and self.bos_id is not None else []
         try:
             # The batch call, unlike the plain one, lets other threads run meanwhile and skips the offsets.
-            with self._large if len(text) > _LARGE_CHARS else nullcontext():
+            with _large_texts if len(text) > _LARGE_CHARS else nullcontext():
                 return begin + self._inner.encode_batch_fast([readable(text)], add_special_tokens=False)[0].ids
         except BaseException as error:
             raise RequestError(f"the tokenizer cannot encode this text: {rust_reason(error)}") from None
