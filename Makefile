@@ -43,7 +43,7 @@ format: $(STAMP) ## Rewrite the code as `make check` wants it
 	$(BIN)/ruff format
 
 test: model ## Run the tests
-	$(BIN)/pytest -n 2 --dist loadfile
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test-page: model ## Run the page's tests in Chromium, which is installed where Debian's packages can be
 	@$(PIP) install playwright -c constraints.txt

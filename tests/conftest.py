@@ -40,5 +40,11 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that run the real model take longest and come first: no worker is left alone with one in the end."""
+    slow = {item.path for item in items if item.get_closest_marker("model")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--through-router", action="store_true", help="Talk to servers through a router.")
