@@ -110,7 +110,7 @@ def decode_attention(
     )  # fmt: skip
     if is_whole:
         return out
-    _merge_parts[(len(part_begins) - 1, num_heads)](
+    merge_parts[(len(part_begins) - 1, num_heads)](
         workspace.outs, workspace.lses, part_begins, sinks, out, num_heads, head_dim, _TILE_PARTS, dim_tile,
         num_warps=2, **overlap(q.device),
     )  # fmt: skip
@@ -131,7 +131,7 @@ def _attend(
     wait_for_previous(is_overlapped)
     kv_head, tile = tl.program_id(0), tl.program_id(2)
     group: tl.constexpr = num_heads // num_kv_heads
-    sequence, begin, end, part, num_parts = _load_split(splits, lens, tl.program_id(1), split_ints, is_whole)
+    sequence, begin, end, part, num_parts = load_split(splits, lens, tl.program_id(1), split_ints, is_whole)
     row_begin = tl.load(row_begins + sequence)
     num_rows = tl.load(row_begins + sequence + 1) - row_begin
     if (tile * tile_pairs >= num_rows * group) | (begin >= end):
@@ -185,7 +185,7 @@ def _attend(
 
 
 @triton.jit
-def _load_split(splits, lens, i, split_ints: tl.constexpr, is_whole: tl.constexpr):
+def load_split(splits, lens, i, split_ints: tl.constexpr, is_whole: tl.constexpr):
     """The sequence, the first and last key, where the part of its first row goes, how many parts a row has."""
     if is_whole:
         sequence, begin, end, part, num_parts = i, 0 * i, tl.load(lens + i), 0 * i, 0 * i + 1
@@ -251,19 +251,19 @@ def _weighed(found, total, kv_scales, scale_index):
 
 
 @triton.jit(do_not_specialize_on_alignment=["part_begins"])
-def _merge_parts(
+def merge_parts(
     outs, lses, part_begins, sinks, out,
     num_heads: tl.constexpr, head_dim: tl.constexpr, tile_parts: tl.constexpr, dim_tile: tl.constexpr,
     is_overlapped: tl.constexpr,
 ):  # fmt: skip
-    """Program (row, head). A row without parts has its result already, or is of no sequence."""
+    """Program (row, head, tile of its result). A row without parts has its result already, or is of no sequence."""
     let_next_begin(is_overlapped)
     wait_for_previous(is_overlapped)
     row, head = tl.program_id(0), tl.program_id(1)
     begin, end = tl.load(part_begins + row), tl.load(part_begins + row + 1)
     if begin >= end:
         return
-    d = tl.arange(0, dim_tile)
+    d = tl.program_id(2) * dim_tile + tl.arange(0, dim_tile)
     peak = -1e30
     total = 0.0
     if sinks is not None:

@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from hotloop.backends.cuda.attention import Workspace, _load_split
+from hotloop.backends.cuda.attention import Workspace, load_split, merge_parts
 from hotloop.backends.cuda.overlap import let_next_begin, overlap, wait_for_previous
 from hotloop.backends.cuda.splits import SPLIT_INTS
 from hotloop.models.spec import LatentSpec
@@ -184,8 +184,8 @@ def latent_attention(
         num_stages=1 if q.dtype == torch.float32 else num_stages, **overlap(q.device),
     )  # fmt: skip
     if part_begins is not None:
-        _merge_latents[(len(part_begins) - 1, num_heads, triton.cdiv(rank, _MERGED_DIMS))](
-            *parts, part_begins, out, num_heads, rank, _TILE_PARTS, _MERGED_DIMS, num_warps=1, **overlap(q.device)
+        merge_parts[(len(part_begins) - 1, num_heads, triton.cdiv(rank, _MERGED_DIMS))](
+            *parts, part_begins, None, out, num_heads, rank, _TILE_PARTS, _MERGED_DIMS, num_warps=1, **overlap(q.device)
         )
     return out
 
@@ -200,7 +200,7 @@ def _attend_latents(
     """Program (tile, split): pairs of (row, head) over some keys. The last tiles have the most, so they go first."""
     let_next_begin(is_overlapped)
     wait_for_previous(is_overlapped)
-    sequence, begin, end, part, num_parts = _load_split(splits, lens, tl.program_id(1), split_ints, is_whole)
+    sequence, begin, end, part, num_parts = load_split(splits, lens, tl.program_id(1), split_ints, is_whole)
     row_begin = tl.load(row_begins + sequence)
     num_rows = tl.load(row_begins + sequence + 1) - row_begin
     tile = tl.cdiv(num_rows * num_heads, tile_pairs) - 1 - tl.program_id(0)
@@ -251,36 +251,3 @@ def _attend_latents(
         target = (part + pair // num_heads * num_parts).to(tl.int64) * num_heads + head
         tl.store(outs + target[:, None] * rank + r, value, mask=is_in)
         tl.store(lses + target, peak + tl.log2(total), mask=is_pair)
-
-
-@triton.jit(do_not_specialize_on_alignment=["part_begins"])
-def _merge_latents(
-    outs, lses, part_begins, out,
-    num_heads: tl.constexpr, rank: tl.constexpr, tile_parts: tl.constexpr, dim_tile: tl.constexpr,
-    is_overlapped: tl.constexpr,
-):  # fmt: skip
-    """Program (row, head, tile of a latent). A row without parts has its result already, or is of no sequence."""
-    let_next_begin(is_overlapped)
-    wait_for_previous(is_overlapped)
-    row, head = tl.program_id(0), tl.program_id(1)
-    begin, end = tl.load(part_begins + row), tl.load(part_begins + row + 1)
-    if begin >= end:
-        return
-    d = tl.program_id(2) * dim_tile + tl.arange(0, dim_tile)
-    peak = -1e30
-    total = 0.0
-    found = tl.zeros([dim_tile], tl.float32)
-    for start in range(begin, end, tile_parts):
-        part = start + tl.arange(0, tile_parts)
-        at = part.to(tl.int64) * num_heads + head
-        log = tl.load(lses + at, mask=part < end, other=float("-inf"))
-        values = tl.load(
-            outs + at[:, None] * rank + d[None, :], mask=(part < end)[:, None] & (d < rank)[None, :], other=0.0
-        )
-        new_peak = tl.maximum(peak, tl.max(log, 0))
-        weight, rescale = tl.exp2(log - new_peak), tl.exp2(peak - new_peak)
-        found = found * rescale + tl.sum(values * weight[:, None], 0)
-        total = total * rescale + tl.sum(weight, 0)
-        peak = new_peak
-    at = out + (row.to(tl.int64) * num_heads + head) * rank + d
-    tl.store(at, (found / total).to(out.dtype.element_ty), mask=d < rank)
