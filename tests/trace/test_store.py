@@ -354,28 +354,6 @@ def test_what_is_no_store_is_one_line(tmp_path):
         StoreTracer(text / "inside.db")
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        "UPDATE spans SET attributes = '{'",
-        "UPDATE spans SET attributes = 7",
-        "UPDATE spans SET start_ns = 'soon'",
-        "UPDATE spans SET name = CAST(x'ff' AS TEXT)",
-        "UPDATE runs SET model = CAST(x'ff' AS TEXT)",
-        "UPDATE runs SET num_open = 'none'",
-        "ALTER TABLE runs RENAME COLUMN num_turns TO num_tunrs",
-    ],
-)
-def test_rows_that_are_damaged_are_one_line(path, damage):
-    run = a_run()
-    add_spans(path, run)
-    connection = sqlite3.connect(path, isolation_level=None)
-    connection.execute(damage)
-    connection.close()
-    with TraceStore(path) as reader, pytest.raises(ConfigError, match=r"trace store .* is damaged|cannot read"):
-        [reader.runs(), reader.run(run[0].trace_id), reader.spans(run[0].trace_id)]
-
-
 def test_another_programs_database_is_left_alone(tmp_path):
     other = tmp_path / "other.db"
     connection = sqlite3.connect(other)
