@@ -2,6 +2,7 @@
 
 import json
 import random
+from copy import deepcopy
 from typing import Any
 
 _NUMBERS = (0, 1, -1, 2, 3, 7, 255, 256, 65535, 1 << 20, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 63, (1 << 64) - 1)
@@ -22,6 +23,7 @@ _SPICE = (
     b"\xf0\x9f",
 )
 _MAX_CUT = 64
+_DEEP = b'"something nested"'
 
 
 def mutate(data: bytes, rng: random.Random, others: tuple[bytes, ...] = ()) -> bytes:
@@ -78,7 +80,8 @@ def mutate_json(data: bytes, rng: random.Random) -> bytes:
     value = json.loads(data)
     for _ in range(rng.choice((0, 1, 1, 1, 1, 2, 2, 3))):
         value = _change_value(value, rng)
-    return json.dumps(value).encode()
+    depth = rng.choice((1, 5, 90, 400, 5000))
+    return json.dumps(value).encode().replace(_DEEP, b'[{"x":' * depth + b"1" + b"}]" * depth)
 
 
 def _change_value(value: Any, rng: random.Random) -> Any:
@@ -89,9 +92,9 @@ def _change_value(value: Any, rng: random.Random) -> Any:
         if dice < 0.06:
             del value[key]
         elif dice < 0.1 and isinstance(value, list):
-            value[key:key] = [value[key]] * rng.choice((1, 3, 300))
+            value[key:key] = [deepcopy(value[key]) for _ in range(rng.choice((1, 3, 300)))]
         elif dice < 0.1:
-            value[rng.choice([*value])] = value[key]
+            value[rng.choice([*value])] = deepcopy(value[key])
         elif dice < 0.13 and isinstance(value, dict):
             value[rng.choice(("", "x", "type", "\ud800", "__class__", str(key) + "s"))] = value.pop(key)
         else:
@@ -108,10 +111,10 @@ def _another(value: Any, rng: random.Random) -> Any:
         return rng.choice((value + 1, value - 1, -value, value * 2, value << 32, float(value), str(value)))
     if dice < 0.6:
         return rng.choice(_NUMBERS)
+    if dice < 0.65:
+        return _DEEP.decode()[1:-1]
     if dice < 0.7:
-        for _ in range(rng.choice((1, 5, 100, 900))):
-            value = [value] if rng.random() < 0.5 else {"x": value}
-        return value
+        return [value]
     return rng.choice(_VALUES)
 
 
