@@ -191,9 +191,10 @@ async def test_a_failed_call_of_a_server_is_a_failed_call_of_the_run():
 async def test_what_is_not_mcp_is_said_in_our_words(at: str):
     program = str(Path(__file__).parents[1] / "fuzz" / "bad_mcp_server.py")
     async with AsyncExitStack() as stack:
-        try:
-            [tool] = await McpServer.stdio(sys.executable, program, "a result of no shape", at).open(stack)
-        except ConfigError as error:
-            assert str(error).endswith("cannot be used: what it says is not MCP")
-        else:
+        server = McpServer.stdio(sys.executable, program, "a result of no shape", at)
+        if at == "tools/call":
+            [tool] = await server.open(stack)
             assert await call(tool) == ("Error: the MCP server answered what is no result of a tool", True)
+        else:
+            with pytest.raises(ConfigError, match="cannot be used: what it says is not MCP"):
+                await server.open(stack)
