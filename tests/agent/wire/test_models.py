@@ -248,7 +248,7 @@ async def test_a_passing_failure_is_tried_again(make: Make, calls: bytes, text: 
 
 @pytest.mark.parametrize("name", ["retry-after", "retry-after-ms"])
 async def test_a_time_that_is_none_is_no_time_to_wait(name: str) -> None:
-    async with WireServer(Reply(REFUSED, 429, "application/json", {name: "nan"})) as server:
+    async with WireServer(Reply(REFUSED, 429, headers={name: "nan", "x-should-retry": "false"})) as server:
         with pytest.raises(RemoteError) as caught:
             await hear(openai(server.url))
     assert caught.value.retry_after_s is None
