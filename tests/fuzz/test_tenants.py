@@ -13,7 +13,7 @@ from tests.server.serving import Serving
 
 from hotloop.core.config import EngineConfig, ServerConfig
 
-NUM_INPUTS = min(int(os.environ.get("FUZZ_INPUTS", "25")), 3000)
+NUM_INPUTS = min(int(os.environ.get("FUZZ_INPUTS", "25")), 500)
 SEED = int(os.environ.get("FUZZ_SEED", "0"))
 PIECES = [f"Sentence {i} that both of them may well begin with. " for i in range(4)]
 WAYS = {"by key": {"cache_isolation": "key"}, "by salt": {}}
