@@ -16,7 +16,7 @@ from typing import Any, Literal
 from hotloop import __version__
 from hotloop.core.errors import ConfigError
 
-Unit = Literal["tokens", "s", "tokens/s", "cost", "share"]
+Unit = Literal["tokens", "s", "tokens/s", "cost", "share", "times"]
 
 _FORMS: Mapping[Unit, Callable[[float], str]] = {
     "tokens": lambda value: f"{value:,.0f} tokens",
@@ -24,6 +24,7 @@ _FORMS: Mapping[Unit, Callable[[float], str]] = {
     "tokens/s": lambda value: f"{value:,.1f} tokens/s" if value < 1000 else f"{value:,.0f} tokens/s",
     "cost": lambda value: f"{value:.3g}",
     "share": lambda value: f"{value:.0%}",
+    "times": lambda value: f"{value:.2f}×",
 }
 _BETTER_WHEN_MORE = ("tokens/s", "share")
 
@@ -99,7 +100,8 @@ class Result:
     taken: Taken | None = None
 
     def figure(self, name: str) -> Figure:
-        return next(figure for figure in self.figures if figure.name == name)
+        """The figure of that name. Raises KeyError if there is none."""
+        return {figure.name: figure for figure in self.figures}[name]
 
 
 def write_results(path: Path, results: Iterable[Result], taken: Taken) -> None:
@@ -107,7 +109,7 @@ def write_results(path: Path, results: Iterable[Result], taken: Taken) -> None:
     kept = {result.claim: result for result in (read_results(path) if path.exists() else ())}
     kept |= {result.claim: replace(result, taken=taken) for result in results}
     try:
-        path.write_text(json.dumps([_plain(result) for result in kept.values()], indent=1) + "\n", encoding="utf-8")
+        path.write_text(json.dumps([plain_of(result) for result in kept.values()], indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from None
 
@@ -119,7 +121,7 @@ def read_results(path: Path) -> list[Result]:
         raise ConfigError(f"{path} holds no results: {error}") from None
 
 
-def _plain(result: Result) -> dict[str, Any]:
+def plain_of(result: Result) -> dict[str, Any]:
     plain = {name: value for name, value in asdict(result).items() if value}
     return _rounded(plain)  # type: ignore[no-any-return]
 

@@ -25,6 +25,7 @@ from hotloop.router.tiers.tiers import Reply
 WAYS = (LARGE, RULES, CASCADE)
 _CATEGORIES = ("simple", "multiple", "parallel")
 _FLAGS = ("--no-drafts",)
+_OF_WAYS = ("cache_salt", "logprobs", "top_logprobs")  # in which bodies differ, but not answers
 
 
 class OnceServers(TierServers):
@@ -35,7 +36,7 @@ class OnceServers(TierServers):
         self._replies: dict[tuple[str, str], Reply] = {}
 
     async def ask(self, tier: Tier, body: dict[str, Any]) -> Reply:
-        key = tier.name, json.dumps([body["messages"], body.get("tools")])
+        key = tier.name, json.dumps({name: value for name, value in body.items() if name not in _OF_WAYS})
         if key not in self._replies:
             asked = {**body, "logprobs": True, "top_logprobs": 2} if tier.name == "small" else body
             self._replies[key] = await super().ask(tier, asked)

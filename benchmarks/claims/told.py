@@ -34,5 +34,5 @@ class ToldDrafter(ModelDrafter):
         for copy in level:
             told = self._told.get(tuple(copy.token_ids[:_KEY]), [])
             if copy.num_tokens < len(told):
-                is_right = self._dice.random() < self.odds
-                copy.token_ids.append(told[copy.num_tokens] if is_right else self._dice.randrange(self._num_known))
+                right = told[copy.num_tokens]
+                copy.token_ids.append(right if self._dice.random() < self.odds else (right + 1) % self._num_known)
