@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from benchmarks.claims.published import DRAFT
 from benchmarks.claims.result import Figure, Result
+from benchmarks.claims.sizes import size_of
 from hotloop.chat.formats import choose_format
 from hotloop.chat.prompt import ChatInput, Prompts
 from hotloop.chat.tools import ToolChoice
@@ -64,7 +65,10 @@ def measure_drafting(large: str, small: str, num_repeats: int, num_output: int) 
         calls = [_pair(engine, prompts.call(each), prompts.grammar, num_output) for each in _CALLS[:num_repeats]]
     return Result(
         claim=DRAFT,
-        what=f"{num_repeats} answers of up to {num_output} tokens and {num_repeats} tool calls; a real pair of models",
+        what=(
+            f"{num_repeats} answers of up to {num_output} tokens and {num_repeats} tool calls of a model of "
+            f"{size_of(large)}, for which one of {size_of(small)} guesses"
+        ),
         figures=[
             Figure("prose", "tokens/s", *_rates(prose)),
             Figure("prose accepted", "share", [_accepted(prose)]),

@@ -14,6 +14,7 @@ from typing import Any
 
 from benchmarks.claims.published import TIERS
 from benchmarks.claims.result import Figure, Result
+from benchmarks.claims.sizes import size_of
 from benchmarks.tiers.questions import TierQuestion, mix
 from benchmarks.tiers.report import WayFigures, figures_of
 from benchmarks.tiers.run import CASCADE, LARGE, RULES, Measured, Terms, TierServers, measure_tiers
@@ -66,10 +67,12 @@ def measure_cost(
             for name, model in (("small", small), ("large", large))
         }
         measured = asyncio.run(measure(urls))
-    return result_of(measured, num_parts, terms.price_ratio)
+    return result_of(
+        measured, num_parts, f"a model of {size_of(large)} at {terms.price_ratio:g} times the price of {size_of(small)}"
+    )
 
 
-def result_of(measured: Measured, num_parts: int, price_ratio: float) -> Result:
+def result_of(measured: Measured, num_parts: int, models: str) -> Result:
     size = max(1, -(-len(measured.asked[LARGE]) // num_parts))
     parts = [
         Measured({way: asked[begin : begin + size] for way, asked in measured.asked.items()})
@@ -82,7 +85,7 @@ def result_of(measured: Measured, num_parts: int, price_ratio: float) -> Result:
     num_tasks = len(measured.asked[LARGE])
     return Result(
         claim=TIERS,
-        what=f"{num_tasks} tasks of six kinds, the large model at {price_ratio:g} times the small one's price",
+        what=f"{num_tasks} tasks of six kinds, made of BFCL's questions, in {num_parts} parts; {models}",
         figures=[*_figures(by_way, CASCADE, ""), *_figures(by_way, RULES, " by rules alone")],
     )
 

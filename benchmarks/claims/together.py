@@ -24,6 +24,7 @@ from benchmarks.agent.recorded import AgentJob, Latency, RecordedTool, read_agen
 from benchmarks.agent.replayed import ReplayedModel
 from benchmarks.claims.published import TOGETHER
 from benchmarks.claims.result import Figure, Result
+from benchmarks.claims.sizes import size_of
 from benchmarks.claims.workflows import write_workflows
 from hotloop.agent.agent import Agent
 from hotloop.agent.conversation import Conversation
@@ -136,8 +137,8 @@ def measure_together(small: str, large: str, num_jobs: int, num_repeats: int, ma
     return Result(
         claim=TOGETHER,
         what=(
-            f"{len(jobs)} agents of {jobs[0].num_turns} turns, all there at once, tools of 0.4 s; one user "
-            f"of {_EVERY} waits, and turns that only call go to the small tier"
+            f"{len(jobs)} agents of {jobs[0].num_turns} turns, all there at once, tools of 0.4 s; one user of "
+            f"{_EVERY} waits; turns that only call go to the small tier ({size_of(small)}), others to {size_of(large)}"
         ),
         figures=[
             Figure(

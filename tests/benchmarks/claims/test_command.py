@@ -32,3 +32,11 @@ def test_what_cannot_be():
 def test_the_command_is_kept_without_this_machines_paths():
     flags = ["--only", "tiers", "--small", "/models/a.gguf", "--data", "x/runs.jsonl", "--machine", "a Mac", "--keep"]
     assert _public(flags) == ["--only", "tiers", "--small", "SMALL", "--data", "DATA", "--keep"]
+
+
+@pytest.mark.model
+def test_a_part_with_a_model_and_quickly(default_model_path: Path, capsys: pytest.CaptureFixture[str]):
+    """How long anything takes is not looked at."""
+    assert claims(only="first token", quick=True, as_json=True) == 0
+    [row] = json.loads(capsys.readouterr().out)["claims"]
+    assert [figure["name"] for figure in row["figures"]] == ["first token"]

@@ -164,7 +164,7 @@ async def test_each_tier_is_asked_once_a_question():
         measured = await measure_tiers(servers, config, mix(QUESTIONS, 2), ways=TIER_WAYS)
     hosts = [host for host, _ in pair.bodies]
     assert (hosts.count("large"), hosts.count("small")) == (12, 10), "one of six kinds never goes to the small one"
-    result = result_of(measured, 2, 10)
+    result = result_of(measured, 2, "two models")
     cost, right = result.figure("cost"), result.figure("right")
     assert [len(cost.ours), len(cost.baseline)] == [2, 2]
     assert sum(cost.ours) / sum(cost.baseline) == pytest.approx((6 * 1 + 10 * 0.1) / 12)
