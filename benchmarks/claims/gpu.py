@@ -1,4 +1,4 @@
-"""`python -m benchmarks.claims.gpu --json PATH`: the claims that are taken on a card, one after the other, in 200 s.
+"""`python -m benchmarks.claims.gpu --json PATH`: the claims that are taken on a card, in two minutes.
 
 Llama-3.1-8B shapes with random weights: what depends on shapes alone. Prompts are random tokens, answers are greedy and
 as long as they may be. Each row is shown as soon as it is there, and the file is written anew with it; a part that
@@ -12,19 +12,15 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from benchmarks.claims.batching import WAYS, Arrival, Ask, Served, Way, draw_arrivals, results_of, serve_arrivals
-from benchmarks.claims.published import CONTINUOUS, DRAFT, FIRST, PREFIX, SERVING
+from benchmarks.claims.published import CONTINUOUS, FIRST, PREFIX, SERVING
 from benchmarks.claims.result import Figure, Result, taken_here, write_results
-from benchmarks.claims.told import ToldDrafter
-from benchmarks.gpu.engines import LentBackend
 from benchmarks.gpu.figures import Client, decode_alone
 from benchmarks.gpu.models import dummy_model
 from benchmarks.gpu.peer import TINY, Peer, Work
@@ -33,12 +29,9 @@ from hotloop.backends.cuda.workers import Plan
 from hotloop.core.config import EngineConfig
 from hotloop.core.request import SamplingParams
 from hotloop.engine.engine import Engine
-from hotloop.models.model import Model
 
 LIMIT_S = 160.0
 SHAPE = "llama-8b"
-_DRAFT = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "head_dim": 64}
-"""What Llama-3.2-1B has other than the 8B."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +48,10 @@ class Size:
     outputs: Sequence[int] = (16, 24, 32, 48, 192)
     request: int = 256
     batch: tuple[int, int, int] = (64, 1024, 128)
-    drafted: int = 256
-    odds: Sequence[float] = (0.6, 0.8, 1.0)
+    decoded: int = 128
 
 
-_SMALL = Size(1, 70, (10, 20), 2, 40, 3, 3, (1, 2), 20, (2, 20, 2), 8, (0.8, 1.0))
+_SMALL = Size(1, 70, (10, 20), 2, 40, 3, 3, (1, 2), 20, (2, 20, 2), 4)
 
 
 @dataclass(slots=True)
@@ -148,45 +140,6 @@ def _asker(client: Client, num_prompt: int) -> Ask:
     return ask
 
 
-def measure_drafts(client: Client, drafter: ToldDrafter, make: Callable[..., Engine], size: Size) -> Result:
-    """Against the same prompts without; what is guessed is told to the drafter, with errors, at the price of a model's
-    steps."""
-    params = SamplingParams(temperature=0, max_tokens=size.drafted, ignore_eos=True)
-    prompts = [client.prompt(size.request) for _ in range(size.repeats)]
-    plain = [_timed(client.engine, prompt, params) for prompt in prompts]
-    for prompt, (_, answer) in zip(prompts, plain, strict=True):
-        drafter.tell(prompt, answer.token_ids)
-    figures, same = [], []
-    with make(drafter=drafter) as engine:
-        _timed(engine, client.prompt(size.request), params)
-        for odds in size.odds:
-            drafter.odds = odds
-            ours = [_timed(engine, prompt, params) for prompt in prompts]
-            usages = [answer.usage for _, answer in ours]
-            num_drafted, num_accepted = (sum(getattr(u, name) for u in usages) for name in _DRAFTED)
-            came = num_accepted / num_drafted if num_drafted else 0.0
-            rates, before = ([size.drafted / seconds for seconds, _ in each] for each in (ours, plain))
-            figures.append(Figure(f"{odds:.0%} right, {came:.0%} accepted", "tokens/s", rates, before))
-            same += [
-                answer.token_ids == expected.token_ids for (_, answer), (_, expected) in zip(ours, plain, strict=True)
-            ]
-    return Result(
-        claim=DRAFT,
-        what=f"answers of {size.drafted} tokens; each guess takes a step of a model of Llama-3.2-1B shapes",
-        figures=[*figures, Figure("same output", "share", [sum(same) / len(same)])],
-        note="Random weights accept nothing a draft model says, so it is told what comes, and errs as often as stated.",
-    )
-
-
-_DRAFTED = ("num_drafted", "num_accepted")
-
-
-def _timed(engine: Engine, prompt: list[int], params: SamplingParams) -> tuple[float, Any]:
-    began_at = time.perf_counter()
-    answer = engine.generate(prompt, params)
-    return time.perf_counter() - began_at, answer
-
-
 ONE, ONE_FIRST, MANY, MANY_FIRST = "one, tokens/s", "one, first token", "batch, tokens/s", "batch, first token"
 
 
@@ -194,7 +147,7 @@ def measure_serving(client: Client, size: Size, peer: dict[str, list[float]]) ->
     """One request after the other, then a batch at once. Of a batch the median first token; of the peer's, which has
     them all at once, the same."""
     count, num_in, num_out = size.batch
-    alone = decode_alone(client, size.prompt, num_tokens=size.drafted // 2, repeats=size.repeats)
+    alone = decode_alone(client, size.prompt, num_tokens=size.decoded, repeats=size.repeats)
     first = [client.ask([client.prompt(size.prompt)], 1).seconds for _ in range(size.repeats)]
     batches = [client.ask([client.prompt(num_in) for _ in range(count)], num_out) for _ in range(min(2, size.repeats))]
     ours = {
@@ -211,7 +164,7 @@ def measure_serving(client: Client, size: Size, peer: dict[str, list[float]]) ->
 def measure_peer(size: Size, *, is_tiny: bool) -> dict[str, list[float]]:
     """The same with transformers, the second of two runs each; it leaves the card empty."""
     count, num_in, _ = size.batch
-    work = Work(size.drafted // 4, size.prompt, size.prompt, size.batch)
+    work = Work(size.decoded // 2, size.prompt, size.prompt, size.batch)
     peer = Peer("cpu", **TINY) if is_tiny else Peer("cuda")
     peer.decode(work)
     found = {
@@ -226,30 +179,15 @@ def measure_peer(size: Size, *, is_tiny: bool) -> dict[str, list[float]]:
     return found
 
 
-@contextmanager
-def opened(sitting: Sitting) -> Iterator[tuple[Callable[..., Engine], ToldDrafter]]:
-    """Engines over one backend, and a drafter over another of a draft model's shapes."""
-    changes = {"vocab_size": 512, **TINY} if sitting.is_tiny else {}
-    model, draft = dummy_model(SHAPE, **changes), dummy_model(SHAPE, **(changes or _DRAFT))
-    config = EngineConfig(max_running=64, host_kv="off", drafts=False, gpu_memory=0.8)
-    own = EngineConfig(max_running=4, host_kv="off", drafts=False, max_step_tokens=512)
-    if sitting.is_tiny:
-        backend, guessing = (_tiny(each, settings) for each, settings in ((model, config), (draft, own)))
+def open_engine(*, is_tiny: bool) -> Engine:
+    config = EngineConfig(max_running=64, host_kv="off", drafts=False)
+    if is_tiny:
+        model = dummy_model(SHAPE, **{"vocab_size": 512, **TINY})
+        backend = CudaBackend(model, 4 << 20, Plan(config, torch.float32, has_graphs=False), device="cpu")
     else:
-        backend = open_cuda(model, config, weight_format="bf16", precision="fast", companion=draft.spec)
-        tokens = min(backend.num_blocks * backend.block_size, 64_000)
-        guessing = open_cuda(draft, own, weight_format="bf16", precision="fast", kv_tokens=tokens)
-
-    def make(**more: Any) -> Engine:
-        return Engine(model.tokenizer, LentBackend(backend), config, name=model.name, **more)
-
-    yield make, ToldDrafter(LentBackend(guessing), model.tokenizer)
-    guessing.close()
-    backend.close()
-
-
-def _tiny(model: Model, config: EngineConfig) -> CudaBackend:
-    return CudaBackend(model, 4 << 20, Plan(config, torch.float32, has_graphs=False), device="cpu")
+        model = dummy_model(SHAPE)
+        backend = open_cuda(model, config, weight_format="bf16", precision="fast")
+    return Engine(model.tokenizer, backend, config, name=model.name)
 
 
 def run(sitting: Sitting) -> None:
@@ -262,7 +200,7 @@ def run(sitting: Sitting) -> None:
         return ()
 
     sitting.take("transformers", keep_peer)
-    with opened(sitting) as (make, drafter), make() as engine:
+    with open_engine(is_tiny=sitting.is_tiny) as engine:
         client = Client(engine, vocab_size=512) if sitting.is_tiny else Client(engine)
         print(f"[{time.perf_counter() - sitting.began_at:5.1f} s] hotloop is loaded", flush=True)
         client.ask([client.prompt(size.prompt)], 8)
@@ -271,7 +209,6 @@ def run(sitting: Sitting) -> None:
         sitting.take(PREFIX, lambda: measure_prefix(client, size))
         sitting.take(FIRST, lambda: measure_first(client, size))
         sitting.take(CONTINUOUS, lambda: measure_batching(client, size))
-        sitting.take(DRAFT, lambda: measure_drafts(client, drafter, make, size))
 
 
 def main() -> int:

@@ -113,7 +113,7 @@ def render_section(kept: Kept) -> str:
 def _row(name: str, claim: Claim, kept: Kept) -> str:
     cells = [_measured(kept.of(device).get(name)) for device in _DEVICES]
     if not claim.on_gpu:
-        cells[1] = "–"
+        cells[1] = claim.off_gpu
     verdicts = [
         f"{shown}: {_verdict(claim, device, result)}"
         for device, shown in _DEVICES.items()
@@ -129,8 +129,6 @@ def _measured(result: Result | None) -> str:
 
 
 def _verdict(claim: Claim, device: Device, result: Result) -> str:
-    if not claim.is_shown_by(result):
-        return "cannot be shown"
     if claim.holds(result):
         return "holds"
     missed = [str(need) for need in claim.needs if not need.is_met(result)]
@@ -145,19 +143,21 @@ def _render_serving(kept: Kept) -> str:
         return ""
     vllm = kept.vllm
     version = vllm["vllm"]["version"] if "vllm" in vllm else ""
-    others = [_cell(vllm, *where) for where in _VLLM]
     lines = [
         _line("", *(figure.name for figure in result.figures)),
         f"|---{'|---' * len(result.figures)}|",
-        _line("transformers", *(figure.show(figure.baseline) if figure.baseline else "" for figure in result.figures)),
-        _line(f"vLLM {version}", *others) if any(others) else "",
+        _line(
+            "transformers", *(figure.show(figure.baseline) if figure.baseline else _ABSENT for figure in result.figures)
+        ),
+        _line(f"vLLM {version}".strip(), *(_cell(vllm, *where) for where in _VLLM)),
         _line("hotloop", *(figure.show(figure.ours) for figure in result.figures)),
     ]
     about = f"**Serving, Llama-3.1-8B shapes** with random weights: {result.what}. Published for an A100: {_A100}."
-    note = "The first token of a batch is the median's; vLLM's is that of the last."
-    return "\n".join([f"{about} {note}", "", *filter(None, lines)])
+    note = "Of a batch it is the median's first token; vLLM's is that of the last. [Other sittings](gpu.md#measured)."
+    return "\n".join([about, note, "", *lines])
 
 
+_ABSENT = "not in this sitting"
 _VLLM = (
     ("decode_alone_2048", "tok_s", "tokens/s", 1.0),
     ("prefill_2048", "ms", "s", 0.001),
@@ -168,7 +168,7 @@ _VLLM = (
 
 def _cell(vllm: Mapping[str, Mapping[str, Any]], what: str, key: str, unit: Any, scale: float) -> str:
     if what not in vllm:
-        return ""
+        return _ABSENT
     values = [scale * float(vllm[what][key])]
     return Figure("", unit, values).show(values)
 

@@ -122,13 +122,13 @@ class _Run:
         return self.result
 
 
-def measure_together(small: str, large: str, num_jobs: int, num_repeats: int, max_tokens: int = 32) -> Result:
+def measure_together(small: str, large: str, num_jobs: int, num_repeats: int, max_tokens: int = 16) -> Result:
     """Servers are new for each repeat: nothing is cached, and foresight has seen other runs of the same workflows."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "workflows.jsonl"
         write_workflows(path)
         lessons = read_runs(path)[:_NUM_LESSONS]
-        jobs = [*islice(read_agent_jobs(path, max_chars=100_000, skip=_NUM_LESSONS), num_jobs)]
+        jobs = [*map(_trimmed, islice(read_agent_jobs(path, max_chars=100_000, skip=_NUM_LESSONS), num_jobs))]
     pairs = [
         (_take_naive(large, jobs, max_tokens), _take_whole(small, large, jobs, max_tokens, lessons))
         for _ in range(num_repeats)
@@ -149,6 +149,12 @@ def measure_together(small: str, large: str, num_jobs: int, num_repeats: int, ma
             Figure("p95 of a job", "s", *([run.p95_s for run in each] for each in (whole, naive))),
         ],
     )
+
+
+def _trimmed(job: AgentJob) -> AgentJob:
+    """With the tools alone that it calls: a large model on a CPU takes minutes for more."""
+    called = {call.name for episode in job.episodes for answer in episode.answers for call in answer.tool_calls}
+    return job._replace(tools=tuple(tool for tool in job.tools if tool.name in called))
 
 
 def _take_naive(large: str, jobs: Sequence[AgentJob], max_tokens: int) -> FleetRun:
