@@ -55,7 +55,7 @@ TESTS: Mapping[str, list[str]] = {
     "engine/states.py": _engine("states", "scheduler"),
     "engine/fairness.py": _engine("fairness", "scheduler"),
     "engine/admission.py": _engine("admission", "scheduler_rooms", "scheduler"),
-    "engine/scheduler.py": _engine("scheduler", "scheduler_rooms", "scheduler_short", "fairness", "admission"),
+    "engine/scheduler.py": _engine("scheduler_steps", "scheduler_rooms", "scheduler_short", "scheduler"),
     "engine/drafting/speculation.py": _DRAFTING,
     "router/placement/index.py": _PLACEMENT[::-1],
     "router/placement/placement.py": _PLACEMENT,
@@ -64,9 +64,6 @@ TESTS: Mapping[str, list[str]] = {
     "agent/tools/dispatch.py": ["tests/agent/tools/test_dispatch.py", "tests/agent/test_run.py"],
 }
 EQUIVALENT: Mapping[str, str] = {
-    "engine/node.py: min(len(edge), len(key) - begin) // size -> min(len(edge), len(key) - begin) * size": (
-        "a bisection over a longer range: what is beyond the edge never matches"
-    ),
     "engine/drafting/speculation.py: 0.98 * old + each -> 0.98 * old - each": (
         "all five sums change their sign, and only their ratios count"
     ),
