@@ -52,7 +52,7 @@ TESTS: Mapping[str, list[str]] = {
     "engine/eviction.py": _engine("retention", "radix", "radix_host"),
     "engine/retention.py": _engine("retention", "radix", "radix_host"),
     "engine/radix.py": _engine("radix", "radix_host", "retention", "states"),
-    "engine/states.py": _engine("states", "scheduler"),
+    "engine/states.py": _engine("states_places", "states", "scheduler"),
     "engine/fairness.py": _engine("fairness", "scheduler"),
     "engine/admission.py": _engine("admission", "scheduler_rooms", "scheduler"),
     "engine/scheduler.py": _engine("scheduler_steps", "scheduler_rooms", "scheduler_short", "scheduler"),
@@ -67,9 +67,24 @@ EQUIVALENT: Mapping[str, str] = {
     "engine/drafting/speculation.py: 0.98 * old + each -> 0.98 * old - each": (
         "all five sums change their sign, and only their ratios count"
     ),
-    "engine/scheduler.py: request.num_settled // self.block_size > part.begin // self.block_size -> "
-    "request.num_settled // self.block_size >= part.begin // self.block_size": (
-        "whole blocks that are shared already are shared once more, which does nothing"
+    **dict.fromkeys(
+        [
+            "engine/scheduler.py: request.num_settled // self.block_size > part.begin // self.block_size -> "
+            "request.num_settled // self.block_size >= part.begin // self.block_size",
+            "engine/scheduler.py: request.num_settled // self.block_size -> request.num_settled * self.block_size",
+        ],
+        "whole blocks that are shared already are shared once more, which does nothing",
+    ),
+    "engine/scheduler.py: room <= 0 -> room < 0": (
+        "one that runs may adopt what is cached a step earlier; it computes nothing, for there is no room"
+    ),
+    **dict.fromkeys(
+        [
+            "engine/states.py: run.request.num_computed < run.request.num_prompt - 1 -> "
+            "run.request.num_computed <= run.request.num_prompt - 1",
+            "engine/states.py: run.request.num_prompt - 1 -> run.request.num_prompt + 1",
+        ],
+        "one that is past its prompt is compared for nothing: no place in it lies ahead",
     ),
 }
 """Mutants that change nothing anybody could see, by name, and why."""

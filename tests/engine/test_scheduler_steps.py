@@ -145,10 +145,13 @@ def test_a_class_that_has_had_its_share_prefills_nothing() -> None:
     assert num_steps * 0.01 > 5 * slow.num_computed * 0.001
 
 
-def test_nobody_passes_one_who_waits_for_room() -> None:
-    loop = Loop(make_scheduler(num_blocks=16, admission=False))
-    loop.add("runs", prompt(30))
-    loop.step()
+@pytest.mark.parametrize("max_step_tokens", [16, 64])
+def test_nobody_passes_one_who_waits_for_room(max_step_tokens: int) -> None:
+    """Neither one who comes after it, nor for lacking so little that it would go before the step is full."""
+    loop = Loop(make_scheduler(num_blocks=16, admission=False, max_step_tokens=max_step_tokens))
+    runs = loop.add("runs", prompt(30))
+    while not runs.num_output:
+        loop.step()
     large = loop.add("large", prompt(40, 100))
     loop.add("small", prompt(2, 200))
     assert loop.step().keys() == {"runs"}
