@@ -63,29 +63,26 @@ TESTS: Mapping[str, list[str]] = {
     "trace/ledger.py": ["tests/trace/test_ledger.py", "tests/trace/test_ledger_givers.py"],
     "agent/tools/dispatch.py": ["tests/agent/tools/test_dispatch.py", "tests/agent/test_run.py"],
 }
+_SHARED_AGAIN = "whole blocks that are shared already are shared once more, which does nothing"
+_NO_PLACE_AHEAD = "one that is past its prompt is compared for nothing: no place in it lies ahead"
 EQUIVALENT: Mapping[str, str] = {
     "engine/drafting/speculation.py: 0.98 * old + each -> 0.98 * old - each": (
         "all five sums change their sign, and only their ratios count"
     ),
-    **dict.fromkeys(
-        [
-            "engine/scheduler.py: request.num_settled // self.block_size > part.begin // self.block_size -> "
-            "request.num_settled // self.block_size >= part.begin // self.block_size",
-            "engine/scheduler.py: request.num_settled // self.block_size -> request.num_settled * self.block_size",
-        ],
-        "whole blocks that are shared already are shared once more, which does nothing",
+    "engine/drafting/speculation.py: variance > 1 -> variance >= 1": (
+        "whole numbers of which the older count for less never vary by exactly 1"
+    ),
+    "engine/scheduler.py: request.num_settled // self.block_size > part.begin // self.block_size -> "
+    "request.num_settled // self.block_size >= part.begin // self.block_size": _SHARED_AGAIN,
+    "engine/scheduler.py: request.num_settled // self.block_size -> request.num_settled * self.block_size": (
+        _SHARED_AGAIN
     ),
     "engine/scheduler.py: room <= 0 -> room < 0": (
         "one that runs may adopt what is cached a step earlier; it computes nothing, for there is no room"
     ),
-    **dict.fromkeys(
-        [
-            "engine/states.py: run.request.num_computed < run.request.num_prompt - 1 -> "
-            "run.request.num_computed <= run.request.num_prompt - 1",
-            "engine/states.py: run.request.num_prompt - 1 -> run.request.num_prompt + 1",
-        ],
-        "one that is past its prompt is compared for nothing: no place in it lies ahead",
-    ),
+    "engine/states.py: run.request.num_computed < run.request.num_prompt - 1 -> "
+    "run.request.num_computed <= run.request.num_prompt - 1": _NO_PLACE_AHEAD,
+    "engine/states.py: run.request.num_prompt - 1 -> run.request.num_prompt + 1": _NO_PLACE_AHEAD,
 }
 """Mutants that change nothing anybody could see, by name, and why."""
 
