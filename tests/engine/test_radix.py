@@ -126,6 +126,27 @@ def test_forgets_what_builds_on_the_first_block_nobody_uses() -> None:
     assert (life.pool.num_kept, life.num_matched(1, 1, 2, 2), life.num_matched(5, 5)) == (2, 1, 1)
 
 
+def test_with_blocks_that_are_needed_some_more_are_given_up() -> None:
+    life = Life(8)
+    life.remember(*[each for i in range(8) for each in (i, i)])
+    taken = life.tree.allocate(1, num_spare=3)
+    assert taken is not None
+    assert (len(taken), life.pool.num_free, life.tree.num_evicted) == (1, 3, 4)
+    more = life.tree.allocate(3, num_spare=3)
+    assert more is not None
+    assert (len(more), life.tree.num_evicted) == (3, 4), "as long as enough are free nothing goes"
+
+
+def test_of_a_block_that_was_given_up_it_is_known_for_whom() -> None:
+    life = Life()
+    life.remember(1, 1, 2, 2, 3, 3)
+    life.tree.evict(2, "someone")
+    for end, is_known in ((3, False), (4, True), (6, True)):
+        eviction = life.tree.eviction(tokens(1, 1, 2, 2, 3, 3)[:end], BLOCK)
+        assert (eviction is not None and eviction.beneficiary == "someone") == is_known
+    assert life.tree.eviction(tokens(1, 1, 2, 2), 0) is None, "which is still there"
+
+
 def test_a_parent_can_go_once_its_children_went() -> None:
     life = Life()
     life.remember(1, 1, 2, 2)

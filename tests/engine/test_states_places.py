@@ -6,6 +6,7 @@ from tests.engine.tiny import make_request
 from tests.engine.turning import STEP_S, Loop, make_scheduler, prompt
 
 from hotloop.core.request import FinishReason, Priority
+from hotloop.core.retention import Hold, HoldKind
 from hotloop.engine.states import States
 
 
@@ -115,3 +116,15 @@ def test_a_state_is_worth_all_tokens_since_the_one_before_it() -> None:
     before = states._rank(last)[2]
     loop.scheduler.tree.drop_state(inner)
     assert states._rank(last)[2] - before == pytest.approx(1.1), "60 tokens instead of 20, of which the log counts"
+
+
+def test_within_a_session_a_state_is_worth_nothing_unless_it_is_held_or_shared() -> None:
+    loop = Loop(make_scheduler(num_states=16))
+    serve(loop, "a", prompt(50), num_output=11)
+    states = states_of(loop)
+    inner, last = (node for node in loop.scheduler.tree.nodes() if node.state)
+    assert (states._rank(inner)[0], states._rank(last)[0]) == (HoldKind.FINISHED, HoldKind.ORDINARY)
+    inner.hold = Hold(HoldKind.TOOL_GAP, loop.now + 9.0)
+    assert states._rank(inner)[0] == HoldKind.TOOL_GAP
+    inner.hold, inner.session = None, None
+    assert states._rank(inner)[0] == HoldKind.ORDINARY

@@ -156,19 +156,17 @@ class RadixTree:
         """Free at least that many blocks of the device, those least worth keeping first and none worth more than
         `most`; what they hold goes to host memory if it is worth that. Returns how many could be freed.
         """
-        freed = 0
         rest: list[TreeNode] = []
         self._holds.expire()
-        num_wanted = max(num_wanted, min(_MIN_MOVED, self.host_pool.num_blocks // 64))
-        while freed < num_wanted and (node := self._leaves.pop(most)):
+        num_left = num_wanted = max(num_wanted, min(_MIN_MOVED, self.host_pool.num_blocks // 64))
+        while num_left and (node := self._leaves.pop(most)):
             if self._is_worth_more(node):
                 continue
-            freed += self._shed(node, num_wanted - freed, beneficiary)
-            if node.block_ids and not node.is_hosted:
-                rest.append(node)
+            num_left -= self._shed(node, num_left, beneficiary)
+            rest.append(node)
         for node in rest:
             self._queue(node)
-        return freed
+        return num_wanted - num_left
 
     def kept(self) -> Iterator[KeptBlocks]:
         """All that is kept without a salt, each edge after the one above it."""
