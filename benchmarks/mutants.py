@@ -36,6 +36,7 @@ RESULTS = ROOT / ".mutants.jsonl"
 TIMEOUT_S = 900.0
 TEST_TIMEOUT_S = 60
 MIN_SHARE = 0.95
+_CHECKS = ("check", "check_node", "_check_users")
 _COPIED = ("src", "tests", "benchmarks", "docs", "pyproject.toml", "README.md")
 
 
@@ -126,7 +127,7 @@ def find_mutants(path: str, source: str) -> Iterator[Mutant]:
 def _expressions(tree: ast.AST) -> Iterator[ast.expr]:
     """All but those of asserts, of checks, which are asserts, and of types and words."""
     for child in ast.iter_child_nodes(tree):
-        if isinstance(child, ast.Assert | ast.JoinedStr) or getattr(child, "name", "") == "check":
+        if isinstance(child, ast.Assert | ast.JoinedStr) or getattr(child, "name", "") in _CHECKS:
             continue
         if isinstance(child, ast.expr):
             yield child

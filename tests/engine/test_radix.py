@@ -147,6 +147,22 @@ def test_of_a_block_that_was_given_up_it_is_known_for_whom() -> None:
     assert life.tree.eviction(tokens(1, 1, 2, 2), 0) is None, "which is still there"
 
 
+def test_blocks_are_of_the_session_that_has_them_until_another_uses_them() -> None:
+    life = Life()
+    for session, last in (("a", 3), ("b", 4), ("b", 4), ("c", 5)):
+        own = life.pool.allocate(3)
+        assert own is not None
+        shared = array("i", own)
+        life.tree.share(tokens(1, 1, 2, 2, last, last), shared, session=session)
+        life.pool.release(shared)
+    life.check()
+    assert life.tree.num_owned == {None: 2, "a": 1, "b": 1, "c": 1}
+    life.tree.match(tokens(1, 1, 2, 2, 3, 3), session="b")
+    assert life.tree.num_owned == {None: 3, "b": 1, "c": 1}
+    life.tree.evict(9)
+    assert not life.tree.num_owned
+
+
 def test_a_parent_can_go_once_its_children_went() -> None:
     life = Life()
     life.remember(1, 1, 2, 2)

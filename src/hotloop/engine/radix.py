@@ -205,7 +205,7 @@ class RadixTree:
             if not key.startswith(child.key, begin):
                 child = split(child, num_common(child.key, key, begin, size), size)
             child.last_used, child.used_at = self._clock, self.retention.now
-            if session is not None and session != child.session and child.session is not None:
+            if session is not None and session != child.session:
                 self._own(child, -len(child.block_ids))
                 child.session = None
                 self._own(child, len(child.block_ids))
@@ -274,13 +274,12 @@ class RadixTree:
         pool = self.host_pool
         if most[0] == HoldKind.FINISHED:
             return 0
-        in_use: list[TreeNode] = []
-        while pool.num_free < num_wanted and (leaf := self._host_leaves.pop(most)):
-            num_given_up = min(num_wanted - pool.num_free, self.num_idle(leaf))
-            if num_given_up < len(leaf.block_ids):
-                in_use.append(leaf)
+        rest: list[TreeNode] = []
+        while (num_missing := max(0, num_wanted - pool.num_free)) and (leaf := self._host_leaves.pop(most)):
+            num_given_up = min(num_missing, self.num_idle(leaf))
+            rest.append(leaf)
             self._trim(leaf, len(leaf.block_ids) - num_given_up, beneficiary)
-        for leaf in in_use:
+        for leaf in rest:
             self._queue(leaf)
         return min(num_wanted, pool.num_free)
 
@@ -371,7 +370,7 @@ class RadixTree:
         self._pool_of(node).drop(block_ids)
         names = [~each for each in block_ids] if node.is_hosted else block_ids
         self.windows.drop(names)
-        if self._changes is not None and block_ids:
+        if self._changes is not None:
             self._changes.append(GivenUp(names))
 
     def rank_anew(self, node: TreeNode) -> None:
