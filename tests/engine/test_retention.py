@@ -89,6 +89,16 @@ def test_who_has_lost_a_little_loses_the_rest_before_others_lose_any() -> None:
     shelf.tree.check()
 
 
+@pytest.mark.parametrize(("kind", "is_held"), [(HoldKind.TOOL_GAP, False), (HoldKind.PINNED, True)])
+def test_a_tool_gap_is_not_held_any_more_once_a_block_is_lost_and_a_pin_is(kind: HoldKind, *, is_held: bool) -> None:
+    shelf = Shelf()
+    shelf.put(1, 3)
+    shelf.hold(1, kind, until=50.0, ttl_s=50.0)
+    assert shelf.tree.evict(1) == 1
+    [node] = shelf.tree.nodes()
+    assert (node.hold is not None) == is_held
+
+
 def test_one_who_waits_takes_nothing_from_the_more_urgent_in_a_tool_gap() -> None:
     shelf = Shelf()
     for family, rank in ((1, 0), (2, 1), (3, 2)):
@@ -122,6 +132,14 @@ def test_what_is_worth_twice_as_much_outlives_what_is_used_a_little_later() -> N
     retention = Retention(0)
     long = retention.rank(None, 0.0, 1, int(ATTENTION_TOKENS))
     assert retention.rank(None, 0.5 * FADE_S, 1, 0) < long < retention.rank(None, 0.9 * FADE_S, 1, 0)
+
+
+def test_of_two_that_were_used_at_once_the_longer_stays() -> None:
+    shelf = Shelf(num_blocks=500)
+    shelf.put(1, 400)
+    shelf.put(2)
+    assert shelf.tree.evict(1) == 1
+    assert (shelf.has(1), shelf.has(2)) == (True, False)
 
 
 def test_a_step_of_few_tokens_tells_less_of_what_one_costs() -> None:

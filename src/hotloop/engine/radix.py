@@ -263,7 +263,8 @@ class RadixTree:
         """
         num_freed = min(num_wanted, self.num_idle(leaf))
         keep = len(leaf.block_ids) - num_freed
-        num_moved = self._make_room(num_freed, leaf.queued, beneficiary) if num_freed and leaf.queued else 0
+        assert leaf.queued is not None
+        num_moved = self._make_room(num_freed, leaf.queued, beneficiary)
         self._trim(leaf, keep + num_moved, beneficiary)
         if num_moved:
             self._move_out(leaf, keep)
