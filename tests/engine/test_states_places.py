@@ -114,7 +114,7 @@ def test_a_state_is_worth_all_tokens_since_the_one_before_it() -> None:
     states = states_of(loop)
     inner, last = (node for node in loop.scheduler.tree.nodes() if node.state)
     before = states._rank(last)[2]
-    loop.scheduler.tree.drop_state(inner)
+    loop.scheduler.tree.states.drop(inner)
     assert states._rank(last)[2] - before == pytest.approx(1.1), "60 tokens instead of 20, of which the log counts"
 
 

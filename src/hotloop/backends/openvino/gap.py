@@ -128,6 +128,14 @@ class GapBackend(CpuBackend):
         kv = self._attention.kv
         kv[:, np.array(block_ids)] = np.frombuffer(data, np.uint8).reshape(len(kv), len(block_ids), -1)
 
+    def read_state(self, slot: int) -> HostCopy:
+        assert self._linear is not None
+        return HostCopy(self._linear.read(slot).data)
+
+    def write_state(self, slot: int, data: memoryview) -> None:
+        assert self._linear is not None
+        self._linear.write(slot, data)
+
     def close(self) -> None:
         del self._short, self._long
         let_go(self._nodes)
