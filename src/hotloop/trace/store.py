@@ -11,16 +11,19 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from hotloop.core.errors import ConfigError
 from hotloop.trace.content import Content
 from hotloop.trace.money import PriceTable
-from hotloop.trace.span import Span
+from hotloop.trace.span import Clock, Span
 from hotloop.trace.tables import (
     SPAN_COLUMNS,
     StoreDamaged,
@@ -75,6 +78,7 @@ class StoreTracer:
         self._has_news = threading.Event()
         self._is_closing = threading.Event()
         self._bounded_at = -_BOUND_EVERY_S
+        self._clock = Clock()  # nothing grows old because somebody sets the system's
         self._has_failed = False
         self._thread = threading.Thread(target=self._work, name="hotloop-trace", daemon=True)
         self._thread.start()
@@ -143,7 +147,7 @@ class StoreTracer:
             self._batch.clear()
             self._has_failed = False
             if time.monotonic() - self._bounded_at >= _BOUND_EVERY_S:
-                bound(self._connection, self._bounds)
+                bound(self._connection, self._bounds, self._clock.now_ns())
                 self._bounded_at = time.monotonic()
         except (sqlite3.Error, ConfigError) as error:
             if not self._has_failed:
@@ -165,16 +169,15 @@ def add_spans(path: Path | str, spans: Iterable[Span]) -> int:
     try:
         while batch := list(islice(waiting, _MAX_BATCH)):
             num_new += insert(connection, batch)
-    except sqlite3.Error as error:
+    except (sqlite3.Error, msgspec.MsgspecError, UnicodeDecodeError) as error:  # the others: of what is there
         raise ConfigError(f"cannot write to the trace store {path}: {error}") from None
     finally:
         connection.close()
     return num_new
 
 
-def bound(connection: sqlite3.Connection, bounds: Bounds) -> None:
+def bound(connection: sqlite3.Connection, bounds: Bounds, now_ns: int) -> None:
     """Delete what is too old, then the oldest until what is left is small enough. Each run is a transaction."""
-    now_ns = time.time_ns()
     horizon_ns = now_ns - int(min(bounds.max_age_days * _DAY_NS, now_ns))  # they may be kept for ever
     for (trace_id,) in connection.execute("SELECT trace_id FROM runs WHERE end_ns < ?", (horizon_ns,)).fetchall():
         _delete(connection, trace_id)
@@ -260,19 +263,24 @@ class TraceStore:
         given = [(condition, value) for condition, value in conditions if value is not None]
         where = f"WHERE {' AND '.join(condition for condition, _ in given)}" if given else ""
         query = f"SELECT * FROM runs {where} ORDER BY start_ns DESC, trace_id DESC LIMIT ?"
-        return [self._summarise(row) for row in self._query(query, *(value for _, value in given), limit)]
+        rows = self._query(query, *(value for _, value in given), limit)
+        with self._readable():
+            return [self._summarise(row) for row in rows]
 
     def num_runs(self) -> int:
         return int(self._query("SELECT count(*) FROM runs")[0][0])
 
     def run(self, trace_id: str) -> RunSummary | None:
         rows = self._query("SELECT * FROM runs WHERE trace_id = ?", trace_id)
-        return self._summarise(rows[0]) if rows else None
+        with self._readable():
+            return self._summarise(rows[0]) if rows else None
 
     def spans(self, trace_id: str) -> list[Span]:
         """All of a trace, as they began; empty if there is none of that id."""
         query = f"SELECT {SPAN_COLUMNS} FROM spans WHERE trace_id = ? ORDER BY start_ns, end_ns DESC, span_id"
-        return [as_span(row) for row in self._query(query, trace_id)]
+        rows = self._query(query, trace_id)
+        with self._readable():
+            return [as_span(row) for row in rows]
 
     def find(self, name: str) -> str:
         """A run's whole id, from how it may begin, or `last`. Raises ConfigError where that is none, or several."""
@@ -306,8 +314,16 @@ class TraceStore:
                         raise
                     self._connect()  # whoever writes it may have begun a new one
                     return self._connection.execute(query, values).fetchall()
-            except (sqlite3.Error, UnicodeEncodeError, OverflowError) as error:  # the others: of what was asked
+            except (sqlite3.Error, UnicodeError, OverflowError) as error:  # the others: of what was asked, or is there
                 raise ConfigError(f"cannot read the trace store {self.path}: {error}") from None
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        """SQLite does not mind rows of other columns or types than were written, once a page is damaged."""
+        try:
+            yield
+        except (msgspec.MsgspecError, IndexError, TypeError, RecursionError) as error:
+            raise ConfigError(f"the trace store {self.path} is damaged: {error}") from None
 
     def _summarise(self, row: sqlite3.Row) -> RunSummary:
         layer = "chat" if row["chat_calls"] else "route" if row["route_prompt"] else "request"
