@@ -95,9 +95,11 @@ test-gpu: $(GPU_READY) ## Run the CUDA backend's tests on this machine's card, t
 bench-gpu: $(GPU_READY) ## Check and measure the CUDA backend on this machine's card, beside its limits and transformers
 	$(GPU_PYTHON) -m benchmarks.gpu
 
-test-fuzz: $(STAMP) ## Send the endpoints what /openapi.json describes, and what nearly is that, at random (schemathesis)
+FUZZ_INPUTS ?= 10000
+FUZZ_SEED ?= 0
+test-fuzz: $(STAMP) ## Send readers, listeners and endpoints what is nearly valid, at random (FUZZ_INPUTS of each kind, FUZZ_SEED)
 	@$(PIP) install schemathesis -c constraints.txt
-	FUZZ_EXAMPLES=100 $(BIN)/pytest tests/fuzz
+	FUZZ_EXAMPLES=100 FUZZ_INPUTS=$(FUZZ_INPUTS) FUZZ_SEED=$(FUZZ_SEED) $(BIN)/pytest -s -o faulthandler_timeout=0 tests/fuzz
 
 test-mutants: $(STAMP) ## Change an operator at a time in the modules that own invariants, and see whether tests notice
 	$(BIN)/python -m benchmarks.mutants

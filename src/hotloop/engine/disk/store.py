@@ -25,6 +25,7 @@ SEGMENT_TOKENS = 256
 _MAX_QUEUED_BYTES = 256 << 20
 _PAUSE_S = 60.0  # after a failed write
 _TOUCH_S = 60.0  # a use is noted this often
+_STARTED_AT = time.time() - time.monotonic()  # when that clock began, in unix time
 _FLUSH_S = 5.0
 _SLACK = 16  # a sixteenth of the room is freed at once, and may be written before the folder is looked through again
 
@@ -215,7 +216,10 @@ class KvStore:
 
     def _look_through(self, max_bytes: int) -> None:
         """See what is there; the longest unused goes if that is more than may be."""
-        found = sorted(self._folder.list(), reverse=True)
+        listed, now = self._folder.list(), _use_of(0)
+        ahead = {each.key for each in listed if each.used_at > now + _TOUCH_S}  # of a time when the clock was wrong
+        self._touch(dict.fromkeys(ahead, now))
+        found = sorted((each._replace(used_at=min(each.used_at, now)) for each in listed), reverse=True)
         if sum(segment.num_bytes for segment in found) > max_bytes:
             max_bytes -= self._max_bytes // _SLACK
         num_bytes = 0
@@ -246,5 +250,6 @@ class KvStore:
 
 
 def _use_of(depth: int) -> float:
-    """Now, but a second earlier for each segment before it: of a prefix the end goes first, since nothing needs it."""
-    return time.time() - depth
+    """Now, but a second earlier for each segment before it: of a prefix the end goes first, since nothing needs it. A
+    clock that is set while this runs changes nothing: what is used would seem older than what is not."""
+    return _STARTED_AT + time.monotonic() - depth
