@@ -1,0 +1,8 @@
+"""A decoder step on a CPU with AMX, in C++ of our own: no OpenVINO, and no Python from one end of a step to the other.
+
+tiles.h      AMX tiles, or loops that do the same, for tests on any machine
+vectors.h    sixteen floats at once
+workers.h    threads
+matmul.h     weights and rows in the order of tiles, and their products
+decoder.cpp  the C interface
+"""

@@ -1,0 +1,109 @@
+"""The library behind ctypes: built for this machine, declared once, and its objects as Python's."""
+
+import ctypes
+import platform
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hotloop.backends.build import build, build_path
+from hotloop.core.errors import BackendError
+
+Array = NDArray[np.float32]
+Format = Literal["int8", "bf16"]
+Then = Literal["store", "add", "gate"]
+
+_FORMATS: tuple[Format, ...] = ("int8", "bf16")
+_THEN: tuple[Then, ...] = ("store", "add", "gate")
+_FOLDER = Path(__file__).parent
+_FLAGS = ("-std=c++20", "-pthread", "-Wall", "-Wextra", "-ffp-contract=off")
+
+
+@cache
+def load_library(*flags: str) -> ctypes.CDLL:
+    """Raises one of BUILD_ERRORS if it cannot be built."""
+    sources = sorted((*_FOLDER.glob("*.h"), *_FOLDER.glob("*.cpp")))
+    path = build_path("decoder", *(each.read_text() for each in sources), platform.node(), *flags)
+    return _declare(build(path, *_FLAGS, "-march=native", *flags, str(_FOLDER / "decoder.cpp")))
+
+
+def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
+    pointer, number, size, real = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t, ctypes.c_float
+    signatures: dict[str, tuple[Any, list[Any]]] = {
+        "create": (pointer, [number]),
+        "destroy": (None, [pointer]),
+        "has_amx": (number, []),
+        "pack": (pointer, [pointer, number, pointer, pointer, number, number, number]),
+        "drop": (None, [pointer]),
+        "rows_create": (pointer, []),
+        "rows_destroy": (None, [pointer]),
+        "pack_rows": (None, [pointer, pointer, number, pointer, number, number, pointer, real]),
+        "matmul": (None, [pointer, pointer, pointer, number, pointer, size]),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(library, f"native_{name}")
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+def _address(array: NDArray[Any] | None) -> int | None:
+    assert array is None or array.flags.c_contiguous
+    return None if array is None else array.ctypes.data
+
+
+class Weights:
+    """A matrix [num_out, num_in] in the order of tiles; gated: two of them, the gate above the up."""
+
+    def __init__(self, native: "Native", handle: int, shape: tuple[int, int], *, is_gated: bool) -> None:
+        self.native, self.handle, self.shape, self.is_gated = native, handle, shape, is_gated
+
+
+class Native:
+    """Worker threads, and what is computed by them. One call at a time."""
+
+    def __init__(self, num_workers: int, library: ctypes.CDLL) -> None:
+        self.library = library
+        self._handle = library.native_create(num_workers)
+        if not self._handle:
+            raise BackendError("the native decoder could not be set up: not enough memory, or AMX is not permitted")
+        self._rows = library.native_rows_create()
+        self._weights: list[Weights] = []
+
+    def pack(self, matrix: Array, form: Format, *, bias: Array | None = None, is_gated: bool = False) -> Weights:
+        matrix = np.ascontiguousarray(matrix, np.float32)
+        shape = matrix.shape[0], matrix.shape[1]
+        numbers = (*shape, int(is_gated))
+        handle = self.library.native_pack(
+            self._handle, _FORMATS.index(form), _address(matrix), _address(bias), *numbers
+        )
+        if not handle:
+            raise BackendError("not enough memory for the weights")
+        self._weights.append(Weights(self, handle, shape, is_gated=is_gated))
+        return self._weights[-1]
+
+    def pack_rows(self, x: Array, form: Format, norm: Array | None = None, eps: float = 0.0) -> None:
+        """The rows that the next products are of."""
+        kind = _FORMATS.index(form)
+        self.library.native_pack_rows(
+            self._handle, self._rows, kind, _address(x), *x.shape, _address(norm), ctypes.c_float(eps)
+        )
+
+    def matmul(self, weights: Weights, out: NDArray[Any], then: Then = "store") -> None:
+        """Rows times weights: stored, added, or, as silu(gate) * up in bf16 (uint16), gated."""
+        which = _THEN.index(then)
+        self.library.native_matmul(self._handle, self._rows, weights.handle, which, _address(out), out.shape[1])
+
+    def close(self) -> None:
+        for each in _drained(self._weights):
+            self.library.native_drop(each.handle)
+        self.library.native_rows_destroy(self._rows)
+        self.library.native_destroy(self._handle)
+
+
+def _drained(items: list[Weights]) -> Iterable[Weights]:
+    while items:
+        yield items.pop()
