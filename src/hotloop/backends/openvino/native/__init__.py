@@ -76,6 +76,14 @@ class NativeAttention:
     def run(self, layer: int, qkv: NDArray[np.float32], output: NDArray[np.float32]) -> None:
         self._library.attention_run(self._handle, layer, qkv.ctypes.data, output.ctypes.data)
 
+    @property
+    def entry(self) -> tuple[int, int]:
+        """The function that `run` calls and its first argument, for those who call it from C."""
+        function = ctypes.cast(self._library.attention_run, ctypes.c_void_p).value
+        assert function
+        assert self._handle
+        return function, self._handle
+
     def close(self) -> None:
         self._library.attention_destroy(self._handle)
 
