@@ -1,6 +1,6 @@
 // The C interface.
 
-#include "matmul.h"
+#include "decoder.h"
 
 extern "C" {
 
@@ -46,6 +46,33 @@ void native_pack_rows(Context* context, Rows* rows, int format, const float* x, 
 
 void native_matmul(Context* context, const Rows* rows, const Weights* weights, int then, void* out, size_t stride) {
     matmul(*context, *rows, *weights, {(Then)then, out, stride});
+}
+
+// Weights and norms stay the caller's, and where they are.
+Decoder* decoder_create(Context* context, const Shape* shape, Attend attend, void* attention) {
+    return new Decoder{*context, *shape, attend, attention, std::vector<Layer>(shape->num_layers)};
+}
+
+void decoder_destroy(Decoder* decoder) { delete decoder; }
+
+void decoder_set_ends(Decoder* d, const Weights* embed, const float* norm, const Weights* head) {
+    d->embed = embed, d->norm = norm, d->head = head;
+}
+
+void decoder_set_layer(Decoder* d, int layer, const float* attention_norm, const Weights* qkv, const Weights* o,
+                       const float* mlp_norm, const Weights* gate_up, const Weights* down) {
+    d->layers[layer] = {attention_norm, mlp_norm, qkv, o, gate_up, down};
+}
+
+// wanted: rows of the batch, ascending; logits: [num_wanted][vocab_size]. Returns 1 if there was no memory for it.
+int decoder_step(Decoder* d, int num_tokens, const int64_t* token_ids, int num_wanted, const int64_t* wanted,
+                 float* logits) {
+    try {
+        run_step(*d, num_tokens, token_ids, num_wanted, wanted, logits);
+        return 0;
+    } catch (const std::bad_alloc&) {
+        return 1;
+    }
 }
 
 }  // extern "C"

@@ -2,7 +2,7 @@
 
 import ctypes
 import platform
-from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -34,32 +34,37 @@ def load_library(*flags: str) -> ctypes.CDLL:
 def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
     pointer, number, size, real = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t, ctypes.c_float
     signatures: dict[str, tuple[Any, list[Any]]] = {
-        "create": (pointer, [number]),
-        "destroy": (None, [pointer]),
-        "has_amx": (number, []),
-        "pack": (pointer, [pointer, number, pointer, pointer, number, number, number]),
-        "drop": (None, [pointer]),
-        "rows_create": (pointer, []),
-        "rows_destroy": (None, [pointer]),
-        "pack_rows": (None, [pointer, pointer, number, pointer, number, number, pointer, real]),
-        "matmul": (None, [pointer, pointer, pointer, number, pointer, size]),
+        "native_create": (pointer, [number]),
+        "native_destroy": (None, [pointer]),
+        "native_has_amx": (number, []),
+        "native_pack": (pointer, [pointer, number, pointer, pointer, number, number, number]),
+        "native_drop": (None, [pointer]),
+        "native_rows_create": (pointer, []),
+        "native_rows_destroy": (None, [pointer]),
+        "native_pack_rows": (None, [pointer, pointer, number, pointer, number, number, pointer, real]),
+        "native_matmul": (None, [pointer, pointer, pointer, number, pointer, size]),
+        "decoder_create": (pointer, [pointer] * 4),
+        "decoder_destroy": (None, [pointer]),
+        "decoder_set_ends": (None, [pointer] * 4),
+        "decoder_set_layer": (None, [pointer, number, *[pointer] * 6]),
+        "decoder_step": (number, [pointer, number, pointer, number, pointer, pointer]),
     }
     for name, (result, arguments) in signatures.items():
-        function = getattr(library, f"native_{name}")
+        function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
     return library
 
 
-def _address(array: NDArray[Any] | None) -> int | None:
+def address_of(array: NDArray[Any] | None) -> int | None:
     assert array is None or array.flags.c_contiguous
     return None if array is None else array.ctypes.data
 
 
+@dataclass(frozen=True, slots=True)
 class Weights:
-    """A matrix [num_out, num_in] in the order of tiles; gated: two of them, the gate above the up."""
+    """A matrix in the order of tiles; gated: two of them, the gate above the up. Gone once its owner is closed."""
 
-    def __init__(self, native: "Native", handle: int, shape: tuple[int, int], *, is_gated: bool) -> None:
-        self.native, self.handle, self.shape, self.is_gated = native, handle, shape, is_gated
+    handle: int
 
 
 class Native:
@@ -67,43 +72,35 @@ class Native:
 
     def __init__(self, num_workers: int, library: ctypes.CDLL) -> None:
         self.library = library
-        self._handle = library.native_create(num_workers)
-        if not self._handle:
+        self.handle = library.native_create(num_workers)
+        if not self.handle:
             raise BackendError("the native decoder could not be set up: not enough memory, or AMX is not permitted")
         self._rows = library.native_rows_create()
         self._weights: list[Weights] = []
 
     def pack(self, matrix: Array, form: Format, *, bias: Array | None = None, is_gated: bool = False) -> Weights:
         matrix = np.ascontiguousarray(matrix, np.float32)
-        shape = matrix.shape[0], matrix.shape[1]
-        numbers = (*shape, int(is_gated))
-        handle = self.library.native_pack(
-            self._handle, _FORMATS.index(form), _address(matrix), _address(bias), *numbers
-        )
+        arrays = address_of(matrix), address_of(bias)
+        handle = self.library.native_pack(self.handle, _FORMATS.index(form), *arrays, *matrix.shape, int(is_gated))
         if not handle:
             raise BackendError("not enough memory for the weights")
-        self._weights.append(Weights(self, handle, shape, is_gated=is_gated))
+        self._weights.append(Weights(handle))
         return self._weights[-1]
 
     def pack_rows(self, x: Array, form: Format, norm: Array | None = None, eps: float = 0.0) -> None:
         """The rows that the next products are of."""
         kind = _FORMATS.index(form)
         self.library.native_pack_rows(
-            self._handle, self._rows, kind, _address(x), *x.shape, _address(norm), ctypes.c_float(eps)
+            self.handle, self._rows, kind, address_of(x), *x.shape, address_of(norm), ctypes.c_float(eps)
         )
 
     def matmul(self, weights: Weights, out: NDArray[Any], then: Then = "store") -> None:
         """Rows times weights: stored, added, or, as silu(gate) * up in bf16 (uint16), gated."""
         which = _THEN.index(then)
-        self.library.native_matmul(self._handle, self._rows, weights.handle, which, _address(out), out.shape[1])
+        self.library.native_matmul(self.handle, self._rows, weights.handle, which, address_of(out), out.shape[1])
 
     def close(self) -> None:
-        for each in _drained(self._weights):
-            self.library.native_drop(each.handle)
+        while self._weights:
+            self.library.native_drop(self._weights.pop().handle)
         self.library.native_rows_destroy(self._rows)
-        self.library.native_destroy(self._handle)
-
-
-def _drained(items: list[Weights]) -> Iterable[Weights]:
-    while items:
-        yield items.pop()
+        self.library.native_destroy(self.handle)

@@ -344,6 +344,7 @@ struct Context {
 
 inline void matmul(Context& context, const Rows& rows, const Weights& w, const Target& target) {
     const int num_blocks = rows.num_blocks();
+    if (!num_blocks) return;
     const int row_jobs = divide_up(num_blocks, MAX_JOB_BLOCKS), job_blocks = divide_up(num_blocks, row_jobs);
     // Four jobs for each worker, where there are as many panels, so that none waits long for another.
     const int wanted = w.num_panels * row_jobs / (4 * context.workers.num_workers);
@@ -355,5 +356,5 @@ inline void matmul(Context& context, const Rows& rows, const Weights& w, const T
         if (w.format == Format::INT8) run_job<Format::INT8>(rows, w, target, job, sums);
         else run_job<Format::BF16>(rows, w, target, job, sums);
     };
-    if (num_blocks) context.workers.share(row_jobs * panel_jobs, tiles_begin, run, tiles_end);
+    context.workers.share(row_jobs * panel_jobs, tiles_begin, run, tiles_end);
 }

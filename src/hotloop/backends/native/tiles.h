@@ -21,7 +21,6 @@
 #define HAS_AMX 1
 #define tile_zero(tile) _tile_zero(tile)
 #define tile_load(tile, from) _tile_loadd(tile, from, 64)
-#define tile_load_once(tile, from) _tile_stream_loadd(tile, from, 64)
 #define tile_store(tile, to) _tile_stored(tile, to, 64)
 #define tile_dot_int8(sums, rows, weights) _tile_dpbssd(sums, rows, weights)
 #define tile_dot_bf16(sums, rows, weights) _tile_dpbf16ps(sums, rows, weights)
@@ -63,7 +62,6 @@ inline Tile& tile_at(int i) {
 
 inline void tile_zero(int tile) { tile_at(tile) = {}; }
 inline void tile_load(int tile, const void* from) { memcpy(tile_at(tile).bytes, from, 1024); }
-inline void tile_load_once(int tile, const void* from) { tile_load(tile, from); }
 inline void tile_store(int tile, void* to) { memcpy(to, tile_at(tile).bytes, 1024); }
 
 template <typename Number, typename Word, typename Widen>

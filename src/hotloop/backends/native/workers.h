@@ -58,7 +58,7 @@ class Workers {
     }
 
    private:
-    static constexpr int NUM_SPINS = 4000;
+    static constexpr int NUM_SPINS = 1000;
 
     static bool look_again(int& spins) {
         if (++spins > NUM_SPINS) return false;
