@@ -15,8 +15,7 @@ from tests.models.tiny import DictWeights
 
 from hotloop.backends.build import compiler
 from hotloop.backends.native.backend import NativeBackend
-from hotloop.backends.native.library import Format
-from hotloop.backends.openvino.native import load_portable
+from hotloop.backends.native.library import Format, load_kernel
 from hotloop.models.model import Model
 from hotloop.models.spec import Family, ModelSpec
 
@@ -29,9 +28,7 @@ Array = NDArray[np.float32]
 
 
 def open_native(model: Model, form: Format) -> NativeBackend:
-    kernel = load_portable("float", 4)
-    assert kernel
-    return NativeBackend(model, KV_BYTES, kernel, form=form, num_workers=2)
+    return NativeBackend(model, KV_BYTES, load_kernel(), form=form, num_workers=2)
 
 
 def rounded_model(model: Model, form: Format) -> Model:
@@ -83,7 +80,7 @@ def test_whole_chunked_batched_and_shared_give_the_reference(family: Family, for
 
 @pytest.mark.parametrize("has_tied_head", [True, False], ids=["tied", "untied"])
 def test_only_wanted_rows_come_back_and_are_the_same(has_tied_head: bool, empty_home: Path) -> None:
-    model = tiny_model("llama", has_tied_head=has_tied_head)
+    model = tiny_model("llama", head_dim=64, has_tied_head=has_tied_head)
     backend = open_native(model, "int8")
     part = batch((make_prompt(model, 40), 0, [0, 1]))
     all_rows = backend.run(part)
@@ -94,7 +91,7 @@ def test_only_wanted_rows_come_back_and_are_the_same(has_tied_head: bool, empty_
 
 
 def test_blocks_go_to_the_host_and_back(empty_home: Path) -> None:
-    model = tiny_model("llama")
+    model = tiny_model("llama", head_dim=64)
     backend = open_native(model, "bf16")
     token_ids = make_prompt(model, 33)
     want = backend.run(batch((token_ids, 0, [0, 1])))[32:]

@@ -4,5 +4,7 @@ tiles.h      AMX tiles, or loops that do the same, for tests on any machine
 vectors.h    sixteen floats at once
 workers.h    threads
 matmul.h     weights and rows in the order of tiles, and their products
+decoder.h    a step: from token ids to logits
 decoder.cpp  the C interface
+tbb/         what the attention kernels use of TBB, on our threads
 """

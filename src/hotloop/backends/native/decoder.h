@@ -6,7 +6,7 @@
 //
 // Whatever reads x rounds it on the way into tiles, and whatever adds to x does so from the sums: between two products
 // nothing is written but what is in the names above. Attention, with its rotary positions and its KV, is a kernel that
-// is handed in, and was told of the batch before.
+// is handed in, was told of the batch before, and runs on the same workers.
 
 #pragma once
 
@@ -98,7 +98,9 @@ inline void run_step(Decoder& d, int num_tokens, const int64_t* token_ids, int n
         const Layer& layer = d.layers[i];
         pack_normed(d, *layer.qkv, num_rows, layer.attention_norm);
         matmul(d.context, d.rows, *layer.qkv, {Then::STORE, d.qkv.data(), (size_t)s.qkv_size});
+        Workers::current = &d.context.workers;
         d.attend(d.attention, i, (const float*)d.qkv.data(), (float*)d.mixed.data());
+        Workers::current = nullptr;
         if (i == s.num_layers - 1) {  // nobody asks for the others any more
             keep_rows(d, d.x, s.hidden_size, num_wanted, wanted);
             keep_rows(d, d.mixed, s.mixed_size, num_wanted, wanted);

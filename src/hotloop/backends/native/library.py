@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotloop.backends.build import build, build_path
+from hotloop.backends.openvino.attention import Kernel
+from hotloop.backends.openvino.native import SOURCES, has_amx, kernel_of
 from hotloop.core.errors import BackendError
 
 Array = NDArray[np.float32]
@@ -25,10 +27,24 @@ _FLAGS = ("-std=c++20", "-pthread", "-Wall", "-Wextra", "-ffp-contract=off")
 
 @cache
 def load_library(*flags: str) -> ctypes.CDLL:
-    """Raises one of BUILD_ERRORS if it cannot be built."""
-    sources = sorted((*_FOLDER.glob("*.h"), *_FOLDER.glob("*.cpp")))
+    """With the attention for this CPU in it. Raises one of BUILD_ERRORS if it cannot be built."""
+    attention, attention_flags = attention_source()
+    sources = sorted((*_FOLDER.rglob("*.h"), *_FOLDER.glob("*.cpp"), attention))
     path = build_path("decoder", *(each.read_text() for each in sources), platform.node(), *flags)
-    return _declare(build(path, *_FLAGS, "-march=native", *flags, str(_FOLDER / "decoder.cpp")))
+    flags = (*_FLAGS, "-march=native", *attention_flags, *flags, f"-I{_FOLDER}")
+    return _declare(build(path, *flags, str(_FOLDER / "decoder.cpp"), str(attention)))
+
+
+@cache
+def load_kernel() -> Kernel:
+    """The attention of that library, which runs on the workers of whoever is at it."""
+    source, _ = attention_source()
+    return kernel_of(load_library(), source, 2 if has_amx() else 4)
+
+
+def attention_source() -> tuple[Path, tuple[str, ...]]:
+    """What is compiled into the library, and how. Where there is no AMX it is there for tests: in float32."""
+    return (SOURCES / "attention.cpp", ()) if has_amx() else (SOURCES / "portable.cpp", ("-DKV=float",))
 
 
 def _declare(library: ctypes.CDLL) -> ctypes.CDLL:

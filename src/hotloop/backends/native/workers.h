@@ -26,6 +26,9 @@ class Workers {
 
     const int num_workers;
 
+    // Whose turn it is on this thread: for kernels that are not handed any.
+    static inline thread_local Workers* current = nullptr;
+
     // work(worker), once for each of them.
     void run(const std::function<void(int)>& work) {
         work_ = &work;

@@ -32,7 +32,7 @@ from hotloop.models.spec import ModelSpec
 log = logging.getLogger(__name__)
 
 AMX_HEAD_DIMS = (64, 96, 128)
-_FOLDER = Path(__file__).parent
+SOURCES = Path(__file__).parent
 _SPAN = 32  # numbers that portable.cpp sums up side by side
 
 
@@ -141,6 +141,10 @@ def build_or_warn(source: str, what: str) -> ctypes.CDLL | None:
         return None
 
 
+def has_amx() -> bool:
+    return _why_no_amx() is None
+
+
 def _why_no_amx() -> str | None:
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return "ours is for Linux on x86-64"
@@ -150,18 +154,20 @@ def _why_no_amx() -> str | None:
 
 
 def _load(name: str, item_bytes: int, *flags: str) -> Kernel:
+    return kernel_of(build_native(name, *flags), SOURCES / name, item_bytes)
+
+
+def kernel_of(library: ctypes.CDLL, source: Path, item_bytes: int) -> Kernel:
     """The version changes with the source, and so whenever keys and values are stored in another way."""
-    source = _FOLDER / name
     version = hashlib.sha256(source.read_bytes()).hexdigest()[:16]
-    library = _declare(build_native(name, *flags))
-    return Kernel(item_bytes, version, partial(NativeAttention, library, item_bytes))
+    return Kernel(item_bytes, version, partial(NativeAttention, _declare(library), item_bytes))
 
 
 def build_native(name: str, *flags: str) -> ctypes.CDLL:
     """A library of ours, compiled unless it was before, against the TBB that OpenVINO brings, so that both share one
     pool of threads.
     """
-    source, openvino = _FOLDER / name, Path(ov.__file__).parent
+    source, openvino = SOURCES / name, Path(ov.__file__).parent
     tbb = next((openvino / "libs").glob("libtbb.*"), None)
     if tbb is None:
         raise FileNotFoundError("OpenVINO came without its TBB library")
