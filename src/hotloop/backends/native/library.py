@@ -22,7 +22,7 @@ Then = Literal["store", "add", "gate"]
 _FORMATS: tuple[Format, ...] = ("int8", "bf16")
 _THEN: tuple[Then, ...] = ("store", "add", "gate")
 _FOLDER = Path(__file__).parent
-_FLAGS = ("-std=c++20", "-pthread", "-Wall", "-Wextra", "-ffp-contract=off")
+_FLAGS = ("-std=c++20", "-pthread", "-ffp-contract=off")
 
 
 @cache
@@ -31,7 +31,7 @@ def load_library(*flags: str) -> ctypes.CDLL:
     attention, attention_flags = attention_source()
     sources = sorted((*_FOLDER.rglob("*.h"), *_FOLDER.glob("*.cpp"), attention))
     path = build_path("decoder", *(each.read_text() for each in sources), platform.node(), *flags)
-    flags = (*_FLAGS, "-march=native", *attention_flags, *flags, f"-I{_FOLDER}")
+    flags = (*_FLAGS, *attention_flags, *flags, f"-I{_FOLDER}")
     return _declare(build(path, *flags, str(_FOLDER / "decoder.cpp"), str(attention)))
 
 
@@ -44,7 +44,9 @@ def load_kernel() -> Kernel:
 
 def attention_source() -> tuple[Path, tuple[str, ...]]:
     """What is compiled into the library, and how. Where there is no AMX it is there for tests: in float32."""
-    return (SOURCES / "attention.cpp", ()) if has_amx() else (SOURCES / "portable.cpp", ("-DKV=float",))
+    if has_amx():
+        return SOURCES / "attention.cpp", ("-march=sapphirerapids",)
+    return SOURCES / "portable.cpp", ("-march=native", "-DKV=float")
 
 
 def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
