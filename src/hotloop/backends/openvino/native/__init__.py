@@ -12,11 +12,7 @@ They are compiled once by the machine's own C++ compiler, and kept. Where a kern
 import ctypes
 import hashlib
 import logging
-import os
 import platform
-import shutil
-import subprocess
-import tempfile
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -27,19 +23,16 @@ import openvino as ov
 from numpy.typing import NDArray
 
 from hotloop.backends.backend import Batch
+from hotloop.backends.build import BUILD_ERRORS, build, build_path
 from hotloop.backends.openvino.attention import BLOCK_SIZE, Kernel
 from hotloop.core.errors import BackendError
-from hotloop.models.catalogue import home
 from hotloop.models.memory import kv_token_bytes
 from hotloop.models.spec import ModelSpec
 
 log = logging.getLogger(__name__)
 
 AMX_HEAD_DIMS = (64, 96, 128)
-_FOLDER = Path(__file__).parent
-BUILD_ERRORS = (OSError, AttributeError, subprocess.SubprocessError)
-_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared")
-_COMPILE_TIMEOUT_S = 60
+SOURCES = Path(__file__).parent
 _SPAN = 32  # numbers that portable.cpp sums up side by side
 
 
@@ -82,6 +75,14 @@ class NativeAttention:
 
     def run(self, layer: int, qkv: NDArray[np.float32], output: NDArray[np.float32]) -> None:
         self._library.attention_run(self._handle, layer, qkv.ctypes.data, output.ctypes.data)
+
+    @property
+    def entry(self) -> tuple[int, int]:
+        """The function that `run` calls and its first argument, for those who call it from C."""
+        function = ctypes.cast(self._library.attention_run, ctypes.c_void_p).value
+        assert function
+        assert self._handle
+        return function, self._handle
 
     def close(self) -> None:
         self._library.attention_destroy(self._handle)
@@ -140,6 +141,10 @@ def build_or_warn(source: str, what: str) -> ctypes.CDLL | None:
         return None
 
 
+def has_amx() -> bool:
+    return _why_no_amx() is None
+
+
 def _why_no_amx() -> str | None:
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return "ours is for Linux on x86-64"
@@ -149,17 +154,27 @@ def _why_no_amx() -> str | None:
 
 
 def _load(name: str, item_bytes: int, *flags: str) -> Kernel:
+    return kernel_of(build_native(name, *flags), SOURCES / name, item_bytes)
+
+
+def kernel_of(library: ctypes.CDLL, source: Path, item_bytes: int) -> Kernel:
     """The version changes with the source, and so whenever keys and values are stored in another way."""
-    source = _FOLDER / name
     version = hashlib.sha256(source.read_bytes()).hexdigest()[:16]
-    library = _declare(build_native(name, *flags))
-    return Kernel(item_bytes, version, partial(NativeAttention, library, item_bytes))
+    return Kernel(item_bytes, version, partial(NativeAttention, _declare(library), item_bytes))
 
 
 def build_native(name: str, *flags: str) -> ctypes.CDLL:
-    """A library of ours, compiled unless it was before."""
-    source = _FOLDER / name
-    return build(_target(source, flags), source, *flags)
+    """A library of ours, compiled unless it was before, against the TBB that OpenVINO brings, so that both share one
+    pool of threads.
+    """
+    source, openvino = SOURCES / name, Path(ov.__file__).parent
+    tbb = next((openvino / "libs").glob("libtbb.*"), None)
+    if tbb is None:
+        raise FileNotFoundError("OpenVINO came without its TBB library")
+    device = ov.Core().get_property("CPU", "FULL_DEVICE_NAME")  # a home may be shared by several machines
+    path = build_path(source.stem, source.read_text(), ov.__version__, ov.__file__, device, *flags)
+    links = (str(tbb), f"-Wl,-rpath,{tbb.parent}")
+    return build(path, "-std=c++17", *flags, f"-I{openvino / 'include'}", str(source), *links)
 
 
 def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
@@ -181,51 +196,3 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
         function = getattr(library, f"attention_{name}")
         function.restype, function.argtypes = result, arguments
     return library
-
-
-def compiler() -> str | None:
-    return next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
-
-
-def _target(source: Path, flags: tuple[str, ...]) -> Path:
-    """Compiled code is kept under a name made from all that went into it, in a folder of ours that can be written."""
-    device = ov.Core().get_property("CPU", "FULL_DEVICE_NAME")  # a home may be shared by several machines
-    recipe = "\0".join((source.read_text(), ov.__version__, ov.__file__, device, compiler() or "", *_FLAGS, *flags))
-    name = f"{source.stem}-{hashlib.sha256(recipe.encode()).hexdigest()[:16]}.so"
-    folder = home() / "cache" / "native"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        folder = Path(tempfile.mkdtemp(prefix="hotloop-"))
-    return folder / name
-
-
-def build(path: Path, source: Path, *flags: str) -> ctypes.CDLL:
-    """What was compiled before, if it is whole: its size stands beside it, since loading half a library is fatal."""
-    size = path.with_suffix(".size")
-    if not path.exists() or not size.exists() or size.read_text() != str(path.stat().st_size):
-        _compile(path, source, flags)
-        size.write_text(str(path.stat().st_size))
-    return ctypes.CDLL(str(path))
-
-
-def _compile(path: Path, source: Path, flags: tuple[str, ...]) -> None:
-    """Against the TBB that OpenVINO brings, so that both share one pool of threads."""
-    openvino = Path(ov.__file__).parent
-    tbb = next((openvino / "libs").glob("libtbb.*"), None)
-    program = compiler()
-    if program is None:
-        raise FileNotFoundError("there is no C++ compiler here (c++, g++ or clang++)")
-    if tbb is None:
-        raise FileNotFoundError("OpenVINO came without its TBB library")
-    draft = path.with_name(f"{path.stem}-{os.getpid()}.so")
-    command = [program, *_FLAGS, *flags, f"-I{openvino / 'include'}", str(source), "-o", str(draft), str(tbb)]
-    command.append(f"-Wl,-rpath,{tbb.parent}")
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_TIMEOUT_S, check=False)
-        if done.returncode:
-            errors = [line for line in done.stderr.splitlines() if "error" in line]
-            raise OSError(errors[0] if errors else f"the compiler ended with status {done.returncode}")
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)

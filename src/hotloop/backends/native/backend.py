@@ -1,0 +1,111 @@
+"""Batches on a CPU with AMX, a step at a time in C++: our own matmuls around our own attention.
+
+Weights are packed once and held once: the embedding is read out of the packed head, where a model ties the two.
+"""
+
+import ctypes
+import os
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hotloop.backends.backend import Batch, prompt_batch
+from hotloop.backends.native.library import Array, Format, Native, Weights, address_of, load_library
+from hotloop.backends.openvino.attention import BLOCK_SIZE, Kernel
+from hotloop.backends.openvino.blocks import KernelBackend
+from hotloop.backends.openvino.native import NativeAttention
+from hotloop.backends.openvino.store import describe_kv
+from hotloop.core.errors import BackendError
+from hotloop.models.model import Model
+from hotloop.models.spec import ModelSpec
+
+
+def why_not(spec: ModelSpec) -> str | None:
+    """What of a model is left to OpenVINO; None if nothing is."""
+    missing = {"experts": spec.experts, "linear attention": spec.linear, "latents": spec.latent}
+    return next((what for what, is_there in missing.items() if is_there), None)
+
+
+class NativeBackend(KernelBackend):
+    def __init__(
+        self, model: Model, kv_bytes: int, kernel: Kernel, *, form: Format, num_workers: int | None = None
+    ) -> None:
+        assert why_not(model.spec) is None
+        layout = describe_kv(model, "native", form, kernel.version)
+        super().__init__(model, kv_bytes, kernel, kv_layout=layout)
+        assert isinstance(self._attention, NativeAttention)
+        self._library = load_library()
+        self._native = Native(num_workers or len(os.sched_getaffinity(0)), self._library)
+        self._decoder = Decoder(self._native, model, form, self._attention)
+        self.run(prompt_batch(1, BLOCK_SIZE))
+
+    def run(self, batch: Batch) -> NDArray[np.float32]:
+        self.plan(batch)
+        return self._decoder.step(batch)
+
+    def close(self) -> None:
+        self._decoder.close()
+        self._native.close()
+        super().close()
+
+
+class _Shape(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int) for name in ("num_layers", "hidden_size", "qkv_size", "mixed_size")),
+        ("intermediate_size", ctypes.c_int),
+        ("vocab_size", ctypes.c_int),
+        ("eps", ctypes.c_float),
+    ]
+
+
+class Decoder:
+    """A model's weights in the order of tiles, and steps with them."""
+
+    def __init__(self, native: Native, model: Model, form: Format, attention: NativeAttention) -> None:
+        self._native, self._library, self._form = native, native.library, form
+        self._norms: list[Array] = []  # read where they are
+        spec = self._spec = model.spec
+        qkv_size = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+        sizes = (spec.num_layers, spec.hidden_size, qkv_size, spec.mixed_size, spec.intermediate_size)
+        shape = _Shape(*sizes, spec.vocab_size, spec.rms_eps)
+        self._handle = self._library.decoder_create(native.handle, ctypes.byref(shape), *attention.entry)
+        embed = self._pack(model, "embed")
+        head = embed if spec.has_tied_head else self._pack(model, "head")
+        norm = self._norm(model, "final_norm")
+        self._library.decoder_set_ends(self._handle, embed.handle, norm, head.handle)
+        for layer in range(spec.num_layers):
+            self._set_layer(model, layer)
+
+    def step(self, batch: Batch) -> NDArray[np.float32]:
+        """Logits [wanted, vocabulary], once attention knows of the batch."""
+        assert (np.diff(batch.wanted) > 0).all()
+        logits = np.empty((len(batch.wanted), self._spec.vocab_size), np.float32)
+        ids, wanted = (np.ascontiguousarray(each, np.int64) for each in (batch.token_ids, batch.wanted))
+        has_failed = self._library.decoder_step(
+            self._handle, len(ids), address_of(ids), len(wanted), address_of(wanted), address_of(logits)
+        )
+        if has_failed:
+            raise BackendError(f"not enough memory for a step of {len(ids)} tokens")
+        return logits
+
+    def close(self) -> None:
+        self._library.decoder_destroy(self._handle)
+
+    def _set_layer(self, model: Model, layer: int) -> None:
+        spec, name = self._spec, f"layers.{layer}."
+        qkv = self._pack(model, *(name + each for each in "qkv"), has_bias=spec.has_qkv_bias)
+        o = self._pack(model, name + "o", has_bias=spec.has_o_bias)
+        gate_up = self._pack(model, name + "gate", name + "up", is_gated=True)
+        down = self._pack(model, name + "down")
+        norms = [self._norm(model, name + each) for each in ("attn_norm", "mlp_norm")]
+        parts = (norms[0], qkv.handle, o.handle, norms[1], gate_up.handle, down.handle)
+        self._library.decoder_set_layer(self._handle, layer, *parts)
+
+    def _pack(self, model: Model, *names: str, has_bias: bool = False, is_gated: bool = False) -> Weights:
+        matrix = np.concatenate([model.weights.read(name) for name in names])
+        bias = np.concatenate([model.weights.read(f"{name}_bias") for name in names]) if has_bias else None
+        return self._native.pack(matrix, self._form, bias=bias, is_gated=is_gated)
+
+    def _norm(self, model: Model, name: str) -> int | None:
+        self._norms.append(np.ascontiguousarray(model.weights.read(name), np.float32))
+        return address_of(self._norms[-1])

@@ -1,0 +1,124 @@
+"""The library behind ctypes: built for this machine, declared once, and its objects as Python's."""
+
+import ctypes
+import platform
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hotloop.backends.build import build, build_path
+from hotloop.backends.openvino.attention import Kernel
+from hotloop.backends.openvino.native import SOURCES, has_amx, kernel_of
+from hotloop.core.errors import BackendError
+
+Array = NDArray[np.float32]
+Format = Literal["int8", "bf16"]
+Then = Literal["store", "add", "gate"]
+
+_FORMATS: tuple[Format, ...] = ("int8", "bf16")
+_THEN: tuple[Then, ...] = ("store", "add", "gate")
+_FOLDER = Path(__file__).parent
+_FLAGS = ("-std=c++20", "-pthread", "-ffp-contract=off")
+
+
+@cache
+def load_library(*flags: str) -> ctypes.CDLL:
+    """With the attention for this CPU in it. Raises one of BUILD_ERRORS if it cannot be built."""
+    attention, attention_flags = attention_source()
+    sources = sorted((*_FOLDER.rglob("*.h"), *_FOLDER.glob("*.cpp"), attention))
+    path = build_path("decoder", *(each.read_text() for each in sources), platform.node(), *flags)
+    flags = (*_FLAGS, *attention_flags, *flags, f"-I{_FOLDER}")
+    return _declare(build(path, *flags, str(_FOLDER / "decoder.cpp"), str(attention)))
+
+
+@cache
+def load_kernel() -> Kernel:
+    """The attention of that library, which runs on the workers of whoever is at it."""
+    source, _ = attention_source()
+    return kernel_of(load_library(), source, 2 if has_amx() else 4)
+
+
+def attention_source() -> tuple[Path, tuple[str, ...]]:
+    """What is compiled into the library, and how. Where there is no AMX it is there for tests: in float32."""
+    if has_amx():
+        return SOURCES / "attention.cpp", ("-march=sapphirerapids",)
+    return SOURCES / "portable.cpp", ("-march=native", "-DKV=float")
+
+
+def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
+    pointer, number, size, real = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t, ctypes.c_float
+    signatures: dict[str, tuple[Any, list[Any]]] = {
+        "native_create": (pointer, [number]),
+        "native_destroy": (None, [pointer]),
+        "native_has_amx": (number, []),
+        "native_pack": (pointer, [pointer, number, pointer, pointer, number, number, number]),
+        "native_drop": (None, [pointer]),
+        "native_rows_create": (pointer, []),
+        "native_rows_destroy": (None, [pointer]),
+        "native_pack_rows": (None, [pointer, pointer, number, pointer, number, number, pointer, real]),
+        "native_matmul": (None, [pointer, pointer, pointer, number, pointer, size]),
+        "decoder_create": (pointer, [pointer] * 4),
+        "decoder_destroy": (None, [pointer]),
+        "decoder_set_ends": (None, [pointer] * 4),
+        "decoder_set_layer": (None, [pointer, number, *[pointer] * 6]),
+        "decoder_step": (number, [pointer, number, pointer, number, pointer, pointer]),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+def address_of(array: NDArray[Any] | None) -> int | None:
+    assert array is None or array.flags.c_contiguous
+    return None if array is None else array.ctypes.data
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """A matrix in the order of tiles; gated: two of them, the gate above the up. Gone once its owner is closed."""
+
+    handle: int
+
+
+class Native:
+    """Worker threads, and what is computed by them. One call at a time."""
+
+    def __init__(self, num_workers: int, library: ctypes.CDLL) -> None:
+        self.library = library
+        self.handle = library.native_create(num_workers)
+        if not self.handle:
+            raise BackendError("the native decoder could not be set up: not enough memory, or AMX is not permitted")
+        self._rows = library.native_rows_create()
+        self._weights: list[Weights] = []
+
+    def pack(self, matrix: Array, form: Format, *, bias: Array | None = None, is_gated: bool = False) -> Weights:
+        matrix = np.ascontiguousarray(matrix, np.float32)
+        arrays = address_of(matrix), address_of(bias)
+        handle = self.library.native_pack(self.handle, _FORMATS.index(form), *arrays, *matrix.shape, int(is_gated))
+        if not handle:
+            raise BackendError("not enough memory for the weights")
+        self._weights.append(Weights(handle))
+        return self._weights[-1]
+
+    def pack_rows(self, x: Array, form: Format, norm: Array | None = None, eps: float = 0.0) -> None:
+        """The rows that the next products are of."""
+        kind = _FORMATS.index(form)
+        self.library.native_pack_rows(
+            self.handle, self._rows, kind, address_of(x), *x.shape, address_of(norm), ctypes.c_float(eps)
+        )
+
+    def matmul(self, weights: Weights, out: NDArray[Any], then: Then = "store") -> None:
+        """Rows times weights: stored, added, or, as silu(gate) * up in bf16 (uint16), gated."""
+        which = _THEN.index(then)
+        self.library.native_matmul(self.handle, self._rows, weights.handle, which, address_of(out), out.shape[1])
+
+    def close(self) -> None:
+        while self._weights:
+            self.library.native_drop(self._weights.pop().handle)
+        self.library.native_rows_destroy(self._rows)
+        self.library.native_destroy(self.handle)

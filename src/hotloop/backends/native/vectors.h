@@ -1,0 +1,74 @@
+// Sixteen floats at once, in the compiler's own vector types: AVX-512 where there is such a thing, pieces elsewhere.
+
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+using Vector = float __attribute__((vector_size(64)));
+using Integers = int32_t __attribute__((vector_size(64)));
+using Bits = uint32_t __attribute__((vector_size(64)));
+using Halves = uint16_t __attribute__((vector_size(32)));
+using Bytes = int8_t __attribute__((vector_size(16)));
+
+constexpr int LANES = 16;
+
+inline Vector load(const float* from) {
+    Vector v;
+    memcpy(&v, from, sizeof(v));
+    return v;
+}
+
+inline Vector load(const uint16_t* from) {  // bf16
+    Halves halves;
+    memcpy(&halves, from, sizeof(halves));
+    return (Vector)(__builtin_convertvector(halves, Bits) << 16);
+}
+
+inline void store(float* to, Vector v) { memcpy(to, &v, sizeof(v)); }
+
+// To the nearest bf16, ties to even.
+inline void store(uint16_t* to, Vector v) {
+    Bits bits = (Bits)v;
+    Halves halves = __builtin_convertvector((bits + 0x7fff + ((bits >> 16) & 1)) >> 16, Halves);
+    memcpy(to, &halves, sizeof(halves));
+}
+
+// The nearest integers of numbers in [-127, 127], ties to even: adding 1.5 * 2^23 leaves them in the lowest bits.
+inline void store(int8_t* to, Vector v) {
+    Bytes bytes = __builtin_convertvector((Integers)(v + 12582912.0f) - 0x4b400000, Bytes);
+    memcpy(to, &bytes, sizeof(bytes));
+}
+
+inline Vector absolute(Vector v) { return (Vector)((Bits)v & 0x7fffffff); }
+inline Vector larger(Vector a, Vector b) { return a > b ? a : b; }
+
+inline float largest_of(Vector v) {
+    float most = v[0];
+    for (int i = 1; i < LANES; i++) most = most > v[i] ? most : v[i];
+    return most;
+}
+
+inline float sum_of(Vector v) {
+    float sum = 0;
+    for (int i = 0; i < LANES; i++) sum += v[i];
+    return sum;
+}
+
+// e^x to about a float's precision, for |x| < 87: a polynomial on the fraction of x / ln 2, scaled by the whole.
+inline Vector exponential(Vector x) {
+    x = x * 1.44269504f;
+    Vector whole = (x + 12582912.0f) - 12582912.0f, f = x - whole;
+    Vector p = f * 0.00133335581f + 0.00961812911f;
+    p = p * f + 0.0555041087f;
+    p = p * f + 0.240226507f;
+    p = p * f + 0.693147181f;
+    p = p * f + 1.0f;
+    return (Vector)((Integers)p + (__builtin_convertvector(whole, Integers) << 23));
+}
+
+// x / (1 + e^-x)
+inline Vector silu(Vector x) {
+    Vector bounded = x < -80.0f ? x * 0 - 80.0f : x > 80.0f ? x * 0 + 80.0f : x;
+    return x / (exponential(-bounded) + 1.0f);
+}
