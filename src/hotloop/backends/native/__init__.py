@@ -3,7 +3,9 @@
     tiles.h      AMX tiles, or loops that do the same, for tests on any machine
     vectors.h    sixteen floats at once
     workers.h    threads
-    matmul.h     weights and rows in the order of tiles, and their products
+    layout.h     the order of numbers in memory
+    quants.h     weights as they are held, and as tiles
+    matmul.h     rows in the order of tiles, and their products with weights
     decoder.h    a step: from token ids to logits
     decoder.cpp  the C interface
     tbb/         what the attention kernels use of TBB, on our threads

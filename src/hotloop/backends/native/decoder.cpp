@@ -34,9 +34,9 @@ Rows* native_rows_create() { return new Rows{}; }
 void native_rows_destroy(Rows* rows) { delete rows; }
 
 // x: [num_rows][num_in], normalised before if there is a norm.
-void native_pack_rows(Context* context, Rows* rows, int format, const float* x, int num_rows, int num_in,
-                      const float* norm, float eps) {
-    pack_rows(context->workers, *rows, (Format)format, num_rows, num_in, [=](int row, float* scratch) {
+void native_pack_rows(Context* context, Rows* rows, const float* x, int num_rows, int num_in, const float* norm,
+                      float eps) {
+    pack_rows(context->workers, *rows, num_rows, num_in, [=](int row, float* scratch) {
         const float* from = x + (size_t)row * num_in;
         if (!norm) return from;
         normalise(from, norm, eps, num_in, scratch);

@@ -39,18 +39,6 @@ struct Decoder {
     float* floats(const Memory& memory, int row, int width) const { return (float*)memory.data() + (size_t)row * width; }
 };
 
-// A row of the matrix that weights were packed from, as it was rounded.
-inline void read_row(const Weights& w, int row, float* to) {
-    const int panel = row / PANEL_COLUMNS, half = row % PANEL_COLUMNS / 16, word = 4 / size_of(w.format);
-    const uint8_t* from = w.panel(panel) + half * TILE_BYTES + row % 16 * 4;
-    for (int i = 0; i < w.num_in; i++) {
-        const int at = i / word;  // the word of the row that holds number i
-        const uint8_t* place = from + (size_t)(at / 16) * PAIR_BYTES + at % 16 * 64 + i % word * size_of(w.format);
-        if (w.format == Format::INT8) to[i] = (int8_t)*place * w.scales[row];
-        else widen((const uint16_t*)place, 1, to + i);
-    }
-}
-
 inline void reserve(Decoder& d, int num_tokens) {
     auto bytes = [=](int width, int size) { return (size_t)num_tokens * width * size; };
     d.x.reserve(bytes(d.shape.hidden_size, sizeof(float)));
@@ -66,9 +54,9 @@ inline void keep_rows(Decoder& d, const Memory& memory, int width, int num_wante
             memcpy(d.floats(memory, i, width), d.floats(memory, (int)wanted[i], width), width * sizeof(float));
 }
 
-inline void pack_normed(Decoder& d, const Weights& next, int num_rows, const float* norm) {
+inline void pack_normed(Decoder& d, int num_rows, const float* norm) {
     const int width = d.shape.hidden_size;
-    pack_rows(d.context.workers, d.rows, next.format, num_rows, width, [&](int row, float* scratch) {
+    pack_rows(d.context.workers, d.rows, num_rows, width, [&](int row, float* scratch) {
         normalise(d.floats(d.x, row, width), norm, d.shape.eps, width, scratch);
         return (const float*)scratch;
     });
@@ -77,12 +65,10 @@ inline void pack_normed(Decoder& d, const Weights& next, int num_rows, const flo
 inline void run_mlp(Decoder& d, const Layer& layer, int num_rows) {
     const int width = d.shape.intermediate_size;
     auto* gated = (uint16_t*)d.gated.data();
-    pack_normed(d, *layer.gate_up, num_rows, layer.mlp_norm);
+    pack_normed(d, num_rows, layer.mlp_norm);
     matmul(d.context, d.rows, *layer.gate_up, {Then::GATE, gated, (size_t)width});
-    pack_rows(d.context.workers, d.rows, layer.down->format, num_rows, width, [&](int row, float* scratch) {
-        widen(gated + (size_t)row * width, width, scratch);
-        return (const float*)scratch;
-    });
+    pack_rows(d.context.workers, d.rows, num_rows, width,
+              [&](int row, float*) { return (const uint16_t*)gated + (size_t)row * width; });
     matmul(d.context, d.rows, *layer.down, {Then::ADD, d.x.data(), (size_t)d.shape.hidden_size});
 }
 
@@ -96,7 +82,7 @@ inline void run_step(Decoder& d, int num_tokens, const int64_t* token_ids, int n
     int num_rows = num_tokens;
     for (int i = 0; i < s.num_layers; i++) {
         const Layer& layer = d.layers[i];
-        pack_normed(d, *layer.qkv, num_rows, layer.attention_norm);
+        pack_normed(d, num_rows, layer.attention_norm);
         matmul(d.context, d.rows, *layer.qkv, {Then::STORE, d.qkv.data(), (size_t)s.qkv_size});
         Workers::current = &d.context.workers;
         d.attend(d.attention, i, (const float*)d.qkv.data(), (float*)d.mixed.data());
@@ -106,11 +92,11 @@ inline void run_step(Decoder& d, int num_tokens, const int64_t* token_ids, int n
             keep_rows(d, d.mixed, s.mixed_size, num_wanted, wanted);
             num_rows = num_wanted;
         }
-        pack_rows(d.context.workers, d.rows, layer.o->format, num_rows, s.mixed_size,
+        pack_rows(d.context.workers, d.rows, num_rows, s.mixed_size,
                   [&](int row, float*) { return (const float*)d.floats(d.mixed, row, s.mixed_size); });
         matmul(d.context, d.rows, *layer.o, {Then::ADD, d.x.data(), (size_t)s.hidden_size});
         run_mlp(d, layer, num_rows);
     }
-    pack_normed(d, *d.head, num_rows, d.norm);
+    pack_normed(d, num_rows, d.norm);
     matmul(d.context, d.rows, *d.head, {Then::STORE, logits, (size_t)s.vocab_size});
 }

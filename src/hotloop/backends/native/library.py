@@ -59,7 +59,7 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
         "native_drop": (None, [pointer]),
         "native_rows_create": (pointer, []),
         "native_rows_destroy": (None, [pointer]),
-        "native_pack_rows": (None, [pointer, pointer, number, pointer, number, number, pointer, real]),
+        "native_pack_rows": (None, [pointer, pointer, pointer, number, number, pointer, real]),
         "native_matmul": (None, [pointer, pointer, pointer, number, pointer, size]),
         "decoder_create": (pointer, [pointer] * 4),
         "decoder_destroy": (None, [pointer]),
@@ -105,12 +105,9 @@ class Native:
         self._weights.append(Weights(handle))
         return self._weights[-1]
 
-    def pack_rows(self, x: Array, form: Format, norm: Array | None = None, eps: float = 0.0) -> None:
+    def pack_rows(self, x: Array, norm: Array | None = None, eps: float = 0.0) -> None:
         """The rows that the next products are of."""
-        kind = _FORMATS.index(form)
-        self.library.native_pack_rows(
-            self.handle, self._rows, kind, address_of(x), *x.shape, address_of(norm), ctypes.c_float(eps)
-        )
+        self.library.native_pack_rows(self.handle, self._rows, address_of(x), *x.shape, address_of(norm), eps)
 
     def matmul(self, weights: Weights, out: NDArray[Any], then: Then = "store") -> None:
         """Rows times weights: stored, added, or, as silu(gate) * up in bf16 (uint16), gated."""

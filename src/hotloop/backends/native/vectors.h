@@ -25,6 +25,19 @@ inline Vector load(const uint16_t* from) {  // bf16
     return (Vector)(__builtin_convertvector(halves, Bits) << 16);
 }
 
+inline Vector load(const int8_t* from) {
+    Bytes bytes;
+    memcpy(&bytes, from, sizeof(bytes));
+    return __builtin_convertvector(bytes, Vector);
+}
+
+inline float widened(uint16_t x) {  // bf16
+    const uint32_t bits = (uint32_t)x << 16;
+    float wide;
+    memcpy(&wide, &bits, sizeof(wide));
+    return wide;
+}
+
 inline void store(float* to, Vector v) { memcpy(to, &v, sizeof(v)); }
 
 // To the nearest bf16, ties to even.
@@ -34,19 +47,16 @@ inline void store(uint16_t* to, Vector v) {
     memcpy(to, &halves, sizeof(halves));
 }
 
+// To bf16 what is bf16 already.
+inline void store_whole(uint16_t* to, Vector v) {
+    Halves halves = __builtin_convertvector((Bits)v >> 16, Halves);
+    memcpy(to, &halves, sizeof(halves));
+}
+
 // The nearest integers of numbers in [-127, 127], ties to even: adding 1.5 * 2^23 leaves them in the lowest bits.
 inline void store(int8_t* to, Vector v) {
     Bytes bytes = __builtin_convertvector((Integers)(v + 12582912.0f) - 0x4b400000, Bytes);
     memcpy(to, &bytes, sizeof(bytes));
-}
-
-inline Vector absolute(Vector v) { return (Vector)((Bits)v & 0x7fffffff); }
-inline Vector larger(Vector a, Vector b) { return a > b ? a : b; }
-
-inline float largest_of(Vector v) {
-    float most = v[0];
-    for (int i = 1; i < LANES; i++) most = most > v[i] ? most : v[i];
-    return most;
 }
 
 inline float sum_of(Vector v) {
