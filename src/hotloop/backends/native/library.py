@@ -1,7 +1,6 @@
 """The library behind ctypes: built for this machine, declared once, and its objects as Python's."""
 
 import ctypes
-import platform
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -11,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotloop.backends.build import build, build_path
+from hotloop.backends.build import load_library as load_shipped
 from hotloop.backends.openvino.attention import Kernel
 from hotloop.backends.openvino.native import SOURCES, has_amx, kernel_of
 from hotloop.core.errors import BackendError
@@ -28,9 +28,11 @@ _FLAGS = ("-std=c++20", "-pthread", "-ffp-contract=off")
 @cache
 def load_library(*flags: str) -> ctypes.CDLL:
     """With the attention for this CPU in it. Raises one of BUILD_ERRORS if it cannot be built."""
+    if has_amx() and not flags:
+        return _declare(load_shipped("decoder"))
     attention, attention_flags = attention_source()
     sources = sorted((*_FOLDER.rglob("*.h"), *_FOLDER.glob("*.cpp"), attention))
-    path = build_path("decoder", *(each.read_text() for each in sources), platform.node(), *flags)
+    path = build_path("decoder", *(each.read_text() for each in sources), *flags)
     flags = (*_FLAGS, *attention_flags, *flags, f"-I{_FOLDER}")
     return _declare(build(path, *flags, str(_FOLDER / "decoder.cpp"), str(attention)))
 
