@@ -37,7 +37,7 @@ struct Weights {
 
 // Bytes to bf16, which holds them exactly.
 inline void widen_bytes(const int8_t* from, size_t count, uint16_t* to) {
-    for (size_t i = 0; i < count; i += LANES) store_whole(to + i, load(from + i));
+    for (size_t i = 0; i < count; i += 2 * LANES) store(to + i, load(from + i), load(from + i + LANES));
 }
 
 // Steps [step, step + count) of a panel as tiles: where they stand, or unpacked into `room`.
