@@ -4,12 +4,12 @@ Weights are packed once and held once: the embedding is read out of the packed h
 """
 
 import ctypes
-import os
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hotloop.backends.backend import Batch, prompt_batch
+from hotloop.backends.native.cores import num_cores
 from hotloop.backends.native.library import Array, Format, Native, Weights, address_of, load_library
 from hotloop.backends.openvino.attention import BLOCK_SIZE, Kernel
 from hotloop.backends.openvino.blocks import KernelBackend
@@ -35,7 +35,7 @@ class NativeBackend(KernelBackend):
         super().__init__(model, kv_bytes, kernel, kv_layout=layout)
         assert isinstance(self._attention, NativeAttention)
         self._library = load_library()
-        self._native = Native(num_workers or len(os.sched_getaffinity(0)), self._library)
+        self._native = Native(num_workers or num_cores(), self._library)
         self._decoder = Decoder(self._native, model, form, self._attention)
         self.run(prompt_batch(1, BLOCK_SIZE))
 
