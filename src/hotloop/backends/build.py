@@ -11,7 +11,7 @@ from pathlib import Path
 from hotloop.models.catalogue import home
 
 BUILD_ERRORS = (OSError, AttributeError, subprocess.SubprocessError)
-_COMPILE_TIMEOUT_S = 60
+_COMPILE_TIMEOUT_S = 300
 
 
 def compiler() -> str | None:

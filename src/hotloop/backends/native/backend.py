@@ -5,24 +5,40 @@ Weights are packed once and held once: the embedding is read out of the packed h
 
 import ctypes
 import os
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hotloop.backends.backend import Batch, prompt_batch
-from hotloop.backends.native.library import Array, Format, Native, Weights, address_of, load_library
+from hotloop.backends.native.library import (
+    GROUP,
+    STRIP,
+    STRIP_KINDS,
+    Array,
+    Format,
+    Native,
+    Part,
+    Weights,
+    address_of,
+    load_library,
+)
 from hotloop.backends.openvino.attention import BLOCK_SIZE, Kernel
 from hotloop.backends.openvino.blocks import KernelBackend
 from hotloop.backends.openvino.native import NativeAttention
 from hotloop.backends.openvino.store import describe_kv
 from hotloop.core.errors import BackendError
+from hotloop.models.gguf import quantise
 from hotloop.models.model import Model
-from hotloop.models.spec import ModelSpec
+from hotloop.models.spec import ModelSpec, Stored
+from hotloop.models.spec import Weights as ModelWeights
 
 
 def why_not(spec: ModelSpec) -> str | None:
     """What of a model is left to OpenVINO; None if nothing is."""
     missing = {"experts": spec.experts, "linear attention": spec.linear, "latents": spec.latent}
+    missing |= {f"rows of {n}": n % GROUP for n in (spec.hidden_size, spec.mixed_size, spec.intermediate_size)}
     return next((what for what, is_there in missing.items() if is_there), None)
 
 
@@ -49,6 +65,22 @@ class NativeBackend(KernelBackend):
         super().close()
 
 
+def coded(weights: ModelWeights, name: str) -> Stored:
+    """A matrix in codes that strips can be made of: its own, else bytes in groups of 32."""
+    stored = weights.stored(name)
+    if isinstance(stored, Stored) and stored.kind in STRIP_KINDS:
+        return replace(stored, data=np.ascontiguousarray(stored.data))
+    return quantise(weights.read(name))
+
+
+def parts_of(weights: ModelWeights, names: Sequence[str]) -> list[Stored]:
+    """Matrices one below the other, all in the same codes if a strip would have columns of two."""
+    parts = [coded(weights, name) for name in names]
+    if len({part.kind for part in parts}) > 1 and any(len(part.data) % STRIP for part in parts):
+        return [quantise(weights.read(name)) for name in names]
+    return parts
+
+
 class _Shape(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int) for name in ("num_layers", "hidden_size", "qkv_size", "mixed_size")),
@@ -69,9 +101,15 @@ class Decoder:
         sizes = (spec.num_layers, spec.hidden_size, qkv_size, spec.mixed_size, spec.intermediate_size)
         shape = _Shape(*sizes, spec.vocab_size, spec.rms_eps)
         self._handle = self._library.decoder_create(native.handle, ctypes.byref(shape), *attention.entry)
-        embed = self._pack(model, "embed")
-        head = embed if spec.has_tied_head else self._pack(model, "head")
         norm = self._norm(model, "final_norm")
+        self._table: Stored | None = None
+        if form == "strips":  # the embedding stays where it is, and as it is
+            self._table = coded(model.weights, "embed")
+            self._library.decoder_set_table(self._handle, ctypes.byref(Part.of(self._table)))
+            embed = head = self._pack(model, "embed" if spec.has_tied_head else "head")
+        else:
+            embed = self._pack(model, "embed")
+            head = embed if spec.has_tied_head else self._pack(model, "head")
         self._library.decoder_set_ends(self._handle, embed.handle, norm, head.handle)
         for layer in range(spec.num_layers):
             self._set_layer(model, layer)
@@ -102,8 +140,10 @@ class Decoder:
         self._library.decoder_set_layer(self._handle, layer, *parts)
 
     def _pack(self, model: Model, *names: str, has_bias: bool = False, is_gated: bool = False) -> Weights:
-        matrix = np.concatenate([model.weights.read(name) for name in names])
         bias = np.concatenate([model.weights.read(f"{name}_bias") for name in names]) if has_bias else None
+        if self._form == "strips":
+            return self._native.pack_strips(parts_of(model.weights, names), bias=bias, is_gated=is_gated)
+        matrix = np.concatenate([model.weights.read(name) for name in names])
         return self._native.pack(matrix, self._form, bias=bias, is_gated=is_gated)
 
     def _norm(self, model: Model, name: str) -> int | None:
