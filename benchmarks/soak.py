@@ -3,6 +3,9 @@
 The load is what wears an engine: conversations that grow and are given up, aborts in the middle of answers, three
 priorities, and a pool too small for all of them, so that blocks are evicted and requests preempted all the time. Some
 answers follow a grammar, of more shapes than are kept; what was said before is drafted again.
+
+Watched from when the pool has been filled and emptied some times: before, a step costs less from one to the next because
+ever longer conversations compete for ever less room, which is the load's doing and not the engine's.
 """
 
 import os
@@ -39,6 +42,7 @@ _NUM_OPEN = 48
 _NUM_SESSIONS = 64
 _MAX_SESSION_TOKENS = 2000
 _NUM_SAMPLES = 120
+_WARMING_S = 0.5
 _GRAMMARS = [Grammar("lark", f"start: {'WORD ' * count}\nWORD: /w[0-9][0-9]/") for count in range(1, 41)]
 
 
@@ -90,7 +94,8 @@ class SoakReport:
         return table
 
 
-def run_soak(duration_s: float, seed: int = 0) -> SoakReport:
+def run_soak(duration_s: float, seed: int = 0, num_warming_blocks: int = 8 * _NUM_BLOCKS) -> SoakReport:
+    """The load for so long, after it has had so many blocks evicted."""
     backend = NullBackend(block_size=_BLOCK_SIZE, num_blocks=_NUM_BLOCKS, vocab_size=_VOCAB_SIZE)
     config = EngineConfig(
         max_running=32,
@@ -105,6 +110,9 @@ def run_soak(duration_s: float, seed: int = 0) -> SoakReport:
         watch = _Watch()
         engine.on_step = watch.on_step
         load = _Load(engine, random.Random(seed))
+        while engine.stats().num_evicted_blocks < num_warming_blocks:
+            load.run_until(time.monotonic() + _WARMING_S)
+        watch.begin()
         began_at = time.monotonic()
         for number in range(1, _NUM_SAMPLES + 1):
             load.run_until(began_at + duration_s * number / _NUM_SAMPLES)
@@ -130,11 +138,15 @@ class _Watch:
         self.overhead_s += report.overhead_s
         self.cpu_s = time.thread_time()
 
+    def begin(self) -> None:
+        """Forget what was before."""
+        self.num_steps, self.steps_s, self.overhead_s, self.last_cpu_s = 0, 0.0, 0.0, self.cpu_s
+
     def take_sample(self) -> None:
         sums = (self.steps_s, self.overhead_s, self.cpu_s - self.last_cpu_s)
         step_ms, overhead_ms, cpu_ms = (1000 * total / max(1, self.num_steps) for total in sums)
         self.samples.append(Sample(rss_bytes(), step_ms, overhead_ms, cpu_ms))
-        self.num_steps, self.steps_s, self.overhead_s, self.last_cpu_s = 0, 0.0, 0.0, self.cpu_s
+        self.begin()
 
 
 class _Load:
@@ -144,7 +156,8 @@ class _Load:
         self._engine = engine
         self._rng = rng
         self._ended: SimpleQueue[str] = SimpleQueue()
-        self._sessions: list[list[int]] = [self._random_tokens(64) for _ in range(_NUM_SESSIONS)]
+        lengths = [rng.randint(64, _MAX_SESSION_TOKENS) for _ in range(_NUM_SESSIONS)]
+        self._sessions: list[list[int]] = [self._random_tokens(length) for length in lengths]
         self._num_open = 0
         self._num_asked = 0
 

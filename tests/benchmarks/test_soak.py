@@ -8,7 +8,7 @@ from rich.console import Console
 
 
 def test_a_short_soak_finishes_aborts_evicts_and_leaks_nothing():
-    report = run_soak(1.0)
+    report = run_soak(1.0, num_warming_blocks=1)
     assert report.num_finished > 0
     assert report.num_aborted > 0
     assert (report.num_failed, report.num_leaked_blocks) == (0, 0)

@@ -13,8 +13,8 @@ from tests.backends.batches import batch
 from tests.cuda.test_backend import logits_of, make_backend
 from tests.models.tiny import tiny_tokenizer, write_json
 
+from hotloop.backends.cpu import open_cpu
 from hotloop.backends.cuda.runner import open_cuda
-from hotloop.backends.openvino.runner import open_cpu
 from hotloop.core.config import EngineConfig
 from hotloop.core.errors import ConfigError, ModelError
 from hotloop.models.memory import gpu_weight_bytes

@@ -219,6 +219,13 @@ def test_more_urgent_newcomers_do_not_wait_for_less_urgent_sessions() -> None:
     assert not door.may_enter(door.ask("later", priority=Priority.BACKGROUND), 90)
 
 
+def test_who_came_before_its_session_was_seated_waits_for_no_other_seat() -> None:
+    door = Door(num_tokens=100)
+    first, second = door.ask("a"), door.ask("a")
+    door.admission.enter(first, 60)
+    assert door.may_enter(second, 60), "it would wait for its own session, which is not over while it waits"
+
+
 def test_switched_off_all_are_served() -> None:
     door = Door(num_tokens=100, is_on=False)
     door.turn("a", 90)

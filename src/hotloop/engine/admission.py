@@ -87,7 +87,7 @@ class Admission:
 
     def may_enter(self, request: Request, size: int, num_shared: int, token_s: float) -> bool:
         """Whether a newcomer of so many tokens of its own is seated, beside so many that several sessions share."""
-        if not self.is_on:
+        if not self.is_on or request.line in self.seated:  # another request of its session may have come in before it
             return True
         self._expire()
         session = self._known[request.line]

@@ -1,17 +1,19 @@
-"""Batches on a CPU with AMX, a step at a time in C++: our own matmuls around our own attention.
+"""Batches on a CPU, a step at a time in C++: our own matmuls around our own attention.
 
-Weights are packed once and held once: the embedding is read out of the packed head, where a model ties the two.
+Weights are packed once and held once: the embedding is read out of the packed head, where a model ties the two, or
+out of its file, where weights stay as they are there.
 """
 
 import ctypes
-import os
 from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hotloop.backends.backend import Batch, prompt_batch
+from hotloop.backends.native.cores import num_cores
 from hotloop.backends.native.library import (
     GROUP,
     STRIP,
@@ -22,7 +24,6 @@ from hotloop.backends.native.library import (
     Part,
     Weights,
     address_of,
-    load_library,
 )
 from hotloop.backends.openvino.attention import BLOCK_SIZE, Kernel
 from hotloop.backends.openvino.blocks import KernelBackend
@@ -30,6 +31,7 @@ from hotloop.backends.openvino.native import NativeAttention
 from hotloop.backends.openvino.store import describe_kv
 from hotloop.core.errors import BackendError
 from hotloop.models.gguf import quantise
+from hotloop.models.layout import tensor_places
 from hotloop.models.model import Model
 from hotloop.models.spec import ModelSpec, Stored
 from hotloop.models.spec import Weights as ModelWeights
@@ -38,7 +40,6 @@ from hotloop.models.spec import Weights as ModelWeights
 def why_not(spec: ModelSpec) -> str | None:
     """What of a model is left to OpenVINO; None if nothing is."""
     missing = {"experts": spec.experts, "linear attention": spec.linear, "latents": spec.latent}
-    missing |= {f"rows of {n}": n % GROUP for n in (spec.hidden_size, spec.mixed_size, spec.intermediate_size)}
     return next((what for what, is_there in missing.items() if is_there), None)
 
 
@@ -47,11 +48,11 @@ class NativeBackend(KernelBackend):
         self, model: Model, kv_bytes: int, kernel: Kernel, *, form: Format, num_workers: int | None = None
     ) -> None:
         assert why_not(model.spec) is None
-        layout = describe_kv(model, "native", form, kernel.version)
+        layout = describe_kv(model, "native", form, f"{kernel.item_bytes}", kernel.version)
         super().__init__(model, kv_bytes, kernel, kv_layout=layout)
         assert isinstance(self._attention, NativeAttention)
-        self._library = load_library()
-        self._native = Native(num_workers or len(os.sched_getaffinity(0)), self._library)
+        self._library = self._attention.library
+        self._native = Native(num_workers or num_cores(), self._library)
         self._decoder = Decoder(self._native, model, form, self._attention)
         self.run(prompt_batch(1, BLOCK_SIZE))
 
@@ -63,6 +64,25 @@ class NativeBackend(KernelBackend):
         self._decoder.close()
         self._native.close()
         super().close()
+
+
+def are_quantised(model: Model) -> bool:
+    """Whether a file's own codes can be computed with: those of the largest matrices, and rows are whole groups."""
+    spec = model.spec
+    if why_not(spec) or any(size % GROUP for size in (spec.hidden_size, spec.mixed_size, spec.intermediate_size)):
+        return False
+    stored = model.weights.stored("layers.0.gate")
+    return isinstance(stored, Stored) and stored.kind in STRIP_KINDS
+
+
+def strips_bytes(model: Model) -> int:
+    """What all matrices take as strips; an embedding that is not the head as well is left in the file."""
+    num_bits = 0.0
+    for place in tensor_places(model.spec):
+        if len(place.shape) == 2 and (place.name != "embed" or model.spec.has_tied_head):
+            kind = model.weights.stored(place.name).kind
+            num_bits += prod(place.shape) * STRIP_KINDS.get(kind, STRIP_KINDS["Q8_0"])[1]
+    return int(num_bits / 8)
 
 
 def coded(weights: ModelWeights, name: str) -> Stored:

@@ -1,17 +1,15 @@
 """The library behind ctypes: built for this machine, declared once, and its objects as Python's."""
 
 import ctypes
-import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hotloop.backends.build import build, build_path
+from hotloop.backends.build import load_library as load_shipped
 from hotloop.backends.openvino.attention import Kernel
 from hotloop.backends.openvino.native import SOURCES, has_amx, kernel_of
 from hotloop.core.errors import BackendError
@@ -22,38 +20,26 @@ Format = Literal["int8", "bf16", "strips"]
 Then = Literal["store", "add", "gate"]
 
 _FORMATS: tuple[Format, ...] = ("int8", "bf16", "strips")
-STRIP_KINDS = {"Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8}
-STRIP_KINDS |= {"Q2_K": 10, "Q3_K": 11, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14}
-"""The kinds of GGUF rows that strips can be made of."""
 STRIP, GROUP = 16, 32
+STRIP_KINDS = {
+    "Q4_0": (2, 4.5), "Q4_1": (3, 5), "Q5_0": (6, 5.5), "Q5_1": (7, 6), "Q8_0": (8, 8.5),
+    "Q2_K": (10, 6), "Q3_K": (11, 5), "Q4_K": (12, 5), "Q5_K": (13, 6), "Q6_K": (14, 7),
+}  # fmt: skip
+"""The kinds of GGUF rows that strips can be made of: GGML's number, and the bits that a weight then takes in all."""
 _THEN: tuple[Then, ...] = ("store", "add", "gate")
-_FOLDER = Path(__file__).parent
-_FLAGS = ("-std=c++20", "-pthread", "-ffp-contract=off")
 
 
 @cache
 def load_library(*flags: str, kv_type: str = "float") -> ctypes.CDLL:
-    """With the attention for this CPU in it. Raises one of BUILD_ERRORS if it cannot be built."""
-    attention, attention_flags = attention_source(kv_type)
-    sources = sorted((*_FOLDER.rglob("*.h"), *_FOLDER.glob("*.cpp"), attention))
-    path = build_path("decoder", *(each.read_text() for each in sources), platform.node(), *attention_flags, *flags)
-    flags = (*_FLAGS, *attention_flags, *flags, f"-I{_FOLDER}")
-    return _declare(build(path, *flags, str(_FOLDER / "decoder.cpp"), str(attention)))
+    """With the attention for this CPU in it, over bf16 with AMX, else over that type. Raises one of BUILD_ERRORS."""
+    return _declare(load_shipped("decoder" if has_amx() else f"decoder-{kv_type}", *flags))
 
 
 @cache
 def load_kernel(kv_type: str = "float") -> Kernel:
     """The attention of that library, which runs on the workers of whoever is at it."""
-    source, _ = attention_source(kv_type)
+    source = SOURCES / ("attention.cpp" if has_amx() else "portable.cpp")
     return kernel_of(load_library(kv_type=kv_type), source, 2 if has_amx() or kv_type == "half" else 4)
-
-
-def attention_source(kv_type: str) -> tuple[Path, tuple[str, ...]]:
-    """What is compiled into the library, and how: with AMX keys and values are bf16, else of that C++ type."""
-    if has_amx():
-        return SOURCES / "attention.cpp", ("-march=sapphirerapids",)
-    cpu = "-mcpu=native" if platform.machine() == "aarch64" else "-march=native"  # which tunes for it only on x86
-    return SOURCES / "portable.cpp", (cpu, f"-DKV={kv_type}")
 
 
 def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
@@ -94,7 +80,7 @@ class Part(ctypes.Structure):
 
     @classmethod
     def of(cls, stored: Stored) -> "Part":
-        return cls(STRIP_KINDS[stored.kind], address_of(stored.data), len(stored.data))
+        return cls(STRIP_KINDS[stored.kind][0], address_of(stored.data), len(stored.data))
 
 
 @dataclass(frozen=True, slots=True)

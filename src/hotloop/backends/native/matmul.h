@@ -70,7 +70,7 @@ inline void put_row(const float* from, int count, uint8_t* to) {
         alignas(64) float rest[STEP] = {};
         const float* at = from + i;
         if (i + STEP > count) at = (const float*)memcpy(rest, at, (count - i) * sizeof(float));
-        store((uint16_t*)to, load(at)), store((uint16_t*)to + LANES, load(at + LANES));
+        store((uint16_t*)to, load(at), load(at + LANES));
     }
 }
 

@@ -41,7 +41,7 @@ struct Weights {
 
 // Bytes to bf16, which holds them exactly.
 inline void widen_bytes(const int8_t* from, size_t count, uint16_t* to) {
-    for (size_t i = 0; i < count; i += LANES) store_whole(to + i, load(from + i));
+    for (size_t i = 0; i < count; i += 2 * LANES) store(to + i, load(from + i), load(from + i + LANES));
 }
 
 // Groups of a strip as one tile of each pair.

@@ -4,6 +4,10 @@
 
 #include "lanes.h"
 
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
 using Vector = float __attribute__((vector_size(64)));
 using Integers = int32_t __attribute__((vector_size(64)));
 using Bits = uint32_t __attribute__((vector_size(64)));
@@ -25,9 +29,13 @@ inline Vector load(const uint16_t* from) {  // bf16
 }
 
 inline Vector load(const int8_t* from) {
+#if defined(__AVX512F__)  // which the compiler does not find by itself
+    return (Vector)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from)));
+#else
     Bytes bytes;
     memcpy(&bytes, from, sizeof(bytes));
     return __builtin_convertvector(bytes, Vector);
+#endif
 }
 
 inline Vector load(const half* from) {
@@ -56,10 +64,13 @@ inline void store(uint16_t* to, Vector v) {
     memcpy(to, &halves, sizeof(halves));
 }
 
-// To bf16 what is bf16 already.
-inline void store_whole(uint16_t* to, Vector v) {
-    Halves halves = __builtin_convertvector((Bits)v >> 16, Halves);
+inline void store(uint16_t* to, Vector a, Vector b) {
+#if defined(__AVX512BF16__)
+    const auto halves = _mm512_cvtne2ps_pbh((__m512)b, (__m512)a);
     memcpy(to, &halves, sizeof(halves));
+#else
+    store(to, a), store(to + LANES, b);
+#endif
 }
 
 // The nearest integers of numbers in [-127, 127], ties to even: adding 1.5 * 2^23 leaves them in the lowest bits.

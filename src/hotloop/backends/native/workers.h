@@ -1,10 +1,9 @@
 // Threads of our own. `run` has every worker, the calling thread among them, do its share, and returns when all are done.
 //
 // Within a step shares are microseconds apart, so that workers look out for the next one for a while before they sleep.
+// None is tied to a CPU: the calling thread is not, and would meet one that is.
 
 #pragma once
-
-#include <sched.h>
 
 #include <atomic>
 #include <functional>
@@ -14,8 +13,7 @@
 class Workers {
    public:
     explicit Workers(int num_workers) : num_workers(num_workers) {
-        std::vector<int> cpus = allowed_cpus();
-        for (int i = 1; i < num_workers; i++) threads_.emplace_back([this, i, cpus] { live(i, cpus); });
+        for (int i = 1; i < num_workers; i++) threads_.emplace_back([this, i] { live(i); });
     }
 
     ~Workers() {
@@ -73,31 +71,12 @@ class Workers {
         return true;
     }
 
-    static std::vector<int> allowed_cpus() {
-        cpu_set_t set;
-        std::vector<int> cpus;
-        if (sched_getaffinity(0, sizeof(set), &set)) return cpus;
-        for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
-            if (CPU_ISSET(cpu, &set)) cpus.push_back(cpu);
-        return cpus;
-    }
-
-    // A worker stays on a core of its own, with what it has in its cache; the calling thread is not ours to tie down.
-    static void settle(int worker, const std::vector<int>& cpus) {
-        if (worker >= (int)cpus.size()) return;
-        cpu_set_t set;
-        CPU_ZERO(&set);
-        CPU_SET(cpus[worker], &set);
-        sched_setaffinity(0, sizeof(set), &set);
-    }
-
     void begin() {
         round_.fetch_add(1, std::memory_order_release);
         round_.notify_all();
     }
 
-    void live(int worker, const std::vector<int>& cpus) {
-        settle(worker, cpus);
+    void live(int worker) {
         for (int seen = 0;;) {
             for (int spins = 0; round_.load(std::memory_order_acquire) == seen;)
                 if (!look_again(spins)) round_.wait(seen);

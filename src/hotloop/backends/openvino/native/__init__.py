@@ -5,8 +5,8 @@
     experts.cpp     a mixture of experts on any CPU (mixture.py)
     linear.cpp      linear attention by the gated delta rule on any CPU (delta.py)
 
-They are compiled once by the machine's own C++ compiler, and kept. Where a kernel cannot be had, `load_amx` and
-`load_portable` give nothing and say why in the log.
+They come with a wheel, or are compiled once by the machine's own C++ compiler (../../build.py). Where a kernel cannot
+be had, `load_amx` and `load_portable` give nothing and say why in the log.
 """
 
 import ctypes
@@ -19,11 +19,10 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import openvino as ov
 from numpy.typing import NDArray
 
 from hotloop.backends.backend import Batch
-from hotloop.backends.build import BUILD_ERRORS, build, build_path
+from hotloop.backends.build import BUILD_ERRORS, LIBRARIES, load_library, usable_cpus
 from hotloop.backends.openvino.attention import BLOCK_SIZE, Kernel
 from hotloop.core.errors import BackendError
 from hotloop.models.memory import kv_token_bytes
@@ -42,7 +41,7 @@ class NativeAttention:
     def __init__(
         self, library: ctypes.CDLL, item_bytes: int, spec: ModelSpec, num_blocks: int, angles: NDArray[np.float32]
     ) -> None:
-        self._library = library
+        self.library = self._library = library
         self._keep = [angles]
         self._handle = _create(library, spec, num_blocks, angles)
         if not self._handle:
@@ -112,7 +111,7 @@ def load_amx() -> Kernel | None:
     reason = _why_no_amx()
     if reason is None:
         try:
-            return _load("attention.cpp", 2, "-march=sapphirerapids")
+            return _load("attention", 2)
         except BUILD_ERRORS as error:
             reason = f"it could not be built: {error}"
     log.warning("attention is OpenVINO's, not our own, which is much quicker on CPUs with AMX: %s", reason)
@@ -121,21 +120,18 @@ def load_amx() -> Kernel | None:
 
 @cache
 def load_portable(kv_type: str, item_bytes: int) -> Kernel | None:
-    """The kernel for any CPU, with keys and values of that C++ type; None where it cannot be built.
-
-    It is compiled for this one: an x86 that is any calls a function for each half that it widens.
-    """
+    """The kernel for any CPU, with keys and values of that C++ type; None where it cannot be built."""
     try:
-        return _load("portable.cpp", item_bytes, f"-DKV={kv_type}", "-march=native")
+        return _load(f"portable-{kv_type}", item_bytes)
     except BUILD_ERRORS as error:
         log.warning("attention is computed by numpy, which is much slower than our own, since that fails: %s", error)
     return None
 
 
-def build_or_warn(source: str, what: str) -> ctypes.CDLL | None:
-    """The library for this very CPU; None, with a warning, where it cannot be built and numpy has to do."""
+def load_or_warn(name: str, what: str) -> ctypes.CDLL | None:
+    """The library of that name; None, with a warning, where it cannot be had and numpy has to do."""
     try:
-        return build_native(source, "-march=native")
+        return load_library(name)
     except BUILD_ERRORS as error:
         log.warning("%s computed by numpy, which is much slower than our own, since that fails: %s", what, error)
         return None
@@ -148,33 +144,17 @@ def has_amx() -> bool:
 def _why_no_amx() -> str | None:
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return "ours is for Linux on x86-64"
-    if not {"amx_bf16", "avx512_bf16"} <= set(Path("/proc/cpuinfo").read_text().split()):
-        return "this CPU has none"
-    return None
+    return None if any(usable_cpus(LIBRARIES["attention"])) else "this CPU has none"
 
 
-def _load(name: str, item_bytes: int, *flags: str) -> Kernel:
-    return kernel_of(build_native(name, *flags), SOURCES / name, item_bytes)
+def _load(name: str, item_bytes: int) -> Kernel:
+    return kernel_of(load_library(name), SOURCES / f"{name.split('-')[0]}.cpp", item_bytes)
 
 
 def kernel_of(library: ctypes.CDLL, source: Path, item_bytes: int) -> Kernel:
     """The version changes with the source, and so whenever keys and values are stored in another way."""
     version = hashlib.sha256(source.read_bytes()).hexdigest()[:16]
     return Kernel(item_bytes, version, partial(NativeAttention, _declare(library), item_bytes))
-
-
-def build_native(name: str, *flags: str) -> ctypes.CDLL:
-    """A library of ours, compiled unless it was before, against the TBB that OpenVINO brings, so that both share one
-    pool of threads.
-    """
-    source, openvino = SOURCES / name, Path(ov.__file__).parent
-    tbb = next((openvino / "libs").glob("libtbb.*"), None)
-    if tbb is None:
-        raise FileNotFoundError("OpenVINO came without its TBB library")
-    device = ov.Core().get_property("CPU", "FULL_DEVICE_NAME")  # a home may be shared by several machines
-    path = build_path(source.stem, source.read_text(), ov.__version__, ov.__file__, device, *flags)
-    links = (str(tbb), f"-Wl,-rpath,{tbb.parent}")
-    return build(path, "-std=c++17", *flags, f"-I{openvino / 'include'}", str(source), *links)
 
 
 def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
