@@ -48,12 +48,26 @@ class Library:
     def arguments(self, march: str) -> tuple[str, ...]:
         includes = f"-I{_openvino() / 'include'}" if self.has_tbb else f"-I{_FOLDER / 'native'}"
         late = ("-undefined", "dynamic_lookup") if platform.system() == "Darwin" and self.has_tbb else ()
-        return (f"-march={march}", "-std=c++20", *self.flags, includes, *late, *(str(_FOLDER / f) for f in self.files))
+        tune = ("-mtune=neoverse-n1",) if platform.machine() == "aarch64" else ()  # or products come in any order
+        return (
+            f"-march={march}",
+            *tune,
+            "-std=c++20",
+            *self.flags,
+            includes,
+            *late,
+            *(str(_FOLDER / f) for f in self.files),
+        )
 
     def texts(self) -> Iterator[str]:
         for name in self.files:
             path = _FOLDER / name
             yield from (each.read_text() for each in (path, *sorted(path.parent.rglob("*.h"))))
+
+
+def _portable_decoder(kv_type: str) -> Library:
+    files = "native/decoder.cpp", "openvino/native/portable.cpp"
+    return Library(files, ("-pthread", "-ffp-contract=off", f"-DKV={kv_type}"), has_tbb=False)
 
 
 LIBRARIES = {
@@ -65,22 +79,27 @@ LIBRARIES = {
     "decoder": Library(
         ("native/decoder.cpp", "openvino/native/attention.cpp"), ("-pthread", "-ffp-contract=off"), _AMX, has_tbb=False
     ),
+    "decoder-float": _portable_decoder("float"),
+    "decoder-half": _portable_decoder("half"),
 }
 
 
-def load_library(name: str) -> ctypes.CDLL:
-    """The library for this CPU: a wheel's, else what was compiled before, else compiled. Raises one of BUILD_ERRORS."""
+def load_library(name: str, *flags: str) -> ctypes.CDLL:
+    """The library for this CPU: a wheel's, else what was compiled before, else compiled. Raises one of BUILD_ERRORS.
+
+    No wheel has it with flags that it would not have on its own.
+    """
     library = LIBRARIES[name]
     if library.has_tbb:  # what a library has not, it takes from those that are loaded
         for tbb in (_openvino() / "libs").glob("libtbb.*"):
             ctypes.CDLL(str(tbb), ctypes.RTLD_GLOBAL)
     cpus = list(usable_cpus(library))
     for march in cpus:
-        if (path := _FROM_WHEEL / f"{name}-{march}.so").exists():
+        if not flags and (path := _FROM_WHEEL / f"{name}-{march}.so").exists():
             return ctypes.CDLL(str(path))
     if library.cpus and not cpus:
         raise OSError("this CPU has no AMX")
-    arguments = library.arguments(cpus[0] if library.cpus else "native")
+    arguments = (*library.arguments(cpus[0] if library.cpus else "native"), *flags)
     return build(build_path(name, *library.texts(), *arguments), *arguments)
 
 

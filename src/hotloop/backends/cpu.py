@@ -3,14 +3,15 @@ graphs, with our own attention where that can be, or there is no other.
 """
 
 import logging
+import platform
 from typing import Literal
 
 import numpy as np
 import openvino as ov
 
 from hotloop.backends.backend import Backend
-from hotloop.backends.build import BUILD_ERRORS
-from hotloop.backends.native.backend import NativeBackend, why_not
+from hotloop.backends.build import BUILD_ERRORS, cpu_features
+from hotloop.backends.native.backend import NativeBackend, are_quantised, strips_bytes, why_not
 from hotloop.backends.native.library import Format, load_kernel
 from hotloop.backends.openvino.attention import Kernel, numpy_kernel
 from hotloop.backends.openvino.gap import AmxBackend, PortableBackend
@@ -37,7 +38,7 @@ def open_cpu(
     model: Model,
     config: EngineConfig,
     *,
-    weight_format: WeightFormat = "int8",
+    weight_format: WeightFormat = "auto",
     precision: Precision = "fast",
     drops_windows: bool = False,
 ) -> Backend:
@@ -49,11 +50,12 @@ def open_cpu(
     kv_bytes, kv = parse_bytes(config.kv_memory), config.kv_precision
     if kv == "fp8":
         raise ConfigError("kv_precision fp8 is for a GPU: on a CPU it can be bf16, f16, f32 or u8")
-    spec = model.spec
-    if why_not_native(spec, config, weight_format, precision) is None:
-        _check_memory(model, config, weight_format, precision, "native")
-        form: Format = "int8" if weight_format == "int8" else "bf16"
-        return NativeBackend(model, kv_bytes, load_kernel(), form=form)
+    spec, form = model.spec, _native_form(model, weight_format)
+    if form and why_not_native(model, config, weight_format, precision) is None:
+        _check_memory(model, config, "auto" if form == "strips" else form, precision, "native")
+        return NativeBackend(model, kv_bytes, load_kernel(_kv_type(config)), form=form)
+    if weight_format == "auto":
+        weight_format = "int8"
     if not _has_paged_attention() or spec.windows or spec.has_sinks or spec.linear or spec.latent:
         portable = _portable_kernel(kv, precision)
         _check_memory(model, config, weight_format, precision, "portable")
@@ -68,34 +70,58 @@ def open_cpu(
     return PagedBackend(model, kv_bytes, weight_format=weight_format, inference=inference, kv_precision=kv_precision)
 
 
-def why_not_native(
-    spec: ModelSpec, config: EngineConfig, weight_format: WeightFormat, precision: Precision
-) -> str | None:
-    """What keeps the native decoder from being used; None if nothing does."""
-    if not has_amx():
+def _native_form(model: Model, weight_format: WeightFormat) -> Format | None:
+    """How the native decoder would hold the weights; None if it cannot."""
+    if weight_format == "auto":
+        return "strips" if are_quantised(model) else "int8"
+    return weight_format if weight_format in ("int8", "bf16") else None
+
+
+def why_not_native(model: Model, config: EngineConfig, weight_format: WeightFormat, precision: Precision) -> str | None:
+    """What keeps the native decoder from being used; None if nothing does. Without AMX it is quicker with strips only,
+    and there where it was measured."""
+    spec, form = model.spec, _native_form(model, weight_format)
+    if not has_amx() and not (form == "strips" and has_dot_products()):
         return "this CPU has no AMX"
     obstacles = {
         f"precision is {precision}": precision != "fast",
-        f"weights are {weight_format}": weight_format not in ("int8", "bf16"),
-        f"kv_precision is {config.kv_precision}": config.kv_precision not in ("auto", "bf16"),
+        f"weights are {weight_format}": form is None,
+        f"kv_precision is {config.kv_precision}": config.kv_precision not in ("auto", *_native_kv()),
         f"the model has {why_not(spec)}": why_not(spec),
         "the model has sliding windows": spec.windows,
         "the model has attention sinks": spec.has_sinks,
-        f"heads have {spec.head_dim} dimensions": spec.head_dim not in AMX_HEAD_DIMS,
+        f"heads have {spec.head_dim} dimensions": has_amx() and spec.head_dim not in AMX_HEAD_DIMS,
     }
     found = next((what for what, is_there in obstacles.items() if is_there), None)
     if found is None:
         try:
-            load_kernel()
+            load_kernel(_kv_type(config))
         except BUILD_ERRORS as error:
             found = f"it could not be built: {error}"
     return found
 
 
-def describe_cpu(spec: ModelSpec, config: EngineConfig, weight_format: WeightFormat, precision: Precision) -> str:
+def has_dot_products() -> bool:
+    """ARM's of bytes: x86's without AMX were not measured against OpenVINO."""
+    return platform.machine() == "aarch64" and "asimddp" in cpu_features()
+
+
+def _native_kv() -> tuple[KvPrecision, ...]:
+    return ("bf16",) if has_amx() else ("f16", "f32")
+
+
+def _kv_type(config: EngineConfig) -> str:
+    """In C++, where that is a choice."""
+    return "float" if config.kv_precision == "f32" else "half"
+
+
+def describe_cpu(model: Model, config: EngineConfig, weight_format: WeightFormat, precision: Precision) -> str:
     """Who computes, and why."""
-    obstacle = why_not_native(spec, config, weight_format, precision)
-    return f"by OpenVINO: {obstacle}" if obstacle else "by the native decoder, with AMX"
+    obstacle = why_not_native(model, config, weight_format, precision)
+    if obstacle:
+        return f"by OpenVINO: {obstacle}"
+    as_stored = ", with weights as the file has them" if _native_form(model, weight_format) == "strips" else ""
+    return f"by the native decoder, {'with' if has_amx() else 'without'} AMX{as_stored}"
 
 
 def _has_paged_attention() -> bool:
@@ -134,6 +160,8 @@ def _check_memory(
 ) -> None:
     """Refuse now what would be killed later, and say what it takes: nothing of the weights has been read yet."""
     formats: tuple[WeightFormat, ...] = ("bf16", "int8") if kind == "native" else ("f32", "bf16", "int8", "int4")
+    if weight_format == "auto":
+        formats = ("auto",)
     takes = check_fits_cpu(
         model.name,
         {each: _held_bytes(model, each, precision, kind) for each in formats},
@@ -150,7 +178,7 @@ def _held_bytes(model: Model, weight_format: WeightFormat, precision: Precision,
     graph's own, which are mapped from a file, and so cost nothing, once an earlier start has kept them.
     """
     if kind == "native":
-        return weight_bytes(model.spec, weight_format)
+        return strips_bytes(model) if weight_format == "auto" else weight_bytes(model.spec, weight_format)
     graphs = packed = [weight_format]
     if kind == "amx":
         packed = [weight_format, weight_format]

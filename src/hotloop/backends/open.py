@@ -52,14 +52,14 @@ def _find_gpus(num_gpus: int) -> tuple[str, str | None]:
 
 
 def describe_backend(
-    choice: DeviceChoice, spec: ModelSpec, config: EngineConfig, weight_format: WeightFormat, precision: Precision
+    choice: DeviceChoice, model: Model, config: EngineConfig, weight_format: WeightFormat, precision: Precision
 ) -> str:
     """Where a model runs and, on a CPU, who computes, each with the reason."""
     if choice.device == "cuda":
         return choice.note
     from hotloop.backends.cpu import describe_cpu  # noqa: PLC0415 - half a second, and not for everyone
 
-    return f"{choice.note}; {describe_cpu(spec, config, weight_format, precision)}"
+    return f"{choice.note}; {describe_cpu(model, config, weight_format, precision)}"
 
 
 def can_drop_windows(config: EngineConfig, companion: ModelSpec | None, kv_tokens: int | None) -> bool:
@@ -74,7 +74,7 @@ def open_backend(
     config: EngineConfig,
     *,
     device: Device = "cpu",
-    weight_format: WeightFormat = "int8",
+    weight_format: WeightFormat = "auto",
     precision: Precision = "fast",
     companion: ModelSpec | None = None,
     kv_tokens: int | None = None,

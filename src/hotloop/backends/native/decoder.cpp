@@ -28,15 +28,26 @@ Weights* native_pack(Context* context, int format, const float* matrix, const fl
     }
 }
 
+// parts: rows as a GGUF file has them, one below the other. Null if there is no memory, or 16 neighbours differ in kind.
+Weights* native_pack_strips(Context* context, int num_parts, const Part* parts, const float* bias, int num_in,
+                            int is_gated) {
+    try {
+        return pack_strips(context->workers, {parts, parts + num_parts}, bias, num_in, is_gated);
+    } catch (const std::bad_alloc&) {
+        return nullptr;
+    }
+}
+
 void native_drop(Weights* weights) { delete weights; }
 
 Rows* native_rows_create() { return new Rows{}; }
 void native_rows_destroy(Rows* rows) { delete rows; }
 
 // x: [num_rows][num_in], normalised before if there is a norm.
-void native_pack_rows(Context* context, Rows* rows, const float* x, int num_rows, int num_in, const float* norm,
-                      float eps) {
-    pack_rows(context->workers, *rows, num_rows, num_in, [=](int row, float* scratch) {
+void native_pack_rows(Context* context, Rows* rows, const Weights* next, const float* x, int num_rows,
+                      const float* norm, float eps) {
+    const int num_in = next->num_in;
+    pack_rows(context->workers, *rows, *next, num_rows, [=](int row, float* scratch) {
         const float* from = x + (size_t)row * num_in;
         if (!norm) return from;
         normalise(from, norm, eps, num_in, scratch);
@@ -58,6 +69,9 @@ void decoder_destroy(Decoder* decoder) { delete decoder; }
 void decoder_set_ends(Decoder* d, const Weights* embed, const float* norm, const Weights* head) {
     d->embed = embed, d->norm = norm, d->head = head;
 }
+
+// The embedding, [vocab_size] rows as a file has them, which have to stay.
+void decoder_set_table(Decoder* d, const Part* table) { d->table = *table; }
 
 void decoder_set_layer(Decoder* d, int layer, const float* attention_norm, const Weights* qkv, const Weights* o,
                        const float* mlp_norm, const Weights* gate_up, const Weights* down) {

@@ -32,6 +32,7 @@ struct Decoder {
     void* attention;
     std::vector<Layer> layers;
     const Weights *embed = nullptr, *head = nullptr;  // the same, if the model ties them
+    Part table = {};  // the embedding as its file has it, in place of `embed`
     const float* norm = nullptr;
     Rows rows = {};
     Memory x = {}, qkv = {}, mixed = {}, gated = {};
@@ -54,9 +55,9 @@ inline void keep_rows(Decoder& d, const Memory& memory, int width, int num_wante
             memcpy(d.floats(memory, i, width), d.floats(memory, (int)wanted[i], width), width * sizeof(float));
 }
 
-inline void pack_normed(Decoder& d, int num_rows, const float* norm) {
+inline void pack_normed(Decoder& d, const Weights& next, int num_rows, const float* norm) {
     const int width = d.shape.hidden_size;
-    pack_rows(d.context.workers, d.rows, num_rows, width, [&](int row, float* scratch) {
+    pack_rows(d.context.workers, d.rows, next, num_rows, [&](int row, float* scratch) {
         normalise(d.floats(d.x, row, width), norm, d.shape.eps, width, scratch);
         return (const float*)scratch;
     });
@@ -65,11 +66,17 @@ inline void pack_normed(Decoder& d, int num_rows, const float* norm) {
 inline void run_mlp(Decoder& d, const Layer& layer, int num_rows) {
     const int width = d.shape.intermediate_size;
     auto* gated = (uint16_t*)d.gated.data();
-    pack_normed(d, num_rows, layer.mlp_norm);
+    pack_normed(d, *layer.gate_up, num_rows, layer.mlp_norm);
     matmul(d.context, d.rows, *layer.gate_up, {Then::GATE, gated, (size_t)width});
-    pack_rows(d.context.workers, d.rows, num_rows, width,
+    pack_rows(d.context.workers, d.rows, *layer.down, num_rows,
               [&](int row, float*) { return (const uint16_t*)gated + (size_t)row * width; });
     matmul(d.context, d.rows, *layer.down, {Then::ADD, d.x.data(), (size_t)d.shape.hidden_size});
+}
+
+inline void embed(const Decoder& d, int64_t token_id, float* to) {
+    const Part& table = d.table;
+    if (!table.rows) return read_row(*d.embed, (int)token_id, to);
+    read_numbers(table.kind, table.rows + token_id * row_bytes(table.kind, d.shape.hidden_size), d.shape.hidden_size, to);
 }
 
 inline void run_step(Decoder& d, int num_tokens, const int64_t* token_ids, int num_wanted, const int64_t* wanted,
@@ -77,12 +84,12 @@ inline void run_step(Decoder& d, int num_tokens, const int64_t* token_ids, int n
     const Shape& s = d.shape;
     reserve(d, num_tokens);
     d.context.workers.split(num_tokens, 16, [&](int begin, int end) {
-        for (int i = begin; i < end; i++) read_row(*d.embed, (int)token_ids[i], d.floats(d.x, i, s.hidden_size));
+        for (int i = begin; i < end; i++) embed(d, token_ids[i], d.floats(d.x, i, s.hidden_size));
     });
     int num_rows = num_tokens;
     for (int i = 0; i < s.num_layers; i++) {
         const Layer& layer = d.layers[i];
-        pack_normed(d, num_rows, layer.attention_norm);
+        pack_normed(d, *layer.qkv, num_rows, layer.attention_norm);
         matmul(d.context, d.rows, *layer.qkv, {Then::STORE, d.qkv.data(), (size_t)s.qkv_size});
         Workers::current = &d.context.workers;
         d.attend(d.attention, i, (const float*)d.qkv.data(), (float*)d.mixed.data());
@@ -92,11 +99,11 @@ inline void run_step(Decoder& d, int num_tokens, const int64_t* token_ids, int n
             keep_rows(d, d.mixed, s.mixed_size, num_wanted, wanted);
             num_rows = num_wanted;
         }
-        pack_rows(d.context.workers, d.rows, num_rows, s.mixed_size,
+        pack_rows(d.context.workers, d.rows, *layer.o, num_rows,
                   [&](int row, float*) { return (const float*)d.floats(d.mixed, row, s.mixed_size); });
         matmul(d.context, d.rows, *layer.o, {Then::ADD, d.x.data(), (size_t)s.hidden_size});
         run_mlp(d, layer, num_rows);
     }
-    pack_normed(d, num_rows, d.norm);
+    pack_normed(d, *d.head, num_rows, d.norm);
     matmul(d.context, d.rows, *d.head, {Then::STORE, logits, (size_t)s.vocab_size});
 }

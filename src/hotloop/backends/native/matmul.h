@@ -14,6 +14,7 @@
 
 #include <cmath>
 
+#include "grouped.h"
 #include "quants.h"
 #include "tiles.h"
 
@@ -30,12 +31,18 @@
 #define MAX_JOB_PANELS 8
 #endif
 
+#ifndef MAX_GROUPED_ROWS
+#define MAX_GROUPED_ROWS (HAS_AMX ? 16 : 1 << 30)  // up to which strips are multiplied as they are
+#endif
+
 constexpr int LINE_BYTES = 64;
 
-// A batch of rows in the order of tiles.
+// A batch of rows in the order of tiles, or grouped.
 struct Rows {
     int num_rows, num_steps;
     Memory tiles;
+    bool is_grouped;
+    GroupedRows grouped;
 
     int num_blocks() const { return divide_up(num_rows, BLOCK_ROWS); }
     uint8_t* block(int i) const { return tiles.data() + (size_t)i * num_steps * PAIR_BYTES; }
@@ -77,16 +84,27 @@ inline void put_row(const uint16_t* from, int count, uint8_t* to) {
     }
 }
 
-// Rows of `num_in` numbers; `prepare(row, scratch)` says where one stands, having made it ready.
+// Whether rows are to be rounded to bytes for these weights.
+inline bool are_grouped(const Weights& w, int num_rows) {
+    return w.format == Format::STRIPS && num_rows <= MAX_GROUPED_ROWS;
+}
+
+// Rows for these weights; `prepare(row, scratch)` says where one stands, having made it ready.
 template <typename Prepare>
-void pack_rows(Workers& workers, Rows& rows, int num_rows, int num_in, Prepare prepare) {
+void pack_rows(Workers& workers, Rows& rows, const Weights& next, int num_rows, Prepare prepare) {
+    const int num_in = next.num_in;
     rows.num_rows = num_rows, rows.num_steps = divide_up(num_in, STEP);
-    rows.tiles.reserve((size_t)rows.num_blocks() * rows.num_steps * PAIR_BYTES);
+    rows.is_grouped = are_grouped(next, num_rows);
+    if (rows.is_grouped) rows.grouped.resize(num_rows, num_in);
+    else rows.tiles.reserve((size_t)rows.num_blocks() * rows.num_steps * PAIR_BYTES);
     workers.split(num_rows, 4, [&](int begin, int end) {
         static thread_local std::vector<float> scratch;
         scratch.resize(num_in);
-        for (int row = begin; row < end; row++)
-            put_row(prepare(row, scratch.data()), num_in, rows.block(row / BLOCK_ROWS) + row % BLOCK_ROWS * STEP_BYTES);
+        for (int row = begin; row < end; row++) {
+            const auto* from = prepare(row, scratch.data());
+            if (rows.is_grouped) round_row(rows.grouped, row, from);
+            else put_row(from, num_in, rows.block(row / BLOCK_ROWS) + row % BLOCK_ROWS * STEP_BYTES);
+        }
     });
 }
 
@@ -171,6 +189,7 @@ struct Job {
 struct Scratch {
     Memory chunk{(size_t)CHUNK_STEPS * PAIR_BYTES};
     Memory sums{(size_t)MAX_JOB_BLOCKS * MAX_JOB_PANELS * BLOCK_SUMS * sizeof(float)};
+    Unpacked unpacked;
 };
 
 inline void run_job(const Rows& rows, const Weights& w, const Target& target, const Job& job, Scratch& scratch) {
@@ -200,6 +219,20 @@ inline void run_job(const Rows& rows, const Weights& w, const Target& target, co
                                                              : w.place(job.panel_begin, step + CHUNK_STEPS));
 }
 
+// The same for grouped rows, whose codes are unpacked but not widened.
+inline void run_grouped_job(const Rows& rows, const Weights& w, const Target& target, const Job& job, Scratch& scratch) {
+    const int begin = job.block_begin * BLOCK_ROWS, end = std::min(job.block_end * BLOCK_ROWS, rows.num_rows);
+    auto* sums = (float*)scratch.sums.data();
+    for (int panel = job.panel_begin; panel < job.panel_end; panel++) {
+        for (int half = 0; half < 2; half++)
+            multiply_strip(rows.grouped, begin, end, w.strips[2 * panel + half], scratch.unpacked, [&](int row) {
+                return sums + (((row - begin) / 16 * 2 + half) * 16 + row % 16) * 16;
+            });
+        for (int block = job.block_begin; block < job.block_end; block++)
+            finish(w, rows, block, panel, sums + (block - job.block_begin) * BLOCK_SUMS, target);
+    }
+}
+
 struct Context {
     explicit Context(int num_workers) : workers(num_workers), scratches(num_workers) {}
     Workers workers;
@@ -219,7 +252,7 @@ inline void matmul(Context& context, const Rows& rows, const Weights& w, const T
     auto run = [&](int i, int worker) {
         const int block = i / panel_jobs * job_blocks, panel = i % panel_jobs * job_panels;
         const Job job = {block, std::min(block + job_blocks, num_blocks), panel, std::min(panel + job_panels, w.num_panels)};
-        run_job(rows, w, target, job, context.scratches[worker]);
+        (rows.is_grouped ? run_grouped_job : run_job)(rows, w, target, job, context.scratches[worker]);
     };
     context.workers.share(row_jobs * panel_jobs, tiles_begin, run, tiles_end);
 }

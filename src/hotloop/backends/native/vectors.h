@@ -2,8 +2,7 @@
 
 #pragma once
 
-#include <cstdint>
-#include <cstring>
+#include "lanes.h"
 
 #if defined(__AVX512F__)
 #include <immintrin.h>
@@ -39,6 +38,12 @@ inline Vector load(const int8_t* from) {
 #endif
 }
 
+inline Vector load(const half* from) {
+    Vector v;
+    for (int i = 0; i < LANES; i += NUM_LANES) store_floats((float*)&v + i, load_floats(from + i));
+    return v;
+}
+
 inline float widened(uint16_t x) {  // bf16
     const uint32_t bits = (uint32_t)x << 16;
     float wide;
@@ -48,10 +53,14 @@ inline float widened(uint16_t x) {  // bf16
 
 inline void store(float* to, Vector v) { memcpy(to, &v, sizeof(v)); }
 
-// To the nearest bf16, ties to even.
+// To the nearest bf16, ties to even, in the upper half of each lane.
+inline Bits round_bf16(Vector v) {
+    const Bits bits = (Bits)v;
+    return bits + 0x7fff + ((bits >> 16) & 1);
+}
+
 inline void store(uint16_t* to, Vector v) {
-    Bits bits = (Bits)v;
-    Halves halves = __builtin_convertvector((bits + 0x7fff + ((bits >> 16) & 1)) >> 16, Halves);
+    Halves halves = __builtin_convertvector(round_bf16(v) >> 16, Halves);
     memcpy(to, &halves, sizeof(halves));
 }
 
@@ -68,6 +77,17 @@ inline void store(uint16_t* to, Vector a, Vector b) {
 inline void store(int8_t* to, Vector v) {
     Bytes bytes = __builtin_convertvector((Integers)(v + 12582912.0f) - 0x4b400000, Bytes);
     memcpy(to, &bytes, sizeof(bytes));
+}
+
+inline Vector absolute(Vector v) { return (Vector)((Bits)v & 0x7fffffff); }
+inline Vector larger(Vector a, Vector b) { return a > b ? a : b; }
+
+inline float largest_of(Vector v) {
+    float most[LANES];
+    store(most, v);
+    for (int half = LANES / 2; half; half /= 2)
+        for (int i = 0; i < half; i++) most[i] = most[i] > most[i + half] ? most[i] : most[i + half];
+    return most[0];
 }
 
 inline float sum_of(Vector v) {

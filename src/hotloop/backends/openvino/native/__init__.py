@@ -41,7 +41,7 @@ class NativeAttention:
     def __init__(
         self, library: ctypes.CDLL, item_bytes: int, spec: ModelSpec, num_blocks: int, angles: NDArray[np.float32]
     ) -> None:
-        self._library = library
+        self.library = self._library = library
         self._keep = [angles]
         self._handle = _create(library, spec, num_blocks, angles)
         if not self._handle:
