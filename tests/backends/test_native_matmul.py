@@ -14,6 +14,9 @@ pytestmark = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler
 
 SHAPES = [  # rows, inputs, columns
     (1, 64, 32),  # a tile of one row
+    (2, 70, 33),  # a few rows
+    (3, 128, 40),
+    (4, 1300, 96),
     (16, 70, 33),  # inputs and columns that fill no tile
     (17, 128, 48),  # a second half with one row
     (33, 700, 40),  # a second block, and K in more than one chunk
@@ -128,7 +131,7 @@ def test_gates_far_from_zero_are_open_or_shut(native: Native):
 
 
 def test_a_row_is_the_same_whatever_else_is_in_the_batch(native: Native):
-    x, weights = draw(70, 1500), native.pack(draw(64, 1500), "int8")
+    x, weights = draw(70, 1500), native.pack(draw(64, 1500), "bf16")
     together, alone = np.empty((70, 64), np.float32), np.empty((1, 64), np.float32)
     native.pack_rows(x)
     native.matmul(weights, together)

@@ -14,6 +14,7 @@
 
 #include <cmath>
 
+#include "few.h"
 #include "grouped.h"
 #include "quants.h"
 #include "tiles.h"
@@ -207,6 +208,14 @@ inline void run_job(const Rows& rows, const Weights& w, const Target& target, co
             if (step + count == num_steps) finish(w, rows, block, panel, sums, target);
         }
     };
+    if (w.format == Format::INT8 && rows.num_rows <= MAX_FEW_ROWS) {
+        auto* sums = (float*)scratch.sums.data();
+        for (int panel = job.panel_begin; panel < job.panel_end; panel++) {
+            multiply_few(w, panel, rows.block(0), rows.num_rows, sums);
+            finish(w, rows, 0, panel, sums, target);
+        }
+        return;
+    }
     if (num_blocks == 1) {
         for (int panel = job.panel_begin; panel < job.panel_end; panel++)
             for (int step = 0; step < num_steps; step += CHUNK_STEPS)
