@@ -4,8 +4,8 @@ The load is what wears an engine: conversations that grow and are given up, abor
 priorities, and a pool too small for all of them, so that blocks are evicted and requests preempted all the time. Some
 answers follow a grammar, of more shapes than are kept; what was said before is drafted again.
 
-Watched from when the pool has been filled and emptied some times: before, a step costs less from one to the next because
-ever longer conversations compete for ever less room, which is the load's doing and not the engine's.
+Watched from when the pool has been filled and emptied some times: before, ever longer conversations compete for ever
+less room, so that a step costs ever more, which is the load's doing and not the engine's.
 """
 
 import os

@@ -46,6 +46,12 @@ class LentBackend:
     def write_blocks(self, block_ids: Sequence[int], data: memoryview) -> None:
         self._inner.write_blocks(block_ids, data)
 
+    def read_state(self, slot: int) -> Copy:
+        return self._inner.read_state(slot)
+
+    def write_state(self, slot: int, data: memoryview) -> None:
+        self._inner.write_state(slot, data)
+
     def close(self) -> None:
         """The lender closes it."""
 

@@ -29,6 +29,7 @@ class NullDevice(NullBackend):
         *,
         depth: int = 1,
         num_host_blocks: int = 0,
+        num_host_states: int = 0,
         is_late: Callable[[], bool] = lambda: True,
         **size: Any,
     ) -> None:
@@ -39,7 +40,7 @@ class NullDevice(NullBackend):
         self._queue: deque[_DeviceFlight] = deque()
         self._chosen_ids: list[int] = []  # of the batch that was computed last
         self.error: BackendError | None = None  # that nobody has heard of yet
-        self._host = NullHostMemory(self, num_host_blocks) if num_host_blocks else None
+        self._host = NullHostMemory(self, num_host_blocks, num_host_states) if num_host_blocks else None
         self.host_memory: HostMemory | None = self._host
 
     def launch(self, batch: Batch) -> Flight:
@@ -68,9 +69,20 @@ class NullDevice(NullBackend):
         self.catch_up()
         self.put(block_ids, data)
 
+    def read_state(self, slot: int) -> HostCopy:
+        self.catch_up()
+        return super().read_state(slot)
+
+    def write_state(self, slot: int, data: memoryview) -> None:
+        self.catch_up()
+        self.put_state(slot, data)
+
     def put(self, block_ids: Sequence[int], data: memoryview) -> None:
         """Write at once, whatever else is under way."""
         super().write_blocks(block_ids, data)
+
+    def put_state(self, slot: int, data: memoryview) -> None:
+        super().write_state(slot, data)
 
     def catch_up(self, num_left: int = 0) -> None:
         """Compute what was launched until so many are left; a device in a hurry leaves none."""
@@ -89,9 +101,10 @@ class NullDevice(NullBackend):
 class NullHostMemory:
     """Host memory of a backend without a model."""
 
-    def __init__(self, backend: NullDevice, num_blocks: int) -> None:
-        self.num_blocks = num_blocks
+    def __init__(self, backend: NullDevice, num_blocks: int, num_states: int) -> None:
+        self.num_blocks, self.num_states = num_blocks, num_states
         self.backend = backend
+        self.states = np.zeros((num_states, backend.state_bytes), np.uint8)
         self.blocks = np.zeros((num_blocks, backend.block_bytes), np.uint8)
         self._coming: list[NullRestore] = []
 
@@ -99,8 +112,13 @@ class NullHostMemory:
         data = np.frombuffer(self.backend.read_blocks(block_ids).wait(), np.uint8)
         self.blocks[np.array(host_ids)] = data.reshape(len(host_ids), -1)
 
-    def restore(self, host_ids: Sequence[int], block_ids: Sequence[int]) -> "NullRestore":
-        copy = NullRestore(self, host_ids, block_ids)  # others may arrive meanwhile
+    def offload_state(self, slot: int, host_slot: int) -> None:
+        self.states[host_slot] = np.frombuffer(self.backend.read_state(slot).wait(), np.uint8)
+
+    def restore(
+        self, host_ids: Sequence[int], block_ids: Sequence[int], states: tuple[int, int] | None = None
+    ) -> "NullRestore":
+        copy = NullRestore(self, host_ids, block_ids, states)  # others may arrive meanwhile
         self._coming.append(copy)
         return copy
 
@@ -115,13 +133,22 @@ class NullHostMemory:
 class NullRestore:
     """Copies some time, or when it has to."""
 
-    def __init__(self, host: NullHostMemory, host_ids: Sequence[int], block_ids: Sequence[int]) -> None:
-        self.num_bytes = len(block_ids) * host.backend.block_bytes
+    def __init__(
+        self,
+        host: NullHostMemory,
+        host_ids: Sequence[int],
+        block_ids: Sequence[int],
+        states: tuple[int, int] | None,
+    ) -> None:
+        block_bytes, state_bytes = len(block_ids) * host.backend.block_bytes, host.backend.state_bytes
+        self.num_bytes = block_bytes + (state_bytes if states else 0)
         self._host = host
-        self._host_ids, self._block_ids = host_ids, block_ids
+        self._host_ids, self._block_ids, self._states = host_ids, block_ids, states
         self._num_asked = 0
         self.is_over = False
-        host.backend.write_blocks(block_ids, memoryview(b"\xff" * self.num_bytes))
+        host.backend.write_blocks(block_ids, memoryview(b"\xff" * block_bytes))
+        if states:
+            host.backend.write_state(states[1], memoryview(b"\xff" * state_bytes))
 
     @property
     def is_done(self) -> bool:
@@ -137,7 +164,9 @@ class NullRestore:
     def arrive(self) -> None:
         if not self.is_over:
             self.is_over = True
-            self._host.backend.put(self._block_ids, self._host.blocks[np.array(self._host_ids)].data)
+            self._host.backend.put(self._block_ids, self._host.blocks[np.array(self._host_ids, np.int64)].data)
+            if self._states:
+                self._host.backend.put_state(self._states[1], self._host.states[self._states[0]].data)
 
 
 class _DeviceFlight:

@@ -24,7 +24,7 @@ SHAPES = [  # rows, inputs, columns
 @pytest.fixture(scope="module", params=[1, 3], ids=["one-worker", "three-workers"])
 def native(request: pytest.FixtureRequest) -> Iterator[Native]:
     # Small jobs, so that there are several of them in each direction.
-    library = load_library("-DMAX_JOB_BLOCKS=2", "-DMAX_JOB_PANELS=2")
+    library = load_library("-DMAX_JOB_BLOCKS=2", "-DMIN_JOB_BLOCKS=1", "-DMAX_JOB_PANELS=2")
     native = Native(request.param, library)
     yield native
     native.close()

@@ -71,6 +71,7 @@ def test_limits_cut_turns_jobs_and_long_prompts(tmp_path: Path):
         (b"{]\n", "line 1 is not a transcript: JSON is malformed"),
         (b'{"messages": []}\n[]\n', "line 2 is not a transcript"),
         (b'{"messages": [{"role": "assistant"}]}\n', "has no transcript shorter than"),
+        (b'{"tools": ' + b"[" * 5000 + b"]" * 5000 + b"}", "line 1 is not a transcript"),
         (b'{"messages": ["hello"]}\n', "line 1 is not a transcript"),
         (b'{"messages": [{"role": "assistant", "tool_calls": [{}]}]}\n', "line 1 is not a transcript"),
         (gzip.compress(b"{}\n", mtime=0), "is not text"),

@@ -96,6 +96,16 @@ def test_headers_are_bounded(name: str, caplog: pytest.LogCaptureFixture) -> Non
         assert "431 the request's headers are larger than 16000 bytes" in caplog.text
 
 
+@pytest.mark.parametrize("data", [b"\0\n\n", b"GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n"])
+def test_what_is_no_request_does_not_fill_the_log(data: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    with listening() as address, caplog.at_level("WARNING"):
+        for _ in range(20):
+            with connect(address) as connection:
+                connection.sendall(data)
+                assert read_answer(connection)[0]
+    assert len(caplog.records) <= 1
+
+
 def test_a_flood_does_not_fill_the_memory_and_its_answer_can_be_read() -> None:
     with listening() as address, connect(address) as connection:
         connection.sendall(b"GET / HTTP/1.1\r\nx: ")

@@ -1,6 +1,10 @@
 """Errors are one clear line, with the numbers in it."""
 
-from hotloop.core.errors import HotloopError, Overloaded, PromptTooLong, RequestError, UnknownModel
+from hotloop.core.errors import HotloopError, ModelError, Overloaded, PromptTooLong, RequestError, UnknownModel
+
+
+def test_what_an_error_quotes_writes_no_lines_and_moves_no_cursor() -> None:
+    assert str(ModelError("a\nb\x1b[2J\u2028ü.gguf")) == r"a\nb\x1b[2J\u2028ü.gguf"
 
 
 def test_a_prompt_that_does_not_fit_names_both_numbers() -> None:

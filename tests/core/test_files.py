@@ -16,7 +16,10 @@ def test_lines_have_their_numbers(tmp_path: Path):
     assert [*read_lines(plain)] == [*read_lines(packed)] == [(1, "one\n"), (4, "four\n")]
 
 
-@pytest.mark.parametrize("data", [gzip.compress(b"one\n", mtime=0)[:-6], b"not gzip"])
+PACKED = gzip.compress(b"one\n", mtime=0)
+
+
+@pytest.mark.parametrize("data", [PACKED[:-6], PACKED[:10] + b"\xff" + PACKED[11:], b"not gzip"])
 def test_what_cannot_be_unpacked(data: bytes, tmp_path: Path):
     path = tmp_path / "a.gz"
     path.write_bytes(data)

@@ -13,6 +13,7 @@ from hotloop.backends.cuda.delta.recurrence import _recur
 from hotloop.backends.cuda.experts import _few_gated, _grouped
 from hotloop.backends.cuda.latent import _attend_latents, _heads_product, _rotate_and_keep
 from hotloop.backends.cuda.latent_prefill import _prefill_made
+from hotloop.backends.cuda.mxfp4 import _widen
 from hotloop.backends.cuda.prefill import _prefill
 from hotloop.backends.cuda.routing import _route
 
@@ -53,6 +54,9 @@ ROUTED = {
     "is_sigmoid": True, "is_normed": True, "scale": 1.5, "num_groups": 4, "num_chosen_groups": 2, "is_few": False,
     "is_overlapped": True,
 }  # fmt: skip
+MXFP4 = {
+    "values": "*u8", "scales": "*u8", "out": "*bf16", "num_groups": "i32", "tile": 256, "is_overlapped": True,
+}  # fmt: skip
 WIDE = {"head_dim": 256, "dim_tile": 256, "num_heads": 16, "window": None, "is_whole": False}
 MAX_SHARED_BYTES = 227 << 10
 
@@ -86,7 +90,14 @@ if __name__ == "__main__":
     for kernel, num_warps in ((_convolve, 4), (_recur, 8), (_prepare, 8), (_carry, 4), (_read, 4)):
         compile_kernel(kernel, DELTA, num_warps=num_warps, num_stages=2)
     compile_kernel(_read, in_float32(DELTA))
+    compile_kernel(_carry, in_float32(DELTA), num_stages=2)
     compile_kernel(_convolve, DELTA | {"tile_rows": 1, "is_whole": True}, num_warps=1)
     for kernel in (_attend_latents, _heads_product, _rotate_and_keep, _prefill_made):
         compile_kernel(kernel, LATENTS)
+    whole = {"splits": None, "outs": "*bf16", "lses": "*bf16", "is_whole": True}
+    compile_kernel(_attend_latents, LATENTS | whole)
+    large = {"rank": 512, "rank_tile": 512, "rope_dim": 64, "rope_tile": 64, "head_dim": 192, "num_heads": 16}
+    compile_kernel(_attend_latents, LATENTS | large | {"tile_pairs": 64}, num_warps=8, num_stages=3)
+    compile_kernel(_attend_latents, in_float32(LATENTS | large | whole), num_stages=1)
+    compile_kernel(_widen, MXFP4)
     compile_kernel(_route, ROUTED)

@@ -12,6 +12,7 @@ from tests.models.test_mxfp4 import write_packed
 from tests.models.tiny import DictWeights, tiny_spec, tiny_weights
 from tests.parity.models import read_model
 
+from hotloop.backends.cuda import experts
 from hotloop.backends.cuda.expert_weights import ExpertWeights, Matrices
 from hotloop.backends.cuda.experts import (
     Tiles,
@@ -142,8 +143,11 @@ def test_the_shares_of_several_ranks_come_to_the_whole(family: Family, device: s
     torch.testing.assert_close(mixed(0, 2) + mixed(1, 2), mixed(0, 1), rtol=1e-4, atol=1e-2)
 
 
-@pytest.mark.parametrize("num_rows", [2, 21])
-def test_experts_in_mxfp4_are_read_as_they_are(device: str, num_rows: int) -> None:
+@pytest.mark.parametrize(("num_rows", "min_widened"), [(2, 1024), (21, 1024), (21, 16)])
+def test_experts_in_mxfp4_are_read_as_they_are(
+    device: str, num_rows: int, min_widened: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(experts, "_MIN_WIDENED_ROWS", min_widened)
     hidden, spec = 96, ExpertsSpec(num_experts=5, num_chosen=2, size=64)
 
     def packed(num_rows: int, num_columns: int) -> Mxfp4Matrix:

@@ -14,6 +14,7 @@ from tests.parity.models import HYBRIDS, read_model, token_ids, write_model
 from tests.parity.states import differences, manners, step
 
 from hotloop.backends.cuda.fp8 import ScaledMatrix
+from hotloop.backends.cuda.hostmemory import CudaHostMemory
 from hotloop.backends.cuda.runner import CudaBackend
 from hotloop.backends.cuda.weights import load_weights
 from hotloop.core.config import EngineConfig
@@ -77,7 +78,43 @@ def test_states_take_what_was_reckoned(small: Model, device: str) -> None:
     assert sum(each.nbytes for each in _states(backend)) == backend.num_states * backend.state_bytes
     taken = backend.num_states * backend.state_bytes + backend.num_blocks * backend.block_bytes
     assert 0.9 * (4 << 20) < taken <= 4 << 20
-    assert backend.host_memory is None
+    backend.close()
+
+
+def test_a_state_is_read_and_written_as_it_is(small: Model, device: str) -> None:
+    backend = make_backend(small, device)
+    for each in _states(backend):
+        each.copy_(torch.randn_like(each))
+    inputs, memories = (each[:, 1].clone() for each in _states(backend))
+    data = backend.read_state(1).wait()
+    assert len(data) == backend.state_bytes
+    backend.write_state(2, data)
+    for each, want in zip(_states(backend), (inputs, memories), strict=True):
+        assert torch.equal(each[:, 2], want)
+        assert not torch.equal(each[:, 0], want)
+    backend.close()
+
+
+def test_states_come_back_from_host_memory_as_they_were(small: Model, device: str) -> None:
+    kv = torch.zeros(1, 2, 8, 1, 16, 8, device=device)
+    backend = make_backend(small, device)
+    deltas = backend._deltas
+    assert deltas is not None
+    for each in _states(backend):
+        each.copy_(torch.randn_like(each))
+    want = [each[:, :3].clone() for each in _states(backend)]
+    memory = CudaHostMemory(kv, 4, deltas, 3)
+    for slot, host_slot in ((0, 2), (1, 0), (2, 1)):
+        memory.offload_state(slot, host_slot)
+        for each in _states(backend):
+            each[:, slot] = 0
+    for host_slot, slot in ((2, 0), (0, 1), (1, 2)):
+        copy = memory.restore([], [], (host_slot, slot))
+        assert copy.num_bytes == backend.state_bytes
+        assert copy.wait() >= 0
+    for each, same in zip(_states(backend), want, strict=True):
+        assert torch.equal(each[:, :3], same)
+    memory.close()
     backend.close()
 
 
@@ -92,6 +129,28 @@ def test_what_says_how_much_fades_is_not_in_e4m3(small: Model, device: str) -> N
         matrix = getattr(same, part)
         assert isinstance(matrix, ScaledMatrix)
         torch.testing.assert_close(matrix.widened(), getattr(one, part), rtol=0.07, atol=0.01)
+
+
+def test_an_engine_says_the_same_from_host_memory(small: Model, device: str) -> None:
+    """The KV of one prompt and its answer is all that fits, and two states."""
+    prompts = [token_ids(seed, 70) for seed in (1, 2)]
+    settings = {"max_running": 1, "max_step_tokens": 256, "max_context": 192}
+    with Engine(TOKENIZER, make_backend(small, device, **settings), EngineConfig(prefix_cache=False)) as engine:
+        want = [engine.generate(each, greedy(2)).token_ids for each in prompts]
+    backend = make_backend(small, device, host_kv="4MiB", **settings)
+    assert backend.host_memory
+    assert backend.host_memory.num_states > 0
+    backend.num_blocks, backend.num_states = 3, 2
+    found = []
+    with Engine(TOKENIZER, backend, EngineConfig(debug_checks=True, retention=False, **settings)) as engine:
+        for prompt, said in [*zip(prompts, want, strict=True)] * 2:
+            done = engine.generate(prompt, greedy(2))
+            assert done.token_ids == said
+            found.append((done.usage.num_cached, done.usage.num_from_host))
+        stats = engine.stats()
+    assert found == [(0, 0), (0, 0), (64, 64), (64, 64)]
+    assert stats.states.num_hosted
+    assert stats.states.num_used == 0
 
 
 def test_an_engine_says_the_same_from_checkpoints(small: Model, device: str) -> None:

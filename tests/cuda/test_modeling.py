@@ -13,7 +13,6 @@ from tests.backends.batches import batch
 from tests.cuda.test_backend import logits_of, make_backend
 from tests.models.tiny import tiny_tokenizer, write_json
 
-from hotloop.backends.cpu import open_cpu
 from hotloop.backends.cuda.runner import open_cuda
 from hotloop.core.config import EngineConfig
 from hotloop.core.errors import ConfigError, ModelError
@@ -119,11 +118,16 @@ def test_what_would_be_computed_wrongly_is_refused_by_its_config(
         load_spec(str(tmp_path / "m"))
 
 
-def test_a_cpu_and_fp8_are_refused(tmp_path: Path) -> None:
+def test_a_cpu_is_refused(tmp_path: Path) -> None:
+    openvino = pytest.importorskip("hotloop.backends.openvino.runner")
+    write_model(tmp_path / "m", "arcee")
+    with pytest.raises(ConfigError, match="runs on a GPU only, by transformers"):
+        openvino.open_cpu(load_model(str(tmp_path / "m")), EngineConfig())
+
+
+def test_fp8_and_several_gpus_are_refused(tmp_path: Path) -> None:
     write_model(tmp_path / "m", "arcee")
     model = load_model(str(tmp_path / "m"))
-    with pytest.raises(ConfigError, match="runs on a GPU only, by transformers"):
-        open_cpu(model, EngineConfig())
     for config, weights in (
         (EngineConfig(), "fp8"),
         (EngineConfig(kv_precision="fp8"), "bf16"),

@@ -62,6 +62,7 @@ class Turned:
         max_running: int = 6,
         num_host_blocks: int = 0,
         num_states: int = 0,
+        num_host_states: int = 0,
         **changes: Any,
     ) -> None:
         self.rng = rng
@@ -72,6 +73,7 @@ class Turned:
             depth=2,
             num_host_blocks=num_host_blocks,
             num_states=num_states,
+            num_host_states=num_host_states,
             on_run=self._run,
             is_late=lambda: rng.random() < 0.7,
         )

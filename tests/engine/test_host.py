@@ -115,8 +115,8 @@ def test_a_copy_that_fails_costs_its_prefix_and_nobodys_answer(when: str) -> Non
         push_out_prompt(engine)
         restore = memory.restore
 
-        def restore_badly(host_ids: Any, block_ids: Any) -> Any:
-            copy = restore(host_ids, block_ids)
+        def restore_badly(*ids: Any) -> Any:
+            copy = restore(*ids)
             copy.wait = fail  # type: ignore[method-assign]
             return copy
 

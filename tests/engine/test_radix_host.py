@@ -45,6 +45,10 @@ class TwoMemories:
         self.host: dict[int, tuple[int, ...]] = {}
         self.copies: list[Copying] = []
 
+    num_states = 0
+
+    def offload_state(self, slot: int, host_slot: int) -> None: ...
+
     def offload(self, block_ids: list[int], host_ids: list[int]) -> None:
         for block_id, host_id in zip(block_ids, host_ids, strict=True):
             assert self.pool.num_users[block_id] == self.tree.host_pool.num_users[host_id] - 1 == 0

@@ -155,13 +155,13 @@ def test_matching_stops_at_the_deepest_state() -> None:
     scheduler = loop.scheduler
     *_, last = scheduler.tree.nodes()
     middle = next(node for node in scheduler.tree.nodes() if node.state and node.children)
-    scheduler.tree.drop_state(middle)
+    scheduler.tree.states.drop(middle)
     long, short = ([*request.token_ids[:end], 7] for end in (60, 50))
     known = {
         name: len(scheduler.states.peek(Request(name, ids, greedy()))) for name, ids in (("l", long), ("s", short))
     }
     assert known == {"l": 15, "s": 0}
-    scheduler.tree.drop_state(last)
+    scheduler.tree.states.drop(last)
     assert scheduler.states.peek(Request("l", long, greedy())) == []
     scheduler.check()
 
@@ -174,7 +174,7 @@ def test_blocks_that_lead_to_no_state_go_first() -> None:
     tree = loop.scheduler.tree
     for node in [*tree.nodes()]:
         if node.session == "b":
-            tree.drop_state(node)
+            tree.states.drop(node)
             tree.rank_anew(node)
     tree.evict(tree.pool.num_kept // 2)
     assert len(tree.peek(old.token_ids)) == 12
@@ -255,7 +255,7 @@ def test_with_a_state_all_is_lost_since_the_one_before_it() -> None:
     *others, end = tree.walk(request.token_ids[:40].tobytes(), "")
     for node in tree.nodes():
         if node.state and node is not end:
-            tree.drop_state(node)
+            tree.states.drop(node)
     loop.scheduler.states._evict("x")
     assert len(others) == 2
     assert not end.state

@@ -68,14 +68,14 @@ class Tiers:
         self._restore = self.engine.backend.host_memory.restore
         self.engine.backend.host_memory.restore = self._restore_perhaps  # type: ignore[method-assign]
 
-    def _restore_perhaps(self, host_ids: Any, block_ids: Any) -> Any:
+    def _restore_perhaps(self, *ids: Any) -> Any:
         def fail() -> float:
             copy.arrive()
             raise BackendError("the bus is broken")
 
         if self.rng.random() < self.troubles.copy:
             raise BackendError("the bus is busy")
-        copy = self._restore(host_ids, block_ids)
+        copy = self._restore(*ids)
         if self.rng.random() < self.troubles.copy:
             copy.wait = fail  # type: ignore[method-assign]
         return copy

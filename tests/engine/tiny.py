@@ -50,12 +50,14 @@ def make_engine(
     num_states: int = 0,
     num_window_blocks: int = 0,
     num_host_blocks: int = 0,
+    num_host_states: int = 0,
     backend: Backend | None = None,
     drafter: Drafter | None = None,
     **settings: Any,
 ) -> Engine:
     rooms = {"num_blocks": num_blocks, "num_window_blocks": num_window_blocks, "num_host_blocks": num_host_blocks}
-    backend = backend or NullDevice(**SIZE, **rooms, num_states=num_states, depth=depth, on_run=on_run)
+    slots = {"num_states": num_states, "num_host_states": num_host_states}
+    backend = backend or NullDevice(**SIZE, **rooms, **slots, depth=depth, on_run=on_run)
     config = EngineConfig(debug_checks=True, **{"draft_history_tokens": 10_000} | settings)
     return Engine(TOKENIZER, backend, config, drafter=drafter)
 

@@ -56,7 +56,13 @@ def test_apis_are_known_by_what_only_they_have(body, api):
     assert find_api(body) == api
 
 
-@pytest.mark.parametrize("line", ["{", "[]", "{}", '{"messages": 1}'])
+DEEP = '{"x": [' * 400 + "1" + "]}" * 400
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["{", "[]", "{}", '{"messages": 1}', "[" * 5000, f'{{"messages": [{{"role": "user", "content": [{DEEP}]}}]}}'],
+)
 def test_what_is_no_request_is_named(line):
     with pytest.raises(ConfigError, match=r"a\.jsonl, line 3"):
         [*parse_line(line, "a.jsonl", 3)]

@@ -75,6 +75,13 @@ def test_shards_are_joined_by_their_index(folder: Path) -> None:
         SafetensorsWeights(folder, SPEC)
 
 
+@pytest.mark.parametrize("name", ["x" * 5000, "\0", "a\nb"])
+def test_an_index_of_names_that_no_file_can_have_is_refused(folder: Path, name: str) -> None:
+    write_json(folder / f"{FILE}.index.json", {"weight_map": {"x": name}})
+    with pytest.raises(ModelError, match=r"is missing: a Hugging Face folder needs its safetensors files"):
+        SafetensorsWeights(folder, SPEC)
+
+
 def test_an_empty_index_is_refused(folder: Path) -> None:
     write_json(folder / f"{FILE}.index.json", {"weight_map": {}})
     with pytest.raises(ModelError, match="names no weights"):

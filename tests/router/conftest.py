@@ -109,11 +109,13 @@ class Mirror:
     def __init__(self) -> None:
         self.url = ""
         self.seen: list[dict[str, Any]] = []
+        self.paths: list[str] = []
         self.reply: tuple[int, dict[str, Any]] | None = None
         self.headers: list[tuple[bytes, bytes]] = []
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         body = b""
+        self.paths.append(scope["path"])
         while True:
             message = await receive()
             body += message.get("body", b"")

@@ -175,6 +175,22 @@ CORS = [
 ]
 
 
+@pytest.mark.parametrize("method", ["GET", "POST", "PUT"])
+@pytest.mark.parametrize("path", ["..%2f..%2fadmin", "x/%2e%2e/%2E%2E/..%2fadmin", "%2e/x"])
+async def test_no_other_path_of_a_replica_is_asked_for_an_answer(mirror, route, method, path):
+    router = await route((ReplicaConfig(url=mirror.url, name="m", api_key="the router's own"),))
+    mirror.paths.clear()
+    answer = await router.client.request(method, httpx.URL(f"{router.url}/v1/responses/{path}"))
+    assert answer.status_code == 404
+    assert {*mirror.paths} <= {"/health", "/v1/models", "/metrics", "/version", "/v1/internal/load"}
+
+
+async def test_what_is_escaped_in_an_answers_name_stays_so(mirror, route):
+    router = await route((ReplicaConfig(url=mirror.url, name="m"),))
+    await router.client.post("/v1/responses/a%3Fb%23%25%c3%bc/cancel?x=1")
+    assert [seen["path"] for seen in mirror.seen] == ["/v1/responses/a?b#%ü/cancel"]
+
+
 async def test_which_pages_may_read_an_answer_is_not_for_a_replica_to_say(mirror, route):
     router = await route((ReplicaConfig(url=mirror.url, name="m", kind="hotloop"),))
     mirror.headers = CORS

@@ -2,6 +2,7 @@
 
 import random
 import re
+import sqlite3
 import time
 from contextlib import suppress
 
@@ -56,3 +57,25 @@ def test_a_damaged_store_is_set_aside_and_a_new_one_begun(path, name, caplog, mo
     [aside] = [each for each in path.parent.iterdir() if re.search(r"[.]damaged-[0-9-]+$", each.name)]
     assert aside.read_bytes()[4096:5000] == spoilt[4096:5000]
     assert f"it was set aside as {aside}, and a new one is begun" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE spans SET attributes = '{'",
+        "UPDATE spans SET attributes = 7",
+        "UPDATE spans SET start_ns = 'soon'",
+        "UPDATE spans SET name = CAST(x'ff' AS TEXT)",
+        "UPDATE runs SET model = CAST(x'ff' AS TEXT)",
+        "UPDATE runs SET num_open = 'none'",
+        "ALTER TABLE runs RENAME COLUMN num_turns TO num_tunrs",
+    ],
+)
+def test_rows_that_are_damaged_are_one_line(path, damage):
+    run = a_run()
+    add_spans(path, run)
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute(damage)
+    connection.close()
+    with TraceStore(path) as reader, pytest.raises(ConfigError, match=r"trace store .* is damaged|cannot read"):
+        [reader.runs(), reader.run(run[0].trace_id), reader.spans(run[0].trace_id)]

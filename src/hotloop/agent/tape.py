@@ -192,7 +192,7 @@ def read_tape(path: Path | str) -> list[Line]:
         data = Path(path).read_bytes()
     try:
         lines: list[Line] = [_decoder.decode(text) for text in data.splitlines()]
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path} is no tape of a run: {error}") from None
     match lines:
         case [HeadLine(version), *_] if version == VERSION:

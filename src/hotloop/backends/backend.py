@@ -159,14 +159,23 @@ class HostMemory(Protocol):
     """Room for blocks beside the hardware's own, from where they come back quicker than they are computed."""
 
     num_blocks: int
+    num_states: int
+    """Slots for recurrent states; 0 where the hardware has none."""
 
     def offload(self, block_ids: Sequence[int], host_ids: Sequence[int]) -> None:
         """Copy these blocks, as they are after all that was launched, to as many of the host's. They may be given to
         somebody else at once.
         """
 
-    def restore(self, host_ids: Sequence[int], block_ids: Sequence[int]) -> Restore:
-        """Begin to copy what was offloaded back into as many blocks, while other work goes on."""
+    def offload_state(self, slot: int, host_slot: int) -> None:
+        """As `offload`, a recurrent state."""
+
+    def restore(
+        self, host_ids: Sequence[int], block_ids: Sequence[int], states: tuple[int, int] | None = None
+    ) -> Restore:
+        """Begin to copy what was offloaded back into as many blocks, while other work goes on; and a state, from a slot
+        of the host to one of the hardware.
+        """
 
 
 class Backend(Protocol):
@@ -201,6 +210,12 @@ class Backend(Protocol):
 
     def write_blocks(self, block_ids: Sequence[int], data: memoryview) -> None:
         """Put back what `read_blocks` gave, into as many blocks, before whatever is launched next."""
+
+    def read_state(self, slot: int) -> Copy:
+        """As `read_blocks`, a recurrent state: `state_bytes`."""
+
+    def write_state(self, slot: int, data: memoryview) -> None:
+        """As `write_blocks`."""
 
     def close(self) -> None:
         """Give the memory back."""

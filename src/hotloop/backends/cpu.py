@@ -136,7 +136,7 @@ def describe_cpu(model: Model, config: EngineConfig, weight_format: WeightFormat
 
 def _has_paged_attention() -> bool:
     """Asked of the plugin, not of the platform: OpenVINO's for ARM compiles no graph with paged attention in it."""
-    return ov.Core().get_property("CPU", "DEVICE_ARCHITECTURE") != "arm64"
+    return str(ov.Core().get_property("CPU", "DEVICE_ARCHITECTURE")) != "arm64"
 
 
 def _portable_kernel(kv_precision: KvPrecision, precision: Precision) -> Kernel:

@@ -71,11 +71,17 @@ class NullBackend:
         )
 
     def read_blocks(self, block_ids: Sequence[int]) -> HostCopy:
-        copy: NDArray[np.int64] = self._kv[np.array(block_ids)]
+        copy: NDArray[np.int64] = self._kv[np.array(block_ids, np.int64)]
         return HostCopy(copy.view(np.uint8).reshape(-1).data)
 
     def write_blocks(self, block_ids: Sequence[int], data: memoryview) -> None:
-        self._kv[np.array(block_ids)] = np.frombuffer(data, np.int64).reshape(-1, self.block_size)
+        self._kv[np.array(block_ids, np.int64)] = np.frombuffer(data, np.int64).reshape(-1, self.block_size)
+
+    def read_state(self, slot: int) -> HostCopy:
+        return HostCopy(self._states[slot].copy().view(np.uint8).data)
+
+    def write_state(self, slot: int, data: memoryview) -> None:
+        self._states[slot] = np.frombuffer(data, np.int64)
 
     def close(self) -> None:
         self._kv = self._kv[:0]

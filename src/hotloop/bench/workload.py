@@ -47,7 +47,7 @@ def parse_line(line: str, kind: type[T], problem: str) -> T:
     """A line of JSON as such a value. Raises ConfigError with the problem if it is none."""
     try:
         return msgspec.json.decode(line, type=kind)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise ConfigError(f"{problem}: {error}") from None
 
 

@@ -23,6 +23,8 @@ from hotloop.border.requests import render_refusal
 log = logging.getLogger("hotloop.http")
 
 _LOG_EVERY_S = 10.0
+_UNHEARD = logging.getLogger("hotloop.http.uvicorn")  # a line for every request that is none: `tell` says it seldom
+_UNHEARD.setLevel(logging.ERROR)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,6 +55,7 @@ class _TooLarge(Exception):
 class BoundedProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, limits: ConnectionLimits, **options: Any) -> None:
         super().__init__(*args, **options)
+        self.logger = _UNHEARD
         self.is_lingering = False
         self._limits = limits
         self._timer: asyncio.TimerHandle | None = None

@@ -15,9 +15,16 @@ HotloopError
 `None` means "not now", an `assert` means "our bug"; one of these means the caller or the world.
 """
 
+import re
+
+_CONTROLS = re.compile("[\0-\x1f\x7f-\x9f\u2028\u2029]")
+
 
 class HotloopError(Exception):
-    """The root: `str(error)` is one clear line for a person."""
+    """The root: `str(error)` is one clear line for a person, whatever it quotes of a file or an answer."""
+
+    def __str__(self) -> str:
+        return _CONTROLS.sub(lambda found: repr(found[0])[1:-1], super().__str__())
 
 
 class ConfigError(HotloopError):

@@ -2,6 +2,7 @@
 
 import gzip
 import tomllib
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,7 +35,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     try:
         with opener(path, "rt", encoding="utf-8") as lines:
             yield from ((number, line) for number, line in enumerate(lines, 1) if line.strip())
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path} is not text; a compressed file is called .gz") from None

@@ -96,11 +96,13 @@ class BlockPool:
 
 
 class HostRoom(Protocol):
-    """Where blocks go that leave the device, as far as integers tell; see `HostMemory`."""
+    """Where blocks and states go that leave the device, as far as integers tell; see `HostMemory`."""
 
     num_blocks: int
+    num_states: int
 
     def offload(self, block_ids: Sequence[int], host_ids: Sequence[int]) -> None: ...
+    def offload_state(self, slot: int, host_slot: int) -> None: ...
 
 
 class Fetcher(Protocol):

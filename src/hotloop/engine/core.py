@@ -77,7 +77,7 @@ class EngineCore:
         self.num_steps = 0
         self.usage = Usage(0, 0, 0)  # of the requests that have ended
         self.num_finished = dict.fromkeys(FinishReason, 0)
-        memory = backend.host_memory if config.prefix_cache and not backend.num_states else None
+        memory = backend.host_memory if config.prefix_cache else None
         self.scheduler = Scheduler(
             config,
             block_size=backend.block_size,
@@ -88,7 +88,8 @@ class EngineCore:
             num_states=backend.num_states,
             windows=_window_slots(backend),
         )
-        self.host = HostTier(memory, backend.block_bytes, self.scheduler) if memory else None
+        sizes = backend.block_bytes, backend.state_bytes
+        self.host = HostTier(memory, *sizes, self.scheduler) if memory else None
         self._tokenizer = tokenizer
         self._backend = backend
         eos_ids = (token_id for token_id in tokenizer.eos_ids if token_id < backend.vocab_size)

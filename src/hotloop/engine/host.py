@@ -1,4 +1,4 @@
-"""KV blocks on their way back from host memory, on the engine's thread, while others compute.
+"""KV blocks and states on their way back from host memory, on the engine's thread, while others compute.
 
 A request that is about to be let in, and whose prefix goes on in host memory (`RadixTree.evict` sent it there), is not
 scheduled (`is_loading`) until the tree has it on the device, if copying beats computing by what either took lately.
@@ -16,6 +16,7 @@ from hotloop.backends.backend import HostMemory, Restore
 from hotloop.core.errors import BackendError, DeviceLost
 from hotloop.core.request import Request
 from hotloop.engine.scheduler import Scheduler
+from hotloop.engine.stateless import Hosted
 
 log = logging.getLogger(__name__)
 
@@ -43,18 +44,22 @@ class _Load:
 
     request: Request
     token_ids: "array[int]"  # on the device once it is over; its request may lose tokens meanwhile
-    known: list[int]
-    host_ids: list[int]
+    hosted: Hosted
     block_ids: list[int]
+    slot: int | None  # of the device, for the state of a hybrid model
     copy: Restore
+
+    @property
+    def used(self) -> list[int]:
+        return self.hosted.known + self.block_ids
 
 
 class HostTier:
     """Between the scheduler's blocks and host memory."""
 
-    def __init__(self, memory: HostMemory, block_bytes: int, scheduler: Scheduler) -> None:
+    def __init__(self, memory: HostMemory, block_bytes: int, state_bytes: int, scheduler: Scheduler) -> None:
         self._memory = memory
-        self._block_bytes = block_bytes
+        self._block_bytes, self._state_bytes = block_bytes, state_bytes
         self._scheduler = scheduler
         self._loads: list[_Load] = []
         self._byte_s = _BYTE_S
@@ -69,30 +74,34 @@ class HostTier:
 
     def is_coming(self, request: Request) -> bool:
         """Whether another's copy brings what a request needs next, or too much is on its way already."""
-        host_ids = self._known(request)
-        if not host_ids:
+        hosted = self._scheduler.states.peek_hosted(request)
+        if hosted is None:
             return False
         num_bytes = sum(load.copy.num_bytes for load in self._loads)
-        return num_bytes >= MAX_AHEAD_BYTES or self._scheduler.tree.host_pool.num_users[host_ids[0]] > 0
+        return num_bytes >= MAX_AHEAD_BYTES or self._is_used(hosted)
 
     def fetch(self, request: Request) -> bool:
         """Bring back what a request has here, if that is quicker than to compute it, and there is room."""
-        host_ids = self._known(request)
-        if not host_ids or not self._is_worth_it(len(host_ids)):
+        hosted = self._scheduler.states.peek_hosted(request)
+        if hosted is None or not self._is_worth_it(hosted):
             return False
-        tree, pool = self._scheduler.tree, self._scheduler.pool
-        known = tree.peek(request.token_ids[: request.num_tokens - 1], request.salt)
-        pool.use(known)  # so that they are not given up for what follows them
-        tree.host_pool.use(host_ids)
-        block_ids = tree.allocate(len(host_ids), request.id, num_spare=self._num_spare)
-        copy = self._begin(host_ids, block_ids) if block_ids else None
-        used = known + (block_ids or [])
-        if not block_ids or copy is None:
+        tree, pool, states = self._scheduler.tree, self._scheduler.pool, self._scheduler.states
+        pool.use(hosted.known)  # so that they are not given up for what follows them
+        tree.host_pool.use(hosted.host_ids)
+        slot = states.begin_copy(request, hosted.state) if hosted.state else None
+        has_slot = slot is not None or not hosted.state
+        num_blocks = len(hosted.host_ids)
+        block_ids = tree.allocate(num_blocks, request.id, num_spare=self._num_spare) if has_slot else None
+        copy = self._begin(hosted, block_ids, slot) if block_ids is not None else None
+        used = hosted.known + (block_ids or [])
+        if block_ids is None or copy is None:
             pool.release(used)
-            tree.host_pool.release(host_ids)
+            tree.host_pool.release(hosted.host_ids)
+            if hosted.state and slot is not None:
+                states.end_copy(hosted.state, slot, is_there=False)
             return False
         token_ids = request.token_ids[: len(used) * self._scheduler.block_size]
-        self._loads.append(_Load(request, token_ids, known, host_ids, block_ids, copy))
+        self._loads.append(_Load(request, token_ids, hosted, block_ids, slot, copy))
         self._scheduler.copying.append(used)
         request.is_loading = True
         return True
@@ -114,35 +123,38 @@ class HostTier:
     def stats(self) -> HostStats:
         tree = self._scheduler.tree
         num_cached = tree.host_pool.num_blocks - tree.host_pool.num_free
-        num_bytes_out = tree.num_offloaded * self._block_bytes
+        num_bytes_out = tree.num_offloaded * self._block_bytes + tree.states.num_offloaded * self._state_bytes
         return replace(self._stats, num_blocks_cached=num_cached, num_bytes_out=num_bytes_out)
 
     def check(self) -> None:
         pool = self._scheduler.tree.host_pool
         pool.check()
-        users = [host_id for load in self._loads for host_id in load.host_ids]
+        users = [host_id for load in self._loads for host_id in load.hosted.host_ids]
         assert len(users) == len(set(users)) == pool.num_used
         assert all(pool.num_users[host_id] == 1 for host_id in users)
-        assert self._scheduler.copying == [load.known + load.block_ids for load in self._loads]
+        assert self._scheduler.copying == [load.used for load in self._loads]
+        assert self._scheduler.tree.states.copying == [load.slot for load in self._loads if load.slot is not None]
         assert all(load.request.is_loading for load in self._loads)
 
-    def _known(self, request: Request) -> list[int]:
-        """What host memory has of a request; the last token is always left to compute, for its logits."""
-        pool = self._scheduler.tree.host_pool
-        if pool.num_free == pool.num_blocks:
-            return []
-        return self._scheduler.states.peek_hosted(request)
+    def _is_used(self, hosted: Hosted) -> bool:
+        """Whether a copy of it is under way."""
+        tree = self._scheduler.tree
+        is_state_used = hosted.state is not None and not tree.states.is_idle(hosted.state)
+        return is_state_used or any(tree.host_pool.num_users[host_id] for host_id in hosted.host_ids[:1])
 
-    def _is_worth_it(self, num_blocks: int) -> bool:
-        copy_s = num_blocks * self._block_bytes * self._byte_s
-        if copy_s < num_blocks * self._scheduler.block_size * self._scheduler.retention.token_s:
+    def _is_worth_it(self, hosted: Hosted) -> bool:
+        num_states = hosted.state is not None and hosted.state.is_hosted
+        copy_s = (len(hosted.host_ids) * self._block_bytes + num_states * self._state_bytes) * self._byte_s
+        if copy_s < hosted.num_gained * self._scheduler.block_size * self._scheduler.retention.token_s:
             return True
         self._byte_s *= _DOUBT
         return False
 
-    def _begin(self, host_ids: list[int], block_ids: list[int]) -> Restore | None:
+    def _begin(self, hosted: Hosted, block_ids: list[int], slot: int | None) -> Restore | None:
+        state = hosted.state
+        states = (state.slot, slot) if state and state.is_hosted and slot is not None else None
         try:
-            return self._memory.restore(host_ids, block_ids)
+            return self._memory.restore(hosted.host_ids, block_ids, states)
         except DeviceLost:
             raise
         except BackendError as error:
@@ -159,21 +171,25 @@ class HostTier:
 
     def _end(self, load: _Load) -> None:
         """A copy is over: have the tree keep it on the device, and let its request wait for its turn."""
-        request, tree, pool = load.request, self._scheduler.tree, self._scheduler.pool
+        request, tree, hosted = load.request, self._scheduler.tree, load.hosted
         self._scheduler.copying.pop(self._loads.index(load))
         self._loads.remove(load)
         took_s = self._await(load)
+        num_gained = hosted.num_gained
         if took_s is not None:
             self._byte_s += _LEARNING_RATE * (took_s / load.copy.num_bytes - self._byte_s)
-            shared = tree.insert(load.token_ids, load.known + load.block_ids, request.salt, request.line)
-            num_own = len({*load.block_ids}.intersection(shared))  # others may have brought the rest back meanwhile
-            self._stats.num_bytes_in += len(load.block_ids) * self._block_bytes
+            shared = tree.insert(load.token_ids, load.used, request.salt, request.line)
+            num_others = len({*load.block_ids}.difference(shared))  # others may have brought these back meanwhile
+            num_gained -= num_others
+            self._stats.num_bytes_in += load.copy.num_bytes
             self._stats.num_restores += 1
-        pool.release(load.known + load.block_ids)
-        tree.host_pool.release(load.host_ids)
+        self._scheduler.pool.release(load.used)
+        tree.host_pool.release(hosted.host_ids)
+        if hosted.state and load.slot is not None:
+            self._scheduler.states.end_copy(hosted.state, load.slot, is_there=took_s is not None)
         if took_s is None:
             tree.forget(load.token_ids, request.salt)
         elif not request.is_finished:
-            request.num_from_host += num_own * self._scheduler.block_size
+            request.num_from_host += num_gained * self._scheduler.block_size
             self._scheduler.seating.keep(request)
         request.is_loading, request.is_awaited = False, True

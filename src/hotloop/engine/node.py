@@ -17,6 +17,7 @@ class Checkpoint:
 
     slot: int
     used_at: float
+    is_hosted: bool = False  # whether the slot is one of host memory; its blocks may be in the other
 
 
 @dataclass(slots=True, eq=False)

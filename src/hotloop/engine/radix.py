@@ -22,7 +22,7 @@ from hotloop.engine.eviction import Evictions, Leaves
 from hotloop.engine.holds import Holds
 from hotloop.engine.node import TreeNode, check_node, is_leaf, join, num_common, path, split, subtree, trace
 from hotloop.engine.retention import Rank, Retention
-from hotloop.engine.slots import WindowSlots
+from hotloop.engine.slots import StateSlots, WindowSlots
 
 _TOKEN_BYTES = array("i").itemsize
 _MIN_MOVED = 32  # blocks: a copy to host memory of few costs as much as one of some more
@@ -38,12 +38,12 @@ class RadixTree:
         retention: Retention | None = None,
         changes: list[Change] | None = None,
         host: HostRoom | None = None,
-        num_states: int = 0,
+        states: StateSlots | None = None,
         windows: WindowSlots | None = None,
     ) -> None:
         self.pool = pool
         self.windows = windows or WindowSlots()
-        self.states = BlockPool(num_states)  # slots for the recurrent states of a hybrid model; see `States`
+        self.states = states or StateSlots()  # of hybrid models
         self.host_pool = BlockPool(host.num_blocks if host else 0)
         self._host = host
         self._changes = changes
@@ -62,8 +62,8 @@ class RadixTree:
     def emptied(self) -> "RadixTree":
         """A tree and pools like these, as they were in the beginning; what was counted goes on."""
         pool = BlockPool(self.pool.num_blocks)
-        sizes = self.states.num_blocks, self.windows.emptied()
-        tree = RadixTree(pool, self._block_size, self.retention, self._changes, self._host, *sizes)
+        slots = self.states.emptied(), self.windows.emptied()
+        tree = RadixTree(pool, self._block_size, self.retention, self._changes, self._host, *slots)
         tree.num_evicted, tree.num_offloaded = self.num_evicted, self.num_offloaded
         if self._changes is not None:
             self._changes.append(Emptied())
@@ -191,8 +191,7 @@ class RadixTree:
         assert self.num_owned == Counter(node.session for node in nodes for name in node.names if name >= 0)
         assert {*filter(is_leaf, nodes)} == {*self._leaves, *self._host_leaves}, "a leaf cannot be evicted"
         self._holds.check(nodes)
-        slots = [node.state.slot for node in nodes if node.state]
-        assert len(slots) == len(set(slots)) == self.states.num_kept, "a state is in the tree twice, or lost"
+        self.states.check(nodes)
         assert all(root.children for root in self._roots.values())
 
     def walk(self, key: bytes, salt: str, session: str | None = None) -> Iterator[TreeNode]:
@@ -266,6 +265,8 @@ class RadixTree:
         num_freed = min(num_wanted, self.num_idle(leaf))
         keep = len(leaf.block_ids) - num_freed
         num_moved = self._make_room(num_freed, leaf.queued, beneficiary) if num_freed and leaf.queued else 0
+        if leaf.state and num_moved < num_freed:
+            num_moved = 0  # without the state at their end nobody goes on from them
         self._trim(leaf, keep + num_moved, beneficiary)
         if num_moved:
             self._move_out(leaf, keep)
@@ -362,13 +363,8 @@ class RadixTree:
         if not self.num_owned[node.session]:
             del self.num_owned[node.session]
 
-    def drop_state(self, node: TreeNode) -> None:
-        if node.state:
-            self.states.drop([node.state.slot])
-            node.state = None
-
     def _drop(self, node: TreeNode, block_ids: list[int]) -> None:
-        self.drop_state(node)
+        self.states.drop(node)
         self._own(node, -len(block_ids))
         self._pool_of(node).drop(block_ids)
         names = [~each for each in block_ids] if node.is_hosted else block_ids
@@ -389,7 +385,7 @@ class RadixTree:
             (self._host_leaves if node.is_hosted else self._leaves).push(node, self._rank(node))
 
     def _rank(self, node: TreeNode) -> Rank:
-        if self.states.num_blocks and not node.state:  # nobody can go on from there
+        if self.states.pool.num_blocks and not node.state:  # nobody can go on from there
             return HoldKind.FINISHED, 0, 0.0, node.last_used
         depth = sum(len(above.block_ids) for above in path(node)) * self._block_size
         return self.retention.rank(node.hold, node.used_at, node.last_used, depth)

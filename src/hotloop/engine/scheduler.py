@@ -27,8 +27,9 @@ from hotloop.engine.radix import RadixTree
 from hotloop.engine.retention import Retention
 from hotloop.engine.seating import Seating
 from hotloop.engine.short import ShortShare
-from hotloop.engine.slots import WindowSlots
-from hotloop.engine.states import Stateless, States
+from hotloop.engine.slots import StateSlots, WindowSlots
+from hotloop.engine.stateless import Stateless
+from hotloop.engine.states import States
 from hotloop.engine.step import Slice, Step, StepPlan
 from hotloop.engine.windows import Windowed
 
@@ -56,7 +57,8 @@ class Scheduler:
         self.block_size = block_size
         self.pool = BlockPool(num_blocks)
         self.retention = Retention(int(config.pinned_share * num_blocks), is_on=config.retention)
-        self.tree = RadixTree(self.pool, block_size, self.retention, changes, host, num_states, windows)
+        states = StateSlots(num_states, host)
+        self.tree = RadixTree(self.pool, block_size, self.retention, changes, host, states, windows)
         kind = States if num_states else Windowed if windows else Stateless
         self.states = kind(self.tree, block_size, keeps=config.prefix_cache)
         self.max_running = min(config.max_running, num_states or config.max_running)
@@ -247,8 +249,7 @@ class Scheduler:
         """What a request has to compute, as far as the tree can tell."""
         if request.id in self.running:
             return request.num_missing
-        num_blocks = len(self.states.peek(request)) + len(self.states.peek_hosted(request))
-        return request.num_missing - num_blocks * self.block_size
+        return request.num_missing - self.states.num_reachable(request) * self.block_size
 
     def _serve(self, plan: StepPlan, request: Request, num_most: float = math.inf) -> int:
         """Let a request compute as much as it may; returns how much that is."""

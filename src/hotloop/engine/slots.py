@@ -1,13 +1,71 @@
-"""Slots of blocks in the memory of layers with a sliding window; see `windows`. Plain integers.
+"""Memory beside that of blocks: slots for the states of hybrid models, and for blocks of layers with a sliding window.
 
-Blocks go by their names: those in host memory have negative numbers. Invariants: a slot that is not free is of one
-block; it is kept if that block is in the tree, and its users are users of the block.
+Plain integers; see `states` and `windows`. Of layers with a window, blocks go by their names: those in host memory have
+negative numbers. Invariants: a slot that is not free is of one block; it is kept if that block is in the tree, and its
+users are users of the block.
 """
 
 from array import array
 from collections.abc import Iterable, Sequence
 
-from hotloop.engine.blocks import BlockPool
+from hotloop.engine.blocks import BlockPool, HostRoom
+from hotloop.engine.node import Checkpoint, TreeNode
+
+
+class StateSlots:
+    """Recurrent states, on the device and in host memory; the nodes of the tree keep some of them."""
+
+    def __init__(self, num_slots: int = 0, host: HostRoom | None = None) -> None:
+        self.pool, self.host_pool = BlockPool(num_slots), BlockPool(host.num_states if num_slots and host else 0)
+        self.copying: list[int] = []  # slots of the device that copies from host memory use
+        self.num_offloaded = 0
+        self._host = host
+
+    def emptied(self) -> "StateSlots":
+        slots = StateSlots(self.pool.num_blocks, self._host)
+        slots.num_offloaded = self.num_offloaded
+        return slots
+
+    def pool_of(self, state: Checkpoint) -> BlockPool:
+        return self.host_pool if state.is_hosted else self.pool
+
+    def is_idle(self, state: Checkpoint) -> bool:
+        return not self.pool_of(state).num_users[state.slot]
+
+    def keep(self, node: TreeNode, slot: int, now: float) -> None:
+        """Have a node keep the state that a request or a copy has left here, in place of one in host memory."""
+        self.drop(node)
+        self.pool.keep([slot])
+        node.state = Checkpoint(slot, now)
+
+    def drop(self, node: TreeNode) -> None:
+        if node.state:
+            self.pool_of(node.state).drop([node.state.slot])
+            node.state = None
+
+    def move_out(self, state: Checkpoint) -> None:
+        """To host memory, where a slot is free."""
+        host_slots = self.host_pool.allocate(1)
+        assert host_slots is not None and self._host is not None
+        self._host.offload_state(state.slot, host_slots[0])
+        self.num_offloaded += 1
+        self.host_pool.keep(host_slots)
+        self.host_pool.release(host_slots)
+        self.pool.drop([state.slot])
+        state.slot, state.is_hosted = host_slots[0], True
+
+    def bring_back(self, state: Checkpoint, slot: int, now: float) -> None:
+        """What is in host memory is in this slot of the device as well: have it there."""
+        self.pool.keep([slot])
+        self.host_pool.drop([state.slot])
+        state.slot, state.is_hosted, state.used_at = slot, False, now
+
+    def check(self, nodes: Iterable[TreeNode]) -> None:
+        """These are all nodes of the tree."""
+        for is_hosted, pool in ((False, self.pool), (True, self.host_pool)):
+            slots = [node.state.slot for node in nodes if node.state and node.state.is_hosted == is_hosted]
+            assert len(slots) == len(set(slots)) == pool.num_kept, "a state is in the tree twice, or lost"
+        self.host_pool.check()
 
 
 class WindowSlots:

@@ -19,7 +19,7 @@ from hotloop.engine.grammar.matcher import Grammars
 from hotloop.engine.host import HostStats
 from hotloop.engine.lines import PREFIX
 from hotloop.engine.scheduler import Scheduler
-from hotloop.engine.states import StateStats
+from hotloop.engine.stateless import StateStats
 
 FRESH_S = 0.5  # a snapshot that is no older is given to the next caller as well
 

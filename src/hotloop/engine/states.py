@@ -3,7 +3,7 @@
 A layer of linear attention carries a state from token to token instead of KV, and a sequence can go on only from where
 a state was saved. A slot holds the state of all such layers at one place. A step reads one slot and writes one: the
 same, or another where the state it began with stays as a checkpoint, or until it is known whether a draft was right: if
-not, its request goes back there and computes what was right once more. So nothing is ever copied.
+not, its request goes back there and computes what was right once more. So nothing is copied for a step.
 
     tokens  [ shared head ....... | prompt ............. | answer ..................... | still to compute ]
     slots   0 begins here         3 tree                 7 tree            5 last block 2 its own
@@ -11,12 +11,15 @@ not, its request goes back there and computes what was right once more. So nothi
 Places in a prompt where others go on, its own end and the end of its answer become checkpoints of the tree: a prefix is
 known as far as its deepest one. Blocks beyond the deepest checkpoint below them serve nobody and go first; where one in
 the middle is given up, the blocks stay for those behind it. All places are ends of blocks, and chunks end there.
+
+A checkpoint that has to make room goes to host memory, if something there is worth less, and comes back with the blocks
+before it (`HostTier`): a state is in one memory or the other, wherever its blocks are.
 """
 
 from array import array
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
-from heapq import nsmallest
+from heapq import nlargest, nsmallest
 from itertools import islice, takewhile
 
 from hotloop.core.request import Request
@@ -24,22 +27,13 @@ from hotloop.core.retention import Eviction, HoldKind
 from hotloop.engine.node import Checkpoint, TreeNode, num_common, path
 from hotloop.engine.radix import RadixTree
 from hotloop.engine.retention import Rank
+from hotloop.engine.stateless import Hosted, Stateless
 from hotloop.engine.step import Slice
 
 ANSWER_LEAD = 8  # tokens at most with which a template opens an answer; the next prompt may open it otherwise
 MAX_COMPARED = 32  # so many of the waiting are looked at for what they have in common with one who begins
 
 EMPTY = -1  # read from there, a state is that of no tokens
-
-
-@dataclass(frozen=True, slots=True)
-class StateStats:
-    """The slots of a hybrid model, those that requests use, and those kept only for later ones."""
-
-    num_slots: int = 0
-    num_used: int = 0
-    num_cached: int = 0
-    num_evicted: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -55,85 +49,12 @@ class _Run:
     leaders: "list[tuple[_Run, int]]" = field(default_factory=list)  # who began before it, and how much is common
 
 
-class Stateless:
-    """For models whose KV is all they carry from token to token: any prefix the tree knows can be gone on from."""
-
-    num_evicted = 0
-
-    def __init__(self, tree: RadixTree, block_size: int, *, keeps: bool) -> None:
-        self.tree = tree
-        self._block_size = block_size
-        self._keeps = keeps  # whether anything is kept for later requests
-
-    @property
-    def slot_of(self) -> "array[int] | None":
-        """Where layers with a window have each block, if not where all layers have it; see `Windowed`."""
-        return None
-
-    def stats(self) -> StateStats:
-        pool = self.tree.states
-        return StateStats(
-            pool.num_blocks, pool.num_blocks - pool.num_free - pool.num_idle, pool.num_idle, self.num_evicted
-        )
-
-    def arrive(self, request: Request) -> None: ...
-    def resume(self, request: Request) -> None: ...
-    def assign(self, slices: Iterable[Slice]) -> None: ...
-    def launch(self, slices: Iterable[Slice]) -> None: ...
-    def settle(self, request: Request) -> None: ...
-    def end(self, request: Request, *, is_sound: bool = True) -> None: ...
-    def check(self, running: Iterable[Request]) -> None: ...
-
-    def peek(self, request: Request) -> list[int]:
-        """The blocks the tree has for one who waits; the last token is always left to compute, for its logits."""
-        return self.tree.peek(request.token_ids[: request.num_tokens - 1], request.salt)
-
-    def match(self, request: Request) -> list[int]:
-        """As `peek`, and they count as used."""
-        return self.tree.match(request.token_ids[: request.num_tokens - 1], request.salt, request.line)
-
-    def peek_hosted(self, request: Request) -> list[int]:
-        """What host memory has of it behind those blocks."""
-        if not self.tree.host_pool.num_blocks:
-            return []
-        return self.tree.peek(request.token_ids[: request.num_tokens - 1], request.salt, is_hosted=True)
-
-    def eviction(self, request: Request) -> Eviction | None:
-        """If and when what a request has to compute next was given up."""
-        return self.tree.eviction(request.token_ids, request.num_computed, request.salt)
-
-    def has_room(self, num_running: int) -> bool:
-        return True
-
-    def begin(self, request: Request, waiting: Iterable[Request]) -> bool:
-        return True
-
-    def allocate(self, request: Request, count: int) -> list[int] | None:
-        """New blocks for a request; None if there are too few."""
-        return self.tree.allocate(count, request.id)
-
-    def is_coming(self, request: Request, prefix: bytes, computed: Iterable[Container[bytes]]) -> bool:
-        """Whether a request's next block, with all before it, is computed in this step or one in flight."""
-        return any(prefix in prefixes for prefixes in computed)
-
-    def cut(self, request: Request, count: int) -> int:
-        return count
-
-    def branch(self, part: Slice) -> bool:
-        """Whether a slice may have drafts: what comes of them can be taken back."""
-        return True
-
-    def accept(self, part: Slice) -> bool:
-        """Whether what a slice computed goes on from its last draft that was right."""
-        return True
-
-
 class States(Stateless):
     """For hybrid models: gives slots to requests and to the tree."""
 
     def __init__(self, tree: RadixTree, block_size: int, *, keeps: bool) -> None:
         super().__init__(tree, block_size, keeps=keeps)
-        self.pool = tree.states
+        self.pool = tree.states.pool
         self.num_evicted = 0
         self._block_bytes = block_size * array("i").itemsize
         self._runs: dict[str, _Run] = {}
@@ -152,19 +73,34 @@ class States(Stateless):
 
     def match(self, request: Request) -> list[int]:
         key = request.token_ids[: request.num_tokens - 1].tobytes()
-        nodes = [*self.tree.walk(key, request.salt, request.line)]
+        nodes = _up_to_state([*self.tree.walk(key, request.salt, request.line)])
+        return [block_id for node in nodes for block_id in node.block_ids]
+
+    def peek_hosted(self, request: Request) -> Hosted | None:
+        """Up to the deepest checkpoint, unless all of that is on the device."""
+        slots, host_pool = self.tree.states, self.tree.host_pool
+        if all(pool.num_free == pool.num_blocks for pool in (slots.host_pool, host_pool)):
+            return None
+        nodes = self._along(request, request.num_tokens - 1)
         while nodes and nodes[-1].state is None:
             nodes.pop()
-        return [block_id for node in nodes for block_id in node.block_ids]
+        if not nodes or nodes == _up_to_state(nodes):
+            return None
+        known, host_ids = (
+            [block_id for node in nodes if node.is_hosted == each for block_id in node.block_ids]
+            for each in (False, True)
+        )
+        num_found = sum(len(node.block_ids) for node in _up_to_state(nodes))
+        return Hosted(known, host_ids, len(known) + len(host_ids) - num_found, nodes[-1].state)
 
     def begin(self, request: Request, waiting: Iterable[Request]) -> bool:
         """Give a request a slot, if there is one, and plan where it leaves checkpoints."""
         nodes = self._known(request)
         known = [node.state.slot for node in nodes[-1:] if node.state]
         self.pool.use(known)
-        slot = self._allocate(request)
+        slot = self.allocate_slot(request)
         self.pool.release(known)
-        slot = self._allocate(request, is_needed=True) if slot is None else slot
+        slot = self.allocate_slot(request, is_needed=True) if slot is None else slot
         if slot is None:
             return False
         run = _Run(request, slot)
@@ -188,6 +124,26 @@ class States(Stateless):
         run.source = node.state.slot
         self.pool.use([run.source])
         node.state.used_at = self.tree.retention.now
+
+    def begin_copy(self, request: Request, state: Checkpoint) -> int | None:
+        slots = self.tree.states
+        slots.pool_of(state).use([state.slot])
+        slot = self.allocate_slot(request) if state.is_hosted else state.slot
+        if slot is None:
+            slots.host_pool.release([state.slot])
+        else:
+            slots.copying.append(slot)
+        return slot
+
+    def end_copy(self, state: Checkpoint, slot: int, *, is_there: bool) -> None:
+        """The tree may have given the state up meanwhile, with the blocks before it."""
+        slots = self.tree.states
+        slots.copying.remove(slot)
+        if state.is_hosted:
+            slots.host_pool.release([state.slot])
+            if is_there and slots.host_pool.is_kept[state.slot]:
+                slots.bring_back(state, slot, self.tree.retention.now)
+        self.pool.release([slot])
 
     def is_coming(self, request: Request, prefix: bytes, computed: Iterable[Container[bytes]]) -> bool:
         """Whether one that began before it, and is no less urgent, will leave a checkpoint that it can go on from."""
@@ -222,7 +178,7 @@ class States(Stateless):
         run = self._runs[part.request.id]
         if part.slots != (run.slot, run.slot) or part.num_tokens > 1:
             return False
-        slot = self._allocate(part.request)
+        slot = self.allocate_slot(part.request)
         if slot is None:
             return False
         run.before, run.slot = run.slot, slot
@@ -276,7 +232,7 @@ class States(Stateless):
 
     def check(self, running: Iterable[Request]) -> None:
         assert self._runs.keys() == {request.id for request in running}
-        users = [0] * self.pool.num_blocks
+        users = [self.tree.states.copying.count(slot) for slot in range(self.pool.num_blocks)]
         for run in self._runs.values():
             own = [run.slot, *(slot for _, slot in run.left), *([] if run.before is None else [run.before])]
             assert all(not self.pool.is_kept[slot] for slot in own), "a request writes to a checkpoint"
@@ -292,7 +248,7 @@ class States(Stateless):
             return EMPTY, run.slot
         read = run.slot
         if self._keeps and begin % self._block_size == 0:
-            slot = self._allocate(run.request)
+            slot = self.allocate_slot(run.request)
             if slot is not None:
                 run.left.append((begin, read))
                 run.slot = slot
@@ -300,12 +256,12 @@ class States(Stateless):
 
     def _known(self, request: Request, num_tokens: int | None = None) -> list[TreeNode]:
         """The nodes up to the deepest checkpoint along its tokens."""
-        end = request.num_tokens - 1 if num_tokens is None else num_tokens
-        along = self.tree.trace(request.token_ids[:end], request.salt)
-        nodes = [node for node, num in along if num == len(node.block_ids)]
-        while nodes and nodes[-1].state is None:
-            nodes.pop()
-        return nodes
+        return _up_to_state(self._along(request, request.num_tokens - 1 if num_tokens is None else num_tokens))
+
+    def _along(self, request: Request, num_tokens: int) -> list[TreeNode]:
+        """The nodes that its first so many tokens have all of, in either memory."""
+        along = self.tree.trace(request.token_ids[:num_tokens], request.salt)
+        return [node for node, num in along if num == len(node.block_ids)]
 
     def _num_common(self, one: Request, other: Request) -> int:
         """How many tokens two have in common, in whole blocks, and but for the last of either."""
@@ -320,12 +276,12 @@ class States(Stateless):
             run.places = sorted([*run.places, place])
 
     def _save(self, request: Request, place: int, slot: int) -> None:
-        """Have the tree keep a state that a request has left, unless it has one there."""
+        """Have the tree keep a state that a request has left, unless it has one on the device."""
         nodes = [*self.tree.walk(request.token_ids[:place].tobytes(), request.salt)]
         is_there = sum(len(node.block_ids) for node in nodes) * self._block_size == place
-        if is_there and nodes[-1].state is None:
-            self.pool.keep([slot])
-            nodes[-1].state = Checkpoint(slot, self.tree.retention.now)
+        state = nodes[-1].state if is_there else None
+        if is_there and (state is None or (state.is_hosted and self.tree.states.is_idle(state))):
+            self.tree.states.keep(nodes[-1], slot, self.tree.retention.now)
             self.tree.rank_anew(nodes[-1])
         self.pool.release([slot])
 
@@ -342,7 +298,7 @@ class States(Stateless):
             self.pool.release([run.source])
             run.source = None
 
-    def _allocate(self, request: Request, *, is_needed: bool = False) -> int | None:
+    def allocate_slot(self, request: Request, *, is_needed: bool = False) -> int | None:
         """A slot, if need be that of the checkpoint least worth keeping, or of what a running request has left."""
         if not self.pool.num_free:
             self._evict(request.id)
@@ -354,14 +310,29 @@ class States(Stateless):
         return slots[0] if slots else None
 
     def _evict(self, beneficiary: str) -> None:
-        idle = [node for node in self.tree.nodes() if node.state and not self.pool.num_users[node.state.slot]]
-        for node in nsmallest(self._num_victims, idle, key=self._rank):
-            above = takewhile(lambda each: not each.state, islice(path(node), 1, None))
-            first = [node, *above][-1]  # of what has to be computed again
-            self.tree.evictions.remember(first, self._block_bytes, Eviction(self.tree.retention.now, beneficiary))
-            self.tree.drop_state(node)
-            self.tree.rank_anew(node)
-            self.num_evicted += 1
+        """Make room on the device: what is least worth there goes to host memory, if something there is worth less."""
+        slots = self.tree.states
+        idle = [(node, node.state) for node in self.tree.nodes() if node.state and slots.is_idle(node.state)]
+        ranks = {node: self._rank(node) for node, _ in idle}
+        hosted, own = ([node for node, state in idle if state.is_hosted == each] for each in (True, False))
+        victims = nsmallest(self._num_victims, own, key=ranks.__getitem__)
+        worthy = [node for node in victims if self.tree.retention.kind(node.hold) > HoldKind.FINISHED]
+        room = slots.host_pool.num_free + len(hosted)
+        stays = {*nlargest(room, hosted + worthy, key=ranks.__getitem__)}
+        for node in hosted + victims:
+            if node not in stays:
+                self._give_up(node, beneficiary)
+        for node in victims:
+            if node.state:
+                slots.move_out(node.state)
+
+    def _give_up(self, node: TreeNode, beneficiary: str) -> None:
+        above = takewhile(lambda each: not each.state, islice(path(node), 1, None))
+        first = [node, *above][-1]  # of what has to be computed again
+        self.tree.evictions.remember(first, self._block_bytes, Eviction(self.tree.retention.now, beneficiary))
+        self.tree.states.drop(node)
+        self.tree.rank_anew(node)
+        self.num_evicted += 1
 
     def _rank(self, node: TreeNode) -> Rank:
         """By what is known of its prefix, or else the chance that somebody goes on from there, and what it saves: all
@@ -378,3 +349,11 @@ class States(Stateless):
             depth += len(above.block_ids) * self._block_size
         used_at = node.state.used_at
         return retention.rank(node.hold, used_at, node.last_used, depth, num_tokens=num_saved or depth)
+
+
+def _up_to_state(nodes: list[TreeNode]) -> list[TreeNode]:
+    """Of nodes one below the other, those up to the last that is on the device with its state."""
+    nodes = [node for node in nodes if not node.is_hosted]
+    while nodes and (nodes[-1].state is None or nodes[-1].state.is_hosted):
+        nodes.pop()
+    return nodes

@@ -22,7 +22,7 @@ from hotloop.core.retention import Eviction
 from hotloop.engine.node import TreeNode, path
 from hotloop.engine.radix import RadixTree
 from hotloop.engine.retention import Rank
-from hotloop.engine.states import Stateless
+from hotloop.engine.stateless import Hosted, Stateless
 
 SPARE = 2  # blocks before a window that an end keeps as well: the next prompt may leave it a little earlier
 _VICTIMS = 8  # this share of all slots goes at a time: to look for one is to look at all
@@ -60,10 +60,13 @@ class Windowed(Stateless):
         block_ids = super().match(request)
         return block_ids[: self._num_usable(block_ids)]
 
-    def peek_hosted(self, request: Request) -> list[int]:
-        block_ids, hosted = super().peek(request), super().peek_hosted(request)
-        num_usable = self._num_usable([*block_ids, *(~host_id for host_id in hosted)])
-        return hosted[: max(0, num_usable - len(block_ids))]
+    def peek_hosted(self, request: Request) -> Hosted | None:
+        hosted = super().peek_hosted(request)
+        if hosted is None:
+            return None
+        num_usable = self._num_usable([*hosted.known, *(~host_id for host_id in hosted.host_ids)])
+        host_ids = hosted.host_ids[: max(0, num_usable - len(hosted.known))]
+        return Hosted(hosted.known, host_ids, len(host_ids)) if host_ids else None
 
     def eviction(self, request: Request) -> Eviction | None:
         num_known = len(super().peek(request)) * self._block_size

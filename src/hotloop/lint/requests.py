@@ -91,6 +91,15 @@ def read_requests(path: Path) -> Iterator[LintedRequest]:
 
 def parse_line(line: str, source: str, number: int) -> Iterator[LintedRequest]:
     try:
+        for request in _parse_line(line, source, number):
+            assert request.parts is not None  # read once, here
+            yield request
+    except RecursionError:
+        raise ConfigError(f"{source}, line {number} is nested too deeply") from None
+
+
+def _parse_line(line: str, source: str, number: int) -> Iterator[LintedRequest]:
+    try:
         row: Any = msgspec.json.decode(line)
     except msgspec.MsgspecError as error:
         raise ConfigError(f"{source}, line {number} is not JSON: {error}") from None

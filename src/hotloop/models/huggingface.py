@@ -5,6 +5,7 @@ The safetensors format is small enough to be read here, which numpy's lack of bf
 """
 
 import json
+import os
 from collections.abc import Collection, Iterable, Mapping
 from math import prod
 from pathlib import Path
@@ -182,7 +183,7 @@ def weight_files(folder: Path) -> list[Path]:
     else:
         paths = [folder / "model.safetensors"]
     for path in paths:
-        if not path.is_file():
+        if not os.path.isfile(path):  # which, unlike the path's own, does not mind a name that no file can have
             raise ModelError(f"{path} is missing: a Hugging Face folder needs its safetensors files")
     return paths
 

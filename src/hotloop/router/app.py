@@ -12,6 +12,7 @@ import time
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 from starlette.types import Receive, Scope, Send
@@ -42,6 +43,7 @@ log = logging.getLogger("hotloop.router")
 TIER_HEADER = b"x-hotloop-tier"
 OWNED = {"/v1/responses/": "response_not_found", "/v1/cache/explain/": "explanation_not_found"}
 """Paths that name an answer, which only the replica that made it knows; and the code if no replica does."""
+_OWNER_METHODS = ("GET", "POST", "DELETE")
 JSON = b"application/json"
 _ID_HEADER = REQUEST_ID_HEADER.encode()
 
@@ -190,8 +192,11 @@ class RouterApp:
     async def _ask_owner(self, method: str, path: str, query: bytes, caller: ClientCall) -> None:
         """GET, DELETE or cancel something that one replica knows of; if it is not known which, each is asked."""
         prefix = next(each for each in OWNED if path.startswith(each))
-        target = path + (f"?{query.decode('latin-1')}" if query else "")
-        for replica in self.fleet.possible_owners(path.removeprefix(prefix).partition("/")[0]):
+        name = path.removeprefix(prefix)
+        # With our key nobody gets at another path of a replica, whatever is in front of it makes of dots and escapes.
+        is_name = method in _OWNER_METHODS and not {".", ".."} & {*name.split("/")}
+        target = quote(path) + (f"?{query.decode('latin-1')}" if query else "")
+        for replica in self.fleet.possible_owners(name.partition("/")[0]) if is_name else ():
             response = await replica.upstream.send(UpstreamRequest(method, target, replica.headers(caller.headers)))
             try:
                 if response.status != 404:
@@ -199,7 +204,7 @@ class RouterApp:
                     return
             finally:
                 await response.aclose()
-        raise RouteError(404, OWNED[prefix], f"nobody here knows {path.removeprefix(prefix)!r:.200}, or no longer")
+        raise RouteError(404, OWNED[prefix], f"nobody here knows {name!r:.200}, or no longer")
 
     async def _hand_on(self, response: UpstreamResponse, caller: ClientCall) -> None:
         """A stream piece by piece. One that breaks off ends early: its client can come back for the rest."""

@@ -11,11 +11,14 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from hotloop.core.errors import ConfigError
 from hotloop.trace.content import Content
@@ -165,7 +168,7 @@ def add_spans(path: Path | str, spans: Iterable[Span]) -> int:
     try:
         while batch := list(islice(waiting, _MAX_BATCH)):
             num_new += insert(connection, batch)
-    except sqlite3.Error as error:
+    except (sqlite3.Error, msgspec.MsgspecError, UnicodeDecodeError) as error:  # the others: of what is there
         raise ConfigError(f"cannot write to the trace store {path}: {error}") from None
     finally:
         connection.close()
@@ -260,19 +263,24 @@ class TraceStore:
         given = [(condition, value) for condition, value in conditions if value is not None]
         where = f"WHERE {' AND '.join(condition for condition, _ in given)}" if given else ""
         query = f"SELECT * FROM runs {where} ORDER BY start_ns DESC, trace_id DESC LIMIT ?"
-        return [self._summarise(row) for row in self._query(query, *(value for _, value in given), limit)]
+        rows = self._query(query, *(value for _, value in given), limit)
+        with self._readable():
+            return [self._summarise(row) for row in rows]
 
     def num_runs(self) -> int:
         return int(self._query("SELECT count(*) FROM runs")[0][0])
 
     def run(self, trace_id: str) -> RunSummary | None:
         rows = self._query("SELECT * FROM runs WHERE trace_id = ?", trace_id)
-        return self._summarise(rows[0]) if rows else None
+        with self._readable():
+            return self._summarise(rows[0]) if rows else None
 
     def spans(self, trace_id: str) -> list[Span]:
         """All of a trace, as they began; empty if there is none of that id."""
         query = f"SELECT {SPAN_COLUMNS} FROM spans WHERE trace_id = ? ORDER BY start_ns, end_ns DESC, span_id"
-        return [as_span(row) for row in self._query(query, trace_id)]
+        rows = self._query(query, trace_id)
+        with self._readable():
+            return [as_span(row) for row in rows]
 
     def find(self, name: str) -> str:
         """A run's whole id, from how it may begin, or `last`. Raises ConfigError where that is none, or several."""
@@ -306,8 +314,16 @@ class TraceStore:
                         raise
                     self._connect()  # whoever writes it may have begun a new one
                     return self._connection.execute(query, values).fetchall()
-            except (sqlite3.Error, UnicodeEncodeError, OverflowError) as error:  # the others: of what was asked
+            except (sqlite3.Error, UnicodeError, OverflowError) as error:  # the others: of what was asked, or is there
                 raise ConfigError(f"cannot read the trace store {self.path}: {error}") from None
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        """SQLite does not mind rows of other columns or types than were written, once a page is damaged."""
+        try:
+            yield
+        except (msgspec.MsgspecError, IndexError, TypeError, RecursionError) as error:
+            raise ConfigError(f"the trace store {self.path} is damaged: {error}") from None
 
     def _summarise(self, row: sqlite3.Row) -> RunSummary:
         layer = "chat" if row["chat_calls"] else "route" if row["route_prompt"] else "request"

@@ -231,8 +231,10 @@ def _text(text: str) -> str:
 
 
 def as_span(row: Iterable[Any]) -> Span:
+    """Raises msgspec's errors for a row that is none."""
     values = dict(zip(Span.__struct_fields__, row, strict=True))
-    return Span(**values | {"attributes": with_current_names(_decoder.decode(values["attributes"]))})
+    attributes = with_current_names(_decoder.decode(values["attributes"]))
+    return msgspec.convert(values | {"attributes": attributes}, Span)
 
 
 def _sum_up(spans: Iterable[Span], replaced: Iterable[Span]) -> Iterable[dict[str, Any]]:

@@ -91,7 +91,12 @@ def test_single_requests(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"requests": []}', '{"hash_ids": 3}', '{"block_size": 1, "requests": [1]}']
+    "text",
+    [
+        *("", "{", "[]", "[" * 100_000, '{"requests": []}', '{"hash_ids": 3}', '{"block_size": 1, "requests": [1]}'),
+        '{"block_size": 1e999, "requests": []}',
+        '{"block_size": 1, "requests": [{"in": 1, "out": 1, "hash_ids_rle": [[0, 1099511627776]]}]}',
+    ],
 )
 def test_what_is_no_trace(tmp_path: Path, text: str) -> None:
     (tmp_path / "trace.jsonl").write_text(text)

@@ -33,7 +33,6 @@ from hotloop.backends.cuda.splits import SPLIT_INTS
 _TILE_TOKENS = 64
 _MAX_TILE_PAIRS = 128
 WIDE_TILE = 32  # pairs or rows of a tile, where heads are wide
-_PROGRAMS_PER_SM = 2
 _TILE_PARTS = 16
 MAX_WHOLE_WINDOW = 1024  # keys that one program reads by itself
 _LOG2_E = tl.constexpr(math.log2(math.e))
@@ -62,9 +61,9 @@ def is_wide(dtype: torch.dtype, head_dim: int) -> bool:
     return dtype == torch.float32 and head_dim > 128
 
 
-def programs_to_fill(device: torch.device, num_kv_heads: int) -> int:
+def programs_to_fill(device: torch.device, num_kv_heads: int, per_sm: int) -> int:
     """How many splits, of all kv heads each, the card works on at a time."""
-    return -(-_PROGRAMS_PER_SM * num_multiprocessors(device) // num_kv_heads)
+    return -(-per_sm * num_multiprocessors(device) // num_kv_heads)
 
 
 def decode_attention(

@@ -34,7 +34,8 @@ MIN_SAVED_BYTES = 160 << 20  # of a layer's KV that sharing must save in a step,
 
 def plans_for(spec: ModelSpec, kv: torch.Tensor, min_saved_bytes: int) -> tuple[Splitting, Sharing]:
     num_parts = _NUM_LATENT_PARTS if spec.latent else _NUM_PARTS
-    num_programs = programs_to_fill(kv.device, 1 if spec.latent else spec.num_kv_heads)
+    num_heads, per_sm = (1, 1) if spec.latent else (spec.num_kv_heads, 2)  # a tile of latents fills an SM
+    num_programs = programs_to_fill(kv.device, num_heads, per_sm)
     sharing = Sharing(
         block_size=kv.shape[4],
         tile_rows=tile_rows_for(spec.num_heads, spec.num_kv_heads),

@@ -22,12 +22,13 @@ import triton.language as tl
 from hotloop.backends.cuda.expert_weights import ExpertWeights, Matrices
 from hotloop.backends.cuda.kernels import add_gated
 from hotloop.backends.cuda.linear import gated, linear
-from hotloop.backends.cuda.mxfp4 import column_of, high, load_scales, low
+from hotloop.backends.cuda.mxfp4 import Mxfp4Matrix, column_of, high, load_scales, low
 from hotloop.backends.cuda.overlap import let_next_begin, overlap, wait_for_previous
 from hotloop.backends.cuda.routing import Routed, route
 from hotloop.models.spec import ExpertsSpec
 
 _MAX_FEW_ROWS = 4
+_MIN_WIDENED_ROWS = 1024  # of a step, for which MXFP4 is widened first
 _LANE = 8  # weights in a row that a thread reads at a time
 _FEW_GATED, _FEW_MIXED = (4, 4), (4, 4)  # rows of an expert that a program has, and its warps
 
@@ -47,7 +48,7 @@ _TILES = (
     Tiles(8, 16, 64, 128, 4, 4),
     Tiles(24, 32, 64, 128, 4, 4),
     Tiles(96, 64, 64, 64, 4, 4),
-    Tiles(float("inf"), 128, 64, 64, 8, 4),
+    Tiles(float("inf"), 128, 128, 64, 8, 3),
 )
 
 
@@ -198,8 +199,11 @@ def _gated(gate, up, limit: tl.constexpr, slope: tl.constexpr):
     return gated
 
 
-def tiles_for(num_pairs: int, num_experts: int) -> Tiles:
-    return next(tiles for tiles in _TILES if num_pairs / num_experts <= tiles.max_pairs)
+def tiles_for(num_pairs: int, num_experts: int, dtype: torch.dtype) -> Tiles:
+    """For float32 nothing larger than what fits into the registers."""
+    usual = num_pairs / num_experts
+    tiles = next(tiles for tiles in _TILES if usual <= tiles.max_pairs)
+    return _TILES[-2] if tiles is _TILES[-1] and dtype == torch.float32 else tiles
 
 
 def grouped_products(
@@ -208,13 +212,15 @@ def grouped_products(
     """Tiles of pairs that have an expert in common, on the tensor cores."""
     num_rows, hidden_size = x.shape
     num_pairs = num_rows * spec.num_chosen
-    tiles = tiles or tiles_for(num_pairs, spec.num_experts)
+    tiles = tiles or tiles_for(num_pairs, spec.num_experts, x.dtype)
     num_tiles = num_pairs // tiles.pairs + min(num_pairs, spec.num_experts)
     hidden, mixed = x.new_empty(num_pairs, spec.size), x.new_empty(num_pairs, hidden_size)
     for source, matrix, bias, target, is_gated in (
         (x, weights.gate_up, weights.gate_up_bias, hidden, True),
         (hidden, weights.down, weights.down_bias, mixed, False),
     ):
+        if isinstance(matrix, Mxfp4Matrix) and num_rows >= _MIN_WIDENED_ROWS:
+            matrix = matrix.widened(x.dtype)  # once, not for every tile of pairs
         num_out, k = target.shape[1], source.shape[1]
         _grouped[(triton.cdiv(num_out, tiles.outs), num_tiles)](
             source, *_parts(matrix), bias, routed.counts, routed.order, target, num_rows, num_out, k, spec.num_experts,

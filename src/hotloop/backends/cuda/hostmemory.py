@@ -1,4 +1,4 @@
-"""KV blocks in pinned host memory, and their way there and back beside the steps: four streams of their own.
+"""KV blocks and states in pinned host memory, and their way there and back beside the steps: four streams of their own.
 
     out   gather ─> [slot|slot|...] ─> leave      kernel, then one copy for each run of blocks
     in    arrive ─> [slot|slot|...] ─> scatter    copies, then a kernel
@@ -9,6 +9,9 @@ out waits for the kernel only, which takes what the device's memory takes, and n
 
 Who waits for whom is known by block: a copy waits for the last step that used its blocks, not for all steps in flight,
 and a step waits for the copies of its own blocks. Without CUDA all of it happens at once, in the order of the calls.
+
+Recurrent states of hybrids go the same way, but that they are gathered on the stream of the steps: a slot is free for
+the next step at once, and to bring one back waits for all steps in flight, since one of them may have used its slot.
 """
 
 import logging
@@ -28,6 +31,7 @@ from numpy.typing import NDArray
 
 from hotloop.backends.cuda.failure import first_line, hardware
 from hotloop.backends.cuda.kernels import copy_blocks
+from hotloop.backends.cuda.mixing.deltas import DeltaNet
 from hotloop.backends.cuda.staging import Event, Staging
 from hotloop.core.config import EngineConfig, parse_bytes
 from hotloop.models.memory import available_bytes, gib
@@ -37,6 +41,7 @@ log = logging.getLogger(__name__)
 SLOT_BYTES = 64 << 20
 NUM_OUT, NUM_IN = 12, 4  # slots; what a long step needs room for should find some
 RING_BYTES = (NUM_OUT + NUM_IN) * SLOT_BYTES
+NUM_STATES_OUT, NUM_STATES_IN = 4, 1  # that pass through device memory of their own
 AUTO_SHARE = 0.5  # of what the machine has free
 
 Stream: TypeAlias = torch.cuda.Stream | None
@@ -56,27 +61,36 @@ def wanted_bytes(config: EngineConfig, kv_bytes: int, *, is_cuda: bool) -> int:
     return parse_bytes(config.host_kv)
 
 
-def open_host_memory(kv: torch.Tensor, config: EngineConfig) -> "CudaHostMemory | None":
-    """As it was asked for; if it cannot be had, the log says so, and it goes on without."""
-    num_blocks = wanted_bytes(config, kv.nbytes, is_cuda=kv.is_cuda) // (kv.nbytes // kv.shape[2])
+def ring_bytes(state_bytes: int) -> int:
+    """What the device has for copies under way."""
+    return RING_BYTES + (NUM_STATES_OUT + NUM_STATES_IN) * state_bytes
+
+
+def open_host_memory(kv: torch.Tensor, config: EngineConfig, deltas: DeltaNet | None = None) -> "CudaHostMemory | None":
+    """As it was asked for, in as many blocks for each state as on the device; if it cannot be had, the log says so, and
+    it goes on without.
+    """
+    device_bytes = kv.nbytes + (4 * deltas.num_slots * deltas.state_items if deltas else 0)
+    num_bytes = wanted_bytes(config, device_bytes, is_cuda=kv.is_cuda)
+    num_blocks = num_bytes * kv.shape[2] // device_bytes
+    num_states = max(1, num_bytes * deltas.num_slots // device_bytes) if deltas else 0
     if not num_blocks:
         return None
     began_at = time.monotonic()
     try:
-        memory = CudaHostMemory(kv, num_blocks)
+        memory = CudaHostMemory(kv, num_blocks, deltas, num_states)
     except (MemoryError, RuntimeError) as error:
         log.warning("no host memory for KV, what leaves the GPU is computed again: %s", error)
         return None
-    gib = num_blocks * memory.block_bytes / (1 << 30)
-    log.info("%.1f GiB of host memory for KV, pinned in %.1f s", gib, time.monotonic() - began_at)
+    log.info("%s of host memory for KV, pinned in %.1f s", gib(num_bytes), time.monotonic() - began_at)
     return memory
 
 
 class CudaHostMemory:
-    """Beside the KV cache [num_layers, 2, num_blocks, num_kv_heads, block_size, head_dim]."""
+    """Beside the KV cache [num_layers, 2, num_blocks, num_kv_heads, block_size, head_dim] and the states of hybrids."""
 
-    def __init__(self, kv: torch.Tensor, num_blocks: int) -> None:
-        self.num_blocks = num_blocks
+    def __init__(self, kv: torch.Tensor, num_blocks: int, deltas: DeltaNet | None = None, num_states: int = 0) -> None:
+        self.num_blocks, self.num_states = num_blocks, num_states
         self.block_bytes = kv.nbytes // kv.shape[2]
         self._kv = kv
         self._pinned = PinnedBytes(num_blocks * self.block_bytes, is_cuda=kv.is_cuda)
@@ -88,11 +102,17 @@ class CudaHostMemory:
         self._leaving, self._arriving = (self._stream() for _ in range(2))
         self._steps, self._gathers = Fences(kv.shape[2]), Fences(kv.shape[2])
         self._writes = Fences(num_blocks)
+        self._deltas = deltas
+        if deltas:
+            self._pinned_states = PinnedBytes(4 * num_states * deltas.state_items, is_cuda=kv.is_cuda)
+            self._states = self._pinned_states.data.view(torch.float32).view(num_states, deltas.state_items)
+            self._states_out, self._states_in = self._state_ring(NUM_STATES_OUT), self._state_ring(NUM_STATES_IN)
+            self._state_left: Event | None = None
 
     @contextmanager
     def step(self, block_ids: NDArray[np.int32]) -> Iterator[None]:
         """What is enqueued meanwhile uses these blocks, once they are copied; later copies of them wait for it."""
-        _wait(torch.cuda.current_stream() if self._kv.is_cuda else None, self._gathers.last(block_ids))
+        _wait(self._current(), self._gathers.last(block_ids))
         yield
         self._steps.mark(block_ids, self._record())
 
@@ -116,7 +136,21 @@ class CudaHostMemory:
                 self._gathers.mark(ids[begin:end], gathered)
                 self._writes.mark(np.array(host_ids[begin:end]), slot.free)
 
-    def restore(self, host_ids: Sequence[int], block_ids: Sequence[int]) -> "CudaRestore":
+    def offload_state(self, slot: int, host_slot: int) -> None:
+        assert self._deltas is not None
+        with hardware():
+            room = next(self._states_out)
+            _wait(self._current(), room.free)
+            self._deltas.read(slot, room.blocks)
+            gathered = self._record()
+            with _on(self._leaving):
+                _wait(self._leaving, gathered)
+                self._states[host_slot].copy_(room.blocks, non_blocking=True)
+                room.free = self._state_left = self._record()
+
+    def restore(
+        self, host_ids: Sequence[int], block_ids: Sequence[int], states: tuple[int, int] | None = None
+    ) -> "CudaRestore":
         with hardware():
             ids = np.array(block_ids, np.int32)
             _wait(self._arriving, self._writes.last(np.array(host_ids)))
@@ -137,13 +171,33 @@ class CudaHostMemory:
                     _wait(self._scattering, self._gathers.last(ids[begin:end]))  # what was there leaves meanwhile
                     copy_blocks(self._kv, on_device[begin:end], slot.blocks[: end - begin], is_out=False)
                     slot.free = self._record()
+            num_bytes = len(ids) * self.block_bytes
+            if states:
+                num_bytes += self._restore_state(*states)
             with _on(self._scattering):
                 ended = self._record(has_time=True)
-            return CudaRestore(len(ids) * self.block_bytes, begun, ended)
+            return CudaRestore(num_bytes, begun, ended)
+
+    def _restore_state(self, host_slot: int, slot: int) -> int:
+        assert self._deltas is not None
+        room, launched = next(self._states_in), self._record()
+        with _on(self._arriving):
+            _wait(self._arriving, room.free)
+            _wait(self._arriving, self._state_left)
+            room.blocks.copy_(self._states[host_slot], non_blocking=True)
+            arrived = self._record()
+        with _on(self._scattering):
+            _wait(self._scattering, arrived)
+            _wait(self._scattering, launched)
+            self._deltas.write(slot, room.blocks)
+            room.free = self._record()
+        return 4 * self._deltas.state_items
 
     def close(self) -> None:
         """Nothing is copied any more."""
         self._pinned.close()
+        if self._deltas:
+            self._pinned_states.close()
 
     def _ring(self, num_slots: int) -> "Iterator[_Slot]":
         shape = (self._slot_blocks, *self._blocks.shape[1:])
@@ -151,9 +205,17 @@ class CudaHostMemory:
             [_Slot(torch.empty(shape, dtype=self._kv.dtype, device=self._kv.device)) for _ in range(num_slots)]
         )
 
+    def _state_ring(self, num_slots: int) -> "Iterator[_Slot]":
+        assert self._deltas is not None
+        items = self._deltas.state_items
+        return cycle([_Slot(torch.empty(items, device=self._kv.device)) for _ in range(num_slots)])
+
     def _chunks(self, count: int) -> Iterator[tuple[int, int]]:
         for begin in range(0, count, self._slot_blocks):
             yield begin, min(begin + self._slot_blocks, count)
+
+    def _current(self) -> Stream:
+        return torch.cuda.current_stream() if self._kv.is_cuda else None
 
     def _stream(self, priority: int = 0) -> Stream:
         return torch.cuda.Stream(self._kv.device, priority=priority) if self._kv.is_cuda else None
@@ -212,7 +274,7 @@ class Fences:
 
 @dataclass(slots=True)
 class _Slot:
-    """Device memory that some blocks pass through."""
+    """Device memory that some blocks, or a state, pass through."""
 
     blocks: torch.Tensor
     free: Event | None = None

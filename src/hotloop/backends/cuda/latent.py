@@ -22,10 +22,10 @@ from hotloop.models.spec import LatentSpec
 _HEAD_TILE = 8
 _TILE_PARTS = 16
 _MERGED_DIMS = 64  # of a latent that a program merges
-MAX_TILE_PAIRS = 64  # whose latents fit into the registers
+MAX_TILE_PAIRS, MAX_EXACT_PAIRS = 64, 16  # whose latents fit into registers and shared memory, in bf16 and float32
 TILES = {16: (32, 4, 3), 32: (32, 4, 3), 64: (32, 8, 3)}
 """For so many pairs: keys, warps and stages."""
-PRODUCT_TILES = {16: (32, 128, 4, 3), 32: (64, 128, 4, 3), 64: (64, 128, 4, 3)}
+PRODUCT_TILES = {16: (32, 128, 4, 3), 32: (64, 128, 4, 3), 64: (128, 64, 4, 3)}
 """For so many rows: outputs, inputs, warps and stages."""
 
 
@@ -172,11 +172,12 @@ def latent_attention(
 ) -> torch.Tensor:
     """As `decode_attention` does it, or with no splits for chunks."""
     _, num_heads, rank = latents.shape
-    tile_pairs = min(MAX_TILE_PAIRS, max(16, triton.next_power_of_2(usual_rows * num_heads)))
+    most = MAX_EXACT_PAIRS if q.dtype == torch.float32 else MAX_TILE_PAIRS
+    tile_pairs = min(most, max(16, triton.next_power_of_2(usual_rows * num_heads)))
     tile_tokens, num_warps, num_stages = TILES[tile_pairs]
     num_splits = len(lens) if splits is None else len(splits) // SPLIT_INTS
     head_dim, rope_dim = q.shape[2], cache.shape[3] - rank
-    parts = (workspace.outs, workspace.lses) if workspace else (None, None)
+    parts = (workspace.outs, workspace.lses) if workspace else (out, out)  # nothing is written to these
     _attend_latents[(triton.cdiv(max_rows * num_heads, tile_pairs), num_splits)](
         latents, q, cache, row_begins, lens, block_ids, block_begins, splits, out, *parts, scale * math.log2(math.e),
         q.stride(0), SPLIT_INTS, num_heads, head_dim, rank, rope_dim, cache.shape[2], tile_pairs, tile_tokens,

@@ -15,7 +15,10 @@ import torch
 import triton
 import triton.language as tl
 
+from hotloop.backends.cuda.overlap import let_next_begin, overlap, wait_for_previous
+
 GROUP = 32
+_WIDENED_GROUPS = 256  # that a program widens
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +52,27 @@ class Mxfp4Matrix:
         self.scales.copy_(groups[..., 0])
         self.values.copy_(groups[..., 1:].reshape(self.values.shape))
 
-    def widened(self) -> torch.Tensor:
-        codes = torch.stack((self.values & 15, self.values >> 4), 1).view(len(self), 2, -1, GROUP // 2).transpose(1, 2)
-        table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], device=self.values.device)
-        numbers = torch.cat((table, -table))[codes.reshape(len(self), -1, GROUP).long()]
-        return (numbers * torch.exp2(self.scales.float() - 127)[..., None]).view(self.shape)
+    def widened(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        out = torch.empty(self.shape, dtype=dtype, device=self.values.device)
+        num_groups = self.scales.numel()
+        _widen[(triton.cdiv(num_groups, _WIDENED_GROUPS),)](
+            self.values, self.scales, out, num_groups, _WIDENED_GROUPS, **overlap(out.device)
+        )
+        return out
+
+
+@triton.jit
+def _widen(values, scales, out, num_groups, tile: tl.constexpr, is_overlapped: tl.constexpr):
+    let_next_begin(is_overlapped)
+    wait_for_previous(is_overlapped)
+    group = tl.program_id(0).to(tl.int64) * tile + tl.arange(0, tile)
+    is_group = (group < num_groups)[:, None]
+    byte = tl.arange(0, 16)[None, :]
+    codes = tl.load(values + group[:, None] * 16 + byte, mask=is_group, other=0)
+    scale = _scale(tl.load(scales + group[:, None], mask=is_group, other=0))
+    target = out + group[:, None] * 32 + byte
+    tl.store(target, (low(codes) * scale).to(out.dtype.element_ty), mask=is_group)
+    tl.store(target + 16, (high(codes) * scale).to(out.dtype.element_ty), mask=is_group)
 
 
 @triton.jit
@@ -66,6 +85,11 @@ def column_of(byte):
 def load_scales(scales, row, group, k: tl.constexpr):
     """Float32 [rows, groups]: what `low` and `high` of these groups of rows are to be multiplied by."""
     power = tl.load(scales + row[:, None] * (k // 32) + group[None, :], mask=(group < k // 32)[None, :], other=0)
+    return _scale(power)
+
+
+@triton.jit
+def _scale(power):
     return (power.to(tl.int32) << 23).to(tl.float32, bitcast=True) * 16384.0
 
 

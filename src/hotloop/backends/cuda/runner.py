@@ -26,7 +26,7 @@ from hotloop.backends.cuda.flash import Flash, find_flash
 from hotloop.backends.cuda.flight import CudaCopy, CudaFlight, Wait
 from hotloop.backends.cuda.fp8 import E4M3, FP8_CAPABILITY, check_device
 from hotloop.backends.cuda.graphs import MAX_LONG, Graphs, shapes_for
-from hotloop.backends.cuda.hostmemory import RING_BYTES, has_host_memory, open_host_memory
+from hotloop.backends.cuda.hostmemory import has_host_memory, open_host_memory, ring_bytes
 from hotloop.backends.cuda.kernels import copy_blocks
 from hotloop.backends.cuda.latent_prefill import MAX_MADE_ITEMS
 from hotloop.backends.cuda.mixing.deltas import scratch_width
@@ -156,14 +156,16 @@ def working_bytes(spec: ModelSpec, config: EngineConfig, item_bytes: int) -> int
         mlp = experts.num_chosen * (experts.size + spec.hidden_size) + 3 * experts.num_experts
     width = 4 * spec.hidden_size + mlp + num_heads * spec.head_dim
     made_bytes = 0
+    if experts and experts.is_mxfp4:
+        made_bytes = 2 * experts.num_experts * experts.size * spec.hidden_size * item_bytes  # one matrix, widened
     if spec.latent:
         width += 2 * spec.num_heads * spec.latent.kv_rank
         made_bytes = (MAX_MADE_ITEMS + spec.max_context * spec.latent.width) * item_bytes
     if spec.linear:
         width += scratch_width(spec.linear)
     num_logits = 4 * config.max_running * spec.vocab_size  # as computed, as adjusted, and of drafts
-    ring_bytes = RING_BYTES if has_host_memory(config) and not spec.linear else 0
-    return num_rows * width * item_bytes + made_bytes + 4 * num_logits + ring_bytes + _CONTEXT_BYTES
+    copied_bytes = ring_bytes(state_bytes(spec)) if has_host_memory(config) else 0
+    return num_rows * width * item_bytes + made_bytes + 4 * num_logits + copied_bytes + _CONTEXT_BYTES
 
 
 def _kv_shape(spec: ModelSpec, num_blocks: int) -> tuple[int, ...]:
@@ -232,7 +234,8 @@ class CudaBackend:
             table_width = width if flash else 0
             shapes = shapes_for(config.max_running, max_rows, splitting, table_width=table_width, sharing=self._sharing)
             self._graphs = Graphs(self._decoder, self._indexes, self._chosen, shapes)
-        self._host = None if spec.linear else open_host_memory(self._decoder.kv, config)  # a state has no way there
+        self._deltas = self._decoder.deltas if isinstance(self._decoder, Decoder) else None
+        self._host = open_host_memory(self._decoder.kv, config, self._deltas)
         self.host_memory: HostMemory | None = self._host
 
     def _split_kv(self, kv_bytes: int, item_bytes: int) -> None:
@@ -322,6 +325,21 @@ class CudaBackend:
         kv = self._decoder.kv
         copy_blocks(kv, ids, self._group.scatter(raw, self._shape_of(block_ids)).view(kv.dtype), is_out=False)
 
+    def read_state(self, slot: int) -> "CudaCopy":
+        deltas = self._deltas  # hybrids are on one GPU alone
+        assert deltas is not None
+        with hardware():
+            state = torch.empty(deltas.state_items, device=deltas.inputs.device)
+            deltas.read(slot, state)
+            return CudaCopy(state.view(torch.uint8), self._staging, self._wait)
+
+    def write_state(self, slot: int, data: memoryview) -> None:
+        deltas = self._deltas
+        assert deltas is not None
+        with hardware():
+            state = torch.from_numpy(np.array(np.frombuffer(data, np.float32)))
+            deltas.write(slot, state.to(deltas.inputs.device))
+
     def _shape_of(self, block_ids: Sequence[int]) -> tuple[int, ...]:
         """Of a copy of what this rank has of these blocks, in bytes: not every type is exchanged between ranks."""
         kv = self._decoder.kv
@@ -345,7 +363,7 @@ class CudaBackend:
             self._workers.close()
         if self._host:
             self._host.close()
-        self._graphs = self._host = self.host_memory = None
+        self._graphs = self._host = self.host_memory = self._deltas = None
         del self._decoder, self._indexes, self._chosen
         with suppress(BackendError), hardware():
             if torch.cuda.is_available() and not is_waiting:

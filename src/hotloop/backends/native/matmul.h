@@ -24,6 +24,9 @@
 #ifndef MAX_JOB_BLOCKS
 #define MAX_JOB_BLOCKS 16
 #endif
+#ifndef MIN_JOB_BLOCKS
+#define MIN_JOB_BLOCKS 4  // with fewer a chunk is hardly worth unpacking
+#endif
 #ifndef MAX_JOB_PANELS
 #define MAX_JOB_PANELS 8
 #endif
@@ -239,10 +242,13 @@ struct Context {
 inline void matmul(Context& context, const Rows& rows, const Weights& w, const Target& target) {
     const int num_blocks = rows.num_blocks();
     if (!num_blocks) return;
-    const int row_jobs = divide_up(num_blocks, MAX_JOB_BLOCKS), job_blocks = divide_up(num_blocks, row_jobs);
-    // Four jobs for each worker, where there are as many panels, so that none waits long for another.
-    const int wanted = w.num_panels * row_jobs / (4 * context.workers.num_workers);
-    const int job_panels = std::clamp(wanted, 1, MAX_JOB_PANELS), panel_jobs = divide_up(w.num_panels, job_panels);
+    // Four jobs for each worker, so that none waits long for another: of fewer panels, then of fewer blocks.
+    const int num_wanted = 4 * context.workers.num_workers;
+    const int most_blocks = divide_up(num_blocks, divide_up(num_wanted, w.num_panels));
+    const int num_parts = divide_up(num_blocks, std::clamp(most_blocks, MIN_JOB_BLOCKS, MAX_JOB_BLOCKS));
+    const int job_blocks = divide_up(num_blocks, num_parts), row_jobs = divide_up(num_blocks, job_blocks);
+    const int job_panels = std::clamp(w.num_panels * row_jobs / num_wanted, 1, MAX_JOB_PANELS);
+    const int panel_jobs = divide_up(w.num_panels, job_panels);
     auto run = [&](int i, int worker) {
         const int block = i / panel_jobs * job_blocks, panel = i % panel_jobs * job_panels;
         const Job job = {block, std::min(block + job_blocks, num_blocks), panel, std::min(panel + job_panels, w.num_panels)};

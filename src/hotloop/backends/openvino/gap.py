@@ -8,6 +8,7 @@ import openvino as ov
 from numpy.typing import NDArray
 
 from hotloop.backends.backend import Batch, prompt_batch
+from hotloop.backends.host import HostCopy
 from hotloop.backends.openvino.attention import BLOCK_SIZE, Kernel
 from hotloop.backends.openvino.blocks import KernelBackend
 from hotloop.backends.openvino.graph import (
@@ -76,6 +77,14 @@ class GapBackend(KernelBackend):
         if self._linear:
             self._linear.plan(batch)
         return self.infer(request, {"input_ids": batch.token_ids, "wanted": batch.wanted})
+
+    def read_state(self, slot: int) -> HostCopy:
+        assert self._linear is not None
+        return HostCopy(self._linear.read(slot).data)
+
+    def write_state(self, slot: int, data: memoryview) -> None:
+        assert self._linear is not None
+        self._linear.write(slot, data)
 
     def close(self) -> None:
         del self._short, self._long

@@ -64,6 +64,16 @@ class DeltaNet:
         gates = z.reshape(found.shape)
         output[:] = (found / scale * self._norms[layer] * gates * _sigmoid(gates)).reshape(output.shape)
 
+    def read(self, slot: int) -> NDArray[np.uint8]:
+        """A copy of a state, in one piece."""
+        pieces = [each[:, slot].reshape(-1) for each in (self._inputs, self._memories)]
+        return np.concatenate(pieces).view(np.uint8)
+
+    def write(self, slot: int, data: memoryview) -> None:
+        inputs, memories = np.split(np.frombuffer(data, np.float32), [self._inputs[:, 0].size])
+        self._inputs[:, slot] = inputs.reshape(self._inputs[:, 0].shape)
+        self._memories[:, slot] = memories.reshape(self._memories[:, 0].shape)
+
     def close(self) -> None:
         self._inputs, self._memories = self._inputs[:, :0].copy(), self._memories[:, :0].copy()
 

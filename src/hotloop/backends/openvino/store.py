@@ -15,7 +15,7 @@ import openvino as ov
 from numpy.typing import NDArray
 
 from hotloop.backends.backend import Batch, HostMemory
-from hotloop.backends.host import HostFlight
+from hotloop.backends.host import HostCopy, HostFlight
 from hotloop.backends.openvino.attention import BLOCK_SIZE
 from hotloop.core.errors import BackendError, ConfigError
 from hotloop.models.catalogue import home
@@ -49,6 +49,12 @@ class CpuBackend(ABC):
     @abstractmethod
     def run(self, batch: Batch) -> NDArray[np.float32]:
         """Logits [wanted, vocabulary], valid until the next call."""
+
+    def read_state(self, slot: int) -> HostCopy:
+        raise NotImplementedError("this backend has no recurrent states")
+
+    def write_state(self, slot: int, data: memoryview) -> None:
+        raise NotImplementedError("this backend has no recurrent states")
 
     def infer(self, request: ov.InferRequest, feed: dict[str, NDArray[Any]]) -> NDArray[np.float32]:
         try:

@@ -21,6 +21,7 @@ Runs = tuple[tuple[int, int], ...]
 """Block ids as runs (first, how many)."""
 
 _SINGLE_BLOCK_TOKENS = 512
+_MAX_BLOCKS = 1 << 20  # of a prompt
 _WORLD_IDS = 1 << 32
 """How far the ids of what is played again are from those before."""
 
@@ -67,7 +68,7 @@ def read_trace(path: Path) -> Trace:
         block_tokens = int(rows[0]["block_size"])
         sessions = (tuple(_read_session(row["requests"], _Known(block_tokens))) for row in rows)
         return Trace(block_tokens, tuple(filter(None, sessions)), is_shared=False)
-    except (json.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         raise ConfigError(f"{path} is not a trace: {error!r}") from None
 
 
@@ -120,6 +121,8 @@ def _read_session(requests: list[dict[str, Any]], known: _Known) -> Iterator[Arr
             runs = tuple((int(first), int(count)) for first, count in each.get("hash_ids_rle") or ())
             if runs:
                 think_s, num_tokens, num_output = float(each.get("think_time", 0.0)), int(each["in"]), int(each["out"])
+                if sum(count for _, count in runs) > _MAX_BLOCKS:
+                    raise ValueError(f"a prompt of more than {_MAX_BLOCKS} blocks")
                 known_tokens, is_tool_call = known.add(runs, num_tokens, goes_on=True), each.get("stop") == "tool_use"
                 yield Arrival(think_s, num_tokens, num_output, runs, known_tokens, is_tool_call)
 

@@ -24,8 +24,8 @@ from hotloop.models.spec import LinearSpec
 
 CHUNK = 64
 _VALUE_TILE = 32  # of the memory's columns, each carried by itself
-_PREPARE_WARPS, _CARRY_WARPS, _READ_WARPS = 8, 4, 4
-_CARRY_STAGES = 2
+_PREPARE_WARPS, _CARRY_WARPS, _READ_WARPS = 4, 4, 4
+_CARRY_STAGES = 2  # with 1, what Triton 3.6 makes of it for Hopper reads where nothing is
 
 
 def recur_chunks(
@@ -60,7 +60,7 @@ def recur_chunks(
     part = min(_VALUE_TILE, value_tile)
     _carry[(triton.cdiv(spec.value_dim, part), heads, num_sequences)](
         mixed, written, changes, sums, fronts, memories, row_begins, states, *sizes, part, CHUNK,
-        num_warps=_CARRY_WARPS, num_stages=1 if mixed.dtype == torch.float32 else _CARRY_STAGES,
+        num_warps=_CARRY_WARPS, num_stages=_CARRY_STAGES,
     )  # fmt: skip
     _read[(count, heads)](
         mixed, gates, changes, sums, fronts, norm, row_begins, out, gates.stride(0), eps, num_sequences, *sizes,

@@ -13,7 +13,7 @@ import triton.language as tl
 from hotloop.backends.cuda.overlap import let_next_begin, overlap, wait_for_previous
 from hotloop.models.spec import LinearSpec
 
-_NUM_WARPS = 8
+_NUM_WARPS = 4
 
 
 def recur(

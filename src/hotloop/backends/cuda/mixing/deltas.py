@@ -22,8 +22,28 @@ class DeltaNet:
     def __init__(self, spec: LinearSpec, eps: float, num_slots: int, dtype: torch.dtype, device: torch.device) -> None:
         self._spec, self._eps, self._dtype = spec, eps, dtype
         count, heads = len(spec.layers), spec.num_value_heads
+        self.num_slots = num_slots
         self.inputs = torch.zeros(count, num_slots, spec.conv_width - 1, spec.conv_size, device=device)
         self.memories = torch.zeros(count, num_slots, heads, spec.key_dim, spec.value_dim, device=device)
+        self.state_items: int = (self.inputs.numel() + self.memories.numel()) // max(
+            1, num_slots
+        )  # all of them float32
+
+    def read(self, slot: int, state: torch.Tensor) -> None:
+        """Copy a state into one piece of memory."""
+        for layers, piece in self._pieces(state):
+            piece.copy_(layers[:, slot])
+
+    def write(self, slot: int, state: torch.Tensor) -> None:
+        for layers, piece in self._pieces(state):
+            layers[:, slot] = piece
+
+    def _pieces(self, state: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        inputs, memories = state.split([self.inputs[:, 0].numel(), self.memories[:, 0].numel()])
+        return [
+            (self.inputs, inputs.view(self.inputs[:, 0].shape)),
+            (self.memories, memories.view(self.memories[:, 0].shape)),
+        ]
 
     def room(self, shape: Shape) -> Room:
         return (torch.zeros(shape.num_rows, self._spec.value_size, dtype=self._dtype, device=self.inputs.device),)
