@@ -15,7 +15,7 @@ GPU_READY := $(if $(filter $(CUDA)/bin/python,$(GPU_PYTHON)),$(CUDA)/.installed)
 CLIENTS := .clients
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model check format test test-page test-ray test-clients test-kernels test-gpu test-mutants test-fuzz bench-gpu demo bench wheel docs clean
+.PHONY: help setup model check format test test-page test-ray test-clients test-kernels test-gpu test-mutants test-fuzz bench-gpu demo bench benchmarks wheel docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -95,9 +95,11 @@ test-gpu: $(GPU_READY) ## Run the CUDA backend's tests on this machine's card, t
 bench-gpu: $(GPU_READY) ## Check and measure the CUDA backend on this machine's card, beside its limits and transformers
 	$(GPU_PYTHON) -m benchmarks.gpu
 
-test-fuzz: $(STAMP) ## Send the endpoints what /openapi.json describes, and what nearly is that, at random (schemathesis)
+FUZZ_INPUTS ?= 10000
+FUZZ_SEED ?= 0
+test-fuzz: $(STAMP) ## Send readers, listeners and endpoints what is nearly valid, at random (FUZZ_INPUTS of each kind, FUZZ_SEED)
 	@$(PIP) install schemathesis -c constraints.txt
-	FUZZ_EXAMPLES=100 $(BIN)/pytest tests/fuzz
+	FUZZ_EXAMPLES=100 FUZZ_INPUTS=$(FUZZ_INPUTS) FUZZ_SEED=$(FUZZ_SEED) $(BIN)/pytest -s -o faulthandler_timeout=0 tests/fuzz
 
 test-mutants: $(STAMP) ## Change an operator at a time in the modules that own invariants, and see whether tests notice
 	$(BIN)/python -m benchmarks.mutants
@@ -107,6 +109,9 @@ demo: $(STAMP) ## A small fleet of agents, naive and then hotloop
 
 bench: model ## Measure hotloop against itself without reuse and batching, and the overhead of a step
 	@$(BIN)/python -m benchmarks.run
+
+benchmarks: model ## Measure what is claimed in public, keep the figures and write docs/benchmarks.md (CLAIMS='--small A --large B ...')
+	$(BIN)/python -m benchmarks.claims --keep $(CLAIMS)
 
 wheel: $(STAMP) ## Build a wheel for this machine, or for that of the compiler in CXX, with our libraries in it
 	@$(PIP) install hatchling

@@ -1,1 +1,1 @@
-"""What the field claims, beside what comes out here: one small scenario a claim, one table."""
+"""Published claims, each beside its measurement: one module a group of claims, one page from what was kept."""

@@ -1,13 +1,20 @@
-"""What the field claims, beside what comes out here."""
+"""What is published about serving agents, beside what comes out here."""
 
-from pathlib import Path
+import shlex
+import sys
+from dataclasses import replace
+from itertools import pairwise
 from typing import Annotated
 
 from cyclopts import Parameter
+from cyclopts.types import PositiveInt
+from rich.table import Table
+from rich.text import Text
 
+from benchmarks.claims.page import PAGE, write_page
 from benchmarks.claims.published import CLAIMS
-from benchmarks.claims.report import claims_json, claims_table, write_page
-from benchmarks.claims.run import FULL, QUICK, WITHOUT_MODEL, Supplies, run_claims
+from benchmarks.claims.result import Result, plain_of, taken_here, write_results
+from benchmarks.claims.run import FULL, GROUPS, QUICK, WITHOUT_MODEL, Supplies, run_claims
 from benchmarks.command import main
 from hotloop.bench.serving import exit_on_sigterm
 from hotloop.cli.loading import console, pull_model
@@ -22,40 +29,70 @@ _NOTHING = Supplies()
 def claims(
     *,
     only: str | None = None,
-    out: Path | None = None,
+    keep: Annotated[bool, Parameter(negative="", show_default=False)] = False,
+    machine: str = "",
+    repeats: PositiveInt = 3,
     quick: Annotated[bool, Parameter(negative="", show_default=False)] = False,
     supplies: Annotated[Supplies, Parameter(name="*")] = _NOTHING,
     as_json: Json = False,
 ) -> int:
-    """Try the field's published claims here, one small scenario each: one table, claimed beside measured.
+    """Measure what is claimed in public, each claim against the baseline it names: one table.
 
-    Takes some minutes, in which nothing else should run on the machine. Ends with 1 if a scenario failed.
+    Takes some minutes, in which nothing else should run on the machine. Ends with 1 if something failed.
 
     Parameters
     ----------
     only
-        Which claims, separated by commas, such as "loop tokens,tiers"; all if not given.
-    out
-        A page, such as docs/benchmarks.md, whose marked section is written anew, with a picture beside it.
+        Which parts, separated by commas, such as "loop,tiers"; all if not given.
+    keep
+        Keep the figures in docs/figures, in place of those of the same claims, and write docs/benchmarks.md anew.
+    machine
+        What to call this machine; its number of cores and their kind if not given.
+    repeats
+        How often each figure is taken.
     quick
         A little of everything, to see that it works; the figures mean nothing.
     """
-    wanted = tuple(CLAIMS) if only is None else pick_names(only, CLAIMS, "claim")
-    if quick and out:
-        raise ConfigError("--quick gives figures that mean nothing: they are not written to a page")
+    wanted = GROUPS if only is None else pick_names(only, GROUPS, "part")
+    if quick and keep:
+        raise ConfigError("--quick gives figures that mean nothing: they are not kept")
     exit_on_sigterm()
     if not WITHOUT_MODEL.issuperset(wanted):
         pull_model(DEFAULT_MODEL)
+    taken = taken_here(shlex.join(["python", "-m", "benchmarks.claims", *_public(sys.argv[1:])]), machine)
+    results = []
     with console.status("claims ...") as status:
-        scale = QUICK if quick else FULL
-        rows = []
-        for row in run_claims(scale, supplies, only=wanted, watch=lambda name: status.update(f"{name} ...")):
-            console.print(f"{row.name}: {row.measured}", markup=False)
-            rows.append(row)
-    if out:
-        write_page(out, rows)
-    show(claims_json(rows), claims_table(rows), as_json)
-    return int(any(row.error for row in rows))
+        scale = QUICK if quick else replace(FULL, repeats=repeats)
+        for result in run_claims(scale, supplies, only=wanted, watch=lambda name: status.update(f"{name} ...")):
+            console.print(f"{result.claim}: {_measured(result)}", markup=False)
+            results.append(result)
+            if keep and result.figures:
+                write_results(PAGE.with_name("figures") / "claims-cpu.json", [result], taken)
+    if keep:
+        write_page()
+    show({"claims": [plain_of(result) for result in results]}, _table(results), as_json)
+    return int(any(result.missing.startswith("failed") for result in results))
+
+
+def _public(argv: list[str]) -> list[str]:
+    """Flags as they are kept. A path says nothing to anybody else, so its flag's name stands for it."""
+    kept = [(flag, word) for flag, word in pairwise(["", *argv]) if "--machine" not in (flag, word)]
+    return [flag.strip("-").upper() if "/" in word else word for flag, word in kept]
+
+
+def _table(results: list[Result]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for title in ("claim", "published", "measured here", "holds"):
+        table.add_column(title, overflow="fold")
+    for result in results:
+        claim = CLAIMS.get(result.claim)
+        holds = "" if claim is None or not result.figures else "yes" if claim.holds(result) else "no"
+        table.add_row(*map(Text, (result.claim, claim.published if claim else "", _measured(result), holds)))
+    return table
+
+
+def _measured(result: Result) -> str:
+    return "; ".join(figure.shown() for figure in result.figures) or result.missing
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Requests of unequal length that come one by one, served in four ways; the server is the same, the gate differs.
+"""Requests of unequal length that come one by one, served in four ways; the engine is the same, the gate differs.
 
-single       one at a time
+unbatched    one at a time
 static       a batch begins when it is full and the last one is over
 dynamic      a batch begins when it is full, or its first has waited long enough, and the last one is over
 continuous   everybody begins on arrival, and whoever is done makes room
@@ -9,74 +9,74 @@ continuous   everybody begins on arrival, and whoever is done makes room
 import asyncio
 import random
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Literal, NamedTuple
 
-from benchmarks.claims.published import BATCHING
-from benchmarks.claims.row import Row
-from benchmarks.claims.served import Served
+from benchmarks.claims.published import CONTINUOUS, DYNAMIC, STATIC
+from benchmarks.claims.result import Figure, Result
 from hotloop.bench.client import ChatClient
 from hotloop.bench.serving import ChildServer
 
-Way = Literal["single", "static", "dynamic", "continuous"]
-WAYS: tuple[Way, ...] = ("single", "static", "dynamic", "continuous")
+Way = Literal["unbatched", "static", "dynamic", "continuous"]
+WAYS: tuple[Way, ...] = ("unbatched", "static", "dynamic", "continuous")
+_CLAIMS: Mapping[Way, str] = {"static": STATIC, "dynamic": DYNAMIC, "continuous": CONTINUOUS}
 
 _FLAGS = ("--no-drafts",)  # drafts learn from answers: whoever comes last would be faster for it
 _WINDOW_S = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
+class Arrival(NamedTuple):
     """A request: when it comes, and how many tokens it wants."""
 
     at_s: float
     num_output: int
 
 
-def draw_arrivals(count: int, *, rate: float = 20.0, seed: int = 0) -> list[Arrival]:
+class Served(NamedTuple):
+    """Output tokens a second until the last of them, and the mean time from arrival to the last token."""
+
+    tokens_per_s: float
+    latency_s: float
+
+
+Ask = Callable[[Arrival], Awaitable[None]]
+"""Returns when all tokens of the request are there."""
+
+
+def draw_arrivals(
+    count: int, *, rate: float = 20.0, outputs: Sequence[int] = (8, 12, 16, 24, 96), seed: int = 0
+) -> list[Arrival]:
     """Most are short and a few are long, as answers of agents are."""
     dice = random.Random(seed)
     at_s, arrivals = 0.0, []
     for _ in range(count):
         at_s += dice.expovariate(rate)
-        arrivals.append(Arrival(at_s, dice.choice((8, 12, 16, 24, 96))))
+        arrivals.append(Arrival(at_s, dice.choice(outputs)))
     return arrivals
 
 
-async def serve_arrivals(client: ChatClient, arrivals: Sequence[Arrival], way: Way, size: int = 8) -> Served:
+async def serve_arrivals(ask: Ask, arrivals: Sequence[Arrival], way: Way, size: int = 8) -> Served:
     """All of them, one way; `size` is that of a full batch."""
-    await client.find_model()
-    run = _Run(client, way, time.perf_counter())
+    began_at = time.perf_counter()
+    latencies_s: list[float] = []
+
+    async def serve(arrival: Arrival) -> None:
+        await ask(arrival)
+        latencies_s.append(time.perf_counter() - began_at - arrival.at_s)
+
     queue: asyncio.Queue[Arrival] = asyncio.Queue()
-    arriving = asyncio.create_task(_arrive(arrivals, queue, run.began_at))
+    arriving = asyncio.create_task(_arrive(arrivals, queue, began_at))
     if way == "continuous":
-        await asyncio.gather(*[asyncio.create_task(run.ask(await queue.get())) for _ in arrivals])
+        await asyncio.gather(*[asyncio.create_task(serve(await queue.get())) for _ in arrivals])
     else:
         num_left = len(arrivals)
         while num_left:
-            batch = await _gather_batch(queue, min(1 if way == "single" else size, num_left), way)
+            batch = await _gather_batch(queue, min(1 if way == "unbatched" else size, num_left), way)
             num_left -= len(batch)
-            await asyncio.gather(*(run.ask(arrival) for arrival in batch))
+            await asyncio.gather(*map(serve, batch))
     await arriving
-    run.served.wall_s = time.perf_counter() - run.began_at
-    return run.served
-
-
-@dataclass(slots=True)
-class _Run:
-    client: ChatClient
-    way: Way
-    began_at: float
-    served: Served = field(default_factory=Served)
-
-    async def ask(self, arrival: Arrival) -> None:
-        messages = [{"role": "user", "content": f"Tell me about the number {arrival.at_s:.4f}."}]
-        answer = await self.client.ask(
-            messages, max_tokens=arrival.num_output, ignore_eos=True, temperature=0, cache_salt=self.way
-        )
-        self.served.num_tokens += answer.usage.num_output
-        self.served.latencies_s.append(time.perf_counter() - self.began_at - arrival.at_s)
+    num_tokens = sum(arrival.num_output for arrival in arrivals)
+    return Served(num_tokens / (time.perf_counter() - began_at), sum(latencies_s) / len(latencies_s))
 
 
 async def _arrive(arrivals: Sequence[Arrival], queue: "asyncio.Queue[Arrival]", began_at: float) -> None:
@@ -97,32 +97,45 @@ async def _gather_batch(queue: "asyncio.Queue[Arrival]", size: int, way: Way) ->
     return batch
 
 
-def measure_batching(count: int) -> list[Row]:
-    """Continuous against each of the others."""
-
-    async def run(url: str) -> dict[Way, Served]:
-        async with ChatClient(url) as client:
-            return {way: await serve_arrivals(client, draw_arrivals(count), way) for way in WAYS}
-
-    with ChildServer(_FLAGS) as server:
-        served = asyncio.run(run(server.url))
-    whole = served["continuous"]
+def results_of(served: Mapping[Way, Sequence[Served]], what: str) -> list[Result]:
+    """One for each way against unbatched; of each way all repeats."""
     return [
-        Row(
-            name=BATCHING,
-            what=f"{count} requests of 8 to 96 tokens, against {_describe(way)}",
-            unit="tokens/s",
-            before=served[way].tokens_per_s,
-            after=whole.tokens_per_s,
-            note=f"mean latency {_mean(served[way]):.2f} s, then {_mean(whole):.2f} s",
+        Result(
+            claim=claim,
+            what=what,
+            figures=[
+                Figure("throughput", "tokens/s", *_columns(served, way, "tokens_per_s")),
+                Figure("mean latency", "s", *_columns(served, way, "latency_s")),
+            ],
         )
-        for way in WAYS[:-1]
+        for way, claim in _CLAIMS.items()
     ]
 
 
-def _describe(way: Way) -> str:
-    return "one at a time" if way == "single" else f"{way} batches of 8"
+def _columns(served: Mapping[Way, Sequence[Served]], way: Way, name: str) -> tuple[list[float], list[float]]:
+    ours, baseline = ([getattr(each, name) for each in served[which]] for which in (way, "unbatched"))
+    return ours, baseline
 
 
-def _mean(served: Served) -> float:
-    return sum(served.latencies_s) / max(1, len(served.latencies_s))
+def measure_batching(count: int, num_repeats: int) -> list[Result]:
+    async def run(url: str) -> dict[Way, list[Served]]:
+        served: dict[Way, list[Served]] = {way: [] for way in WAYS}
+        async with ChatClient(url) as client:
+            await client.find_model()
+            for repeat in range(num_repeats):
+                arrivals = draw_arrivals(count, seed=repeat)
+                for way in WAYS:
+                    served[way].append(await serve_arrivals(asker(client, f"{way} {repeat}"), arrivals, way))
+        return served
+
+    with ChildServer(_FLAGS) as server:
+        served = asyncio.run(run(server.url))
+    return results_of(served, f"{count} requests of 8 to 96 tokens, 20 a second; batches of 8")
+
+
+def asker(client: ChatClient, salt: str) -> Ask:
+    async def ask(arrival: Arrival) -> None:
+        messages = [{"role": "user", "content": f"Tell me about the number {arrival.at_s:.4f}."}]
+        await client.ask(messages, max_tokens=arrival.num_output, ignore_eos=True, temperature=0, cache_salt=salt)
+
+    return ask

@@ -4,13 +4,14 @@ Compared are a machine kept free for the user, one shared in classes, and one sh
 """
 
 import asyncio
+import statistics
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.claims.published import PRIORITY
-from benchmarks.claims.row import Row
-from benchmarks.claims.served import Served
+from benchmarks.claims.result import Figure, Result
 from hotloop.bench.client import ChatClient
 from hotloop.bench.serving import ChildServer
 from hotloop.bench.workload import AgentJob, generate_jobs
@@ -20,13 +21,29 @@ _FLAGS = ("--no-drafts",)
 _OPTIONS: Mapping[str, Any] = {"temperature": 0, "ignore_eos": True}
 
 
-async def share(client: ChatClient, user: AgentJob, fleet: Sequence[AgentJob], priority: str, way: str = "") -> Served:
-    """The user's turns one after the other, while the fleet, in this class, works without end. What was read the same
-    way need not be recomputed; what others have read is not found. Tokens are everybody's, latencies the user's alone.
-    """
+@dataclass(slots=True)
+class Shared:
+    """Tokens are everybody's, turns the user's alone."""
+
+    wall_s: float = 0.0
+    num_tokens: int = 0
+    turns_s: list[float] = field(default_factory=list)
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.num_tokens / self.wall_s if self.wall_s else 0.0
+
+    @property
+    def turn_s(self) -> float:
+        return statistics.median(self.turns_s)
+
+
+async def share(client: ChatClient, user: AgentJob, fleet: Sequence[AgentJob], priority: str, salt: str = "") -> Shared:
+    """The user's turns one after the other, while the fleet, in this class, works without end. What was read with the
+    same salt need not be recomputed; what others have read is not found."""
     await client.find_model()
-    shared = Served()
-    options = {**_OPTIONS, "cache_salt": way} if way else _OPTIONS
+    shared = Shared()
+    options = {**_OPTIONS, "cache_salt": salt} if salt else _OPTIONS
     workers = [asyncio.create_task(_work(client, job, priority, options, shared)) for job in fleet]
     began_at = time.perf_counter()
     try:
@@ -34,7 +51,7 @@ async def share(client: ChatClient, user: AgentJob, fleet: Sequence[AgentJob], p
             asked_at = time.perf_counter()
             asked: dict[str, Any] = {"session_id": user.id, "priority": "interactive", "max_tokens": turn.num_output}
             answer = await client.ask(turn.messages, **asked, **options)
-            shared.latencies_s.append(time.perf_counter() - asked_at)
+            shared.turns_s.append(time.perf_counter() - asked_at)
             shared.num_tokens += answer.usage.num_output
         shared.wall_s = time.perf_counter() - began_at
     finally:
@@ -47,7 +64,7 @@ async def share(client: ChatClient, user: AgentJob, fleet: Sequence[AgentJob], p
     return shared
 
 
-async def _work(client: ChatClient, job: AgentJob, priority: str, options: Mapping[str, Any], shared: Served) -> None:
+async def _work(client: ChatClient, job: AgentJob, priority: str, options: Mapping[str, Any], shared: Shared) -> None:
     """Counted piece by piece: the last answer is not waited for."""
     while True:
         for turn in job.turns:
@@ -56,32 +73,31 @@ async def _work(client: ChatClient, job: AgentJob, priority: str, options: Mappi
                 shared.num_tokens += bool(delta.text)
 
 
-def measure_priority(num_turns: int, num_workers: int) -> Row:
+def measure_priority(num_turns: int, num_workers: int, num_repeats: int) -> Result:
+    """Ways in turn; the first of each way reads what all of it share, and is not counted."""
     user, *fleet = generate_jobs(num_jobs=num_workers + 1, num_turns=num_turns, num_output=16, system_chars=3000)
+    ways = {"alone": ((), "background"), "classes": (fleet, "background"), "one class": (fleet, "interactive")}
 
-    async def run(url: str) -> list[Served]:
+    async def run(url: str) -> dict[str, list[Shared]]:
+        found: dict[str, list[Shared]] = {way: [] for way in ways}
         async with ChatClient(url) as client:
-            ways: Sequence[tuple[Sequence[AgentJob], str]] = (
-                ((), "alone"),
-                (fleet, "background"),
-                (fleet, "interactive"),
-            )
-            seen = []
-            for jobs, name in ways:
-                await share(client, user, [], name, name)  # reads what all of them share
-                seen.append(await share(client, user, jobs, name, name))
-            return seen
+            for way, (_, priority) in ways.items():
+                await share(client, user, [], priority, way)
+            for _ in range(num_repeats):
+                for way, (jobs, priority) in ways.items():
+                    found[way].append(await share(client, user, jobs, priority, way))
+        return found
 
     with ChildServer(_FLAGS) as server:
-        alone, in_classes, in_one = asyncio.run(run(server.url))
-    return Row(
-        name=PRIORITY,
-        what=f"a user's turns of 16 tokens, alone and with {num_workers} background agents",
-        unit="tokens/s",
-        before=alone.tokens_per_s,
-        after=in_classes.tokens_per_s,
-        note=(
-            f"the user's median turn {alone.latency_s:.2f} s, then {in_classes.latency_s:.2f} s; "
-            f"{in_one.latency_s:.2f} s if all are of one class"
-        ),
+        found = asyncio.run(run(server.url))
+    alone, classes, one_class = ([each.turn_s for each in found[way]] for way in ways)
+    rates = [[each.tokens_per_s for each in found[way]] for way in ("classes", "alone")]
+    return Result(
+        claim=PRIORITY,
+        what=f"a user's turns of 16 tokens beside {num_workers} background agents; target: at most 1.25 times as long",
+        figures=[
+            Figure("throughput", "tokens/s", *rates),
+            Figure("interactive turn", "s", classes, alone),
+            Figure("interactive turn if all are of one class", "s", one_class, alone),
+        ],
     )

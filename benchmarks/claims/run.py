@@ -6,84 +6,73 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.claims.agents import (
-    measure_calls,
-    measure_speculation,
-    measure_together,
-    measure_tools,
-    write_workflows,
-)
 from benchmarks.claims.batching import measure_batching
-from benchmarks.claims.loop_tokens import measure_loop
+from benchmarks.claims.drafting import measure_drafting
+from benchmarks.claims.foresight import measure_speculation
+from benchmarks.claims.gathering import measure_gathering
+from benchmarks.claims.loop import measure_loop
 from benchmarks.claims.priority import measure_priority
-from benchmarks.claims.published import (
-    BATCHING,
-    CALLS,
-    CLAIMS,
-    FORESIGHT,
-    LOOP,
-    PREFIX,
-    PRIORITY,
-    STREAM,
-    TIERS,
-    TOGETHER,
-    TOOLS,
-)
+from benchmarks.claims.published import DRAFT, FIRST, FORESIGHT, PREFIX, PRIORITY, TIERS, TOGETHER
 from benchmarks.claims.reading import measure_prefix, measure_streaming
-from benchmarks.claims.row import Row
+from benchmarks.claims.result import Result
 from benchmarks.claims.tiers import measure_cost
+from benchmarks.claims.together import measure_together
+from benchmarks.claims.workflows import write_workflows
 from hotloop.core.errors import HotloopError
 
-WITHOUT_MODEL = frozenset({TOOLS, FORESIGHT})
-"""Claims that start no server."""
+LOOP, TOOLS, BATCHING = "loop", "parallel tools", "batching"
+GROUPS = (LOOP, PREFIX, FIRST, TOOLS, FORESIGHT, BATCHING, PRIORITY, DRAFT, TIERS, TOGETHER)
+"""What can be measured on its own: some of it gives several claims."""
+WITHOUT_MODEL = frozenset({FORESIGHT})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
     """How much of everything."""
 
-    loops: tuple[int, ...] = (5, 20)
-    num_prompts: int = 12
-    num_jobs: int = 4
-    num_output: int = 96
+    repeats: int = 3
+    steps: tuple[int, ...] = (1, 2, 3, 4, 5, 10, 20, 30)
+    num_prompts: int = 3
+    num_output: int = 192
     tool_s: float = 2.0
-    num_requests: int = 32
-    num_user_turns: int = 12
+    num_splits: int = 5
+    num_lessons: int = 30
+    num_requests: int = 16
+    num_user_turns: int = 4
     num_workers: int = 6
-    num_workflows: int = 6
-    num_fleet_jobs: int = 8
-    num_agents: int = 8
-    num_questions: int = 4
-    """Of each of six kinds, of two models."""
+    num_drafted: int = 64
+    num_questions: int = 34
+    """Of each of six kinds."""
+    num_jobs: int = 4
 
 
 FULL = Scale()
 QUICK = Scale(
-    loops=(2,),
-    num_prompts=2,
-    num_jobs=2,
-    num_output=16,
-    tool_s=0.2,
-    num_requests=8,
-    num_user_turns=2,
-    num_workers=2,
-    num_workflows=1,
-    num_fleet_jobs=2,
-    num_agents=2,
+    repeats=1,
+    steps=(1, 2, 3, 4, 5),
+    num_prompts=1,
+    num_output=8,
+    tool_s=0.1,
+    num_splits=1,
+    num_requests=4,
+    num_user_turns=1,
+    num_workers=1,
+    num_drafted=4,
     num_questions=1,
+    num_jobs=1,
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Supplies:
-    """What is not generated: without them something else is taken, or a claim is skipped."""
+    """What is not generated: without them something else is taken, or a claim is left out."""
 
     data: Path | None = None
     """Recorded transcripts with tool calls, .jsonl or .jsonl.gz; generated workflows if not given."""
     questions: Path | None = None
     """A folder of questions for tiers, such as simple_python.jsonl.gz; downloaded if not given."""
     small: str | None = None
-    """A small model for tiers: a name `hotloop models` lists, or a path."""
+    """A small model, by name or path; as a draft model it must have the large one's vocabulary."""
     large: str | None = None
     """A large one."""
 
@@ -92,10 +81,10 @@ def run_claims(
     scale: Scale,
     supplies: Supplies,
     *,
-    only: Collection[str] = tuple(CLAIMS),
+    only: Collection[str] = GROUPS,
     watch: Callable[[str], None] = lambda _: None,
-) -> Iterator[Row]:
-    """Each row as soon as it is there; `watch` hears what is about to be measured."""
+) -> Iterator[Result]:
+    """Each result as soon as it is there; `watch` hears what is about to be measured."""
     with _transcripts(supplies.data) as data:
         for name, measure in _scenarios(scale, supplies, data).items():
             if name in only:
@@ -103,33 +92,43 @@ def run_claims(
                 yield from _measured(name, measure)
 
 
-def _measured(name: str, measure: Callable[[], Row | Sequence[Row]]) -> Sequence[Row]:
+def _measured(name: str, measure: Callable[[], Result | Sequence[Result]]) -> Sequence[Result]:
     try:
         found = measure()
     except HotloopError as error:
-        return [Row(name=name, error=" ".join(str(error).split()))]
-    return [found] if isinstance(found, Row) else found
+        return [Result(claim=name, missing=f"failed: {' '.join(str(error).split())}")]
+    return [found] if isinstance(found, Result) else found
 
 
-def _scenarios(scale: Scale, supplies: Supplies, data: Path) -> Mapping[str, Callable[[], Row | Sequence[Row]]]:
+def _scenarios(scale: Scale, supplies: Supplies, data: Path) -> Mapping[str, Callable[[], Result | Sequence[Result]]]:
+    repeats = scale.repeats
     return {
-        LOOP: lambda: [measure_loop(num_steps) for num_steps in scale.loops],
-        PREFIX: lambda: measure_prefix(data, scale.num_prompts),
-        TOOLS: lambda: measure_tools(scale.tool_s),
-        STREAM: lambda: measure_streaming(scale.num_jobs, scale.num_output),
-        PRIORITY: lambda: measure_priority(scale.num_user_turns, scale.num_workers),
-        BATCHING: lambda: measure_batching(scale.num_requests),
-        CALLS: lambda: measure_calls(scale.num_workflows),
-        FORESIGHT: lambda: measure_speculation(data),
-        TIERS: lambda: _measure_tiers(scale, supplies),
-        TOGETHER: lambda: measure_together(data, scale.num_fleet_jobs, scale.num_agents),
+        LOOP: lambda: measure_loop(scale.steps, repeats),
+        PREFIX: lambda: measure_prefix(data, scale.num_prompts, repeats),
+        FIRST: lambda: measure_streaming(repeats, scale.num_output),
+        TOOLS: lambda: measure_gathering(scale.tool_s, repeats),
+        FORESIGHT: lambda: measure_speculation(data, scale.num_lessons, scale.num_splits),
+        BATCHING: lambda: measure_batching(scale.num_requests, repeats),
+        PRIORITY: lambda: measure_priority(scale.num_user_turns, scale.num_workers, repeats),
+        DRAFT: _paired(
+            DRAFT, supplies, lambda small, large: measure_drafting(large, small, repeats, scale.num_drafted)
+        ),
+        TIERS: _paired(
+            TIERS,
+            supplies,
+            lambda small, large: measure_cost(small, large, supplies.questions, scale.num_questions, repeats),
+        ),
+        TOGETHER: _paired(
+            TOGETHER, supplies, lambda small, large: measure_together(small, large, scale.num_jobs, repeats)
+        ),
     }
 
 
-def _measure_tiers(scale: Scale, supplies: Supplies) -> Row:
-    if supplies.small is None or supplies.large is None:
-        return Row(name=TIERS, skipped="it needs two models, --small and --large")
-    return measure_cost(supplies.small, supplies.large, supplies.questions, scale.num_questions)
+def _paired(name: str, supplies: Supplies, measure: Callable[[str, str], Result]) -> Callable[[], Result]:
+    small, large = supplies.small, supplies.large
+    if small is None or large is None:
+        return lambda: Result(claim=name, missing="it needs two models, --small and --large")
+    return lambda: measure(small, large)
 
 
 @contextmanager

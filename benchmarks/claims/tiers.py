@@ -1,51 +1,104 @@
-"""A small model beside a large one: what a cascade costs against always asking the large one. Needs both of them."""
+"""A small model beside a large one: what tiers cost, how long they take and how often they are right, against always
+asking the large one.
+
+Each model is asked once a question, and each way is put together from what it would have asked: answers are greedy, so
+asking again would give the same. The small one is always asked with probabilities, as the cascade needs them.
+"""
 
 import asyncio
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from benchmarks.claims.published import TIERS
-from benchmarks.claims.row import Row
+from benchmarks.claims.result import Figure, Result
+from benchmarks.claims.sizes import size_of
 from benchmarks.tiers.questions import TierQuestion, mix
-from benchmarks.tiers.report import figures_of
-from benchmarks.tiers.run import CASCADE, LARGE, Measured, Terms, TierServers, measure_tiers
+from benchmarks.tiers.report import WayFigures, figures_of
+from benchmarks.tiers.run import CASCADE, LARGE, RULES, Measured, Terms, TierServers, measure_tiers
 from hotloop.bench.bfcl import fetch_questions, read_questions
 from hotloop.bench.serving import ChildServer
+from hotloop.router.tiers.config import Tier
+from hotloop.router.tiers.tiers import Reply
 
+WAYS = (LARGE, RULES, CASCADE)
 _CATEGORIES = ("simple", "multiple", "parallel")
 _FLAGS = ("--no-drafts",)
+_OF_WAYS = ("cache_salt", "logprobs", "top_logprobs")  # in which bodies differ, but not answers
 
 
-def measure_cost(small: str, large: str, questions: Path | None, num_each: int) -> Row:
+class OnceServers(TierServers):
+    """Remembers what each tier answered to a question."""
+
+    def __init__(self, urls: Mapping[str, str], **more: Any) -> None:
+        super().__init__(urls, **more)
+        self._replies: dict[tuple[str, str], Reply] = {}
+
+    async def ask(self, tier: Tier, body: dict[str, Any]) -> Reply:
+        key = tier.name, json.dumps({name: value for name, value in body.items() if name not in _OF_WAYS})
+        if key not in self._replies:
+            asked = {**body, "logprobs": True, "top_logprobs": 2} if tier.name == "small" else body
+            self._replies[key] = await super().ask(tier, asked)
+        return self._replies[key]
+
+
+def measure_cost(
+    small: str,
+    large: str,
+    questions: Path | None,
+    num_each: int,
+    num_parts: int,
+    watch: Callable[[], None] = lambda: None,
+) -> Result:
+    """So many questions of each of six kinds; the spread is that between parts of them."""
     asked = _load(questions, num_each)
     terms = Terms()
+
+    async def measure(urls: Mapping[str, str]) -> Measured:
+        async with OnceServers(urls) as servers:
+            config = terms.config(await servers.find_models())
+            return await measure_tiers(servers, config, asked, ways=WAYS, watch=watch)
+
     with ExitStack() as stack:
         urls = {
             name: stack.enter_context(ChildServer(("--model", model, *_FLAGS))).url
             for name, model in (("small", small), ("large", large))
         }
-        measured = asyncio.run(_measure(urls, terms, asked))
-    figures = {each.label: each for each in figures_of(measured)}
-    always, tiered = figures[LARGE], figures[CASCADE]
-    return Row(
-        name=TIERS,
-        what=f"{always.num_questions} mixed tasks, a large model at {terms.price_ratio:g} times the small one's price",
-        unit="cost",
-        before=always.cost,
-        after=tiered.cost,
-        note=(
-            f"cost {tiered.saved:.0%} and mean latency {tiered.faster:.0%} lower; "
-            f"right {always.quality:.0%}, then {tiered.quality:.0%}"
-        ),
+        measured = asyncio.run(measure(urls))
+    return result_of(
+        measured, num_parts, f"a model of {size_of(large)} at {terms.price_ratio:g} times the price of {size_of(small)}"
     )
 
 
-def _load(questions: Path | None, num_each: int) -> Sequence[TierQuestion]:
+def result_of(measured: Measured, num_parts: int, models: str) -> Result:
+    size = max(1, -(-len(measured.asked[LARGE]) // num_parts))
+    parts = [
+        Measured({way: asked[begin : begin + size] for way, asked in measured.asked.items()})
+        for begin in range(0, len(measured.asked[LARGE]), size)
+    ]
+    by_way: dict[str, list[WayFigures]] = {way: [] for way in WAYS}
+    for part in parts:
+        for figures in figures_of(part):
+            by_way[figures.label].append(figures)
+    num_tasks = len(measured.asked[LARGE])
+    return Result(
+        claim=TIERS,
+        what=f"{num_tasks} tasks of six kinds, made of BFCL's questions, in {num_parts} parts; {models}",
+        figures=[*_figures(by_way, CASCADE, ""), *_figures(by_way, RULES, " by rules alone")],
+    )
+
+
+def _figures(by_way: Mapping[str, Sequence[WayFigures]], way: str, suffix: str) -> list[Figure]:
+    ours, base = by_way[way], by_way[LARGE]
+    return [
+        Figure(f"cost{suffix}", "cost", [each.cost for each in ours], [each.cost for each in base]),
+        Figure(f"latency{suffix}", "s", [each.latency_mean_s for each in ours], [each.latency_mean_s for each in base]),
+        Figure(f"right{suffix}", "share", [each.quality for each in ours], [each.quality for each in base]),
+    ]
+
+
+def _load(questions: Path | None, num_each: int) -> list[TierQuestion]:
     found = fetch_questions(_CATEGORIES) if questions is None else read_questions(questions, _CATEGORIES)
     return mix({name: [each for each in found if each.category == name] for name in _CATEGORIES}, num_each)
-
-
-async def _measure(urls: dict[str, str], terms: Terms, questions: Sequence[TierQuestion]) -> Measured:
-    async with TierServers(urls) as servers:
-        return await measure_tiers(servers, terms.config(await servers.find_models()), questions)

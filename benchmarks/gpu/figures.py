@@ -42,13 +42,14 @@ class Limits:
 class Client:
     """Asks an engine for tokens and takes the time of each event."""
 
-    def __init__(self, engine: Engine, seed: int = 0) -> None:
+    def __init__(self, engine: Engine, seed: int = 0, *, vocab_size: int = _VOCAB) -> None:
         self.engine = engine
         self.rng = random.Random(seed)
+        self._vocab = range(min(1000, vocab_size // 2), vocab_size)
         self._num_asked = 0
 
     def prompt(self, num_tokens: int) -> list[int]:
-        return [self.rng.randrange(1000, _VOCAB) for _ in range(num_tokens)]
+        return self.rng.choices(self._vocab, k=num_tokens)
 
     def ask(self, prompts: Sequence[list[int]], num_tokens: int) -> "Answers":
         """All at once; waits for the last."""

@@ -14,7 +14,7 @@ import torch
 from benchmarks.gpu.models import dummy_folder
 
 LIMIT_S = 60.0
-_TINY = {
+TINY = {
     "num_hidden_layers": 1,
     "hidden_size": 64,
     "intermediate_size": 64,
@@ -60,6 +60,10 @@ class Peer:
         count, num_in, num_out = work.batch
         return count * num_out / self._time(partial(self._generate, self._prompts(count, num_in), num_out))
 
+    def first_s(self, count: int, num_tokens: int) -> float:
+        """Seconds until so many prompts at once have their first token."""
+        return self._time(partial(self._generate, self._prompts(count, num_tokens), 1))
+
     def _prompts(self, count: int, num_tokens: int) -> torch.Tensor:
         return torch.randint(1000, 100_000, (count, num_tokens), device=self._device)
 
@@ -103,7 +107,7 @@ def main() -> int:
     parser.add_argument("--tiny", action="store_true", help="on the CPU, to see that it runs")
     flags = parser.parse_args()
     if flags.tiny:
-        peer, work = Peer("cpu", **_TINY), Work(4, 32, 64, (2, 16, 4))
+        peer, work = Peer("cpu", **TINY), Work(4, 32, 64, (2, 16, 4))
     else:
         peer, work = Peer("cuda"), Work()
     for name, figure in run(peer, work, flags.limit):

@@ -129,16 +129,16 @@ async def measure_tiers(
     config: TiersConfig,
     questions: Sequence[TierQuestion],
     *,
+    ways: Sequence[str] = WAYS,
     watch: Callable[[], None] = lambda: None,
 ) -> Measured:
     """Ask every question all ways; `watch` is called after each question."""
     asker = _Asker(servers, config)
-    measured = Measured()
+    measured = Measured({way: [] for way in ways})
     dice = random.Random(0)
     for question in questions:
-        ways = dice.sample(WAYS, len(WAYS))
-        answered = {way: each for way in ways if (each := await asker.ask(way, question))}
-        if len(answered) == len(WAYS):
+        answered = {way: each for way in dice.sample(ways, len(ways)) if (each := await asker.ask(way, question))}
+        if len(answered) == len(ways):
             for way, each in answered.items():
                 measured.asked[way].append(each)
         else:
@@ -158,23 +158,23 @@ class _Asker:
         self._tiers = Tiers(config)
 
     async def ask(self, way: str, question: TierQuestion) -> Asked | None:
-        """None where no answer came."""
-        began_at = time.perf_counter()
+        """None where no answer came. It takes as long as all that is asked for it."""
         body = {**question.body, "cache_salt": way}
         spent: list[tuple[Tier, ApiUsage]] = []
         choice = self._choose(way, body, question)
-        answer = None
+        answer, latency_s = None, 0.0
         route = self._config.route(way)
         if route and route.cascade:
             cascaded = await cascade(self._config, route.cascade, choice, body, self._servers.ask)
             choice, answer = cascaded.choice, cascaded.answer
             spent += [(each.tier, each.reply.usage) for each in cascaded.attempts]
+            latency_s += sum(each.reply.latency_s for each in cascaded.attempts)
         if answer is None:
             tier = self._config.tier(choice.tier)
             reply = await self._servers.ask(tier, {**body, "model": choice.model})
             answer = reply.answer
             spent.append((tier, reply.usage))
-        latency_s = time.perf_counter() - began_at
+            latency_s += reply.latency_s
         if answer is None:
             return None
         is_right = question.is_right(answer["choices"][0]["message"])

@@ -185,3 +185,16 @@ async def test_a_failed_call_of_a_server_is_a_failed_call_of_the_run():
     agent = Agent(ScriptedModel([ScriptedCall("refuse", reason="no"), "I see."]), tools=[child()])
     finished = [event async for event in agent.stream("Try it.") if isinstance(event, CallFinished)]
     assert [event.is_error for event in finished] == [True]
+
+
+@pytest.mark.parametrize("at", ["initialize", "tools/list", "tools/call"])
+async def test_what_is_not_mcp_is_said_in_our_words(at: str):
+    program = str(Path(__file__).parents[1] / "fuzz" / "bad_mcp_server.py")
+    async with AsyncExitStack() as stack:
+        server = McpServer.stdio(sys.executable, program, "a result of no shape", at)
+        if at == "tools/call":
+            [tool] = await server.open(stack)
+            assert await call(tool) == ("Error: the MCP server answered what is no result of a tool", True)
+        else:
+            with pytest.raises(ConfigError, match="cannot be used: what it says is not MCP"):
+                await server.open(stack)

@@ -20,6 +20,7 @@ from hotloop.backends.build import compiler
 from hotloop.backends.cpu import describe_cpu, open_cpu, why_not_native
 from hotloop.backends.native.backend import NativeBackend, strips_bytes
 from hotloop.core.config import EngineConfig, Precision, WeightFormat
+from hotloop.core.errors import ConfigError
 from hotloop.models.gguf import widen
 from hotloop.models.layout import tensor_places
 from hotloop.models.model import Model
@@ -123,22 +124,24 @@ def gguf_model(model: Model, empty_home: Path) -> Model:
 
 
 @pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
-@pytest.mark.parametrize("has_amx", [True, False])
+@pytest.mark.parametrize(("has_amx", "weight_format"), [(True, "stored"), (False, "stored"), (False, "auto")])
 def test_a_quantised_file_is_computed_with_as_it_is(
-    gguf_model: Model, monkeypatch: pytest.MonkeyPatch, has_amx: bool, caplog: pytest.LogCaptureFixture
+    gguf_model: Model, monkeypatch: pytest.MonkeyPatch, has_amx: bool, weight_format: WeightFormat
 ) -> None:
     monkeypatch.setattr(cpu, "has_amx", lambda: has_amx)
     monkeypatch.setattr(cpu, "has_dot_products", lambda: not has_amx)
-    with caplog.at_level("INFO", "hotloop.backends"):
-        backend = open_cpu(gguf_model, CONFIG)
+    backend = open_cpu(gguf_model, CONFIG, weight_format=weight_format)
     assert isinstance(backend, NativeBackend)
-    assert "takes weights 0.0 GiB" in caplog.text
     prompt = make_prompt(gguf_model, 40)
     want = reference_logits(gguf_model.spec, gguf_model.weights, prompt)
     assert_rows_alike(backend.run(batch((prompt, 0, [1, 0]))), want, 0.1)
     backend.close()
     who = f"by the native decoder, {'with' if has_amx else 'without'} AMX, with weights as the file has them"
-    assert describe_cpu(gguf_model, CONFIG, "auto", "fast") == who
+    assert describe_cpu(gguf_model, CONFIG, weight_format, "fast") == who
+
+
+def test_with_amx_int8_is_what_was_measured(gguf_model: Model, amx: None) -> None:
+    assert describe_cpu(gguf_model, CONFIG, "auto", "fast") == "by the native decoder, with AMX"
 
 
 def test_what_is_not_asked_to_stay_as_it_is_or_cannot_does_not(
@@ -151,6 +154,13 @@ def test_what_is_not_asked_to_stay_as_it_is_or_cannot_does_not(
     assert why_not_native(gguf_model, CONFIG, "auto", "exact") == "precision is exact"
     monkeypatch.setattr(cpu, "has_dot_products", lambda: False)
     assert why_not_native(gguf_model, CONFIG, "auto", "fast") == "this CPU has no AMX"
+
+
+def test_stored_is_refused_where_it_cannot_be_had(gguf_model: Model, model: Model, amx: None) -> None:
+    with pytest.raises(ConfigError, match="cannot be had: precision is exact"):
+        open_cpu(gguf_model, CONFIG, weight_format="stored", precision="exact")
+    with pytest.raises(ConfigError, match="cannot be had: the model's matrices are not quantised"):
+        open_cpu(model, CONFIG, weight_format="stored")
 
 
 @pytest.mark.parametrize("is_tied", [True, False], ids=["tied", "untied"])

@@ -4,7 +4,7 @@ from hotloop.core.errors import HotloopError, ModelError, Overloaded, PromptTooL
 
 
 def test_what_an_error_quotes_writes_no_lines_and_moves_no_cursor() -> None:
-    assert str(ModelError("a\nb\x1b[2J\u2028ü.gguf")) == r"a\nb\x1b[2J\u2028ü.gguf"
+    assert str(ModelError("a\n  b\x1b[2J\u2028ü.gguf")) == r"a b\x1b[2J ü.gguf"
 
 
 def test_a_prompt_that_does_not_fit_names_both_numbers() -> None:

@@ -153,6 +153,19 @@ def test_an_engine_says_the_same_from_host_memory(small: Model, device: str) -> 
     assert stats.states.num_used == 0
 
 
+def test_an_engine_says_the_same_after_a_restart(small: Model, device: str, tmp_path: Path) -> None:
+    prompt, said, found = token_ids(1, 70), list[tuple[int, ...]](), list[int]()
+    settings = {"max_running": 1, "max_step_tokens": 256, "max_context": 192}
+    for _ in range(2):
+        config = EngineConfig(debug_checks=True, kv_dir=str(tmp_path), **settings)
+        with Engine(TOKENIZER, make_backend(small, device, **settings), config) as engine:
+            done = engine.generate(prompt, greedy(2))
+            said.append(done.token_ids)
+            found.append(done.usage.num_restored)
+    assert said[0] == said[1]
+    assert found == [0, 64]
+
+
 def test_an_engine_says_the_same_from_checkpoints(small: Model, device: str) -> None:
     """With two steps in flight: a second session goes on where the prompts part, and the first one from its end."""
     head, said = token_ids(count=64), {False: list[tuple[int, ...]](), True: list[tuple[int, ...]]()}

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from hotloop.core.errors import RemoteError
-from hotloop.doctor.timer import AnswerTimer
+from hotloop.doctor.timer import AnswerTimer, read_retry_after_s
 
 
 def event(delta: dict[str, Any], **rest: Any) -> bytes:
@@ -74,3 +74,8 @@ def test_a_whole_answer_arrives_at_its_end():
 def test_what_is_no_answer_is_said(data: bytes, said: str):
     with pytest.raises(RemoteError, match=said):
         AnswerTimer(0.0).add(data, 1.0)
+
+
+@pytest.mark.parametrize(("given", "after_s"), [("3", 3.0), ("-1", 0.0), ("nan", 1.0), ("inf", 1.0), ("soon", 1.0)])
+def test_when_to_come_back_is_a_time(given: str, after_s: float):
+    assert read_retry_after_s(given) == after_s

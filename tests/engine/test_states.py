@@ -304,13 +304,6 @@ def test_nothing_is_saved_of_a_request_that_failed() -> None:
     assert loop.scheduler.states.pool.num_free == 16
 
 
-def test_hybrids_do_not_go_to_disk(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:
-    with make_engine(num_states=8, kv_dir=str(tmp_path)) as engine:
-        engine.generate(prompt(100), greedy(4))
-    assert "kv_dir is not used" in caplog.text
-    assert not any(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize("error_rate", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize(
     "changes", [{}, {"depth": 2}, {"num_states": 6, "num_blocks": 40}, {"prefix_cache": False}], ids=str

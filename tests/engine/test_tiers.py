@@ -46,6 +46,8 @@ class Tiers:
     num_host_blocks: int
     troubles: Troubles = Troubles()
     max_bytes: int = 1 << 20
+    num_states: int = 0
+    num_host_states: int = 0
     now: float = 0.0
     inbox: list[Any] = field(default_factory=list)
     aborted: set[str] = field(default_factory=set)
@@ -58,6 +60,8 @@ class Tiers:
             self.rng,
             num_blocks=self.num_blocks,
             num_host_blocks=self.num_host_blocks,
+            num_states=self.num_states,
+            num_host_states=self.num_host_states,
             store=self.store,
             post=self.inbox.append,
             clock=lambda: self.now,
@@ -125,6 +129,8 @@ class Tiers:
         assert self.engine.core.disk._num_ahead == 0
         assert not self.engine.core.disk._loading
         assert self.engine.core.scheduler.tree.host_pool.num_used == 0
+        slots = self.engine.core.scheduler.tree.states
+        assert slots.pool.num_used == slots.host_pool.num_used == 0
         assert self.engine.backend._host
         assert not [copy for copy in self.engine.backend._host._coming if not copy.is_over]
         self.engine.core.close()
@@ -132,7 +138,7 @@ class Tiers:
     def _check_answers(self, jobs: dict[str, Job]) -> None:
         for name, events in self.engine.said.items():
             assert [event.finish_reason for event in events if event.finish_reason] == [events[-1].finish_reason]
-            usage, expected = events[-1].usage, alone(*jobs[name])
+            usage, expected = events[-1].usage, alone(*jobs[name], num_states=min(1, self.num_states))
             assert usage.num_restored + usage.num_from_host <= usage.num_cached
             if events[-1].finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
                 assert tokens_of(events) == expected
@@ -186,9 +192,18 @@ def test_an_engine_over_all_three_says_what_it_says_over_one(seed: int, troubles
         serve_twice(seed, troubles, Path(folder), max_bytes=max_bytes)
 
 
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 1 << 32), troubles, st.integers(2, 16), st.sampled_from([0, 2, 20]))
+def test_hybrids_too(seed: int, troubles: Troubles, num_states: int, num_host_states: int) -> None:
+    slots = {"num_states": num_states, "num_host_states": num_host_states}
+    with tempfile.TemporaryDirectory() as folder:
+        serve_twice(seed, troubles, Path(folder), **slots)
+
+
+@pytest.mark.parametrize("slots", [{}, {"num_states": 8, "num_host_states": 30}], ids=["dense", "hybrid"])
 @pytest.mark.parametrize("seed", range(6))
-def test_all_three_are_used(seed: int, tmp_path: Path) -> None:
-    first, second = serve_twice(seed, Troubles(), tmp_path, rooms=(24, 30))
+def test_all_three_are_used(seed: int, slots: dict[str, int], tmp_path: Path) -> None:
+    first, second = serve_twice(seed, Troubles(), tmp_path, rooms=(24, 30), **slots)
     assert first.engine.core.usage.num_from_host
     assert second.engine.core.usage.num_from_host
     assert second.engine.core.usage.num_restored

@@ -1,6 +1,7 @@
 """Hybrids on the CPU beside transformers: states that are carried on, left behind and gone on from in every manner."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -75,6 +76,25 @@ def test_an_engine_says_the_same_from_checkpoints(name: str, tmp_path: Path, emp
                 num_cached.append(engine.stats().usage.num_cached)
         assert num_cached == ([64, 64 + 2 * 96, 64 + 2 * 96 + 2 * 128] if is_cached else [0, 0, 0])
     assert said[True] == said[False]
+
+
+def test_an_engine_says_the_same_after_a_restart(name: str, tmp_path: Path, empty_home: Path) -> None:
+    """The states of a prompt and of an answer are on disk, with the KV before them: not a bit is computed otherwise."""
+    model = read_model(name, write_model(name, tmp_path / "m"), TOKENIZER)
+    model = replace(model, spec=replace(model.spec, max_context=512))
+    said, found, prompt = list[tuple[int, ...]](), list[tuple[int, int]](), [*token_ids(count=90), *token_ids(5, 240)]
+    longer = list[int]()
+    for _ in range(2):
+        config = EngineConfig(kv_memory="8MiB", kv_dir=str(tmp_path / "kv"), debug_checks=True)
+        backend = open_cpu(model, config, weight_format="f32", precision="exact")
+        with Engine(TOKENIZER, backend, config) as engine:
+            first = engine.generate(prompt, greedy(40))
+            longer = longer or [*prompt, *first.token_ids, *token_ids(6, 9)]
+            second = engine.generate(longer, greedy(4))
+        said += [first.token_ids, second.token_ids]
+        found += [(each.usage.num_cached, each.usage.num_restored) for each in (first, second)]
+    assert said[:2] == said[2:]
+    assert found == [(0, 0), (352, 0), (320, 320), (352, 0)]
 
 
 def test_the_kernel_computes_as_numpy_does(name: str, tmp_path: Path) -> None:

@@ -239,7 +239,7 @@ def test_the_oldest_go_when_it_is_full(path):
         spans = a_run(1000 + number)
         heavy = [span(names.TOOL, 1000 + number, 1001 + number, spans[0], note="x" * 20_000) for _ in range(2)]
         store.insert(connection, spans + heavy)
-    bound(connection, Bounds(max_bytes=1 << 20))
+    bound(connection, Bounds(max_bytes=1 << 20), DAWN_NS)
     connection.close()
     with TraceStore(path) as reader:
         left = reader.runs(100)

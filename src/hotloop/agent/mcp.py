@@ -113,6 +113,8 @@ class McpTool:
                 raise ToolCrashed("the MCP server has gone") from None
             kind = ToolCrashed if error.code == wire.INTERNAL_ERROR else ToolError
             raise kind(error.message) from None
+        except ValueError:
+            raise ToolError("the MCP server answered what is no result of a tool") from None
         text = render_result(_render(result))
         if result.is_error:
             raise ToolError(text)
@@ -208,4 +210,6 @@ def _reason(error: BaseException) -> str:
     """One line; of errors that happened together, the first."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
+    if isinstance(error, ValueError):
+        return "what it says is not MCP"
     return " ".join(str(error).split()) or type(error).__name__

@@ -46,14 +46,16 @@ def open_cpu(
     if model.spec.family == "transformers":
         raise ConfigError(f"{model.name} is of an architecture that runs on a GPU only, by transformers")
     if weight_format == "fp8":
-        raise ConfigError("weights fp8 are for a GPU: on a CPU they can be int8, int4, bf16 or f32")
+        raise ConfigError("weights fp8 are for a GPU: on a CPU they can be stored, int8, int4, bf16 or f32")
     kv_bytes, kv = parse_bytes(config.kv_memory), config.kv_precision
     if kv == "fp8":
         raise ConfigError("kv_precision fp8 is for a GPU: on a CPU it can be bf16, f16, f32 or u8")
     spec, form = model.spec, _native_form(model, weight_format)
     if form and why_not_native(model, config, weight_format, precision) is None:
-        _check_memory(model, config, "auto" if form == "strips" else form, precision, "native")
+        _check_memory(model, config, "stored" if form == "strips" else form, precision, "native")
         return NativeBackend(model, kv_bytes, load_kernel(_kv_type(config)), form=form)
+    if weight_format == "stored":
+        raise ConfigError(f"weights stored cannot be had: {why_not_native(model, config, weight_format, precision)}")
     if weight_format == "auto":
         weight_format = "int8"
     if not _has_paged_attention() or spec.windows or spec.has_sinks or spec.linear or spec.latent:
@@ -72,20 +74,28 @@ def open_cpu(
 
 def _native_form(model: Model, weight_format: WeightFormat) -> Format | None:
     """How the native decoder would hold the weights; None if it cannot."""
-    if weight_format == "auto":
-        return "strips" if are_quantised(model) else "int8"
-    return weight_format if weight_format in ("int8", "bf16") else None
+    match weight_format:
+        case "auto":
+            return "strips" if not has_amx() and are_quantised(model) else "int8"
+        case "stored":
+            return "strips" if are_quantised(model) else None
+        case "int8" | "bf16":
+            return weight_format
+        case _:
+            return None
 
 
 def why_not_native(model: Model, config: EngineConfig, weight_format: WeightFormat, precision: Precision) -> str | None:
-    """What keeps the native decoder from being used; None if nothing does. Without AMX it is quicker with strips only,
-    and there where it was measured."""
+    """What keeps the native decoder from being used; None if nothing does. It is the quicker one with AMX and, with
+    strips, on ARM.
+    """
     spec, form = model.spec, _native_form(model, weight_format)
     if not has_amx() and not (form == "strips" and has_dot_products()):
         return "this CPU has no AMX"
     obstacles = {
         f"precision is {precision}": precision != "fast",
-        f"weights are {weight_format}": form is None,
+        f"weights are {weight_format}": form is None and weight_format != "stored",
+        "the model's matrices are not quantised, or not in a kind that it knows": form is None,
         f"kv_precision is {config.kv_precision}": config.kv_precision not in ("auto", *_native_kv()),
         f"the model has {why_not(spec)}": why_not(spec),
         "the model has sliding windows": spec.windows,
@@ -160,8 +170,8 @@ def _check_memory(
 ) -> None:
     """Refuse now what would be killed later, and say what it takes: nothing of the weights has been read yet."""
     formats: tuple[WeightFormat, ...] = ("bf16", "int8") if kind == "native" else ("f32", "bf16", "int8", "int4")
-    if weight_format == "auto":
-        formats = ("auto",)
+    if weight_format == "stored":
+        formats = ("stored",)
     takes = check_fits_cpu(
         model.name,
         {each: _held_bytes(model, each, precision, kind) for each in formats},
@@ -178,7 +188,7 @@ def _held_bytes(model: Model, weight_format: WeightFormat, precision: Precision,
     graph's own, which are mapped from a file, and so cost nothing, once an earlier start has kept them.
     """
     if kind == "native":
-        return strips_bytes(model) if weight_format == "auto" else weight_bytes(model.spec, weight_format)
+        return strips_bytes(model) if weight_format == "stored" else weight_bytes(model.spec, weight_format)
     graphs = packed = [weight_format]
     if kind == "amx":
         packed = [weight_format, weight_format]

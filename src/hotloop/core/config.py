@@ -10,7 +10,7 @@ from hotloop.core.errors import ConfigError
 
 DEFAULT_MODEL = "smollm2-135m"
 
-WeightFormat = Literal["auto", "int8", "int4", "fp8", "bf16", "f32"]
+WeightFormat = Literal["auto", "stored", "int8", "int4", "fp8", "bf16", "f32"]
 Precision = Literal["fast", "exact"]
 Device = Literal["auto", "cpu", "cuda"]
 LoadFormat = Literal["auto", "dummy"]
@@ -48,11 +48,12 @@ class ModelConfig:
     model: str = DEFAULT_MODEL
     """A name `hotloop models` lists, a hub id such as Qwen/Qwen3-4B, a GGUF file, or a Hugging Face folder."""
     weights: WeightFormat = "auto"
-    """How weights are held on a CPU: `auto` is as a GGUF file has them, where the native decoder can use its kinds of
-    rows, else int8. With OpenVINO on ARM int8 and int4 save memory with precision `fast` only, bf16 never. On a GPU
-    they are held in bf16, or in f32 or fp8 if that is asked for; fp8 (e4m3, a scale for each output; the head in int8)
-    is for a GPU only. There AWQ and GPTQ checkpoints stay in four bits, unless fp8 is asked for, and FP8 checkpoints in
-    e4m3, unless f32 is; those with scales for blocks get one for each output."""
+    """How weights are held on a CPU: `stored` is as a quantised GGUF file has them, by the native decoder; `auto` is
+    that on ARM, where it was measured to be quicker, else int8. With OpenVINO on ARM int8 and int4 save memory with
+    precision `fast` only, bf16 never. On a GPU they are held in bf16, or in f32 or fp8 if that is asked for; fp8
+    (e4m3, a scale for each output; the head in int8) is for a GPU only. There AWQ and GPTQ checkpoints stay in four
+    bits, unless fp8 is asked for, and FP8 checkpoints in e4m3, unless f32 is; those with scales for blocks get one for
+    each output."""
     precision: Precision = "fast"
     """`fast` computes in bf16 where that is quick, on ARM in int8; `exact` in float32, so batching and caching change
     no token (docs/architecture.md)."""

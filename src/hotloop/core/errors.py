@@ -17,14 +17,15 @@ HotloopError
 
 import re
 
-_CONTROLS = re.compile("[\0-\x1f\x7f-\x9f\u2028\u2029]")
+_BREAKS = re.compile("\\s*[\n\r\t\v\f\x85\u2028\u2029]\\s*")
+_CONTROLS = re.compile("[\0-\x1f\x7f-\x9f]")
 
 
 class HotloopError(Exception):
     """The root: `str(error)` is one clear line for a person, whatever it quotes of a file or an answer."""
 
     def __str__(self) -> str:
-        return _CONTROLS.sub(lambda found: repr(found[0])[1:-1], super().__str__())
+        return _CONTROLS.sub(lambda found: repr(found[0])[1:-1], _BREAKS.sub(" ", super().__str__()))
 
 
 class ConfigError(HotloopError):

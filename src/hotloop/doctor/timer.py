@@ -6,6 +6,7 @@ Everything is read with an end to it: no answer is too long, and none is taken f
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import TypeVar
 
 import httpx
@@ -126,9 +127,10 @@ def read_ends(response: httpx.Response) -> tuple[str, str]:
 
 def read_retry_after_s(given: str) -> float:
     try:
-        return max(float(given), 0.0)
+        after_s = float(given)
     except ValueError:
         return 1.0
+    return max(after_s, 0.0) if isfinite(after_s) else 1.0
 
 
 def parse_page(status: int, body: bytes, page: type[Page]) -> Page | None:

@@ -163,8 +163,8 @@ class EngineCore:
     def fail(self, error: HotloopError) -> None:
         """A step failed: end all that ran with this error, and trust nothing in the cache."""
         self._flights.clear()
-        if self.host:
-            self.host.reset()
+        for tier in self._tiers:
+            tier.reset()
         step, self._settling = self._settling, None
         for request in self.scheduler.reset(step):
             self._close(request, _event(request, error=error))

@@ -76,14 +76,12 @@ class Engine:
         self.max_context = min(backend.max_context, self.num_kv_tokens, self.config.max_context or self.num_kv_tokens)
         self._backend = backend
         self.grammars = Grammars(tokenizer, backend.vocab_size, self.config.max_grammars)
-        if backend.num_states and self.config.kv_dir:
-            log.warning("kv_dir is not used: the recurrent states of %s are not kept on disk", name)
         if drafter is None and self.config.drafts:
             drafter = PastDrafter(tokenizer, backend.vocab_size, self.config.draft_history_tokens)
         endpoint, ask_all = self.config.kv_events, lambda: self._post(self._restate)
         self.kv_events = KvPublisher(endpoint, backend.block_size, ask_all) if endpoint else None
         changes = self.kv_events.changes if self.kv_events else None
-        store = store or (None if backend.num_states else open_store(self.config, backend))
+        store = store or open_store(self.config, backend)
         self._core = EngineCore(
             tokenizer, backend, self.config, drafter=drafter, store=store, post=self._post, changes=changes
         )

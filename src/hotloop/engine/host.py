@@ -48,10 +48,7 @@ class _Load:
     block_ids: list[int]
     slot: int | None  # of the device, for the state of a hybrid model
     copy: Restore
-
-    @property
-    def used(self) -> list[int]:
-        return self.hosted.known + self.block_ids
+    used: list[int]  # all blocks of the device up to its end
 
 
 class HostTier:
@@ -101,7 +98,7 @@ class HostTier:
                 states.end_copy(hosted.state, slot, is_there=False)
             return False
         token_ids = request.token_ids[: len(used) * self._scheduler.block_size]
-        self._loads.append(_Load(request, token_ids, hosted, block_ids, slot, copy))
+        self._loads.append(_Load(request, token_ids, hosted, block_ids, slot, copy, used))
         self._scheduler.copying.append(used)
         request.is_loading = True
         return True
@@ -132,7 +129,7 @@ class HostTier:
         users = [host_id for load in self._loads for host_id in load.hosted.host_ids]
         assert len(users) == len(set(users)) == pool.num_used
         assert all(pool.num_users[host_id] == 1 for host_id in users)
-        assert self._scheduler.copying == [load.used for load in self._loads]
+        assert all(any(each is load.used for each in self._scheduler.copying) for load in self._loads)
         assert self._scheduler.tree.states.copying == [load.slot for load in self._loads if load.slot is not None]
         assert all(load.request.is_loading for load in self._loads)
 
@@ -172,7 +169,8 @@ class HostTier:
     def _end(self, load: _Load) -> None:
         """A copy is over: have the tree keep it on the device, and let its request wait for its turn."""
         request, tree, hosted = load.request, self._scheduler.tree, load.hosted
-        self._scheduler.copying.pop(self._loads.index(load))
+        copying = self._scheduler.copying
+        copying[:] = [each for each in copying if each is not load.used]
         self._loads.remove(load)
         took_s = self._await(load)
         num_gained = hosted.num_gained

@@ -6,10 +6,14 @@ users are users of the block.
 """
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
+from hotloop.core.request import Request
 from hotloop.engine.blocks import BlockPool, HostRoom
 from hotloop.engine.node import Checkpoint, TreeNode
+
+OnKeep = Callable[[Request, int, int, Sequence[int]], None]
+"""The tree keeps what this request has left at a place, in a slot; and the places that its session has passed so."""
 
 
 class StateSlots:
@@ -19,11 +23,12 @@ class StateSlots:
         self.pool, self.host_pool = BlockPool(num_slots), BlockPool(host.num_states if num_slots and host else 0)
         self.copying: list[int] = []  # slots of the device that copies from host memory use
         self.num_offloaded = 0
+        self.on_keep: OnKeep | None = None
         self._host = host
 
     def emptied(self) -> "StateSlots":
         slots = StateSlots(self.pool.num_blocks, self._host)
-        slots.num_offloaded = self.num_offloaded
+        slots.num_offloaded, slots.on_keep = self.num_offloaded, self.on_keep
         return slots
 
     def pool_of(self, state: Checkpoint) -> BlockPool:

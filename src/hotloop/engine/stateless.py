@@ -4,7 +4,7 @@
 """
 
 from array import array
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -107,6 +107,10 @@ class Stateless:
         return None
 
     def end_copy(self, state: Checkpoint, slot: int, *, is_there: bool) -> None: ...
+
+    def put(self, request: Request, place: int, write: Callable[[int], None]) -> bool:
+        """Have the tree keep the state after a request's first so many tokens, once it is written into a slot."""
+        return False
 
     def cut(self, request: Request, count: int) -> int:
         return count

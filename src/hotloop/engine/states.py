@@ -17,10 +17,10 @@ before it (`HostTier`): a state is in one memory or the other, wherever its bloc
 """
 
 from array import array
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 from heapq import nlargest, nsmallest
-from itertools import islice, takewhile
+from itertools import accumulate, islice, takewhile
 
 from hotloop.core.request import Request
 from hotloop.core.retention import Eviction, HoldKind
@@ -145,6 +145,15 @@ class States(Stateless):
                 slots.bring_back(state, slot, self.tree.retention.now)
         self.pool.release([slot])
 
+    def put(self, request: Request, place: int, write: Callable[[int], None]) -> bool:
+        slot = self.allocate_slot(request)
+        if slot is None:
+            return False
+        write(slot)
+        self._keep(request, place, slot)
+        self.pool.release([slot])
+        return True
+
     def is_coming(self, request: Request, prefix: bytes, computed: Iterable[Container[bytes]]) -> bool:
         """Whether one that began before it, and is no less urgent, will leave a checkpoint that it can go on from."""
         run = self._runs[request.id]
@@ -204,7 +213,7 @@ class States(Stateless):
         done = [each for each in run.left if each[0] <= request.num_settled]
         for place, slot in done:
             if place in run.places:
-                self._save(request, place, slot)
+                self._save(request, place, slot, is_prompt=True)
             elif place < done[-1][0]:
                 self.pool.release([slot])
             else:
@@ -275,15 +284,28 @@ class States(Stateless):
         if self._keeps and place > run.request.num_computed and place not in run.places:
             run.places = sorted([*run.places, place])
 
-    def _save(self, request: Request, place: int, slot: int) -> None:
-        """Have the tree keep a state that a request has left, unless it has one on the device."""
+    def _save(self, request: Request, place: int, slot: int, *, is_prompt: bool = False) -> None:
+        """Have the tree keep a state that a request has left, and tell of it. A session whose next prompt has come that
+        far does not go back to the places before it that are its own.
+        """
+        nodes = self._keep(request, place, slot)
+        if nodes and self.tree.states.on_keep:
+            above = nodes[:-1]
+            ends = accumulate(len(each.block_ids) * self._block_size for each in above)
+            own = [end for each, end in zip(above, ends, strict=True) if is_prompt and each.session is not None]
+            self.tree.states.on_keep(request, place, slot, own)
+        self.pool.release([slot])
+
+    def _keep(self, request: Request, place: int, slot: int) -> list[TreeNode]:
+        """Have the tree keep a state, unless it has one there on the device; the nodes up to it."""
         nodes = [*self.tree.walk(request.token_ids[:place].tobytes(), request.salt)]
         is_there = sum(len(node.block_ids) for node in nodes) * self._block_size == place
         state = nodes[-1].state if is_there else None
         if is_there and (state is None or (state.is_hosted and self.tree.states.is_idle(state))):
             self.tree.states.keep(nodes[-1], slot, self.tree.retention.now)
             self.tree.rank_anew(nodes[-1])
-        self.pool.release([slot])
+            return nodes
+        return []
 
     def _let_go(self, run: _Run) -> None:
         self.pool.release(slot for _, slot in run.left)

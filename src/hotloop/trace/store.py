@@ -23,7 +23,7 @@ import msgspec
 from hotloop.core.errors import ConfigError
 from hotloop.trace.content import Content
 from hotloop.trace.money import PriceTable
-from hotloop.trace.span import Span
+from hotloop.trace.span import Clock, Span
 from hotloop.trace.tables import (
     SPAN_COLUMNS,
     StoreDamaged,
@@ -78,6 +78,7 @@ class StoreTracer:
         self._has_news = threading.Event()
         self._is_closing = threading.Event()
         self._bounded_at = -_BOUND_EVERY_S
+        self._clock = Clock()  # nothing grows old because somebody sets the system's
         self._has_failed = False
         self._thread = threading.Thread(target=self._work, name="hotloop-trace", daemon=True)
         self._thread.start()
@@ -146,7 +147,7 @@ class StoreTracer:
             self._batch.clear()
             self._has_failed = False
             if time.monotonic() - self._bounded_at >= _BOUND_EVERY_S:
-                bound(self._connection, self._bounds)
+                bound(self._connection, self._bounds, self._clock.now_ns())
                 self._bounded_at = time.monotonic()
         except (sqlite3.Error, ConfigError) as error:
             if not self._has_failed:
@@ -175,9 +176,8 @@ def add_spans(path: Path | str, spans: Iterable[Span]) -> int:
     return num_new
 
 
-def bound(connection: sqlite3.Connection, bounds: Bounds) -> None:
+def bound(connection: sqlite3.Connection, bounds: Bounds, now_ns: int) -> None:
     """Delete what is too old, then the oldest until what is left is small enough. Each run is a transaction."""
-    now_ns = time.time_ns()
     horizon_ns = now_ns - int(min(bounds.max_age_days * _DAY_NS, now_ns))  # they may be kept for ever
     for (trace_id,) in connection.execute("SELECT trace_id FROM runs WHERE end_ns < ?", (horizon_ns,)).fetchall():
         _delete(connection, trace_id)

@@ -246,6 +246,14 @@ async def test_a_passing_failure_is_tried_again(make: Make, calls: bytes, text: 
     assert server.bodies[0] == server.bodies[2]
 
 
+@pytest.mark.parametrize("name", ["retry-after", "retry-after-ms"])
+async def test_a_time_that_is_none_is_no_time_to_wait(name: str) -> None:
+    async with WireServer(Reply(REFUSED, 429, headers={name: "nan", "x-should-retry": "false"})) as server:
+        with pytest.raises(RemoteError) as caught:
+            await hear(openai(server.url))
+    assert caught.value.retry_after_s is None
+
+
 @EACH
 async def test_tries_run_out(make: Make, calls: bytes, text: bytes) -> None:
     async with WireServer(*[Reply(REFUSED, 503, "application/json", {"retry-after-ms": "1"})] * 3) as server:

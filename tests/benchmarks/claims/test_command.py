@@ -1,29 +1,20 @@
-"""`python -m benchmarks.claims` as a program would call it; with claims that need no model."""
+"""`python -m benchmarks.claims` as a program would call it; with a claim that needs no model."""
 
 import json
 from pathlib import Path
 
 import pytest
-from benchmarks.claims.__main__ import claims
+from benchmarks.claims.__main__ import _public, claims
 from benchmarks.claims.run import Supplies
 
 from hotloop.core.errors import ConfigError
 
 
 def test_quick_and_for_a_program(capsys: pytest.CaptureFixture[str]):
-    assert claims(only="parallel tools,speculative execution", quick=True, as_json=True) == 0
-    rows = json.loads(capsys.readouterr().out)["claims"]
-    assert [row["name"] for row in rows] == ["parallel tools", "speculative execution"]
-    assert all(row["times"] for row in rows)
-
-
-def test_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    page = tmp_path / "benchmarks.md"
-    page.write_text("# Benchmarks\n")
-    assert claims(only="speculative execution", out=page) == 0
-    assert "speculative" in capsys.readouterr().out
-    assert page.read_text().startswith("# Benchmarks\n\n<!-- claims: begin")
-    assert (tmp_path / "claims.svg").exists()
+    assert claims(only="speculative execution", quick=True, as_json=True) == 0
+    [row] = json.loads(capsys.readouterr().out)["claims"]
+    assert row["claim"] == "speculative execution"
+    assert {figure["name"] for figure in row["figures"]} >= {"predicted right", "off a step"}
 
 
 def test_a_failure_ends_with_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -31,8 +22,21 @@ def test_a_failure_ends_with_one(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "cannot read" in capsys.readouterr().out
 
 
-def test_what_cannot_be(tmp_path: Path):
-    with pytest.raises(ConfigError, match="no claim 'nonsense'"):
+def test_what_cannot_be():
+    with pytest.raises(ConfigError, match="no part 'nonsense'"):
         claims(only="nonsense")
     with pytest.raises(ConfigError, match="--quick"):
-        claims(quick=True, out=tmp_path / "page.md")
+        claims(quick=True, keep=True)
+
+
+def test_the_command_is_kept_without_this_machines_paths():
+    flags = ["--only", "tiers", "--small", "/models/a.gguf", "--data", "x/runs.jsonl", "--machine", "a Mac", "--keep"]
+    assert _public(flags) == ["--only", "tiers", "--small", "SMALL", "--data", "DATA", "--keep"]
+
+
+@pytest.mark.model
+def test_a_part_with_a_model_and_quickly(default_model_path: Path, capsys: pytest.CaptureFixture[str]):
+    """How long anything takes is not looked at."""
+    assert claims(only="first token", quick=True, as_json=True) == 0
+    [row] = json.loads(capsys.readouterr().out)["claims"]
+    assert [figure["name"] for figure in row["figures"]] == ["first token"]

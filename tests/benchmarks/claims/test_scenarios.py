@@ -1,4 +1,5 @@
-"""The scenarios against servers without a model: who is asked what, and when. What they measure is not looked at."""
+"""The scenarios against servers and models that are made up: who is asked what, and when. What they measure is not
+looked at."""
 
 from collections.abc import AsyncIterator
 from itertools import pairwise
@@ -9,18 +10,35 @@ import httpx
 import pytest
 from benchmarks.agent.foresight import read_runs
 from benchmarks.agent.recorded import read_agent_jobs
-from benchmarks.claims.agents import measure_speculation, measure_tools, write_workflows
-from benchmarks.claims.batching import WAYS, Way, draw_arrivals, serve_arrivals
-from benchmarks.claims.loop_tokens import fit_job
+from benchmarks.claims.batching import WAYS, Served, Way, asker, draw_arrivals, results_of, serve_arrivals
+from benchmarks.claims.foresight import measure_speculation
+from benchmarks.claims.gathering import WAYS as GATHERING_WAYS
+from benchmarks.claims.gathering import Gathered, gather
+from benchmarks.claims.gathering import results_of as gathering_results
+from benchmarks.claims.loop import Loop, fit_job
+from benchmarks.claims.loop import results_of as loop_results
 from benchmarks.claims.priority import share
-from benchmarks.claims.published import FORESIGHT, TIERS, TOOLS
+from benchmarks.claims.published import CLAIMS, CONTINUOUS, DYNAMIC, FLAT, FORESIGHT, REREAD, STATIC, TIERS, TOKENS
 from benchmarks.claims.run import QUICK, Supplies, run_claims
+from benchmarks.claims.tiers import WAYS as TIER_WAYS
+from benchmarks.claims.tiers import OnceServers, result_of
+from benchmarks.claims.together import HintedModel
+from benchmarks.claims.workflows import write_workflows
+from benchmarks.tiers.questions import mix
+from benchmarks.tiers.run import Terms, measure_tiers
 from tests.bench.fake_server import FakeServer
+from tests.benchmarks.tiers.test_questions import QUESTIONS
+from tests.benchmarks.tiers.test_run import URLS, Pair
 from tests.server.serving import Serving
 
+from hotloop.agent.model import Ask
+from hotloop.agent.scripted import ScriptedCall, ScriptedModel
 from hotloop.bench.client import ChatClient
+from hotloop.bench.replay import ReplayedTurn
 from hotloop.bench.workload import generate_jobs
 from hotloop.core.errors import RemoteError
+from hotloop.core.message import Message
+from hotloop.core.request import Usage
 
 
 class CrowdedServer(FakeServer):
@@ -42,11 +60,21 @@ async def test_every_way_serves_all_of_them(way: Way):
     arrivals = draw_arrivals(7, rate=1000.0)
     with CrowdedServer() as server:
         async with ChatClient(server.url) as client:
-            served = await serve_arrivals(client, arrivals, way, size=3)
-    assert served.num_tokens == sum(arrival.num_output for arrival in arrivals)
-    assert len(served.latencies_s) == 7
-    assert {body["cache_salt"] for body in server.bodies} == {way}
-    assert server.num_most <= {"single": 1, "static": 3, "dynamic": 3, "continuous": 7}[way]
+            served = await serve_arrivals(asker(client, "salt"), arrivals, way, size=3)
+    assert served.tokens_per_s > 0
+    assert sorted(body["max_tokens"] for body in server.bodies) == sorted(each.num_output for each in arrivals)
+    assert {body["cache_salt"] for body in server.bodies} == {"salt"}
+    assert server.num_most <= {"unbatched": 1, "static": 3, "dynamic": 3, "continuous": 7}[way]
+
+
+def test_each_batching_is_against_unbatched():
+    rates: dict[Way, float] = {"unbatched": 10.0, "static": 20.0, "dynamic": 25.0, "continuous": 40.0}
+    results = results_of({way: [Served(rate, 1.0)] * 2 for way, rate in rates.items()}, "some requests")
+    assert {each.claim: each.figure("throughput").times[0] for each in results} == {
+        STATIC: 2.0,
+        DYNAMIC: 2.5,
+        CONTINUOUS: 4.0,
+    }
 
 
 async def test_a_user_goes_before_the_fleet():
@@ -54,7 +82,7 @@ async def test_a_user_goes_before_the_fleet():
     with FakeServer() as server:
         async with ChatClient(server.url) as client:
             shared = await share(client, user, fleet, "background")
-    assert len(shared.latencies_s) == 2
+    assert len(shared.turns_s) == 2
     asked = list(zip(server.session_ids, (body["priority"] for body in server.bodies), strict=True))
     assert {priority for session, priority in asked if session == user.id} == {"interactive"}
     assert {priority for session, priority in asked if session != user.id} <= {"background"}
@@ -78,6 +106,81 @@ def test_prompts_of_a_loop_fit():
         assert after.messages[: len(before.messages)] == before.messages
 
 
+def test_a_loop_as_it_was_published():
+    """A token takes a millisecond to prefill, and an answer 10 ms."""
+
+    def loop(*cached: int) -> Loop:
+        numbers = (1, 2, 3, 4, 5, 9)
+        prompts = [200 + 300 * (number - 1) for number in numbers]
+        costs = [(prompt, found, (prompt - found) / 1000) for prompt, found in zip(prompts, cached, strict=True)]
+        return Loop(numbers, [ReplayedTurn("", 0, s, s + 0.01, Usage(prompt, found, 8)) for prompt, found, s in costs])
+
+    results = {each.claim: each for each in loop_results([(loop(*[0] * 6), loop(0, 200, 500, 800, 1100, 2300))])}
+    prefilled = results[TOKENS].figure("prefilled")
+    assert (prefilled.baseline, prefilled.ours) == ([4000], [1400])
+    assert results[TOKENS].growth["without reuse"][-1] == 9 * 200 + 300 * 36, "steps between are interpolated"
+    assert results[FLAT].figure("last step over second").ours == [pytest.approx(1.0)]
+    assert results[REREAD].figure("re-reading").ours == [pytest.approx((12.6 - 2.6) / (12.6 + 0.09))]
+    assert CLAIMS[FLAT].holds(results[FLAT])
+    assert not CLAIMS[REREAD].holds(results[REREAD]), "nine steps are no long loop"
+
+
+CITIES = ("Paris", "Rome", "Oslo")
+
+
+@pytest.mark.parametrize("way", GATHERING_WAYS)
+async def test_calls_and_answers_are_the_models_own(way: str):
+    def say(ask: Ask) -> Any:
+        num_results = sum(message.role == "tool" for message in ask.messages) - 3
+        if ask.choice == "none":
+            return "It is warm."
+        calls = [ScriptedCall("weather", city=city) for city in CITIES]
+        return calls if ask.extra["parallel_tool_calls"] else [calls[num_results]]
+
+    model = ScriptedModel(say)
+    found = await gather(model, CITIES, way, 0.01)  # type: ignore[arg-type]
+    assert found.cities == CITIES
+    num_turns = {"at once": 2, "one by one": 2, "a call a turn": 4}[way]
+    assert [ask.choice for ask in model.asks] == ["required"] * (num_turns - 1) + ["none"]
+    assert found.wall_s >= found.tools_s >= {"at once": 0.009, "one by one": 0.03, "a call a turn": 0.01}[way]
+
+
+def test_gathering_at_once_against_each_of_the_others():
+    found = {way: [Gathered(2.0, 4.0, ("Vienna", "Prague", "Rome"))] for way in GATHERING_WAYS}
+    found["one by one"] = [Gathered(6.0, 8.0, ())]
+    found["a call a turn"] = [Gathered(6.0, 12.0, ("Vienna",) * 3)]
+    tools, compiler, gathering = gathering_results(found, 2.0)
+    assert tools.figure("tools").times == [3.0]
+    assert compiler.figure("task").times == [3.0]
+    assert gathering.figure("task").saved == [0.5]
+    assert gathering.figure("cities called at once").ours == [pytest.approx(2 / 3)]
+    assert compiler.figure("cities called a call a turn").ours == [pytest.approx(1 / 3)]
+
+
+async def test_each_tier_is_asked_once_a_question():
+    pair = Pair()
+    async with OnceServers(URLS, transport=httpx.MockTransport(pair)) as servers:
+        config = Terms(price_ratio=10).config(await servers.find_models())
+        measured = await measure_tiers(servers, config, mix(QUESTIONS, 2), ways=TIER_WAYS)
+    hosts = [host for host, _ in pair.bodies]
+    assert (hosts.count("large"), hosts.count("small")) == (12, 10), "one of six kinds never goes to the small one"
+    result = result_of(measured, 2, "two models")
+    cost, right = result.figure("cost"), result.figure("right")
+    assert [len(cost.ours), len(cost.baseline)] == [2, 2]
+    assert sum(cost.ours) / sum(cost.baseline) == pytest.approx((6 * 1 + 10 * 0.1) / 12)
+    assert right.ours == right.baseline == [1.0, 1.0]
+
+
+async def test_turns_say_whether_they_are_the_last():
+    model = ScriptedModel(["First.", "Second."])
+    hinted = HintedModel(model, 1)  # type: ignore[arg-type]
+    asked = Message("user", "Go."), Message("assistant", "First."), Message("tool", "done")
+    for messages in (asked[:1], asked):
+        assert [event async for event in hinted.stream(Ask(messages=messages, extra={"priority": "background"}))]
+    assert [ask.extra["metadata"]["task"] for ask in model.asks] == ["extraction", "summary"]
+    assert model.asks[0].extra["priority"] == "background"
+
+
 def test_workflows_as_transcripts(tmp_path: Path):
     path = tmp_path / "workflows.jsonl"
     write_workflows(path, num_rounds=2)
@@ -89,22 +192,15 @@ def test_workflows_as_transcripts(tmp_path: Path):
 def test_foresight_is_measured_on_a_simulated_clock(tmp_path: Path):
     path = tmp_path / "workflows.jsonl"
     write_workflows(path)
-    row = measure_speculation(path)
-    assert 0 < row.after < row.before
-    assert row == measure_speculation(path)
-
-
-def test_tools_are_run_both_ways():
-    row = measure_tools(0.01)
-    assert (row.name, row.unit) == (TOOLS, "s")
-    assert row.times
+    result = measure_speculation(path, 30, 2)
+    assert len(result.figure("predicted right").ours) == 2
+    assert result == measure_speculation(path, 30, 2)
 
 
 def test_a_claim_that_fails_is_a_row_and_the_others_go_on(tmp_path: Path):
     seen: list[str] = []
     supplies = Supplies(data=tmp_path / "nothing.jsonl")
-    rows = list(run_claims(QUICK, supplies, only=(FORESIGHT, TIERS, TOOLS), watch=seen.append))
-    assert [row.name for row in rows] == seen == [TOOLS, FORESIGHT, TIERS]
-    assert not rows[0].error
-    assert "cannot read" in rows[1].error
-    assert "--small and --large" in rows[2].skipped
+    results = list(run_claims(QUICK, supplies, only=(FORESIGHT, TIERS), watch=seen.append))
+    assert [result.claim for result in results] == seen == [FORESIGHT, TIERS]
+    assert "cannot read" in results[0].missing
+    assert "--small and --large" in results[1].missing

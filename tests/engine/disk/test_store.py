@@ -150,9 +150,9 @@ def test_two_stores_on_one_folder_share_it_and_its_bound(tmp_path: Path) -> None
 
 def test_a_full_disk_is_told_once_and_drops_what_comes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = make_store(FullFolder(tmp_path))
-    assert store.has_room
+    assert store.has_room()
     fill(store, range(5))
-    assert not store.has_room, "it waits before it tries again"
+    assert not store.has_room(), "it waits before it tries again"
     assert not store.has(key(0))
     assert store.stats().num_dropped == 5
     store.close()
@@ -164,7 +164,7 @@ def test_a_full_disk_is_told_once_and_drops_what_comes(tmp_path: Path, caplog: p
 def test_a_folder_that_cannot_be_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("")
     store = make_store(tmp_path / "file" / "kv")
-    assert not store.has_room
+    assert not store.has_room()
     fill(store, range(3))
     assert read(store, 1) is None
     store.close()
@@ -227,12 +227,12 @@ def test_what_waits_to_be_written_is_bounded(tmp_path: Path) -> None:
     folder = StuckFolder(tmp_path)
     store = make_store(folder, max_queued_bytes=3 * SIZE)
     for number in range(3):
-        assert store.has_room
+        assert store.has_room()
         store.save(key(number), partial(data, number), depth=0)
         assert store.has(key(number))
-    assert not store.has_room
+    assert not store.has_room()
     assert store.num_leading([key(0)]) == 0, "it cannot be read yet"
     folder.may_write.set()
     store.close()
     assert segments_in(tmp_path) == {key(0), key(1), key(2)}
-    assert store.has_room
+    assert store.has_room()

@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 import httpx
@@ -200,7 +201,8 @@ def _retry_after_s(headers: httpx.Headers) -> float | None:
     """Seconds, milliseconds in a header of their own, or a date."""
     for name, unit_s in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         with contextlib.suppress(KeyError, ValueError):
-            return max(float(headers[name]) * unit_s, 0.0)
+            if isfinite(after_s := float(headers[name]) * unit_s):
+                return max(after_s, 0.0)
     with contextlib.suppress(KeyError, ValueError, TypeError, OverflowError):
         return max(email.utils.parsedate_to_datetime(headers["retry-after"]).timestamp() - time.time(), 0.0)
     return None

@@ -66,39 +66,8 @@ def open_cuda(
     """The model on the GPU, in bf16 unless float32 was asked for, its KV sized from what the GPU has left, unless it
     was left room by the model that it is a companion of.
     """
-    dtype = torch.float32 if precision == "exact" or weight_format == "f32" else torch.bfloat16
-    own: Literal["f32", "bf16"] = "f32" if dtype == torch.float32 else "bf16"
-    is_fp8_file = model.spec.fp8 is not None and dtype == torch.bfloat16
-    keeps_fp8 = is_fp8_file and torch.cuda.get_device_capability() >= FP8_CAPABILITY
-    has_fp8 = weight_format == "fp8"
-    plan = Plan(config, dtype, has_fp8_weights=has_fp8, keeps_fp8=keeps_fp8, drops_windows=drops_windows)
-    if model.spec.family == "transformers" and ("fp8" in (weight_format, config.kv_precision) or config.gpus > 1):
-        raise ConfigError(f"{model.name} is computed by transformers: not in fp8, and on one GPU only")
-    if plan.has_fp8_weights:
-        check_device("weights", precision)
-    if config.kv_precision == "fp8":
-        if model.spec.latent:
-            raise ConfigError("kv_precision fp8 is not to be had with latent attention (MLA), whose KV is small")
-        check_device("kv_precision", precision)
-    elif config.kv_precision not in ("auto", own):
-        raise ConfigError(f"kv_precision {config.kv_precision} is not to be had on a GPU: there it is {own} or fp8")
+    plan = plan_for(model, config, weight_format=weight_format, precision=precision, drops_windows=drops_windows)
     share = share_of(model.spec, config.gpus)
-
-    def fit(memory: Memory, companion: ModelSpec | None = None) -> int:
-        return fit_kv_gpu(
-            model.name,
-            model.spec if plan.keeps_fp8 else replace(model.spec, fp8=None),
-            total_bytes=memory.total_bytes,
-            free_bytes=memory.free_bytes,
-            share=config.gpu_memory,
-            working_bytes=sum(working_bytes(spec, config, dtype.itemsize) for spec in (share, companion) if spec),
-            min_tokens=min(model.spec.max_context, config.max_context or 4096),
-            weight_format="fp8" if plan.has_fp8_weights else own,
-            kv_item_bytes=plan.kv_dtype.itemsize,
-            companion=companion,
-            num_gpus=config.gpus,
-        )
-
     try:
         with ExitStack() as at_failure:
             workers = Workers(config.gpus, "cuda", "nccl") if config.gpus > 1 else None
@@ -106,6 +75,7 @@ def open_cuda(
                 at_failure.callback(workers.close)
             left_bytes = kv_tokens and kv_tokens * kv_token_bytes(model.spec, plan.kv_dtype.itemsize)
             first, *others = workers.memory if workers else [memory_of("cuda")]
+            fit = partial(_fit_kv, model, plan)
             kv_bytes = left_bytes or config.gpus * min([fit(first, companion), *map(fit, others)])
             flash = None if share.latent else find_flash(share, BLOCK_SIZE, plan.kv_dtype)
             backend = (
@@ -121,6 +91,51 @@ def open_cuda(
             f"{model.name} ran out of GPU memory while it was loaded ({first_line(error)}); "
             f"--gpu-memory below {config.gpu_memory:g} leaves more for others"
         ) from None
+
+
+def plan_for(
+    model: Model, config: EngineConfig, *, weight_format: WeightFormat, precision: Precision, drops_windows: bool
+) -> Plan:
+    """How a model is held and computed; refuses what the GPU, or this model, is not to be had in."""
+    dtype = torch.float32 if precision == "exact" or weight_format == "f32" else torch.bfloat16
+    own = _name_of(dtype)
+    is_fp8_file = model.spec.fp8 is not None and dtype == torch.bfloat16
+    keeps_fp8 = is_fp8_file and torch.cuda.get_device_capability() >= FP8_CAPABILITY
+    has_fp8 = weight_format == "fp8"
+    plan = Plan(config, dtype, has_fp8_weights=has_fp8, keeps_fp8=keeps_fp8, drops_windows=drops_windows)
+    if model.spec.family == "transformers" and ("fp8" in (weight_format, config.kv_precision) or config.gpus > 1):
+        raise ConfigError(f"{model.name} is computed by transformers: not in fp8, and on one GPU only")
+    if plan.has_fp8_weights:
+        check_device("weights", precision)
+    if config.kv_precision == "fp8":
+        if model.spec.latent:
+            raise ConfigError("kv_precision fp8 is not to be had with latent attention (MLA), whose KV is small")
+        check_device("kv_precision", precision)
+    elif config.kv_precision not in ("auto", own):
+        raise ConfigError(f"kv_precision {config.kv_precision} is not to be had on a GPU: there it is {own} or fp8")
+    return plan
+
+
+def _fit_kv(model: Model, plan: Plan, memory: Memory, companion: ModelSpec | None = None) -> int:
+    """The bytes that one GPU, of those there are, has left for KV."""
+    config, share = plan.config, share_of(model.spec, plan.config.gpus)
+    return fit_kv_gpu(
+        model.name,
+        model.spec if plan.keeps_fp8 else replace(model.spec, fp8=None),
+        total_bytes=memory.total_bytes,
+        free_bytes=memory.free_bytes,
+        share=config.gpu_memory,
+        working_bytes=sum(working_bytes(spec, config, plan.dtype.itemsize) for spec in (share, companion) if spec),
+        min_tokens=min(model.spec.max_context, config.max_context or 4096),
+        weight_format="fp8" if plan.has_fp8_weights else _name_of(plan.dtype),
+        kv_item_bytes=plan.kv_dtype.itemsize,
+        companion=companion,
+        num_gpus=config.gpus,
+    )
+
+
+def _name_of(dtype: torch.dtype) -> Literal["f32", "bf16"]:
+    return "f32" if dtype == torch.float32 else "bf16"
 
 
 def open_ranks(

@@ -16,18 +16,19 @@ have no rows and no keys, tokens that nobody wanted.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from hotloop.backends.backend import Batch
-from hotloop.backends.cuda.groups import ITEM_INTS, PrefixGroup, Sharing
+from hotloop.backends.cuda.groups import ITEM_INTS, PrefixGroup, SharedPlan, Sharing
 from hotloop.backends.cuda.splits import SPLIT_INTS, Splitting
 
 MAX_SHORT_ROWS = 32  # of one sequence, up to which it is attended to as one that decodes
 MIXED_SHORT_ROWS = 8  # the same in most steps that prefill as well
+Array = TypeVar("Array", torch.Tensor, NDArray[np.int32])
 _NOWHERE = np.array([[-1, 0]], np.int32)  # states that nobody looks at: whoever gets the slot begins anew
 
 
@@ -58,26 +59,30 @@ class Shape(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Views:
-    """The parts of the buffer, as tensors on the device."""
+class Parts(Generic[Array]):
+    """The parts of the buffer: on the device, as tensors, or where they are packed."""
 
-    slots: torch.Tensor
-    window_slots: torch.Tensor  # in the blocks of layers with a window, which may have their own
-    token_ids: torch.Tensor
-    sources: torch.Tensor
-    positions: torch.Tensor
-    wanted: torch.Tensor
-    row_begins: torch.Tensor
-    lens: torch.Tensor
-    block_begins: torch.Tensor
-    window_begins: torch.Tensor  # of these blocks, behind the others in `block_ids`; or of the same
-    states: torch.Tensor  # of each sequence the slots it reads and writes; read by hybrids alone
-    splits: torch.Tensor
-    part_begins: torch.Tensor  # [num_short_rows + 1]
-    folded: torch.Tensor
-    items: torch.Tensor
-    table: torch.Tensor  # [num_long, table_width]
-    block_ids: torch.Tensor
+    slots: Array
+    window_slots: Array  # in the blocks of layers with a window, which may have their own
+    token_ids: Array
+    sources: Array
+    positions: Array
+    wanted: Array
+    row_begins: Array
+    lens: Array
+    block_begins: Array
+    window_begins: Array  # of these blocks, behind the others in `block_ids`; or of the same
+    states: Array  # of each sequence the slots it reads and writes; read by hybrids alone
+    splits: Array
+    part_begins: Array  # [num_short_rows + 1]
+    folded: Array
+    items: Array
+    table: Array  # [num_long, table_width]
+    block_ids: Array
+
+
+Views: TypeAlias = Parts[torch.Tensor]
+HostParts: TypeAlias = Parts[NDArray[np.int32]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +102,7 @@ def view_parts(buffer: torch.Tensor, shape: Shape) -> Views:
     parts = [buffer[begin:end] for begin, end in zip(begins, [*begins[1:], len(buffer)], strict=True)]
     parts[:2] = [part.view(torch.int64) for part in parts[:2]]
     parts[-2] = parts[-2].view(shape.num_long, shape.table_width)
-    return Views(*parts)
+    return Parts(*parts)
 
 
 def capacity(largest: Shape, max_blocks: int) -> int:
@@ -139,65 +144,80 @@ def pack(
     groups: list[PrefixGroup] | None = None,
 ) -> NDArray[np.int32]:
     """All of a step as integers, padded to a shape that it fits into. `groups` are those that `sharing` has found."""
-    block_size = splitting.block_size
     is_long = np.diff(batch.begins) > MAX_SHORT_ROWS
     wanted = batch.wanted
     if is_long.any() and not (np.sort(is_long) == is_long).all():
         batch, wanted, groups = _short_first(batch, is_long, groups or [])
         is_long = np.sort(is_long)
-    num_rows_of = np.diff(batch.begins)
-    num_short, num_rows = int((~is_long).sum()), int(batch.begins[-1])
-    window_ids = () if batch.window_ids is None else (batch.window_ids,)
-    sizes = [*_sizes(shape), len(batch.block_ids), *map(len, window_ids)]
-    ints = np.zeros(sum(sizes), np.int32)
-    (
-        slots, window_slots, token_ids, sources, positions, wanted_rows, row_begins, lens, block_begins, window_begins,
-        states, splits, part_begins, folded, items, table, block_ids, *own_ids, _,
-    ) = np.split(ints, np.cumsum(sizes))  # fmt: skip
-    owner = np.repeat(np.arange(len(num_rows_of)), num_rows_of)
+    num_short = int((~is_long).sum())
+    all_ids = batch.block_ids if batch.window_ids is None else np.concatenate([batch.block_ids, batch.window_ids])
+    sizes = _sizes(shape)
+    ints = np.zeros(sum(sizes) + len(all_ids), np.int32)
+    parts: HostParts = Parts(*np.split(ints, np.cumsum(sizes)))
+    lens = batch.past_lens + np.diff(batch.begins)
+    _fill_rows(parts, batch, wanted, splitting.block_size)
+    _fill_sequences(parts, batch, lens, num_short, shape.num_short)
+    shared = None
+    if sharing and groups and shape.num_items:
+        shared = sharing.plan(groups, batch.begins, batch.block_begins, shape.num_short_rows)
+    if num_short:
+        _fill_splits(parts, splitting, lens[:num_short], np.diff(batch.begins)[:num_short], shared)
+    if shape.table_width:
+        _fill_table(parts.table.reshape(shape.num_long, shape.table_width), batch, lens[is_long], splitting.block_size)
+    parts.block_ids[:] = all_ids
+    return ints
+
+
+def _fill_rows(parts: HostParts, batch: Batch, wanted: NDArray[np.int64], block_size: int) -> None:
+    """What each row is, and where its KV goes; those that pad go nowhere."""
+    num_rows = int(batch.begins[-1])
+    owner = np.repeat(np.arange(len(batch.past_lens)), np.diff(batch.begins))
     at = batch.block_begins[owner] + batch.positions // block_size
-    for part, ids in ((slots, batch.block_ids), (window_slots, *(window_ids or (batch.block_ids,)))):
+    window_ids = batch.block_ids if batch.window_ids is None else batch.window_ids
+    for part, ids in ((parts.slots, batch.block_ids), (parts.window_slots, window_ids)):
         part[:] = -1
         part.view(np.int64)[:num_rows] = ids[at].astype(np.int64) * block_size + batch.positions % block_size
-    token_ids[:num_rows] = batch.token_ids
-    sources[:] = -1
+    parts.token_ids[:num_rows] = batch.token_ids
+    parts.sources[:] = -1
     if batch.sources is not None:
-        sources[:num_rows] = batch.sources
-    positions[:num_rows] = batch.positions
-    wanted_rows[: len(wanted)] = wanted
-    all_lens = batch.past_lens + num_rows_of
-    slots_of = _NOWHERE if batch.states is None else batch.states
+        parts.sources[:num_rows] = batch.sources
+    parts.positions[:num_rows] = batch.positions
+    parts.wanted[: len(wanted)] = wanted
+
+
+def _fill_sequences(parts: HostParts, batch: Batch, lens: NDArray[np.int32], num_short: int, max_short: int) -> None:
+    """What each sequence has, those with many rows behind the room for all with few."""
+    window_begin = 0 if batch.window_ids is None else len(batch.block_ids)
+    states = _NOWHERE if batch.states is None else batch.states
     for part, each in (
-        (lens, all_lens),
-        (block_begins, batch.block_begins[:-1]),
-        (window_begins, batch.block_begins[:-1] + (len(batch.block_ids) if window_ids else 0)),
-        (states.reshape(-1, 2), np.broadcast_to(slots_of, (len(all_lens), 2))),
+        (parts.lens, lens),
+        (parts.block_begins, batch.block_begins[:-1]),
+        (parts.window_begins, batch.block_begins[:-1] + window_begin),
+        (parts.states.reshape(-1, 2), np.broadcast_to(states, (len(lens), 2))),
     ):
         part[:num_short] = each[:num_short]
-        part[shape.num_short :][: len(each) - num_short] = each[num_short:]
-    begins_of_long = shape.num_short + 1
+        part[max_short:][: len(each) - num_short] = each[num_short:]
     for part, each in (
-        (row_begins[:begins_of_long], batch.begins[: num_short + 1]),
-        (row_begins[begins_of_long:], batch.begins[num_short:]),
+        (parts.row_begins[: max_short + 1], batch.begins[: num_short + 1]),
+        (parts.row_begins[max_short + 1 :], batch.begins[num_short:]),
     ):
         part[:] = each[-1]
         part[: len(each)] = each
+
+
+def _fill_splits(
+    parts: HostParts, splitting: Splitting, lens: NDArray[np.int32], rows: NDArray[np.int32], shared: SharedPlan | None
+) -> None:
+    """How the keys of the sequences with few rows are read: those they share, and their own."""
     skipped: tuple[NDArray[np.int64], ...] = ()
-    if sharing and groups and shape.num_items:
-        shared = sharing.plan(groups, batch.begins, batch.block_begins, shape.num_short_rows)
-        folded[: len(shared.folded)] = shared.folded
-        items[: shared.items.size] = shared.items.reshape(-1)
-        skipped = shared.num_skipped[:num_short], shared.num_parts[:num_short]
-    if num_short:
-        plan = splitting.plan(all_lens[:num_short], num_rows_of[:num_short], *skipped)
-        splits[: plan.splits.size] = plan.splits.reshape(-1)
-        part_begins[:] = plan.part_begins[-1]
-        part_begins[: len(plan.part_begins)] = plan.part_begins
-    if shape.table_width:
-        _fill_table(table.reshape(shape.num_long, shape.table_width), batch, all_lens[is_long], block_size)
-    for part, ids in zip((block_ids, *own_ids), (batch.block_ids, *window_ids), strict=True):
-        part[:] = ids
-    return ints
+    if shared:
+        parts.folded[: len(shared.folded)] = shared.folded
+        parts.items[: shared.items.size] = shared.items.reshape(-1)
+        skipped = shared.num_skipped[: len(lens)], shared.num_parts[: len(lens)]
+    plan = splitting.plan(lens, rows, *skipped)
+    parts.splits[: plan.splits.size] = plan.splits.reshape(-1)
+    parts.part_begins[:] = plan.part_begins[-1]
+    parts.part_begins[: len(plan.part_begins)] = plan.part_begins
 
 
 def _fill_table(table: NDArray[np.int32], batch: Batch, lens: NDArray[np.int32], block_size: int) -> None:

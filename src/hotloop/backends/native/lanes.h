@@ -46,19 +46,23 @@ inline Codes load_codes(const void* from) {
     return v;
 }
 
-// (v >> N) & MASK of each byte: x86 shifts no bytes but pairs of them, of which the mask leaves the right bits.
-template <int N, uint8_t MASK>
-inline Codes shifted_right(Codes v) {
+// Bits of bytes shifted to the left, or to the right if LEFT is negative, where MASK has them; the others are those of
+// `rest`, which has none there. x86 shifts no bytes but pairs of them, of which the mask leaves the right bits.
+template <int LEFT, uint8_t MASK>
+inline Codes shifted_into(Codes v, Codes rest) {
+#if defined(__ARM_FEATURE_DOTPROD)
+    const Codes shifted = LEFT < 0 ? v >> (LEFT < 0 ? -LEFT : 0) : v << (LEFT < 0 ? 0 : LEFT);
+    return vbslq_u8(vdupq_n_u8(MASK), shifted, rest);
+#else
     using Pairs = uint16_t __attribute__((vector_size(LANE_BYTES)));
-    if constexpr (IS_SIGNED) return MASK == 255 >> N ? v >> N : v >> N & MASK;
-    return (Codes)((Pairs)v >> N) & MASK;
+    const Pairs pairs = (Pairs)v;
+    return ((Codes)(LEFT < 0 ? pairs >> (LEFT < 0 ? -LEFT : 0) : pairs << (LEFT < 0 ? 0 : LEFT)) & MASK) | rest;
+#endif
 }
 
-template <int N, uint8_t MASK>
-inline Codes shifted_left(Codes v) {
+inline Codes high_halves(Codes v) {
     using Pairs = uint16_t __attribute__((vector_size(LANE_BYTES)));
-    if constexpr (IS_SIGNED) return v << N & MASK;
-    return (Codes)((Pairs)v << N) & MASK;
+    return IS_SIGNED ? v >> 4 : (Codes)((Pairs)v >> 4) & 15;
 }
 
 inline void store_codes(void* to, Codes v) { memcpy(to, &v, sizeof(v)); }

@@ -79,15 +79,14 @@ inline __attribute__((always_inline)) void unpack_piece(const uint8_t* codes, Co
         return;
     }
     const Codes both = load_codes(codes + ROW * 64);
-    low = both & 15, high = shifted_right<4, 15>(both);
+    low = both & 15, high = high_halves(both);
     if constexpr (BITS == 5) {
         const Codes fifth = load_codes(codes + 256);
-        low |= shifted_left<4 - ROW, 16>(fifth), high |= shifted_right<ROW, 16>(fifth);
+        low = shifted_into<4 - ROW, 16>(fifth, low), high = shifted_into<-ROW, 16>(fifth, high);
     }
     if constexpr (BITS == 6) {
         const Codes first = load_codes(codes + 256), second = load_codes(codes + 320);
-        if constexpr (ROW == 3) low |= shifted_right<2, 48>(first), high |= shifted_right<2, 48>(second);
-        else low |= shifted_left<4 - 2 * ROW, 48>(first), high |= shifted_left<4 - 2 * ROW, 48>(second);
+        low = shifted_into<4 - 2 * ROW, 48>(first, low), high = shifted_into<4 - 2 * ROW, 48>(second, high);
     }
 }
 

@@ -2,8 +2,9 @@
 
 A segment is the KV of a fixed run of tokens at an aligned position. Its key is a digest of all that its numbers depend
 on: the layout (model, precision, kernel), the salt, and every token up to its end, so it never changes, and tenants
-and models never meet. Neither tokens nor text are on disk. Nothing that happens to the folder is an error here: what
-cannot be read was never there, what cannot be written is dropped, and the log says so.
+and models never meet. The recurrent states of hybrid models, which may end anywhere, have files and keys of their own,
+each with the KV from the last segment up to it. Neither tokens nor text are on disk. Nothing that happens to the folder
+is an error here: what cannot be read was never there, what cannot be written is dropped, and the log says so.
 """
 
 import hashlib
@@ -25,6 +26,7 @@ SEGMENT_TOKENS = 256
 _MAX_QUEUED_BYTES = 256 << 20
 _PAUSE_S = 60.0  # after a failed write
 _TOUCH_S = 60.0  # a use is noted this often
+_STARTED_AT = time.time() - time.monotonic()  # when that clock began, in unix time
 _FLUSH_S = 5.0
 _SLACK = 16  # a sixteenth of the room is freed at once, and may be written before the folder is looked through again
 
@@ -49,17 +51,24 @@ class Keys:
     def __init__(self, layout: str, salt: str, segment_tokens: int) -> None:
         self._segment_tokens = segment_tokens
         self._keys: list[bytes] = []
-        self._digest = hashlib.blake2b(digest_size=KEY_BYTES)
+        self._digests = [hashlib.blake2b(digest_size=KEY_BYTES)]  # after no segment, one, two, ...
         for part in (layout.encode(), salt.encode(errors="surrogatepass")):
-            self._digest.update(len(part).to_bytes(8, "little") + part)
+            self._digests[0].update(len(part).to_bytes(8, "little") + part)
 
     def first(self, count: int, token_ids: "array[int]") -> list[bytes]:
         """The keys of the first `count` segments of these tokens, which may only have grown since the last time."""
         size = self._segment_tokens
         for begin in range(len(self._keys) * size, count * size, size):
-            self._digest.update(token_ids[begin : begin + size].tobytes())
-            self._keys.append(self._digest.copy().digest())
+            self._digests.append(_extended(self._digests[-1], token_ids[begin : begin + size].tobytes()))
+            self._keys.append(self._digests[-1].digest())
         return self._keys[:count]
+
+    def state(self, place: int, token_ids: "array[int]") -> bytes:
+        """The key of the recurrent state after so many of these tokens."""
+        count = place // self._segment_tokens
+        self.first(count, token_ids)
+        rest = token_ids[count * self._segment_tokens : place].tobytes()
+        return _extended(self._digests[count], rest + b"state").digest()
 
 
 class ThreadWorker:
@@ -98,13 +107,12 @@ class KvStore:
         self.segment_bytes = segment_bytes
         self.segment_tokens = segment_tokens
         self._stats = DiskStats()
-        self._file_bytes = HEADER_BYTES + segment_bytes
         self._folder = folder
         self._layout = f"{layout} {segment_tokens} {segment_bytes}"
         self._max_bytes = max_bytes
-        self._max_queued_bytes = max(max_queued_bytes, segment_bytes)
+        self._max_queued_bytes = max_queued_bytes
         self._used_at: dict[bytes, float] = {}
-        self._queued: set[bytes] = set()
+        self._queued: dict[bytes, int] = {}  # and how many bytes they are
         self._num_unseen_bytes = 0
         self._paused_until = 0.0
         self._is_closing = False
@@ -136,19 +144,22 @@ class KvStore:
         """Whether a segment is there or about to be."""
         return key in self._used_at or key in self._queued
 
-    @property
-    def has_room(self) -> bool:
-        has_room = (len(self._queued) + 1) * self.segment_bytes <= self._max_queued_bytes
-        return has_room and time.monotonic() >= self._paused_until
+    def has_room(self, num_bytes: int | None = None) -> bool:
+        """Whether a segment, or so many bytes, would be written soon; a single file always is."""
+        queued = [*self._queued.values()]
+        is_short = not queued or sum(queued) + (num_bytes or self.segment_bytes) <= self._max_queued_bytes
+        return is_short and time.monotonic() >= self._paused_until
 
-    def save(self, key: bytes, copy: Callable[[], memoryview], depth: int) -> None:
-        """Write a segment once it is copied; `depth` is how many come before it."""
-        self._queued.add(key)
+    def save(self, key: bytes, copy: Callable[[], memoryview], depth: int, num_bytes: int | None = None) -> None:
+        """Write a segment, or so many bytes, once it is copied; `depth` is how many segments come before it."""
+        self._queued[key] = num_bytes or self.segment_bytes
         self._writer.put(lambda: self._write(key, copy, _use_of(depth)))
 
-    def read(self, key: bytes, on_data: OnData) -> None:
-        """Read a segment; `on_data` hears of it on another thread, in the order of the calls. None: it is lost."""
-        self._reader.put(lambda: on_data(self._read(key)))
+    def read(self, key: bytes, on_data: OnData, num_bytes: int | None = None) -> None:
+        """Read a segment, or so many bytes; `on_data` hears of it on another thread, in the order of the calls.
+        None: it is lost.
+        """
+        self._reader.put(lambda: on_data(self._read(key, num_bytes or self.segment_bytes)))
 
     def discard(self, keys: Sequence[bytes]) -> None:
         """These are not to be trusted, from now on."""
@@ -178,14 +189,15 @@ class KvStore:
                 self._stats.num_dropped += 1
             else:
                 data = copy()
-                assert len(data) == self.segment_bytes
-                max_bytes = self._max_bytes - self._file_bytes
+                assert len(data) == self._queued[key]
+                file_bytes = HEADER_BYTES + len(data)
+                max_bytes = self._max_bytes - file_bytes
                 if self._stats.num_bytes > max_bytes or self._num_unseen_bytes > self._max_bytes // _SLACK:
                     self._look_through(max_bytes)  # every so often, too: others may write here
                 self._folder.write(key, data, used_at)
-                self._stats.num_bytes += self._file_bytes
-                self._stats.num_bytes_written += self._file_bytes
-                self._num_unseen_bytes += self._file_bytes
+                self._stats.num_bytes += file_bytes
+                self._stats.num_bytes_written += file_bytes
+                self._num_unseen_bytes += file_bytes
                 self._used_at[key] = used_at
         except BackendError:  # what was to be saved is lost with the step that computed it
             self._stats.num_dropped += 1
@@ -193,13 +205,13 @@ class KvStore:
             self._stats.num_dropped += 1
             self._pause(error)
         finally:
-            self._queued.discard(key)
+            self._queued.pop(key, None)
 
-    def _read(self, key: bytes) -> memoryview | None:
+    def _read(self, key: bytes, num_bytes: int) -> memoryview | None:
         if self._is_closing:
             return None
         try:
-            data = self._folder.read(key, self.segment_bytes)
+            data = self._folder.read(key, num_bytes)
         except OSError as error:
             if not isinstance(error, FileNotFoundError):  # others may delete what they like
                 log.warning("%s cannot be read: %s; what was kept there is computed again", self._folder.path, error)
@@ -210,12 +222,15 @@ class KvStore:
             self._stats.num_damaged += 1
             self.discard([key])
             return None
-        self._stats.num_bytes_read += self._file_bytes
+        self._stats.num_bytes_read += HEADER_BYTES + num_bytes
         return data
 
     def _look_through(self, max_bytes: int) -> None:
         """See what is there; the longest unused goes if that is more than may be."""
-        found = sorted(self._folder.list(), reverse=True)
+        listed, now = self._folder.list(), _use_of(0)
+        ahead = {each.key for each in listed if each.used_at > now + _TOUCH_S}  # of a time when the clock was wrong
+        self._touch(dict.fromkeys(ahead, now))
+        found = sorted((each._replace(used_at=min(each.used_at, now)) for each in listed), reverse=True)
         if sum(segment.num_bytes for segment in found) > max_bytes:
             max_bytes -= self._max_bytes // _SLACK
         num_bytes = 0
@@ -245,6 +260,13 @@ class KvStore:
         log.warning("%s cannot be written to: %s; KV is kept in memory alone for %.0f s", path, reason, _PAUSE_S)
 
 
+def _extended(digest: "hashlib.blake2b", data: bytes) -> "hashlib.blake2b":
+    longer = digest.copy()
+    longer.update(data)
+    return longer
+
+
 def _use_of(depth: int) -> float:
-    """Now, but a second earlier for each segment before it: of a prefix the end goes first, since nothing needs it."""
-    return time.time() - depth
+    """Now, but a second earlier for each segment before it: of a prefix the end goes first, since nothing needs it. A
+    clock that is set while this runs changes nothing: what is used would seem older than what is not."""
+    return _STARTED_AT + time.monotonic() - depth

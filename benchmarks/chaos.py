@@ -1,0 +1,354 @@
+"""Do the real parts stay right together? A router, two servers with a tiny model and agents that ask all the time while
+servers are killed, stopped for a while, told to leave, and have no room on their disks, and clients hang up.
+
+The model is random but fixed, and greedy: what it answers in a quiet hour it must answer in trouble, word for word,
+from whichever server and whatever is cached. Every request ends with that answer or with an error that says so; in the
+end nothing is left behind. All of it is on loopback, and ends what it started and nothing else.
+"""
+
+import asyncio
+import json
+import os
+import random
+import re
+import resource
+import signal
+import tempfile
+import time
+import uuid
+from collections import Counter
+from contextlib import AsyncExitStack, ExitStack, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx
+import tokenizers
+from cyclopts.types import PositiveFloat
+from rich.table import Table
+
+from benchmarks.command import main, show_report
+from benchmarks.route.processes import RouterProcess
+from hotloop.bench.serving import ChildServer
+from hotloop.border.listen import bind
+from hotloop.cli.loading import console
+from hotloop.cli.settings import Json
+from hotloop.core.errors import RemoteError
+
+MARK = "BENCH_CHAOS"
+"""In the environment of all that is started here, and of what that starts."""
+
+_NUM_AGENTS, _NUM_CONVERSATIONS, _NUM_TURNS = 8, 12, 4
+_MAX_ANSWER_S, _MAX_SETTLE_S, _LEAVE_SHARE = 90.0, 60.0, 0.1
+_CONFIG = {
+    "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 600, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5,
+    "rope_theta": 10_000.0, "tie_word_embeddings": False,
+}  # fmt: skip
+_TEMPLATE = (
+    "{% if tools %}{{ tools|tojson }}{% endif %}{% for m in messages %}{{ m.role }}: {{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function|tojson }}</tool_call>{% endfor %}<|im_end|>{% endfor %}"
+)
+_PROPERTIES = {"a": {"type": "integer", "minimum": 0, "maximum": 999}, "b": {"enum": ["x", "y"]}}
+_SCHEMA = {"type": "object", "properties": _PROPERTIES, "required": ["a", "b"], "additionalProperties": False}
+_TOOL = {"type": "function", "function": {"name": "look", "parameters": _SCHEMA}}
+
+Outcome = Literal["right", "wrong", "refused", "left", "cut", "lost", "late"]
+Trouble = Literal["killed", "stopped", "drained", "disk full"]
+_TROUBLES: tuple[Trouble, ...] = ("killed", "killed", "stopped", "stopped", "drained", "disk full")
+
+
+@dataclass(slots=True)
+class ChaosReport:
+    """`refused` were told so, `left` hung up themselves; of the others that are not `right` there may be none."""
+
+    duration_s: float = 0.0
+    outcomes: Counter[Outcome] = field(default_factory=Counter)
+    troubles: Counter[Trouble] = field(default_factory=Counter)
+    refusals: Counter[str] = field(default_factory=Counter)
+    findings: list[str] = field(default_factory=list)
+
+    @property
+    def is_good(self) -> bool:
+        bad = sum(self.outcomes[each] for each in ("wrong", "cut", "lost", "late"))
+        return not self.findings and not bad and self.outcomes["right"] > 0
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"is_good": self.is_good}
+
+    def to_table(self) -> Table:
+        table = Table("what", "how often")
+        for counts in (self.outcomes, self.troubles, self.refusals):
+            for name, count in counts.most_common():
+                table.add_row(name, f"{count:,}")
+            table.add_section()
+        for finding in self.findings:
+            table.add_row(finding, "")
+        return table
+
+
+class ChaosServer(ChildServer):
+    """`hotloop serve` where it was before, with a folder of its own."""
+
+    def __init__(self, model: Path, folder: Path) -> None:
+        with bind("127.0.0.1", 0) as listener:
+            port = listener.getsockname()[1]
+        super().__init__(
+            [
+                *("--model", str(model), "--load-format", "dummy", "--device", "cpu", "--precision", "exact"),
+                *(
+                    "--kv-memory",
+                    "2MB",
+                    "--kv-dir",
+                    str(folder / "kv"),
+                    "--kv-dir-size",
+                    "16MB",
+                    "--max-context",
+                    "2048",
+                ),
+                *("--trace", str(folder / "trace.db"), "--debug-checks", "--drain-timeout-s", "5"),
+            ]
+        )
+        self._command[self._command.index("--port") + 1] = str(port)
+
+    def restart(self) -> None:
+        self.close()
+        self.start()
+
+
+@dataclass(slots=True)
+class _Stage:
+    """The parts, and what is asked of them."""
+
+    router: RouterProcess
+    servers: list[ChaosServer]
+    http: httpx.AsyncClient
+    rng: random.Random
+    report: ChaosReport
+    answers: dict[tuple[int, int], dict[str, Any]] = field(default_factory=dict)
+    """The message of the assistant, by conversation and turn."""
+
+    async def learn(self) -> None:
+        """What is answered when all is quiet."""
+        for number in range(_NUM_CONVERSATIONS):
+            for turn in range(_NUM_TURNS):
+                body = self._body(number, turn)
+                said = (await self.http.post("/v1/chat/completions", json=body)).raise_for_status().json()
+                self.answers[number, turn] = said["choices"][0]["message"]
+
+    def _body(self, number: int, turn: int) -> dict[str, Any]:
+        rng = random.Random(number)
+        messages: list[dict[str, Any]] = [{"role": "system", "content": "Be brief. " * 20}]
+        for i in range(turn + 1):
+            if i:
+                messages.append(self.answers[number, i - 1])
+                messages += [
+                    {"role": "tool", "tool_call_id": call["id"], "content": f"found {rng.random():.3f}"}
+                    for call in messages[-1].get("tool_calls") or ()
+                ]
+            messages.append({"role": "user", "content": f"{number}/{i} " + "word " * rng.randint(1, 60)})
+        body = {"model": "tiny", "messages": messages, "temperature": 0, "max_tokens": 24, "session_id": f"s{number}"}
+        has_tools = (number + turn) % 3 == 0
+        return body | ({"tools": [_TOOL], "tool_choice": "required", "max_tokens": 80} if has_tools else {})
+
+    async def ask_until(self, deadline: float) -> None:
+        """One agent: conversations from their beginning, over and over."""
+        while time.monotonic() < deadline:
+            number = self.rng.randrange(_NUM_CONVERSATIONS)
+            for turn in range(_NUM_TURNS):
+                self.report.outcomes[await self.ask(number, turn)] += 1
+                await asyncio.sleep(self.rng.uniform(0, 0.3))
+                if time.monotonic() > deadline:
+                    return
+
+    async def ask(self, number: int, turn: int) -> Outcome:
+        body = self._body(number, turn) | {"stream": self.rng.random() < 0.6}
+        leaves_at = self.rng.randint(1, 8) if self.rng.random() < _LEAVE_SHARE else None
+        try:
+            async with (
+                asyncio.timeout(_MAX_ANSWER_S),
+                self.http.stream("POST", "/v1/chat/completions", json=body) as got,
+            ):
+                if got.status_code != 200:
+                    return self._refused(json.loads(await got.aread())["error"]["code"])
+                if not body["stream"]:
+                    message = json.loads(await got.aread())["choices"][0]["message"]
+                    return self._judge(number, turn, said_by(message))
+                return await self._hear(got, number, turn, leaves_at)
+        except TimeoutError:
+            return "late"
+        except (httpx.HTTPError, ValueError, KeyError) as error:
+            self.report.findings.append(f"{number}/{turn}: {error!r:.200}")
+            return "lost"
+
+    async def _hear(self, got: httpx.Response, number: int, turn: int, leaves_at: int | None) -> Outcome:
+        said, num_events, is_whole = "", 0, False
+        async for line in got.aiter_lines():
+            if not line.startswith("data: {"):
+                continue
+            event, num_events = json.loads(line.removeprefix("data: ")), num_events + 1
+            if "error" in event:
+                return self._refused(f"{event['error']['code']} in the stream")
+            for choice in event["choices"]:
+                said += said_by(choice["delta"])
+                is_whole = is_whole or bool(choice["finish_reason"])
+            if num_events == leaves_at:
+                return "left"
+        return self._judge(number, turn, said) if is_whole else "cut"
+
+    def _judge(self, number: int, turn: int, said: str) -> Outcome:
+        expected = said_by(self.answers[number, turn])
+        if said == expected:
+            return "right"
+        self.report.findings.append(f"{number}/{turn}: said {said!r:.200} instead of {expected!r:.200}")
+        return "wrong"
+
+    def _refused(self, code: str) -> Outcome:
+        self.report.refusals[code] += 1
+        return "refused"
+
+    async def trouble_until(self, deadline: float) -> None:
+        while (left_s := deadline - time.monotonic()) > 0:
+            await asyncio.sleep(min(left_s, self.rng.uniform(2, 8)))
+            trouble = self.rng.choice(_TROUBLES)
+            await self._make(trouble, self.rng.choice(self.servers))
+            self.report.troubles[trouble] += 1
+
+    async def _make(self, trouble: Trouble, server: ChaosServer) -> None:
+        match trouble:
+            case "killed":
+                os.kill(server.pid, signal.SIGKILL)
+                await asyncio.sleep(self.rng.uniform(0, 3))
+                await asyncio.to_thread(server.restart)
+            case "drained":
+                await asyncio.to_thread(server.restart)
+            case "stopped":
+                os.kill(server.pid, signal.SIGSTOP)
+                await asyncio.sleep(self.rng.uniform(0.5, 8))
+                os.kill(server.pid, signal.SIGCONT)
+            case "disk full":
+                _, most = resource.prlimit(server.pid, resource.RLIMIT_FSIZE)
+                resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (0, most))
+                await asyncio.sleep(self.rng.uniform(2, 8))
+                resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (most, most))
+
+    async def settle(self) -> None:
+        """All is quiet again: everything is answered rightly, and nothing is held for anybody."""
+        deadline = time.monotonic() + _MAX_SETTLE_S
+        while found := await self._unsettled():
+            if time.monotonic() > deadline:
+                self.report.findings += found
+                break
+            await asyncio.sleep(0.5)
+        for number, turn in self.answers:
+            if (outcome := await self.ask(number, turn)) not in ("right", "left"):
+                self.report.findings.append(f"{number}/{turn}: {outcome} after all was over")
+
+    async def _unsettled(self) -> list[str]:
+        found = []
+        try:
+            page = (await self.http.get("/router/replicas")).json()
+            found += [f"waiting at the router: {page['waiting']}"] if page["waiting"] else []
+            for each in page["replicas"]:
+                if each["state"] != "up" or each["running"]:
+                    found.append(f"{each['name']} is {each['state']} with {each['running']} running")
+            for server in self.servers:
+                page = (await self.http.get(f"{server.url}/metrics")).text
+                for name in ("requests_running", "requests_waiting", "kv_blocks_used"):
+                    num = sum(map(float, re.findall(rf"(?m)^hotloop_{name}(?:{{.*}})? (\S+)$", page)))
+                    found += [f"{server.url}: {name} is {num:g}"] if num else []
+        except httpx.HTTPError as error:
+            found.append(f"{error!r}")
+        return found
+
+
+def said_by(message: dict[str, Any]) -> str:
+    """Words and calls, but for the ids, which are new each time."""
+    calls = [call["function"] for call in message.get("tool_calls") or ()]
+    return (message.get("content") or "") + "".join(f"{call.get('name') or ''}{call['arguments']}" for call in calls)
+
+
+def write_model(folder: Path) -> Path:
+    """A model of random weights: tokens are bytes and made-up words, and one that ends an answer."""
+    folder.mkdir()
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    words = [*alphabet, *(f"Ġw{i}" for i in range(len(alphabet), _CONFIG["vocab_size"] - 1))]  # type: ignore[operator]
+    inner = tokenizers.Tokenizer(tokenizers.models.BPE({word: i for i, word in enumerate(words)}, []))
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = tokenizers.decoders.ByteLevel()
+    inner.add_special_tokens(["<|im_end|>"])
+    inner.save(str(folder / "tokenizer.json"))
+    (folder / "config.json").write_text(json.dumps(_CONFIG))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": _TEMPLATE, "eos_token": "<|im_end|>"}))
+    return folder
+
+
+def marked_processes(mark: str) -> list[int]:
+    """What was started here, or by what was started here, and still runs."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if f"{MARK}={mark}\0".encode() in (folder / "environ").read_bytes():
+                found.append(int(folder.name))
+    return [pid for pid in found if pid != os.getpid()]
+
+
+def num_files(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+async def _play(router: RouterProcess, servers: list[ChaosServer], duration_s: float, seed: int) -> ChaosReport:
+    report = ChaosReport()
+    async with AsyncExitStack() as stack:
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=_NUM_AGENTS)
+        http = httpx.AsyncClient(base_url=router.url, timeout=_MAX_ANSWER_S, limits=limits, verify=False)
+        stage = _Stage(router, servers, await stack.enter_async_context(http), random.Random(seed), report)
+        await stage.learn()
+        num_before, began_at = num_files(router.pid), time.monotonic()
+        deadline = began_at + duration_s
+        await asyncio.gather(stage.trouble_until(deadline), *(stage.ask_until(deadline) for _ in range(_NUM_AGENTS)))
+        report.duration_s = time.monotonic() - began_at
+        await stage.settle()
+        if (num := num_files(router.pid)) > num_before + 4 * _NUM_AGENTS:
+            report.findings.append(f"the router has {num} files open, {num_before} when it began")
+    return report
+
+
+def run_chaos(duration_s: float, seed: int = 0) -> ChaosReport:
+    mark = os.environ[MARK] = uuid.uuid4().hex
+    with tempfile.TemporaryDirectory(prefix="hotloop-chaos-") as name, ExitStack() as stack:
+        folder = Path(name)
+        model = write_model(folder / "tiny")
+        for each in ("a", "b"):
+            (folder / each).mkdir()
+        servers = [stack.enter_context(ChaosServer(model, folder / each)) for each in ("a", "b")]
+        flags = ("--health-interval-s", "0.5", "--first-byte-timeout-s", "30", "--idle-timeout-s", "30")
+        router = stack.enter_context(RouterProcess([server.url for server in servers], flags))
+        report = asyncio.run(_play(router, servers, duration_s, seed))
+    deadline = time.monotonic() + 10
+    while (left := marked_processes(mark)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    report.findings += [f"process {pid} is left behind" for pid in left]
+    del os.environ[MARK]
+    return report
+
+
+def chaos(*, minutes: PositiveFloat = 10.0, seed: int = 0, as_json: Json = False) -> None:
+    """Make trouble for a router, two servers and agents, and see whether every request ends rightly.
+
+    Parameters
+    ----------
+    minutes
+        How long.
+    seed
+        Which troubles.
+    """
+    with console.status(f"trouble for {minutes:g} minutes ..."):
+        report = run_chaos(minutes * 60, seed)
+    show_report(report, as_json)
+    if not report.is_good:
+        raise RemoteError("a request was not answered rightly, or something was left behind")
+
+
+if __name__ == "__main__":
+    main(chaos)

@@ -1,0 +1,33 @@
+"""Read-only calls that run before the model has asked for them, on recorded runs. The predictor is the real one; the
+clock is simulated, so the figures are the same on every machine (`benchmarks.agent.foresight`)."""
+
+import random
+from pathlib import Path
+
+from benchmarks.agent.foresight import measure_foresight, read_runs
+from benchmarks.claims.published import FORESIGHT
+from benchmarks.claims.result import Figure, Result
+from hotloop.core.errors import ConfigError
+
+
+def measure_speculation(data: Path, num_learn: int, num_repeats: int) -> Result:
+    """Each repeat learns from other runs of the same agents, and is tried on the rest."""
+    runs = read_runs(data)
+    if len(runs) <= num_learn:
+        raise ConfigError(f"{data} has {len(runs)} runs: more than the {num_learn} that are learned from are needed")
+    splits = [random.Random(seed).sample(runs, len(runs)) for seed in range(num_repeats)]
+    found = [measure_foresight(split, num_learn=num_learn) for split in splits]
+    waited = [(each.tool_s - each.hidden_s) / each.num_calls for each in found]
+    return Result(
+        claim=FORESIGHT,
+        what=(
+            f"{len(runs) - num_learn} recorded runs after {num_learn} learned from, on a simulated clock: 60 tokens a "
+            f"second, tools of 0.4 s in the median"
+        ),
+        figures=[
+            Figure("predicted right", "share", [each.precision for each in found]),
+            Figure("off a step", "s", [each.hidden_s / max(1, each.guesses.num_hits) for each in found]),
+            Figure("read-only calls foreseen", "share", [each.coverage for each in found]),
+            Figure("waited for a tool", "s", waited, [each.tool_s / each.num_calls for each in found]),
+        ],
+    )

@@ -1,0 +1,76 @@
+"""Figures of repeats, claims that hold or do not, and results in a file."""
+
+from pathlib import Path
+
+import pytest
+from benchmarks.claims.published import CLAIMS, CONTINUOUS, FORESIGHT, PRIORITY, SERVING, TIERS, Need
+from benchmarks.claims.result import Figure, Result, Taken, read_results, write_results
+
+from hotloop.core.errors import ConfigError
+
+TAKEN = Taken("a machine", "python -m benchmarks.claims", "2026-11-16", "0.1.0")
+
+
+def test_better_is_less_of_all_but_speed_and_share():
+    speed = Figure("throughput", "tokens/s", [20.0, 30.0, 50.0], [10.0, 10.0, 10.0])
+    assert speed.times == [2.0, 3.0, 5.0]
+    assert speed.shown() == "throughput 10.0 tokens/s → 30.0 tokens/s: 3.00× (2.00 to 5.00)"
+    wait = Figure("first token", "s", [0.5], [2.0])
+    assert (wait.times, wait.saved) == ([4.0], [0.75])
+    assert wait.shown() == "first token 2.00 s → 500 ms: 4.00×"
+
+
+def test_a_figure_without_a_baseline_stands_for_itself():
+    assert Figure("right", "share", [0.8, 0.9, 1.0]).shown() == "right 90% (80% to 100%)"
+    assert Figure("right", "share", [0.9]).shown() == "right 90%"
+
+
+@pytest.mark.parametrize(
+    ("need", "is_met"),
+    [
+        (Need("a", "times", 2.0), True),
+        (Need("a", "times", 2.1), False),
+        (Need("a", "saved", 0.5), True),
+        (Need("a", "saved", 0.51), False),
+        (Need("a", "most", 1.0), True),
+        (Need("a", "most", 0.9), False),
+        (Need("a", "least", 1.0), True),
+        (Need("a", "least", 1.1), False),
+    ],
+)
+def test_the_median_of_repeats_decides(need: Need, is_met: bool):
+    result = Result(claim="x", figures=[Figure("a", "s", [9.0, 1.0, 1.0], [9.0, 2.0, 2.0])])
+    assert need.is_met(result) is is_met
+
+
+def test_a_claim_holds_if_all_it_needs_is_met():
+    fast = Figure("throughput", "tokens/s", [30.0], [10.0])
+    kept, lost = (Figure("interactive turn", "s", [seconds], [1.0]) for seconds in (1.1, 2.0))
+    assert CLAIMS[PRIORITY].holds(Result(claim=PRIORITY, figures=[fast, kept]))
+    assert not CLAIMS[PRIORITY].holds(Result(claim=PRIORITY, figures=[fast, lost]))
+    assert not CLAIMS[PRIORITY].holds(Result(claim=PRIORITY, missing="it needs two models"))
+
+
+def test_every_claim_but_the_table_says_what_it_needs():
+    for name, claim in CLAIMS.items():
+        assert (claim.published and claim.baseline and claim.needs) or name == SERVING
+        assert "gpu" not in claim.reasons or claim.on_gpu, name
+
+
+def test_results_replace_those_of_their_claim_alone(tmp_path: Path):
+    path = tmp_path / "claims.json"
+    old, other = (Result(claim=name, what="old", figures=[Figure("a", "s", [1.0])]) for name in (TIERS, FORESIGHT))
+    write_results(path, [old, other], TAKEN)
+    write_results(path, [Result(claim=TIERS, what="new", figures=[Figure("a", "s", [2.123456789], [3.0])])], TAKEN)
+    tiers, foresight = read_results(path)
+    assert (tiers.what, tiers.figures[0].ours, foresight.what) == ("new", [2.12346], "old")
+    assert tiers.taken == TAKEN
+
+
+def test_what_is_no_results(tmp_path: Path):
+    path = tmp_path / "claims.json"
+    path.write_text("[{}]")
+    with pytest.raises(ConfigError, match="holds no results"):
+        read_results(path)
+    with pytest.raises(ConfigError, match="cannot write"):
+        write_results(tmp_path / "nowhere" / "claims.json", [Result(claim=CONTINUOUS)], TAKEN)
