@@ -36,6 +36,7 @@ RESULTS = ROOT / ".mutants.jsonl"
 TIMEOUT_S = 900.0
 TEST_TIMEOUT_S = 60
 MIN_SHARE = 0.95
+_CHECKS = ("check", "check_node", "_check_users")
 _COPIED = ("src", "tests", "benchmarks", "docs", "pyproject.toml", "README.md")
 
 
@@ -52,10 +53,10 @@ TESTS: Mapping[str, list[str]] = {
     "engine/eviction.py": _engine("retention", "radix", "radix_host"),
     "engine/retention.py": _engine("retention", "radix", "radix_host"),
     "engine/radix.py": _engine("radix", "radix_host", "retention", "states"),
-    "engine/states.py": _engine("states", "scheduler"),
+    "engine/states.py": _engine("states_places", "states_host", "states", "scheduler"),
     "engine/fairness.py": _engine("fairness", "scheduler"),
     "engine/admission.py": _engine("admission", "scheduler_rooms", "scheduler"),
-    "engine/scheduler.py": _engine("scheduler", "scheduler_rooms", "scheduler_short", "fairness", "admission"),
+    "engine/scheduler.py": _engine("scheduler_steps", "scheduler_rooms", "scheduler_short", "scheduler"),
     "engine/drafting/speculation.py": _DRAFTING,
     "router/placement/index.py": _PLACEMENT[::-1],
     "router/placement/placement.py": _PLACEMENT,
@@ -63,17 +64,26 @@ TESTS: Mapping[str, list[str]] = {
     "trace/ledger.py": ["tests/trace/test_ledger.py", "tests/trace/test_ledger_givers.py"],
     "agent/tools/dispatch.py": ["tests/agent/tools/test_dispatch.py", "tests/agent/test_run.py"],
 }
+_SHARED_AGAIN = "whole blocks that are shared already are shared once more, which does nothing"
+_NO_PLACE_AHEAD = "one that is past its prompt is compared for nothing: no place in it lies ahead"
 EQUIVALENT: Mapping[str, str] = {
-    "engine/node.py: min(len(edge), len(key) - begin) // size -> min(len(edge), len(key) - begin) * size": (
-        "a bisection over a longer range: what is beyond the edge never matches"
-    ),
     "engine/drafting/speculation.py: 0.98 * old + each -> 0.98 * old - each": (
         "all five sums change their sign, and only their ratios count"
     ),
-    "engine/scheduler.py: request.num_settled // self.block_size > part.begin // self.block_size -> "
-    "request.num_settled // self.block_size >= part.begin // self.block_size": (
-        "whole blocks that are shared already are shared once more, which does nothing"
+    "engine/drafting/speculation.py: variance > 1 -> variance >= 1": (
+        "whole numbers of which the older count for less never vary by exactly 1"
     ),
+    "engine/scheduler.py: request.num_settled // self.block_size > part.begin // self.block_size -> "
+    "request.num_settled // self.block_size >= part.begin // self.block_size": _SHARED_AGAIN,
+    "engine/scheduler.py: request.num_settled // self.block_size -> request.num_settled * self.block_size": (
+        _SHARED_AGAIN
+    ),
+    "engine/scheduler.py: room <= 0 -> room < 0": (
+        "one that runs may adopt what is cached a step earlier; it computes nothing, for there is no room"
+    ),
+    "engine/states.py: run.request.num_computed < run.request.num_prompt - 1 -> "
+    "run.request.num_computed <= run.request.num_prompt - 1": _NO_PLACE_AHEAD,
+    "engine/states.py: run.request.num_prompt - 1 -> run.request.num_prompt + 1": _NO_PLACE_AHEAD,
 }
 """Mutants that change nothing anybody could see, by name, and why."""
 
@@ -117,7 +127,7 @@ def find_mutants(path: str, source: str) -> Iterator[Mutant]:
 def _expressions(tree: ast.AST) -> Iterator[ast.expr]:
     """All but those of asserts, of checks, which are asserts, and of types and words."""
     for child in ast.iter_child_nodes(tree):
-        if isinstance(child, ast.Assert | ast.JoinedStr) or getattr(child, "name", "") == "check":
+        if isinstance(child, ast.Assert | ast.JoinedStr) or getattr(child, "name", "") in _CHECKS:
             continue
         if isinstance(child, ast.expr):
             yield child

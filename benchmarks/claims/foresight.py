@@ -10,18 +10,18 @@ from benchmarks.claims.result import Figure, Result
 from hotloop.core.errors import ConfigError
 
 
-def measure_speculation(data: Path, num_learn: int, num_repeats: int) -> Result:
+def measure_speculation(data: Path, runs: str, num_learn: int, num_repeats: int) -> Result:
     """Each repeat learns from other runs of the same agents, and is tried on the rest."""
-    runs = read_runs(data)
-    if len(runs) <= num_learn:
-        raise ConfigError(f"{data} has {len(runs)} runs: more than the {num_learn} that are learned from are needed")
-    splits = [random.Random(seed).sample(runs, len(runs)) for seed in range(num_repeats)]
+    read = read_runs(data)
+    if len(read) <= num_learn:
+        raise ConfigError(f"{data} has {len(read)} runs: more than the {num_learn} that are learned from are needed")
+    splits = [random.Random(seed).sample(read, len(read)) for seed in range(num_repeats)]
     found = [measure_foresight(split, num_learn=num_learn) for split in splits]
     waited = [(each.tool_s - each.hidden_s) / each.num_calls for each in found]
     return Result(
         claim=FORESIGHT,
         what=(
-            f"{len(runs) - num_learn} recorded runs after {num_learn} learned from, on a simulated clock: 60 tokens a "
+            f"{len(read) - num_learn} {runs} after {num_learn} learned from, on a simulated clock: 60 tokens a "
             f"second, tools of 0.4 s in the median"
         ),
         figures=[

@@ -32,7 +32,8 @@ measures all of this on a CPU, keeps the figures in `docs/figures` and writes wh
 Claims are as they were published, on other machines and with other models. Figures are medians, baseline first; *×* is
 how many times better, with the least and the most of the repeats in brackets. A claim holds if its lower bound is
 reached in the median. On a CPU the model is the default one, SmolLM2-135M, where no other is named; on a card it is one
-of Llama-3.1-8B shapes with random weights."""
+of Llama-3.1-8B shapes with random weights. Tiers, a draft model and everything together need two models:
+`make benchmarks CLAIMS='--small A --large B'`; `--data` and `--questions` take runs and questions of your own."""
 _HEAD = "| claim | published | baseline | on a CPU | on a GPU | does it hold? |\n|---|---|---|---|---|---|"
 _DEVICES: Mapping[Device, str] = {"cpu": "CPU", "gpu": "GPU"}
 _A100 = "naive 15–20, TGI 35–45, vLLM 55–65, SGLang 60–70, TensorRT-LLM 70–90 tokens/s"

@@ -15,7 +15,7 @@ _NUM_OUTPUT = 8
 _MAX_CHARS = 26_000
 
 
-def measure_prefix(data: Path, num_prompts: int, num_repeats: int) -> Result:
+def measure_prefix(data: Path, runs: str, num_prompts: int, num_repeats: int) -> Result:
     """The last prompts of recorded runs, one run after the other: no two share more than what stands before the first
     turn. The first of all, which reads that, is left out."""
     num_jobs = 1 + num_prompts * num_repeats
@@ -28,7 +28,7 @@ def measure_prefix(data: Path, num_prompts: int, num_repeats: int) -> Result:
     )
     return Result(
         claim=PREFIX,
-        what=f"the last prompts of {len(without)} recorded runs, which share a system prompt and tools",
+        what=f"the last prompts of {len(without)} {runs}, which share a system prompt and tools",
         figures=[Figure("first token", "s", *times), Figure("prefilled", "tokens", *tokens)],
     )
 

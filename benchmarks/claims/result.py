@@ -59,10 +59,13 @@ class Figure:
         """Medians, and how many times better with the least and the most of the repeats."""
         if not self.baseline:
             return f"{self.name} {self.show(self.ours)}"
-        times = self.times
-        spread = f" ({min(times):.2f} to {max(times):.2f})" if len(times) > 1 else ""
         before, after = (_FORMS[self.unit](statistics.median(each)) for each in (self.baseline, self.ours))
-        return f"{self.name} {before} → {after}: {statistics.median(times):.2f}×{spread}" if times else self.name
+        if self.unit == "share" or not self.times:
+            return f"{self.name} {before} → {after}"
+        times, saved = self.times, statistics.median(self.saved)
+        spread = f" ({min(times):.2f} to {max(times):.2f})" if len(times) > 1 else ""
+        less = f", {saved:.0%} less" if saved > 0 and self.unit not in _BETTER_WHEN_MORE else ""
+        return f"{self.name} {before} → {after}: {statistics.median(times):.2f}×{spread}{less}"
 
     def show(self, values: Sequence[float]) -> str:
         form = _FORMS[self.unit]

@@ -102,12 +102,13 @@ def _measured(name: str, measure: Callable[[], Result | Sequence[Result]]) -> Se
 
 def _scenarios(scale: Scale, supplies: Supplies, data: Path) -> Mapping[str, Callable[[], Result | Sequence[Result]]]:
     repeats = scale.repeats
+    runs = f"runs of {supplies.data.name.partition('.')[0]}" if supplies.data else "generated office workflows"
     return {
         LOOP: lambda: measure_loop(scale.steps, repeats),
-        PREFIX: lambda: measure_prefix(data, scale.num_prompts, repeats),
+        PREFIX: lambda: measure_prefix(data, runs, scale.num_prompts, repeats),
         FIRST: lambda: measure_streaming(repeats, scale.num_output),
         TOOLS: lambda: measure_gathering(scale.tool_s, repeats),
-        FORESIGHT: lambda: measure_speculation(data, scale.num_lessons, scale.num_splits),
+        FORESIGHT: lambda: measure_speculation(data, runs, scale.num_lessons, scale.num_splits),
         BATCHING: lambda: measure_batching(scale.num_requests, repeats),
         PRIORITY: lambda: measure_priority(scale.num_user_turns, scale.num_workers, repeats),
         DRAFT: _paired(

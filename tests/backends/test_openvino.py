@@ -371,5 +371,4 @@ def test_the_real_model_says_the_same_however_it_is_computed(real_model: Model) 
     alone = go_on(real_model, max_running=1, prefix_cache=False)
     assert "Paris" in real_model.tokenizer.decode(alone[0])
     assert go_on(real_model, num_turns=2) == alone * 2, "batched, then from the cache"
-    assert go_on(real_model, max_step_tokens=32, prefix_cache=False) == alone, "in chunks"
-    assert go_on(real_model, max_running=1, interrupted=True) == alone, "preempted"
+    assert go_on(real_model, max_step_tokens=32, max_running=1, interrupted=True) == alone, "in chunks, preempted"

@@ -1,11 +1,11 @@
-"""`hotloop demo`: the view of the fleet, and the whole of it with the real model."""
+"""`hotloop demo`: the view of the fleet, and the whole of it with a small model."""
 
 import io
 from pathlib import Path
 
-import pytest
 from rich.console import Console
 from tests.cli.test_main import hotloop
+from tests.models.tiny import write_smallest
 
 from hotloop.bench.replay import Progress, ReplayedTurn
 from hotloop.bench.workload import generate_jobs
@@ -47,9 +47,9 @@ def test_without_a_terminal_every_turn_is_a_line():
     ]
 
 
-@pytest.mark.model
-def test_the_demo_ends_with_a_table(default_model_path: Path):
-    result = hotloop("demo", "--agents", "2", "--turns", "1", timeout_s=280)
+def test_the_demo_ends_with_a_table(tmp_path: Path, empty_home: Path):
+    model = write_smallest(tmp_path / "m")
+    result = hotloop("demo", "--model", str(model), "--agents", "2", "--turns", "1", timeout_s=280)
     assert result.returncode == 0, result.stderr
     assert "naive: nothing reused, one request at a time" in result.stdout
     assert "agent-1 turn 1/1: prefilled" in result.stdout

@@ -10,7 +10,15 @@ from tests.engine.tiny import BLOCK_SIZE, make_request
 
 from hotloop.core.request import Priority, Request
 from hotloop.core.retention import Hold, HoldKind
-from hotloop.engine.admission import MAX_SWAP_S, MAX_WAIT_S, NUM_AHEAD, PATIENCE, SWAP_SHARE, Admission
+from hotloop.engine.admission import (
+    _MAX_SESSIONS,
+    MAX_SWAP_S,
+    MAX_WAIT_S,
+    NUM_AHEAD,
+    PATIENCE,
+    SWAP_SHARE,
+    Admission,
+)
 
 TURNOVER_S = 100.0
 TOKEN_S = 0.001
@@ -74,7 +82,8 @@ def test_how_long_a_session_was_away_is_measured() -> None:
     door.turn("a", 10)
     door.admission.now = 10.0
     door.ask("a")
-    assert list(door.admission._known["a"].gaps) == [7.0]
+    assert list(door.admission._known["a"].gaps) == list(door.admission._recent[True]) == [7.0]
+    assert not door.admission._recent[False], "which tells nothing of those without a name"
 
 
 def test_one_who_has_waited_long_takes_no_more_seats_than_it_needs() -> None:
@@ -104,6 +113,56 @@ def test_no_more_lose_their_seats_than_have_outgrown_the_cache() -> None:
         door.turn(session, 50)
     assert [each.name for each in door.admission.swap_out(num_shared=0)] == ["c"]
     assert door.admission.swap_out(num_shared=0) == []
+
+
+def test_one_who_is_overdue_keeps_its_seat_until_others_need_it() -> None:
+    door = Door(num_tokens=100)
+    door.turn("a", 60)
+    door.admission.now = 1e6
+    door.admission.enter(door.ask("b"), 40)
+    assert door.admission.swap_out(num_shared=0) == []
+    assert door.seated == {"a", "b"}
+    door.admission.swap_out(num_shared=1)
+    assert door.seated == {"b"}
+
+
+def test_there_is_room_for_what_just_fits_beside_those_who_are_being_served() -> None:
+    door = Door(num_tokens=100)
+    door.admission.enter(door.ask("runs"), 60)
+    door.turn("gone", 30)
+    assert [door.admission.has_room(size, num_shared=10) for size in (30, 31)] == [True, False]
+
+
+def test_what_is_said_of_a_session_that_is_being_served_or_unknown_changes_nothing() -> None:
+    door = Door()
+    door.admission.enter(door.ask("runs"), 60)
+    for name in ("runs", "nobody"):
+        door.admission.expect(name, Hold(HoldKind.FINISHED))
+    assert door.seated == {"runs"}
+
+
+def test_only_one_without_a_name_is_known_by_its_prompt() -> None:
+    admission = Admission(100, BLOCK_SIZE)
+    for first, session in ((0, ""), (100, "named")):
+        asked = make_request(range(first, first + 8), f"a{first}", session_id=session)
+        back = make_request(range(first, first + 12), f"b{first}")
+        admission.arrive(asked)
+        admission.leave(asked, TURNOVER_S, is_answered=True)
+        admission.arrive(back)
+        assert (back.line == asked.line) == (not session)
+
+
+def test_what_is_known_of_sessions_is_bounded_but_for_those_who_are_served_or_seated() -> None:
+    door = Door()
+    door.turn("seated", 10)
+    door.ask("waits")
+    for i in range(_MAX_SESSIONS + 10):
+        door.leave(door.ask(f"s{i}"))
+    known = door.admission._known
+    assert len(known) == _MAX_SESSIONS
+    assert {"seated", "waits"} <= known.keys()
+    assert f"s{_MAX_SESSIONS + 9}" in known
+    door.admission.check()
 
 
 def test_growth_is_a_mean_at_first() -> None:
@@ -183,9 +242,11 @@ def test_the_seat_of_who_had_most_turns_is_taken_after_a_long_wait_and_then_not_
     assert door.may_enter(first, 30)
     assert [each.name for each in door.admission.take_lost()] == ["many"]
     door.admission.enter(first, 30)
-    door.admission.now += 0.9 * min(MAX_SWAP_S, 30 * TOKEN_S / SWAP_SHARE)
+    pause_s = 30 * TOKEN_S / SWAP_SHARE
+    assert pause_s < MAX_SWAP_S
+    door.admission.now = MAX_WAIT_S + 0.9 * pause_s
     assert not door.may_enter(second, 30)
-    door.admission.now += MAX_SWAP_S
+    door.admission.now = MAX_WAIT_S + pause_s
     assert door.may_enter(second, 30)
     assert [each.name for each in door.admission.take_lost()] == ["some"]
 

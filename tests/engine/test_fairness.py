@@ -1,5 +1,6 @@
 """Whose turn it is: classes, hold-back, service, ageing."""
 
+import pytest
 from tests.engine.tiny import make_request
 
 from hotloop.core.request import Priority, Request
@@ -106,6 +107,15 @@ def test_who_is_awaited_goes_first_in_its_class_until_others_have_waited_long() 
     assert names(turn.order(waiting, [])) == ["urgent", "awaited", "newcomer"]
     turn.now = awaited.waiting_since = fairness.PROMOTE_S
     assert names(turn.order([newcomer, awaited], [])) == ["newcomer", "awaited"]
+
+
+@pytest.mark.parametrize(("waited_s", "first"), [(fairness.PROMOTE_S - 1, "awaited"), (fairness.PROMOTE_S, "newcomer")])
+def test_also_in_the_most_urgent_class_a_long_wait_ends_that(waited_s: float, first: str) -> None:
+    turn = Fairness()
+    turn.now = 1000.0
+    newcomer, awaited = request("newcomer", at=turn.now - waited_s), request("awaited", at=turn.now)
+    awaited.is_awaited = True
+    assert names(turn.order([newcomer, awaited], []))[0] == first
 
 
 def test_sessions_are_bounded() -> None:

@@ -126,6 +126,43 @@ def test_forgets_what_builds_on_the_first_block_nobody_uses() -> None:
     assert (life.pool.num_kept, life.num_matched(1, 1, 2, 2), life.num_matched(5, 5)) == (2, 1, 1)
 
 
+def test_with_blocks_that_are_needed_some_more_are_given_up() -> None:
+    life = Life(8)
+    life.remember(*[each for i in range(8) for each in (i, i)])
+    taken = life.tree.allocate(1, num_spare=3)
+    assert taken is not None
+    assert (len(taken), life.pool.num_free, life.tree.num_evicted) == (1, 3, 4)
+    more = life.tree.allocate(3, num_spare=3)
+    assert more is not None
+    assert (len(more), life.tree.num_evicted) == (3, 4), "as long as enough are free nothing goes"
+
+
+def test_of_a_block_that_was_given_up_it_is_known_for_whom() -> None:
+    life = Life()
+    life.remember(1, 1, 2, 2, 3, 3)
+    life.tree.evict(2, "someone")
+    for end, is_known in ((3, False), (4, True), (6, True)):
+        eviction = life.tree.eviction(tokens(1, 1, 2, 2, 3, 3)[:end], BLOCK)
+        assert (eviction is not None and eviction.beneficiary == "someone") == is_known
+    assert life.tree.eviction(tokens(1, 1, 2, 2), 0) is None, "which is still there"
+
+
+def test_blocks_are_of_the_session_that_has_them_until_another_uses_them() -> None:
+    life = Life()
+    for session, last in (("a", 3), ("b", 4), ("b", 4), ("c", 5)):
+        own = life.pool.allocate(3)
+        assert own is not None
+        shared = array("i", own)
+        life.tree.share(tokens(1, 1, 2, 2, last, last), shared, session=session)
+        life.pool.release(shared)
+    life.check()
+    assert life.tree.num_owned == {None: 2, "a": 1, "b": 1, "c": 1}
+    life.tree.match(tokens(1, 1, 2, 2, 3, 3), session="b")
+    assert life.tree.num_owned == {None: 3, "b": 1, "c": 1}
+    life.tree.evict(9)
+    assert not life.tree.num_owned
+
+
 def test_a_parent_can_go_once_its_children_went() -> None:
     life = Life()
     life.remember(1, 1, 2, 2)
@@ -149,11 +186,15 @@ def test_blocks_in_use_stay() -> None:
 
 
 def test_the_queue_of_leaves_stays_small_however_often_they_are_used() -> None:
-    life = Life()
-    life.remember(1, 1)
-    for _ in range(1000):
-        life.tree.match(tokens(1, 1))
-    assert len(life.tree._leaves) < 100
+    """What is stale goes once it is more than what is not: in time, and not at every use."""
+    life = Life(num_blocks=100)
+    for i in range(100):
+        life.remember(i, i)
+    sizes = []
+    for i in range(1000):
+        life.tree.match(tokens(i % 100, i % 100))
+        sizes.append(len(life.tree._leaves))
+    assert max(sizes) == 2 * 100 + 64
 
 
 sequences = st.lists(st.integers(0, 1), min_size=0, max_size=6).map(

@@ -129,6 +129,16 @@ class TwoMemories:
         assert self.reader.prompts == kept_prompts(self.tree, BLOCK)
 
 
+def test_no_more_is_given_up_in_host_memory_than_there_is_no_room_for() -> None:
+    both = TwoMemories(num_blocks=8, num_host_blocks=9)
+    for first in (0, 100):
+        both.remember(*range(first, first + 8))
+        both.tree.evict(8 if first == 0 else 2)
+    assert both.where(*range(100, 108)) == "ddddddhh"
+    assert both.where(*range(8)) == "hhhhhhh"
+    assert (both.tree.num_evicted, both.tree.host_pool.num_free) == (1, 0)
+
+
 def test_what_leaves_the_device_goes_to_host_memory_from_its_end() -> None:
     both = TwoMemories()
     both.remember(1, 2, 3, 4)

@@ -7,7 +7,7 @@ import pytest
 from hotloop.core.retention import Hold, HoldKind
 from hotloop.engine.blocks import BlockPool
 from hotloop.engine.radix import RadixTree
-from hotloop.engine.retention import FADE_S, Retention
+from hotloop.engine.retention import ATTENTION_TOKENS, FADE_S, Retention
 
 BLOCK_SIZE = 4
 
@@ -89,6 +89,16 @@ def test_who_has_lost_a_little_loses_the_rest_before_others_lose_any() -> None:
     shelf.tree.check()
 
 
+@pytest.mark.parametrize(("kind", "is_held"), [(HoldKind.TOOL_GAP, False), (HoldKind.PINNED, True)])
+def test_a_tool_gap_is_not_held_any_more_once_a_block_is_lost_and_a_pin_is(kind: HoldKind, *, is_held: bool) -> None:
+    shelf = Shelf()
+    shelf.put(1, 3)
+    shelf.hold(1, kind, until=50.0, ttl_s=50.0)
+    assert shelf.tree.evict(1) == 1
+    [node] = shelf.tree.nodes()
+    assert (node.hold is not None) == is_held
+
+
 def test_one_who_waits_takes_nothing_from_the_more_urgent_in_a_tool_gap() -> None:
     shelf = Shelf()
     for family, rank in ((1, 0), (2, 1), (3, 2)):
@@ -116,6 +126,45 @@ def test_what_comes_before_the_more_urgent_stays_as_well() -> None:
     shelf.tree.hold(branch, Hold(HoldKind.TOOL_GAP, 9.0, rank=1))
     assert shelf.tree.evict(10, most=shelf.retention.most_for_waiting(2)) == 2
     assert len(shelf.tree.peek(branch)) == 4
+
+
+def test_what_is_worth_twice_as_much_outlives_what_is_used_a_little_later() -> None:
+    retention = Retention(0)
+    long = retention.rank(None, 0.0, 1, int(ATTENTION_TOKENS))
+    assert retention.rank(None, 0.5 * FADE_S, 1, 0) < long < retention.rank(None, 0.9 * FADE_S, 1, 0)
+
+
+def test_of_two_that_were_used_at_once_the_longer_stays() -> None:
+    shelf = Shelf(num_blocks=500)
+    shelf.put(1, 400)
+    shelf.put(2)
+    assert shelf.tree.evict(1) == 1
+    assert (shelf.has(1), shelf.has(2)) == (True, False)
+
+
+def test_a_step_of_few_tokens_tells_less_of_what_one_costs() -> None:
+    paces = [Retention(0) for _ in range(3)]
+    before = paces[0].token_s
+    for pace, num_tokens in zip(paces, (128, 256, 2560), strict=True):
+        pace.learn(num_tokens, num_tokens * (before + 1.0))
+    assert [pace.token_s - before for pace in paces] == pytest.approx([0.1, 0.2, 0.2])
+
+
+@pytest.mark.parametrize(
+    ("kind", "now", "after"),
+    [
+        (HoldKind.PINNED, 9.0, Hold(HoldKind.PINNED, 14.0, 5.0)),
+        (HoldKind.PINNED, 10.0, None),
+        (HoldKind.TOOL_GAP, 9.0, None),
+        (HoldKind.FINISHED, 9.0, None),
+    ],
+)
+def test_use_renews_a_pin_that_has_not_ended_and_ends_all_other_holds(
+    kind: HoldKind, now: float, after: Hold | None
+) -> None:
+    retention = Retention(0)
+    retention.now = now
+    assert retention.after_use(Hold(kind, 10.0, 5.0)) == after
 
 
 def test_holds_that_were_renewed_expire_by_their_last_word() -> None:

@@ -115,6 +115,7 @@ def test_only_whole_blocks_are_waited_for_together() -> None:
     loop.step()
     assert request.num_computed == 10
     assert loop.scheduler._next_block(request) == b""
+    assert loop.scheduler._known_blocks(request) == [], "a block that is half computed is not exchanged"
 
 
 def test_a_draft_gets_what_blocks_there_are() -> None:

@@ -36,7 +36,8 @@ class Loop:
         """What each request computed, so long after the last step."""
         self.now += seconds
         step = self.scheduler.schedule(self.now)
-        self.scheduler.check()
+        assert all(part.begin < part.end for part in step.slices)
+        self.check()
         self.compute(step, took_s)
         return {part.request.id: (part.begin, part.end) for part in step.slices}
 
@@ -51,6 +52,15 @@ class Loop:
     def finish(self, request: Request) -> None:
         self.scheduler.finish(request, FinishReason.STOP)
         self.scheduler.check()
+
+    def check(self) -> None:
+        """The scheduler, and that it knows how many blocks are in use once one more has what is cached of it."""
+        scheduler = self.scheduler
+        scheduler.check()
+        used = {block_id for request in scheduler.running.values() for block_id in request.block_ids}
+        for request in scheduler.waiting.values():
+            known = scheduler.states.peek(request)
+            assert scheduler._num_held(known, scheduler.running.values()) == len(used.union(known))
 
 
 def prompt(length: int, first: int = 0) -> list[int]:

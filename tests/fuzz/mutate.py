@@ -115,7 +115,7 @@ def _another(value: Any, rng: random.Random) -> Any:
         return _DEEP.decode()[1:-1]
     if dice < 0.7:
         return [value]
-    return rng.choice(_VALUES)
+    return deepcopy(rng.choice(_VALUES))
 
 
 def cut_up(data: bytes, rng: random.Random) -> list[bytes]:

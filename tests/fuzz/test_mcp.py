@@ -4,13 +4,16 @@ FUZZ_INPUTS says how many answers are damaged at random, beside those that are w
 """
 
 import asyncio
+import contextlib
+import json
 import os
+import re
 import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
-from tests.fuzz.bad_mcp_server import MANNERS
+from tests.fuzz.bad_mcp_server import MANNERS, TOOLS, answer
 
 from hotloop.agent.mcp import McpServer
 from hotloop.agent.tools.dispatch import carry_out
@@ -22,6 +25,11 @@ NUM_INPUTS = min(int(os.environ.get("FUZZ_INPUTS", "10")), 500)  # each is a pro
 SEED = int(os.environ.get("FUZZ_SEED", "0"))
 START_S, TIMEOUT_S = 20.0, 0.5
 NUM_AT_ONCE = 8
+ABOUT = {
+    "protocolVersion": "2025-06-18",
+    "capabilities": {"tools": {}},
+    "serverInfo": {"name": "bad", "version": "1"},
+}
 
 
 def children() -> set[str]:
@@ -78,3 +86,37 @@ async def test_a_damaged_answer_is_an_error_or_an_answer() -> None:
     print(f"seed {SEED}: {NUM_INPUTS} damaged answers")
     asked = [("random", "tools/call", str(SEED * 100_000 + number)) for number in range(NUM_INPUTS)]
     assert len(await ask_all(asked)) == NUM_INPUTS
+
+
+async def flood(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Speaks MCP over HTTP until a tool is called, and then for ever."""
+    with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+        while True:
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = re.search(rb"(?i)content-length: (\d+)", head)
+            asked = json.loads(await reader.readexactly(int(length[1]))) if length else {}
+            if asked.get("method") == "tools/call":
+                writer.write(
+                    b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 99999999999\r\n\r\n"
+                )
+                while True:
+                    writer.write(b"x" * (1 << 20))
+                    await writer.drain()
+            known = {"tools/list": {"tools": TOOLS}, "initialize": ABOUT}.get(asked.get("method", ""))
+            said = json.dumps(answer(asked, known)).encode() if known else b""
+            status = b"200 OK" if known else b"202 Accepted" if asked else b"405 Not Allowed"
+            writer.write(
+                b"HTTP/1.1 %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
+                % (status, len(said), said)
+            )
+            await writer.drain()
+    writer.close()
+
+
+async def test_an_answer_over_http_without_end_is_not_kept() -> None:
+    async with await asyncio.start_server(flood, "127.0.0.1", 0) as server, AsyncExitStack() as stack:
+        host, port = server.sockets[0].getsockname()
+        [tool] = await McpServer.http(f"http://{host}:{port}/mcp").open(stack)
+        outcome = await carry_out(tool, "{}", Surroundings())
+        assert outcome.is_error
+        assert "has gone" in outcome.text

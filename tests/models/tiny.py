@@ -228,6 +228,13 @@ def write_folder(folder: Path, spec: ModelSpec, tensors: Tensors, changes: Mappi
     return folder
 
 
+def write_smallest(folder: Path) -> Path:
+    """A model of one layer and one head, for tests of what is around it: prefills thousands of tokens a second."""
+    sizes = {"num_layers": 1, "num_heads": 1, "num_kv_heads": 1, "hidden_size": 32, "intermediate_size": 32}
+    spec = tiny_spec("llama", max_context=1 << 20, **sizes)
+    return write_folder(folder, spec, tiny_weights(spec))
+
+
 def spec_config(spec: ModelSpec) -> dict[str, Any]:
     experts = spec.experts
     mixture = experts and {

@@ -52,3 +52,10 @@ def test_what_was_asked_and_not_waited_for_is_lost():
     assert ledger.tokens == ledger.turns[0].tokens == TokenCounts()
     assert ledger.lost == ledger.turns[0].lost
     assert ledger.lost.prompt == 100
+
+
+def test_where_the_client_was_told_nothing_the_router_tells():
+    chat = span(names.CHAT, 0, 60, model="m")
+    route = span(names.ROUTE, 5, 55, chat, service="router", num_prompt=700, num_cached=600, num_output=9)
+    ledger = build_ledger([chat, route])
+    assert (ledger.tokens.prompt, ledger.tokens.cached, ledger.tokens.output) == (700, 600, 9)

@@ -31,6 +31,7 @@ except ImportError as error:
 _Connect = Callable[[], AbstractAsyncContextManager[Client]]
 
 _MAX_PAGES = 100
+_MAX_ANSWER_BYTES = 64 << 20
 _MAX_CLOSE_S = 15.0  # the library gives a server 2 s to go by itself, and then stops it
 _HTTP_TIMEOUT = httpx2.Timeout(30.0, read=None)  # how long a call may take is the tool's to say
 
@@ -167,11 +168,35 @@ async def _stdio(parameters: StdioServerParameters) -> AsyncIterator[Client]:
 
 @asynccontextmanager
 async def _http(url: str, headers: dict[str, str]) -> AsyncIterator[Client]:
+    hooks = {"response": [_bound_answer]}
     async with (
-        httpx2.AsyncClient(headers=headers, timeout=_HTTP_TIMEOUT) as http,
+        httpx2.AsyncClient(headers=headers, timeout=_HTTP_TIMEOUT, event_hooks=hooks) as http,
         Client(streamable_http_client(url, http_client=http)) as client,
     ):
         yield client
+
+
+async def _bound_answer(response: httpx2.Response) -> None:
+    """The library reads an answer that is no stream to its end, however far that is."""
+    if not response.headers.get("content-type", "").startswith("text/event-stream"):
+        assert isinstance(response.stream, httpx2.AsyncByteStream)
+        response.stream = _BoundedStream(response.stream)
+
+
+class _BoundedStream(httpx2.AsyncByteStream):
+    def __init__(self, inner: httpx2.AsyncByteStream) -> None:
+        self._inner = inner
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        num_bytes = 0
+        async for piece in self._inner:
+            num_bytes += len(piece)
+            if num_bytes > _MAX_ANSWER_BYTES:
+                raise httpx2.ReadError(f"an answer of more than {_MAX_ANSWER_BYTES} bytes")
+            yield piece
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
 
 
 async def _list_tools(client: Client) -> AsyncIterator[wire.Tool]:

@@ -12,7 +12,7 @@ class Holds:
     """Sets and ends holds; `rank_anew` is told of each node whose hold has changed."""
 
     def __init__(self, retention: Retention, rank_anew: Callable[[TreeNode], None]) -> None:
-        self.expiring: set[TreeNode] = set()
+        self.expiring: dict[TreeNode, float] = {}  # when each hold ends that does
         self._expires_at = math.inf  # no hold expires before that
         self._retention = retention
         self._rank_anew = rank_anew
@@ -25,26 +25,24 @@ class Holds:
     def set(self, node: TreeNode, hold: Hold | None) -> None:
         node.hold = hold
         if hold and hold.expires_at < math.inf:
-            self.expiring.add(node)
+            self.expiring[node] = hold.expires_at
             self._expires_at = min(self._expires_at, hold.expires_at)
         else:
-            self.expiring.discard(node)
+            self.expiring.pop(node, None)
         self._rank_anew(node)
 
     def expire(self) -> None:
         """Holds whose time is up mean nothing any more."""
         if self._retention.now < self._expires_at:
             return
-        ends = {node: node.hold.expires_at for node in self.expiring if node.hold}
-        for node, end in ends.items():
-            if end <= self._retention.now:
-                self.set(node, None)
-        self._expires_at = min((end for end in ends.values() if end > self._retention.now), default=math.inf)
+        for node in [node for node, end in self.expiring.items() if end <= self._retention.now]:
+            self.set(node, None)
+        self._expires_at = min(self.expiring.values(), default=math.inf)
 
     def check(self, nodes: Iterable[TreeNode]) -> None:
         """These are all nodes there are."""
         ends = {node: node.hold.expires_at for node in nodes if node.hold and node.hold.expires_at < math.inf}
-        assert self.expiring == ends.keys()
+        assert self.expiring == ends
         assert self._expires_at <= min(ends.values(), default=math.inf)
 
     def _can_hold(self, node: TreeNode, hold: Hold) -> bool:

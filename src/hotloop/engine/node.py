@@ -79,9 +79,9 @@ def trace(root: TreeNode | None, key: bytes, size: int) -> Iterator[tuple[TreeNo
 
 
 def num_common(edge: bytes, key: bytes, begin: int, size: int) -> int:
-    """How many whole blocks of `edge`, though not all of them, stand at `key[begin:]`."""
-    most = min(len(edge), len(key) - begin) // size
-    return bisect_left(range(1, most + 1), True, key=lambda num: not key.startswith(edge[: num * size], begin))
+    """How many whole blocks of `edge` stand at `key[begin:]`."""
+    ends = range(size, len(edge) + 1, size)
+    return bisect_left(ends, True, key=lambda end: not key.startswith(edge[:end], begin))
 
 
 def split(node: TreeNode, num_blocks: int, size: int) -> TreeNode:

@@ -156,19 +156,17 @@ class RadixTree:
         """Free at least that many blocks of the device, those least worth keeping first and none worth more than
         `most`; what they hold goes to host memory if it is worth that. Returns how many could be freed.
         """
-        freed = 0
         rest: list[TreeNode] = []
         self._holds.expire()
-        num_wanted = max(num_wanted, min(_MIN_MOVED, self.host_pool.num_blocks // 64))
-        while freed < num_wanted and (node := self._leaves.pop(most)):
+        num_left = num_wanted = max(num_wanted, min(_MIN_MOVED, self.host_pool.num_blocks // 64))
+        while num_left and (node := self._leaves.pop(most)):
             if self._is_worth_more(node):
                 continue
-            freed += self._shed(node, num_wanted - freed, beneficiary)
-            if node.block_ids and not node.is_hosted:
-                rest.append(node)
+            num_left -= self._shed(node, num_left, beneficiary)
+            rest.append(node)
         for node in rest:
             self._queue(node)
-        return freed
+        return num_wanted - num_left
 
     def kept(self) -> Iterator[KeptBlocks]:
         """All that is kept without a salt, each edge after the one above it."""
@@ -206,7 +204,7 @@ class RadixTree:
             if not key.startswith(child.key, begin):
                 child = split(child, num_common(child.key, key, begin, size), size)
             child.last_used, child.used_at = self._clock, self.retention.now
-            if session is not None and session != child.session and child.session is not None:
+            if session is not None and session != child.session:
                 self._own(child, -len(child.block_ids))
                 child.session = None
                 self._own(child, len(child.block_ids))
@@ -264,7 +262,8 @@ class RadixTree:
         """
         num_freed = min(num_wanted, self.num_idle(leaf))
         keep = len(leaf.block_ids) - num_freed
-        num_moved = self._make_room(num_freed, leaf.queued, beneficiary) if num_freed and leaf.queued else 0
+        assert leaf.queued is not None
+        num_moved = self._make_room(num_freed, leaf.queued, beneficiary)
         if leaf.state and num_moved < num_freed:
             num_moved = 0  # without the state at their end nobody goes on from them
         self._trim(leaf, keep + num_moved, beneficiary)
@@ -277,13 +276,12 @@ class RadixTree:
         pool = self.host_pool
         if most[0] == HoldKind.FINISHED:
             return 0
-        in_use: list[TreeNode] = []
-        while pool.num_free < num_wanted and (leaf := self._host_leaves.pop(most)):
-            num_given_up = min(num_wanted - pool.num_free, self.num_idle(leaf))
-            if num_given_up < len(leaf.block_ids):
-                in_use.append(leaf)
+        rest: list[TreeNode] = []
+        while (num_missing := max(0, num_wanted - pool.num_free)) and (leaf := self._host_leaves.pop(most)):
+            num_given_up = min(num_missing, self.num_idle(leaf))
+            rest.append(leaf)
             self._trim(leaf, len(leaf.block_ids) - num_given_up, beneficiary)
-        for leaf in in_use:
+        for leaf in rest:
             self._queue(leaf)
         return min(num_wanted, pool.num_free)
 
@@ -369,7 +367,7 @@ class RadixTree:
         self._pool_of(node).drop(block_ids)
         names = [~each for each in block_ids] if node.is_hosted else block_ids
         self.windows.drop(names)
-        if self._changes is not None and block_ids:
+        if self._changes is not None:
             self._changes.append(GivenUp(names))
 
     def rank_anew(self, node: TreeNode) -> None:

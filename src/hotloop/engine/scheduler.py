@@ -126,9 +126,8 @@ class Scheduler:
     def extend(self, part: Slice, draft_ids: list[int], kinds: list[int | None]) -> None:
         """Let a slice compute guesses as well, as far as there are blocks: nothing is preempted for a draft."""
         request = part.request
-        num_missing = self._num_blocks_for(part.end + len(draft_ids)) - len(request.block_ids)
-        if num_missing > 0 and (block_ids := self.states.allocate(request, num_missing)):
-            request.block_ids.extend(block_ids)
+        num_missing = self._num_missing_blocks(request, part.end + len(draft_ids))
+        request.block_ids.extend(self.states.allocate(request, num_missing) or ())
         room = len(request.block_ids) * self.block_size - part.end if self.states.branch(part) else 0
         part.draft_ids, part.kinds = draft_ids[:room], kinds[:room]
 
@@ -288,16 +287,13 @@ class Scheduler:
         """Find blocks for the next tokens, if need be at the cost of the least urgent; False if it gave way itself."""
         begin = request.num_computed
         end = begin + count
-        num_missing = self._num_blocks_for(end) - len(request.block_ids)
-        while num_missing > 0:
-            block_ids = self.states.allocate(request, num_missing)
-            if block_ids is not None:
-                request.block_ids.extend(block_ids)
-                break
+        num_missing = self._num_missing_blocks(request, end)
+        while (block_ids := self.states.allocate(request, num_missing)) is None:
             victim = max(self.running.values(), key=urgency)
             self._preempt(plan, victim)
             if victim is request:
                 return False
+        request.block_ids.extend(block_ids)
         plan.slices[request.id] = Slice(request, begin, end, end == request.num_tokens + request.num_pending)
         return True
 
@@ -348,6 +344,9 @@ class Scheduler:
 
     def _num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
+
+    def _num_missing_blocks(self, request: Request, end: int) -> int:
+        return max(0, self._num_blocks_for(end) - len(request.block_ids))
 
     def _known_blocks(self, request: Request) -> list[int]:
         """What the tree has of a request's tokens that can be gone on from."""

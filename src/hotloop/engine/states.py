@@ -219,18 +219,15 @@ class States(Stateless):
             else:
                 continue
             run.left.remove((place, slot))
-        if run.places and run.places[0] < request.num_settled:
-            run.places = [place for place in run.places if place >= request.num_settled]
+        run.places = [place for place in run.places if place >= request.num_settled]
 
     def end(self, request: Request, *, is_sound: bool = True) -> None:
         """A request gives up its blocks; the last state it has left, if that is sound, is a checkpoint."""
         run = self._runs.pop(request.id, None)
         if run is None:
             return
-        if self._keeps and request.num_computed == request.num_settled and run.source is None:
-            run.left.append((request.num_computed, run.slot))
-        else:
-            self.pool.release([run.slot])
+        # In flight, it is not sound; not written yet, it is where the tree has one.
+        run.left.append((request.num_computed, run.slot))
         num_sound = min(request.num_settled, request.num_tokens) if is_sound else 0
         usable = [each for each in run.left if 0 < each[0] <= num_sound and each[0] % self._block_size == 0]
         if usable:
@@ -349,8 +346,7 @@ class States(Stateless):
                 slots.move_out(node.state)
 
     def _give_up(self, node: TreeNode, beneficiary: str) -> None:
-        above = takewhile(lambda each: not each.state, islice(path(node), 1, None))
-        first = [node, *above][-1]  # of what has to be computed again
+        first = self._serves(node)[-1]
         self.tree.evictions.remember(first, self._block_bytes, Eviction(self.tree.retention.now, beneficiary))
         self.tree.states.drop(node)
         self.tree.rank_anew(node)
@@ -365,12 +361,14 @@ class States(Stateless):
         retention = self.tree.retention
         if node.session is not None and node.children and not retention.kind(node.hold) > HoldKind.ORDINARY:
             return HoldKind.FINISHED, 0, 0.0, node.last_used
-        num_saved = depth = 0
-        for above in path(node):
-            num_saved = depth if above.state and depth and not num_saved else num_saved
-            depth += len(above.block_ids) * self._block_size
-        used_at = node.state.used_at
-        return retention.rank(node.hold, used_at, node.last_used, depth, num_tokens=num_saved or depth)
+        depth, num_saved = (
+            sum(len(each.block_ids) for each in nodes) * self._block_size for nodes in (path(node), self._serves(node))
+        )
+        return retention.rank(node.hold, node.state.used_at, node.last_used, depth, num_tokens=num_saved)
+
+    def _serves(self, node: TreeNode) -> list[TreeNode]:
+        """What would have to be computed again without a node's state: all since the one before it, the last first."""
+        return [node, *takewhile(lambda each: not each.state, islice(path(node), 1, None))]
 
 
 def _up_to_state(nodes: list[TreeNode]) -> list[TreeNode]:

@@ -192,9 +192,11 @@ class RouterApp:
     async def _ask_owner(self, method: str, path: str, query: bytes, caller: ClientCall) -> None:
         """GET, DELETE or cancel something that one replica knows of; if it is not known which, each is asked."""
         prefix = next(each for each in OWNED if path.startswith(each))
+        if method not in _OWNER_METHODS:
+            raise RouteError(405, "method_not_allowed", f"{path:.200} does not answer {method:.40}")
         name = path.removeprefix(prefix)
         # With our key nobody gets at another path of a replica, whatever is in front of it makes of dots and escapes.
-        is_name = method in _OWNER_METHODS and not {".", ".."} & {*name.split("/")}
+        is_name = not {".", ".."} & {*name.split("/")}
         target = quote(path) + (f"?{query.decode('latin-1')}" if query else "")
         for replica in self.fleet.possible_owners(name.partition("/")[0]) if is_name else ():
             response = await replica.upstream.send(UpstreamRequest(method, target, replica.headers(caller.headers)))

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from typing import Any
 
 import pytest
@@ -39,6 +40,17 @@ async def test_so_many_at_once(max_concurrency: int | None, concurrency: int, mo
     agent = Agent(ScriptedModel([[ScriptedCall("visit")] * 8, "ok"]), [visit], limits=Limits(concurrency=concurrency))
     events = await listen(agent)
     assert (crowd.num_most, len(of(CallFinished, events))) == (most, 8)
+
+
+async def test_it_is_told_how_long_a_call_took() -> None:
+    began_at = time.monotonic()
+    events = await listen(Agent(ScriptedModel([[ScriptedCall("rest")], "ok"]), [FunctionTool(rest)]))
+    [finished] = of(CallFinished, events)
+    assert 0 < finished.duration_s <= time.monotonic() - began_at
+
+
+async def rest() -> None:
+    await asyncio.sleep(0.01)
 
 
 async def test_a_tool_with_few_places_does_not_take_those_of_others() -> None:

@@ -17,10 +17,11 @@ def test_better_is_less_of_all_but_speed_and_share():
     assert speed.shown() == "throughput 10.0 tokens/s → 30.0 tokens/s: 3.00× (2.00 to 5.00)"
     wait = Figure("first token", "s", [0.5], [2.0])
     assert (wait.times, wait.saved) == ([4.0], [0.75])
-    assert wait.shown() == "first token 2.00 s → 500 ms: 4.00×"
+    assert wait.shown() == "first token 2.00 s → 500 ms: 4.00×, 75% less"
 
 
-def test_a_figure_without_a_baseline_stands_for_itself():
+def test_a_figure_without_a_baseline_stands_for_itself_and_shares_are_no_factors():
+    assert Figure("right", "share", [0.8], [0.9]).shown() == "right 90% → 80%"
     assert Figure("right", "share", [0.8, 0.9, 1.0]).shown() == "right 90% (80% to 100%)"
     assert Figure("right", "share", [0.9]).shown() == "right 90%"
 

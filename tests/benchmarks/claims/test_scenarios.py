@@ -192,9 +192,9 @@ def test_workflows_as_transcripts(tmp_path: Path):
 def test_foresight_is_measured_on_a_simulated_clock(tmp_path: Path):
     path = tmp_path / "workflows.jsonl"
     write_workflows(path)
-    result = measure_speculation(path, 30, 2)
+    result = measure_speculation(path, "workflows", 30, 2)
     assert len(result.figure("predicted right").ours) == 2
-    assert result == measure_speculation(path, 30, 2)
+    assert result == measure_speculation(path, "workflows", 30, 2)
 
 
 def test_a_claim_that_fails_is_a_row_and_the_others_go_on(tmp_path: Path):

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import pytest
 from benchmarks.route.fleet import (
     FleetSide,
     ReplicaCount,
@@ -12,6 +11,7 @@ from benchmarks.route.fleet import (
     run_side,
     size_room,
 )
+from tests.models.tiny import write_smallest
 
 from hotloop.bench.replay import Replay, ReplayedTurn
 from hotloop.bench.report import summarise
@@ -48,10 +48,11 @@ def test_sides_are_compared_and_the_busiest_is_named():
     assert fleet_table([slow, fast]).row_count > 5
 
 
-@pytest.mark.model
-def test_a_side_runs_all_jobs_and_its_replicas_have_done_them(default_model_path: Path):
-    room = size_room(JOBS, 3)
-    assert parse_bytes(room) > 0
-    result = run_side("round_robin", JOBS, num_replicas=2, num_agents=3, gap_s=0.0, flags=("--kv-memory", room))
+def test_a_side_runs_all_jobs_and_its_replicas_have_done_them(tmp_path: Path, empty_home: Path):
+    model = ("--model", str(write_smallest(tmp_path / "m")))
+    room = size_room(JOBS, 3, model)
+    assert 0 < parse_bytes(room) < 32 << 20
+    flags = (*model, "--kv-memory", room)
+    result = run_side("round_robin", JOBS, num_replicas=2, num_agents=3, gap_s=0.0, flags=flags)
     assert result.errors == ()
     assert result.summary.num_steps == sum(replica.num_requests for replica in result.replicas) == 6

@@ -10,7 +10,8 @@ from tests.chat.speaking import byte_tokenizer
 from tokenizers import AddedToken, decoders, models, normalizers
 from tokenizers import Tokenizer as InnerTokenizer
 
-from hotloop.chat.assembly.splice import Splicer
+from hotloop.chat.assembly.splice import _MAX_NEWS, _PLAUSIBLE_BYTES, Splicer
+from hotloop.core.errors import PromptTooLong
 from hotloop.models.tokenizer import Tokenizer
 
 HEAD = "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
@@ -124,6 +125,55 @@ def test_a_completion_goes_on_where_the_last_one_ended() -> None:
     splicer.remember(prompt.token_ids, answer)
     token_ids = splicer.encode("hello hello, x", add_bos=True).token_ids
     assert token_ids == prompt.token_ids + answer + tokenizer.encode(", x")
+
+
+def test_a_text_begins_with_a_special_token_where_that_is_asked_for_and_there_is_one() -> None:
+    with_bos, without = merging_tokenizer(), merging_tokenizer()
+    with_bos.bos_id, without.bos_id = with_bos.encode("<|im_start|>")[0], None
+    assert Splicer(with_bos).encode("hello").token_ids == with_bos.encode("hello")
+    assert Splicer(without).encode("hello", add_bos=True).token_ids == without.encode("hello")
+
+
+def test_where_nothing_was_generated_nothing_comes_back() -> None:
+    splicer = Splicer(TOKENIZER)
+    splicer.remember(splicer.encode(HEAD).token_ids, [])
+    assert splicer.encode(HEAD).num_exact == 0
+
+
+def test_so_many_answers_wait_to_be_looked_into_and_no_more() -> None:
+    splicer = Splicer(TOKENIZER)
+    prompt, answer = splicer.encode(HEAD).token_ids, spell(TOKENIZER, "hel", "lo")
+    waiting = []
+    for _ in range(2 * _MAX_NEWS):
+        splicer.remember(prompt, answer)
+        waiting.append(len(splicer._news))
+    assert max(waiting) == _MAX_NEWS
+
+
+def test_a_text_that_cannot_fit_is_refused_by_its_bytes() -> None:
+    splicer = Splicer(TOKENIZER, max_prompt=10)
+    splicer.check_bytes(10 * TOKENIZER.max_token_bytes)
+    with pytest.raises(PromptTooLong, match="at least 11 prompt tokens"):
+        splicer.check_bytes(10 * TOKENIZER.max_token_bytes + 1)
+
+
+def test_a_text_with_many_bytes_is_counted_before_it_is_encoded() -> None:
+    """One far longer than the context is refused as soon as that is seen; any other is left to who counts exactly."""
+    splicer = Splicer(TOKENIZER, max_prompt=10)
+    plausible = "x" * 10 * _PLAUSIBLE_BYTES
+    assert len(splicer.encode(plausible).token_ids) == len(plausible)
+    with pytest.raises(PromptTooLong, match="at least 11 prompt tokens"):
+        splicer.encode(plausible + "x")
+    assert len(splicer.encode("hello" * 20).token_ids) == 20
+    with pytest.raises(PromptTooLong):
+        splicer.encode("hello" * 21)
+
+
+@pytest.mark.parametrize(("num_tokens", "is_kept"), [(10, True), (11, False)])
+def test_of_a_prompt_beyond_the_context_no_piece_is_kept(num_tokens: int, is_kept: bool) -> None:
+    splicer = Splicer(TOKENIZER, max_prompt=10)
+    splicer.encode("hello" * num_tokens)
+    assert (splicer._pieces.cost > 0) == is_kept
 
 
 def test_a_long_text_without_a_special_token_is_not_looked_through_for_every_answer() -> None:

@@ -195,7 +195,11 @@ def test_a_draft_leaves_room_for_the_token_after_it() -> None:
     draft = speculator._open(part)
     assert draft
     assert (draft.max_guesses, draft.max_tokens) == (8, 19)
-    part.request.max_tokens = 1
+    part.request.token_ids.extend([4, 5])
+    draft = speculator._open(part)
+    assert draft
+    assert draft.max_tokens == 17, "two are written already"
+    part.request.max_tokens = 3
     assert speculator._open(part) is None
 
 
@@ -238,3 +242,13 @@ def test_the_likeliest_guesses_of_all_come_first_while_they_pay() -> None:
     speculator._pace = pace_of((1, 1.0), (9, 9.0))
     assert speculator._worth([likely], 3, 3) == [0]
     assert speculator._worth([likely], 3, 2) == [4]
+
+
+def test_a_guess_that_brings_no_more_than_it_costs_is_not_made() -> None:
+    """One of 16 has half a token to gain; another token costs a step of two the 32nd part of its time."""
+    speculator, draft = make_speculator(), make_draft()
+    speculator._odds._odds[3] = 0.5
+    draft.follow(Guess([5], 3))
+    for num_running, num_made in ((16, 0), (15, 1)):
+        assert len(speculator._promising([make_slice()], num_running, 2)) == num_made
+        assert speculator._worth([draft], 2, num_running) == [num_made]

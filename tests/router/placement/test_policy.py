@@ -233,6 +233,15 @@ def test_beginnings_are_counted_by_where_prompts_part() -> None:
     assert placement._starts.get(shared[-8:]) == 2
 
 
+def test_neither_strangers_nor_a_conversation_that_goes_on_are_counted_as_alike() -> None:
+    placement = fleet_of("a")
+    for i in range(1, 4):
+        ask(placement, blocks(2, i), f"s{i}")
+    for num_blocks in (4, 6, 8):
+        ask(placement, blocks(num_blocks, 9), session="")
+    assert not placement._starts
+
+
 def test_requests_from_others_are_taken_for_some_of_ours() -> None:
     placement = fleet_of("a", "b")
     ask(placement, blocks(10), among=frozenset("a"))
@@ -270,6 +279,30 @@ def test_who_lost_a_prompt_has_less_room_than_was_thought() -> None:
     assert placement._views["a"].capacity_tokens == 6400, "it kept its promises, and has no more than it has"
 
 
+@pytest.mark.parametrize(("num_cached", "capacity"), [(320, 6400), (319, 576)])
+def test_it_has_less_room_if_more_than_half_of_what_was_counted_on_is_lost(num_cached: int, capacity: int) -> None:
+    placement = fleet_of("a", capacity_blocks=100)
+    ask(placement, blocks(10))
+    ticket = ask(placement, blocks(10))
+    ticket.prompt = PromptDigest(ticket.prompt.key, num_tokens=1)
+    placement.correct(ticket, num_cached)
+    assert placement._views["a"].capacity_tokens == capacity
+
+
+def test_an_answer_corrects_nothing_where_nothing_was_counted_on_or_nobody_is_left() -> None:
+    placement = fleet_of("a", capacity_blocks=100)
+    ask(placement, blocks(10))
+    placement.correct(ask(placement, blocks(10)), 0)
+    view = placement._views["a"]
+    smaller = view.capacity_tokens
+    placement.correct(ask(placement, blocks(1, 5)), 0)
+    assert view.capacity_tokens == smaller < 6400
+    last = ask(placement, blocks(10))
+    placement.remove_replica("a")
+    placement.correct(last, 0)
+    placement.check()
+
+
 def test_a_replica_that_restarted_holds_nothing_but_has_still_to_answer() -> None:
     placement = fleet_of("a")
     ask(placement, blocks(10))
@@ -300,6 +333,14 @@ def test_a_session_is_awaited_back_from_its_tool_for_a_while() -> None:
         come_back()
         assert view.returning_tokens == 0
         placement.check()
+
+
+@pytest.mark.parametrize(("has_calls", "session"), [(True, ""), (False, "s")])
+def test_only_a_session_with_calls_is_awaited(has_calls: bool, session: str) -> None:
+    placement = fleet_of("a")
+    placement.finish(ask(placement, blocks(9), session), AnswerSummary(num_output=7, has_calls=has_calls))
+    assert placement._views["a"].returning_tokens == 0
+    assert not placement._gaps
 
 
 def test_a_new_replica_is_not_sent_everything() -> None:

@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 MAX_TRIES = 3
 _FIRST_PAUSE_S = 0.1  # before another try; twice as long before the next
 _MAX_STOP_S = 5.0  # for a tool that was cancelled
+_MAX_CANCELLED_S = 2.5  # for one whose caller was cancelled: who did that waits for longer
 _MAX_LATE_S = 0.5  # for one that was cancelled since its time is up, and may have something to say about it
 _BROKEN_OFF = "Error: this call was broken off; it is not known whether it did anything"
 
@@ -177,7 +178,7 @@ async def _run_in_time(tool: AgentTool, arguments: str, surroundings: Surroundin
     try:
         done, _ = await asyncio.wait([running], timeout=tool.traits.timeout_s)
     except asyncio.CancelledError:
-        await stop([running], _MAX_STOP_S / 2)  # whoever cancelled us waits for longer
+        await stop([running], _MAX_CANCELLED_S)
         raise
     if not done:
         await stop([running], _MAX_LATE_S)

@@ -239,8 +239,8 @@ class Placement:
 
     def _end_gap(self, session: str) -> None:
         gap = self._gaps.pop(session, None)
-        view = self._views.get(gap.home) if gap else None
-        if gap and view:
+        if gap:
+            view = self._views[gap.home]  # those of a replica that is gone went with it
             view.returning_tokens = max(0.0, view.returning_tokens - gap.work_tokens)
 
     def _update_held(self, view: ReplicaView) -> None:

@@ -1,0 +1,130 @@
+"""Where exactly requests of hybrid models leave their states, and what they leave nowhere."""
+
+import pytest
+from tests.engine.test_states import saved, serve
+from tests.engine.tiny import make_request
+from tests.engine.turning import STEP_S, Loop, make_scheduler, prompt
+
+from hotloop.core.request import FinishReason, Priority
+from hotloop.core.retention import Hold, HoldKind
+from hotloop.engine.states import States
+
+
+def states_of(loop: Loop) -> States:
+    states = loop.scheduler.states
+    assert isinstance(states, States)
+    return states
+
+
+@pytest.mark.parametrize(
+    ("length", "resume_at", "places"), [(10, (), []), (48, (), [40]), (48, (5000,), [40, 44]), (49, (5000,), [40, 48])]
+)
+def test_places_are_ends_of_blocks_before_the_last_token_of_the_prompt(
+    length: int, resume_at: tuple[int, ...], places: list[int]
+) -> None:
+    loop = Loop(make_scheduler(num_states=16))
+    loop.add("a", prompt(length)).resume_at = resume_at
+    loop.scheduler.schedule(loop.now)
+    assert states_of(loop)._runs["a"].places == places
+
+
+@pytest.mark.parametrize(("lengths", "num_common"), [((8, 8), 4), ((9, 8), 4), ((8, 9), 4), ((9, 9), 8)])
+def test_two_prompts_have_whole_blocks_in_common_but_for_the_last_token_of_either(
+    lengths: tuple[int, int], num_common: int
+) -> None:
+    one, other = (make_request(prompt(length)) for length in lengths)
+    assert states_of(Loop(make_scheduler(num_states=4)))._num_common(one, other) == num_common
+
+
+def test_a_state_is_saved_as_soon_as_its_place_is_computed() -> None:
+    """Though the next step is in flight already."""
+    loop = Loop(make_scheduler(num_states=16))
+    request = loop.add("a", prompt(50))
+    steps = []
+    for _ in range(2):
+        steps.append(loop.scheduler.schedule(loop.now))
+        loop.scheduler.advance(steps[-1])
+    assert [(step.slices[0].begin, step.slices[0].end) for step in steps] == [(0, 40), (40, 48)]
+    loop.scheduler.settle(steps[0], loop.now, STEP_S)
+    assert saved(loop, request.token_ids) == [40]
+
+
+def test_where_two_have_computed_the_same_one_state_is_kept() -> None:
+    loop = Loop(make_scheduler(num_states=16))
+    slow = loop.add("slow", prompt(50), Priority.BACKGROUND)
+    loop.step()
+    quick = loop.add("quick", prompt(50))
+    while not (slow.num_output and quick.num_output):
+        loop.step()
+    for request in (slow, quick):
+        loop.finish(request)
+    assert saved(loop, prompt(50)) == [40, 48]
+    assert states_of(loop).stats().num_cached == 2
+
+
+def test_one_who_waits_for_another_and_leaves_before_it_has_begun_leaves_nothing() -> None:
+    loop = Loop(make_scheduler(num_states=16, max_step_tokens=64))
+    loop.add("first", prompt(50))
+    loop.add("second", prompt(50))
+    assert loop.step() == {"first": (0, 40)}
+    second = loop.scheduler.running["second"]
+    assert second.num_computed == 0
+    loop.scheduler.finish(second, FinishReason.ABORT)
+    loop.scheduler.check()
+    assert states_of(loop).stats().num_used == 1
+
+
+def test_one_who_leaves_while_a_step_is_in_flight_leaves_no_state_of_that() -> None:
+    loop = Loop(make_scheduler(num_states=16))
+    request = loop.add("a", prompt(48))
+    step = loop.scheduler.schedule(loop.now)
+    loop.scheduler.advance(step)
+    loop.scheduler.finish(request, FinishReason.ABORT)
+    loop.scheduler.settle(step, loop.now, STEP_S)
+    loop.scheduler.check()
+    assert states_of(loop).pool.num_free == 16
+
+
+def test_what_is_waited_for_lies_ahead() -> None:
+    loop = Loop(make_scheduler(num_states=16, max_step_tokens=64))
+    loop.add("first", prompt(50))
+    follower = loop.add("second", prompt(50))
+    loop.step()
+    states = states_of(loop)
+    *_, last = states._runs["first"].places
+    for num_computed, is_coming in ((0, True), (last - 4, True), (last, False)):
+        follower.num_computed = num_computed
+        assert states.is_coming(follower, b"", ()) == is_coming
+
+
+def test_what_is_known_is_the_same_to_who_looks_and_who_takes_it() -> None:
+    """Where a state is at the very end of a prompt, the last token has to be computed from the one before it."""
+    loop = Loop(make_scheduler(num_states=16))
+    request = serve(loop, "a", prompt(50), num_output=11)
+    for end, num_blocks in ((60, 10), (61, 15)):
+        again = make_request(request.token_ids[:end])
+        looked, taken = (each(again) for each in (states_of(loop).peek, states_of(loop).match))
+        assert looked == taken
+        assert len(looked) == num_blocks
+
+
+def test_a_state_is_worth_all_tokens_since_the_one_before_it() -> None:
+    loop = Loop(make_scheduler(num_states=16))
+    serve(loop, "a", prompt(50), num_output=11)
+    states = states_of(loop)
+    inner, last = (node for node in loop.scheduler.tree.nodes() if node.state)
+    before = states._rank(last)[2]
+    loop.scheduler.tree.states.drop(inner)
+    assert states._rank(last)[2] - before == pytest.approx(1.1), "60 tokens instead of 20, of which the log counts"
+
+
+def test_within_a_session_a_state_is_worth_nothing_unless_it_is_held_or_shared() -> None:
+    loop = Loop(make_scheduler(num_states=16))
+    serve(loop, "a", prompt(50), num_output=11)
+    states = states_of(loop)
+    inner, last = (node for node in loop.scheduler.tree.nodes() if node.state)
+    assert (states._rank(inner)[0], states._rank(last)[0]) == (HoldKind.FINISHED, HoldKind.ORDINARY)
+    inner.hold = Hold(HoldKind.TOOL_GAP, loop.now + 9.0)
+    assert states._rank(inner)[0] == HoldKind.TOOL_GAP
+    inner.hold, inner.session = None, None
+    assert states._rank(inner)[0] == HoldKind.ORDINARY
