@@ -100,7 +100,7 @@ def measure(
     try:
         return compare(texts, found(), (np.load(kept / f"{i}.npy", mmap_mode="r") for i in range(len(texts))))
     finally:
-        backend.close()  # type: ignore[attr-defined]
+        backend.close()
 
 
 def main() -> None:

@@ -27,6 +27,7 @@ from hotloop.models.model import Model
 from hotloop.models.spec import Stored
 
 CONFIG = EngineConfig(kv_memory="8MiB")
+NATIVE = replace(CONFIG, cpu_backend="native")
 
 
 @pytest.fixture
@@ -43,13 +44,25 @@ def amx(monkeypatch: pytest.MonkeyPatch, empty_home: Path) -> None:
 @pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
 @pytest.mark.parametrize("weight_format", ["int8", "bf16"])
 def test_the_native_decoder_is_opened_where_there_is_amx(amx: None, model: Model, weight_format: WeightFormat) -> None:
-    backend = open_cpu(model, CONFIG, weight_format=weight_format)
+    backend = open_cpu(model, NATIVE, weight_format=weight_format)
     assert isinstance(backend, NativeBackend)
     prompt = make_prompt(model, 40)
     want = reference_logits(model.spec, model.weights, prompt)
     assert_rows_alike(backend.run(batch((prompt, 0, [1, 0]))), want, 0.1)
     backend.close()
-    assert describe_cpu(model, CONFIG, weight_format, "fast") == "by the native decoder, with AMX"
+    assert describe_cpu(model, NATIVE, weight_format, "fast") == "by the native decoder, with AMX"
+
+
+def test_with_amx_it_has_to_be_asked_for(amx: None, model: Model) -> None:
+    assert "--cpu-backend native asks for it" in describe_cpu(model, CONFIG, "auto", "fast")
+    backend = open_cpu(model, CONFIG)
+    assert not isinstance(backend, NativeBackend)
+    backend.close()
+
+
+def test_where_it_is_insisted_on_and_cannot_be_had_the_reason_is_told(amx: None, model: Model) -> None:
+    with pytest.raises(ConfigError, match="cpu_backend native cannot be had: precision is exact"):
+        open_cpu(model, NATIVE, precision="exact")
 
 
 @pytest.mark.parametrize(
@@ -57,6 +70,7 @@ def test_the_native_decoder_is_opened_where_there_is_amx(amx: None, model: Model
     [
         ("exact", "int8", CONFIG, "precision is exact"),
         ("fast", "int4", CONFIG, "weights are int4"),
+        ("fast", "int8", replace(CONFIG, cpu_backend="openvino"), "cpu_backend is openvino"),
         ("fast", "int8", replace(CONFIG, kv_precision="f16"), "kv_precision is f16"),
     ],
 )
@@ -85,7 +99,7 @@ def test_a_library_that_cannot_be_built_is_told(amx: None, model: Model, monkeyp
         raise OSError("no compiler")
 
     monkeypatch.setattr(cpu, "load_kernel", fail)
-    assert describe_cpu(model, CONFIG, "int8", "fast") == "by OpenVINO: it could not be built: no compiler"
+    assert describe_cpu(model, NATIVE, "int8", "fast") == "by OpenVINO: it could not be built: no compiler"
 
 
 def test_without_amx_that_is_the_reason(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +155,7 @@ def test_a_quantised_file_is_computed_with_as_it_is(
 
 
 def test_with_amx_int8_is_what_was_measured(gguf_model: Model, amx: None) -> None:
-    assert describe_cpu(gguf_model, CONFIG, "auto", "fast") == "by the native decoder, with AMX"
+    assert describe_cpu(gguf_model, NATIVE, "auto", "fast") == "by the native decoder, with AMX"
 
 
 def test_what_is_not_asked_to_stay_as_it_is_or_cannot_does_not(

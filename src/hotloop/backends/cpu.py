@@ -14,7 +14,7 @@ from hotloop.backends.build import BUILD_ERRORS, cpu_features
 from hotloop.backends.native.backend import NativeBackend, are_quantised, strips_bytes, why_not
 from hotloop.backends.native.library import Format, load_kernel
 from hotloop.backends.openvino.attention import Kernel, numpy_kernel
-from hotloop.backends.openvino.gap import AmxBackend, PortableBackend
+from hotloop.backends.openvino.gap import AmxBackend, PortableBackend, long_format
 from hotloop.backends.openvino.native import AMX_HEAD_DIMS, has_amx, load_amx, load_portable
 from hotloop.backends.openvino.paged import PagedBackend
 from hotloop.backends.openvino.store import has_graph
@@ -51,11 +51,14 @@ def open_cpu(
     if kv == "fp8":
         raise ConfigError("kv_precision fp8 is for a GPU: on a CPU it can be bf16, f16, f32 or u8")
     spec, form = model.spec, _native_form(model, weight_format)
-    if form and why_not_native(model, config, weight_format, precision) is None:
+    obstacle = why_not_native(model, config, weight_format, precision)
+    if form and obstacle is None:
         _check_memory(model, config, "stored" if form == "strips" else form, precision, "native")
         return NativeBackend(model, kv_bytes, load_kernel(_kv_type(config)), form=form)
+    if config.cpu_backend == "native":
+        raise ConfigError(f"cpu_backend native cannot be had: {obstacle}")
     if weight_format == "stored":
-        raise ConfigError(f"weights stored cannot be had: {why_not_native(model, config, weight_format, precision)}")
+        raise ConfigError(f"weights stored cannot be had: {obstacle}")
     if weight_format == "auto":
         weight_format = "int8"
     if not _has_paged_attention() or spec.windows or spec.has_sinks or spec.linear or spec.latent:
@@ -86,13 +89,15 @@ def _native_form(model: Model, weight_format: WeightFormat) -> Format | None:
 
 
 def why_not_native(model: Model, config: EngineConfig, weight_format: WeightFormat, precision: Precision) -> str | None:
-    """What keeps the native decoder from being used; None if nothing does. It is the quicker one with AMX and, with
-    strips, on ARM.
+    """What keeps the native decoder from being used; None if nothing does. It was measured to be the quicker one with
+    strips on ARM; with AMX it has to be asked for.
     """
     spec, form = model.spec, _native_form(model, weight_format)
     if not has_amx() and not (form == "strips" and has_dot_products()):
         return "this CPU has no AMX"
+    is_asked_for = config.cpu_backend == "native" or weight_format == "stored"
     obstacles = {
+        "cpu_backend is openvino": config.cpu_backend == "openvino",
         f"precision is {precision}": precision != "fast",
         f"weights are {weight_format}": form is None and weight_format != "stored",
         "the model's matrices are not quantised, or not in a kind that it knows": form is None,
@@ -101,6 +106,7 @@ def why_not_native(model: Model, config: EngineConfig, weight_format: WeightForm
         "the model has sliding windows": spec.windows,
         "the model has attention sinks": spec.has_sinks,
         f"heads have {spec.head_dim} dimensions": has_amx() and spec.head_dim not in AMX_HEAD_DIMS,
+        "with AMX it was not measured to be quicker (--cpu-backend native asks for it)": has_amx() and not is_asked_for,
     }
     found = next((what for what, is_there in obstacles.items() if is_there), None)
     if found is None:
@@ -191,7 +197,7 @@ def _held_bytes(model: Model, weight_format: WeightFormat, precision: Precision,
         return strips_bytes(model) if weight_format == "stored" else weight_bytes(model.spec, weight_format)
     graphs = packed = [weight_format]
     if kind == "amx":
-        packed = [weight_format, weight_format]
+        graphs = packed = [weight_format, long_format(model.spec, weight_format)]
     elif kind == "portable" and (weight_format == "bf16" or (precision == "exact" and weight_format != "f32")):
         packed = ["f32", "f32"]  # the copy it computes with, and what it unpacked to make that
     style = "paged" if kind == "paged" else "native"

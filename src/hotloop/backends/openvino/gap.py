@@ -26,9 +26,12 @@ from hotloop.backends.openvino.native.mixture import open_experts
 from hotloop.backends.openvino.store import compile_graph, describe_kv, load_graph
 from hotloop.core.config import Precision, WeightFormat
 from hotloop.models.hybrid import HybridWeights
+from hotloop.models.memory import weight_bytes
 from hotloop.models.model import Model
+from hotloop.models.spec import ModelSpec
 
 MAX_SHORT_TOKENS = 12
+MAX_UNPACKED_BYTES = 512 << 20
 _WHOLE_ROWS = str(2**64 - 1)
 
 Run = Callable[[int, NDArray[np.float32], NDArray[np.float32]], None]
@@ -117,20 +120,22 @@ class GapBackend(KernelBackend):
 
 
 class AmxBackend(GapBackend):
-    """On a CPU with AMX: bf16 KV in the layout of AMX tiles, for what the native decoder does not do.
+    """On a CPU with AMX: bf16 KV in the layout of AMX tiles.
 
     The graph is compiled twice, over the same KV: in float32 for steps of a few tokens, which only wait for the weights
-    to arrive from memory, and in bf16 for longer ones, where AMX does the arithmetic.
+    to arrive from memory, and in bf16 for longer ones, where AMX does the arithmetic. A small model's int8 weights are
+    held in bf16 too for the longer ones, since unpacking them every time takes as long as half the arithmetic.
     """
 
     def __init__(self, model: Model, kv_bytes: int, kernel: Kernel, *, weight_format: WeightFormat) -> None:
+        long = long_format(model.spec, weight_format)
         super().__init__(
             model,
             kv_bytes,
             kernel,
-            kv_layout=describe_kv(model, "amx", weight_format, kernel.version),
+            kv_layout=describe_kv(model, "amx", weight_format, long, kernel.version),
             short=Form(weight_format, {"INFERENCE_PRECISION_HINT": "f32"}),
-            long=Form(weight_format, {"INFERENCE_PRECISION_HINT": "bf16"}),
+            long=Form(long, {"INFERENCE_PRECISION_HINT": "bf16"}),
         )
 
 
@@ -163,6 +168,14 @@ class PortableBackend(GapBackend):
         super().__init__(
             model, kv_bytes, kernel, kv_layout=layout, short=form, precision=precision, drops_windows=drops_windows
         )
+
+
+def long_format(spec: ModelSpec, weight_format: WeightFormat) -> WeightFormat:
+    """How weights are held for long steps. int4 was asked for to save memory, so it is taken at its word."""
+    if weight_format != "int8":
+        return weight_format
+    unpacked_bytes = weight_bytes(replace(spec, has_tied_head=False), "bf16")  # the embedding and the head apart
+    return "bf16" if unpacked_bytes <= MAX_UNPACKED_BYTES else weight_format
 
 
 def fill_gaps(graph: ov.Model, prefix: str, run: Run, width: int, made: "list[KernelOp]") -> None:
