@@ -12,7 +12,7 @@ from tests.models.tiny import write_gguf
 from tests.parity.manners import differences
 from tests.parity.models import read_model, write_model
 
-from hotloop.backends.openvino.runner import open_cpu
+from hotloop.backends.cpu import open_cpu
 from hotloop.core.config import EngineConfig
 from hotloop.models.gguf import GgufWeights, gguf_spec, read_gguf_file
 from hotloop.models.layout import tensor_places

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-from gguf.quants import dequantize
+from gguf.quants import dequantize, quantize
 from numpy.typing import NDArray
 
 from hotloop.core.errors import ModelError
@@ -35,6 +35,7 @@ _FAMILIES: dict[str, Family] = {
     "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3moe": "qwen3moe", "gpt-oss": "gptoss",
 }  # fmt: skip
 _WITH_EXPERTS = ("llama", "qwen3moe", "gpt-oss")
+_PIECE_ROWS = 4096
 _ROPE_DIVISORS = "rope_freqs.weight"
 _ROPE_KEYS = {  # what Hugging Face calls it: what it is called after rope.scaling
     "rope_type": "type",
@@ -78,6 +79,13 @@ def widen(stored: Stored) -> NDArray[np.float32]:
     """Stored rows, of any kind that a GGUF file may have, as float32."""
     rows = dequantize(stored.data, GGMLQuantizationType[stored.kind])
     return np.ascontiguousarray(rows, np.float32).reshape(stored.shape)
+
+
+def quantise(matrix: NDArray[np.float32]) -> Stored:
+    """Rows of multiples of 32 numbers in Q8_0, some at a time: what that takes meanwhile is several times as large."""
+    pieces = [matrix[i : i + _PIECE_ROWS] for i in range(0, len(matrix), _PIECE_ROWS)]
+    data = np.concatenate([quantize(piece, GGMLQuantizationType.Q8_0) for piece in pieces])
+    return Stored(data, "Q8_0", matrix.shape)
 
 
 def read_gguf_file(path: Path) -> GgufFile:
