@@ -50,7 +50,7 @@ class ModelConfig:
     """A name `hotloop models` lists, a hub id such as Qwen/Qwen3-4B, a GGUF file, or a Hugging Face folder."""
     weights: WeightFormat = "auto"
     """How weights are held on a CPU: `stored` is as a quantised GGUF file has them, by the native decoder; `auto` is
-    that on ARM, where it was measured to be quicker, else int8. With OpenVINO and AMX a small model's int8 weights are
+    that on ARM, where it is as quick in half the memory, else int8. With OpenVINO and AMX a small model's int8 weights are
     held in bf16 as well, to prefill prompts faster, and on ARM int8 and int4 save memory with precision `fast` only,
     bf16 never. On a GPU they are held in bf16, or in f32 or fp8 if that is asked for; fp8
     (e4m3, a scale for each output; the head in int8) is for a GPU only. There AWQ and GPTQ checkpoints stay in four
@@ -74,7 +74,7 @@ class EngineConfig:
     `gpu_memory` leaves."""
     cpu_backend: CpuDecoder = "auto"
     """Who computes on a CPU: `native` is our decoder, for AMX, and for quantised GGUF files on ARM; `openvino` is for
-    any CPU and model; `auto` is the native one where it was measured to be quicker, which is on ARM so far."""
+    any CPU and model; `auto` is the native one where it was measured to be no slower: on ARM so far."""
     gpu_memory: float = 0.9
     """Share of a GPU's memory that may be used in all: for weights, working memory, and KV, which gets the rest."""
     gpus: int = 1
