@@ -50,9 +50,9 @@ class ModelConfig:
     """A name `hotloop models` lists, a hub id such as Qwen/Qwen3-4B, a GGUF file, or a Hugging Face folder."""
     weights: WeightFormat = "auto"
     """How weights are held on a CPU: `stored` is as a quantised GGUF file has them, by the native decoder; `auto` is
-    that on ARM, where it is as quick in half the memory, else int8. With OpenVINO and AMX a small model's int8 weights are
-    held in bf16 as well, to prefill prompts faster, and on ARM int8 and int4 save memory with precision `fast` only,
-    bf16 never. On a GPU they are held in bf16, or in f32 or fp8 if that is asked for; fp8
+    that on ARM, where it is as quick in half the memory, else int8. With OpenVINO and AMX a small model's int8 weights
+    are held in bf16 as well, to prefill prompts faster, and on ARM int8 and int4 save memory with precision `fast`
+    only, bf16 never. On a GPU they are held in bf16, or in f32 or fp8 if that is asked for; fp8
     (e4m3, a scale for each output; the head in int8) is for a GPU only. There AWQ and GPTQ checkpoints stay in four
     bits, unless fp8 is asked for, and FP8 checkpoints in e4m3, unless f32 is; those with scales for blocks get one for
     each output."""
