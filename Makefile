@@ -15,7 +15,7 @@ GPU_READY := $(if $(filter $(CUDA)/bin/python,$(GPU_PYTHON)),$(CUDA)/.installed)
 CLIENTS := .clients
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model check format test test-page test-ray test-clients test-kernels test-gpu test-mutants test-fuzz bench-gpu demo bench benchmarks docs clean
+.PHONY: help setup model check format test test-page test-ray test-clients test-kernels test-gpu test-mutants test-fuzz bench-gpu demo bench benchmarks wheel docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -112,6 +112,11 @@ bench: model ## Measure hotloop against itself without reuse and batching, and t
 
 benchmarks: model ## Measure what is claimed in public, keep the figures and write docs/benchmarks.md (CLAIMS='--small A --large B ...')
 	$(BIN)/python -m benchmarks.claims --keep $(CLAIMS)
+
+wheel: $(STAMP) ## Build a wheel for this machine, or for that of the compiler in CXX, with our libraries in it
+	@$(PIP) install hatchling
+	$(PIP) wheel --no-build-isolation --no-deps -w dist .
+	@ls dist/*.whl
 
 docs: $(STAMP) ## Write the generated pages: docs/cli.md and docs/configuration.md
 	$(BIN)/python docs/reference.py

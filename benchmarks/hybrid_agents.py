@@ -20,7 +20,7 @@ from rich.table import Table
 
 from benchmarks.agent.recorded import message_of
 from benchmarks.command import main, show_report
-from hotloop.backends.openvino.runner import open_cpu
+from hotloop.backends.cpu import open_cpu
 from hotloop.bench.workload import Transcript, read_transcripts
 from hotloop.chat.formats import choose_format
 from hotloop.chat.prompt import ChatInput, Prompts

@@ -84,11 +84,13 @@ CLAIMS: Mapping[str, Claim] = {
         "latency of a step stays flat with reuse, and grows without",
         "the same loop without a prefix cache",
         [Need("last step over second", "most", 1.25)],
+        reasons={"cpu": "attention over what is cached grows with it, and shows where cores are few or busy"},
     ),
     REREAD: Claim(
         "re-reading takes more than 90% of inference time in long loops",
         "the naive loop, of which the share is taken",
         [Need("re-reading", "least", 0.9)],
+        reasons={"cpu": "the loop is too short: the share of what is read again grows with every step"},
     ),
     PREFIX: Claim(
         "prefill 30 to 50% less by the static prefix alone",

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from hotloop import __version__
 from hotloop.core.errors import ConfigError
 
-Unit = Literal["tokens", "s", "tokens/s", "cost", "share", "times"]
+Unit = Literal["tokens", "s", "tokens/s", "cost", "share", "times", "jobs/min"]
 
 _FORMS: Mapping[Unit, Callable[[float], str]] = {
     "tokens": lambda value: f"{value:,.0f} tokens",
@@ -25,8 +25,9 @@ _FORMS: Mapping[Unit, Callable[[float], str]] = {
     "cost": lambda value: f"{value:.3g}",
     "share": lambda value: f"{value:.0%}",
     "times": lambda value: f"{value:.2f}×",
+    "jobs/min": lambda value: f"{value:.2f} jobs/min",
 }
-_BETTER_WHEN_MORE = ("tokens/s", "share")
+_BETTER_WHEN_MORE = ("tokens/s", "jobs/min", "share")
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,7 +113,7 @@ class _Run:
         agent: Agent[str] = Agent(model, tools, job.system, temperature=0.0, **settings)
         conversation = Conversation()
         for episode in job.episodes:
-            self.result.usage += (await agent.run(episode.prompt, conversation=conversation)).spent.usage
+            await agent.run(episode.prompt, conversation=conversation)
         self.result.job_times_s.append(time.monotonic() - self._began_at)
 
     async def close(self) -> FleetRun:
@@ -133,19 +133,19 @@ def measure_together(small: str, large: str, num_jobs: int, num_repeats: int, ma
         (_take_naive(large, jobs, max_tokens), _take_whole(small, large, jobs, max_tokens, lessons))
         for _ in range(num_repeats)
     ]
+    agents = f"{len(jobs)} agents of {jobs[0].num_turns} turns, all there at once, tools of 0.4 s"
+    tiers = f"turns that only call go to the small tier ({size_of(small)}), others to {size_of(large)}"
+    return result_of(pairs, f"{agents}; one user of {_EVERY} waits; {tiers}")
+
+
+def result_of(pairs: Sequence[tuple[FleetRun, FleetRun]], what: str) -> Result:
+    """Of each repeat the naive loop, and everything; all of them do the same work."""
     naive, whole = zip(*pairs, strict=True)
     return Result(
         claim=TOGETHER,
-        what=(
-            f"{len(jobs)} agents of {jobs[0].num_turns} turns, all there at once, tools of 0.4 s; one user of "
-            f"{_EVERY} waits; turns that only call go to the small tier ({size_of(small)}), others to {size_of(large)}"
-        ),
+        what=what,
         figures=[
-            Figure(
-                "throughput",
-                "tokens/s",
-                *([run.usage.num_output / run.wall_s for run in each] for each in (whole, naive)),
-            ),
+            Figure("throughput", "jobs/min", *([run.jobs_per_min for run in each] for each in (whole, naive))),
             Figure("p95 of a job", "s", *([run.p95_s for run in each] for each in (whole, naive))),
         ],
     )

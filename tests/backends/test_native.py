@@ -14,7 +14,6 @@ import pytest
 from numpy.typing import NDArray
 
 from hotloop.backends.backend import Batch
-from hotloop.backends.openvino import native
 from hotloop.backends.openvino.attention import Attention, Kernel, numpy_kernel
 from hotloop.backends.openvino.native import load_amx, load_portable
 from hotloop.models.rope import rotary_frequencies, rotary_table
@@ -209,15 +208,6 @@ def test_a_row_is_the_same_to_the_bit_however_it_is_computed(kernel: Kernel, max
             chunks.rows.extend(whole.rows[cut:])
             assert (rig.run((other, 1), (chunks, cut))[2:] == want[cut:]).all(), f"cut at {cut}, in company"
             assert (rig.run((whole, cut)) == want[cut:]).all(), f"from {cut} on, the rest as it was"
-
-
-@pytest.mark.skipif(native.compiler() is None, reason="needs a C++ compiler")
-def test_half_a_library_is_compiled_again(tmp_path: Path) -> None:
-    path, source = tmp_path / "portable.so", Path(native.__file__).with_name("portable.cpp")
-    path.write_bytes(b"half")
-    path.with_suffix(".size").write_text("1000")
-    assert native.build(path, source, "-DKV=float").attention_create
-    assert path.with_suffix(".size").read_text() == str(path.stat().st_size)
 
 
 def test_without_a_compiler_there_is_none_and_the_log_says_so(

@@ -19,11 +19,11 @@ from tests.models.int4 import Recipe, write_int4_folder
 from tests.models.tiny import DictWeights, tiny_spec, tiny_weights, write_folder
 
 from hotloop.backends.backend import Backend
+from hotloop.backends.cpu import open_cpu
 from hotloop.backends.openvino.attention import numpy_kernel
 from hotloop.backends.openvino.gap import AmxBackend, KernelOp, PortableBackend
 from hotloop.backends.openvino.native import load_amx
 from hotloop.backends.openvino.paged import PagedBackend
-from hotloop.backends.openvino.runner import open_cpu
 from hotloop.backends.openvino.store import failure
 from hotloop.core.config import EngineConfig, Precision, WeightFormat
 from hotloop.core.errors import ConfigError, ModelError

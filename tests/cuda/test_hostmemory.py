@@ -101,6 +101,13 @@ def test_neighbours_are_copied_at_once() -> None:
     assert [*_runs([])] == []
 
 
+def trust_copies(engine: Engine) -> None:
+    """Copy whatever is there: how long it takes, kernels that are compiled meanwhile included, is nothing to a test."""
+    tier = engine._core.host
+    assert tier
+    tier._is_worth_it = lambda hosted: True  # type: ignore[method-assign]
+
+
 def test_engines_with_little_room_say_what_the_model_says(device: str, tmp_path: Path) -> None:
     """The first computes and finds it in host memory; the second finds it on disk, and then in host memory."""
     model = tiny_model("llama", max_context=512)
@@ -116,6 +123,7 @@ def test_engines_with_little_room_say_what_the_model_says(device: str, tmp_path:
             Folder(tmp_path), layout="test", segment_bytes=block_bytes, segment_tokens=BLOCK_SIZE, max_bytes=1 << 30
         )
         with Engine(TOKENIZER, backend, config, store=store) as engine:
+            trust_copies(engine)
             for _ in range(2):
                 for prompt, token_ids in zip(prompts, want, strict=True):
                     said = engine.generate(prompt, greedy(2))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from tests.cuda.test_backend import logits_of, make_backend
+from tests.cuda.test_hostmemory import trust_copies
 from tests.engine.tiny import TOKENIZER, greedy
 from tests.parity.models import HYBRIDS, read_model, token_ids, write_model
 from tests.parity.states import differences, manners, step
@@ -143,6 +144,7 @@ def test_an_engine_says_the_same_from_host_memory(small: Model, device: str) -> 
     backend.num_blocks, backend.num_states = 3, 2
     found = []
     with Engine(TOKENIZER, backend, EngineConfig(debug_checks=True, retention=False, **settings)) as engine:
+        trust_copies(engine)
         for prompt, said in [*zip(prompts, want, strict=True)] * 2:
             done = engine.generate(prompt, greedy(2))
             assert done.token_ids == said

@@ -119,7 +119,7 @@ def test_what_would_be_computed_wrongly_is_refused_by_its_config(
 
 
 def test_a_cpu_is_refused(tmp_path: Path) -> None:
-    openvino = pytest.importorskip("hotloop.backends.openvino.runner")
+    openvino = pytest.importorskip("hotloop.backends.cpu")
     write_model(tmp_path / "m", "arcee")
     with pytest.raises(ConfigError, match="runs on a GPU only, by transformers"):
         openvino.open_cpu(load_model(str(tmp_path / "m")), EngineConfig())

@@ -46,7 +46,7 @@ def make_spec(folder: Path, model_type: str, **changes: Any) -> ModelSpec:
 
 
 def reads_gguf(spec: ModelSpec) -> bool:
-    arch = {"mixtral": "llama"}.get(spec.family, spec.family)
+    arch = {"mixtral": "llama", "gptoss": "gpt-oss"}.get(spec.family, spec.family)
     try:
         return bool(gguf._family(SimpleNamespace(path="", get=lambda key, kind: arch)))  # type: ignore[arg-type]
     except ModelError:

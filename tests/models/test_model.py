@@ -154,7 +154,8 @@ def test_an_unknown_architecture_is_named_with_what_is_supported(tmp_path: Path)
     spec = tiny_spec("llama")
     path = write_gguf(tmp_path / "m.gguf", spec, tiny_weights(spec), arch="gemma3")
     with pytest.raises(
-        ModelError, match=r"the architecture 'gemma3' is not supported \(only llama, qwen2, qwen3, qwen3moe are\)"
+        ModelError,
+        match=r"the architecture 'gemma3' is not supported \(only llama, qwen2, qwen3, qwen3moe, gpt-oss are\)",
     ):
         load_model(str(path))
 

@@ -77,7 +77,7 @@ def sentencepiece(**changes: Any) -> Tokenizer:
 
 
 GPT2, LLAMA3, SMOLLM = (from_metadata({"tokenizer.ggml.pre": pre}) for pre in ("gpt-2", "llama-bpe", "smollm"))
-QWEN, TEKKEN = (from_metadata({"tokenizer.ggml.pre": pre}) for pre in ("qwen2", "tekken"))
+QWEN, TEKKEN, O200K = (from_metadata({"tokenizer.ggml.pre": pre}) for pre in ("qwen2", "tekken", "gpt-4o"))
 SPM, BARE_SPM = sentencepiece(), sentencepiece(add_space_prefix=False)
 
 
@@ -85,7 +85,7 @@ SPM, BARE_SPM = sentencepiece(), sentencepiece(add_space_prefix=False)
 @given(text=texts)
 def test_the_bytes_of_the_tokens_are_the_text(text: str) -> None:
     data = text.encode()
-    for tokenizer in (GPT2, LLAMA3, SMOLLM, TEKKEN, BARE_SPM):
+    for tokenizer in (GPT2, LLAMA3, SMOLLM, TEKKEN, O200K, BARE_SPM):
         ids = tokenizer.encode(text)
         assert b"".join(map(tokenizer.token_bytes, ids)) == data
         assert tokenizer.decode(ids) == text
@@ -111,6 +111,7 @@ def test_a_gguf_encodes_as_the_tokenizer_it_was_made_from(text: str) -> None:
         (SMOLLM, ["It", "'s", "ĠĠ", "1", "2", "3", "4", "!?", "ĊĊĠ", "Ġx"]),
         (QWEN, ["It", "'s", "Ġ", "Ġ", "1", "2", "3", "4", "!?ĊĊ", "Ġ", "Ġx"]),
         (LLAMA3, ["It", "'s", "Ġ", "Ġ", "123", "4", "!?ĊĊ", "Ġ", "Ġx"]),
+        (O200K, ["It's", "Ġ", "Ġ", "123", "4", "!?ĊĊ", "Ġ", "Ġx"]),
     ],
 )
 def test_each_way_of_cutting_words(tokenizer: Tokenizer, words: list[str]) -> None:

@@ -138,7 +138,7 @@ def write_gguf(
 
     A tensor given under a GGUF name goes in beside the rest, as it is; rows of bytes are blocks of that kind.
     """
-    arch = arch or {"mixtral": "llama"}.get(spec.family, spec.family)
+    arch = arch or {"mixtral": "llama", "gptoss": "gpt-oss"}.get(spec.family, spec.family)
     names = {place.name: place.gguf_name for place in tensor_places(spec) if place.expert is None}
     tensors = _with_stacked_experts(spec, tensors)
     writer = gguf.GGUFWriter(path, arch)

@@ -21,7 +21,7 @@ from tests.parity import manners, states
 from tests.parity.manners import Run
 from tests.parity.models import CONFIGS, HYBRIDS, read_model, write_model
 
-from hotloop.backends.openvino.runner import open_cpu
+from hotloop.backends.cpu import open_cpu
 from hotloop.core.config import EngineConfig
 from hotloop.models.model import Model
 

@@ -12,9 +12,9 @@ from tests.parity.models import HYBRIDS, read_model, token_ids, write_model
 from tests.parity.states import OWN, differences, manners, step
 
 from hotloop.backends.backend import Backend
+from hotloop.backends.cpu import open_cpu
 from hotloop.backends.openvino.linear import DeltaNet, numpy_delta
 from hotloop.backends.openvino.native.delta import open_delta
-from hotloop.backends.openvino.runner import open_cpu
 from hotloop.core.config import EngineConfig
 from hotloop.engine.engine import Engine
 from hotloop.engine.states import EMPTY

@@ -51,6 +51,17 @@ def _find_gpus(num_gpus: int) -> tuple[str, str | None]:
     return torch.cuda.get_device_name(), None
 
 
+def describe_backend(
+    choice: DeviceChoice, model: Model, config: EngineConfig, weight_format: WeightFormat, precision: Precision
+) -> str:
+    """Where a model runs and, on a CPU, who computes, each with the reason."""
+    if choice.device == "cuda":
+        return choice.note
+    from hotloop.backends.cpu import describe_cpu  # noqa: PLC0415 - half a second, and not for everyone
+
+    return f"{choice.note}; {describe_cpu(model, config, weight_format, precision)}"
+
+
 def can_drop_windows(config: EngineConfig, companion: ModelSpec | None, kv_tokens: int | None) -> bool:
     """Whether KV that no layer sees any more may be given up: not where whole blocks go to disk, nor beside a draft
     model or of one, whose blocks are as many as its target's.
@@ -63,7 +74,7 @@ def open_backend(
     config: EngineConfig,
     *,
     device: Device = "cpu",
-    weight_format: WeightFormat = "int8",
+    weight_format: WeightFormat = "auto",
     precision: Precision = "fast",
     companion: ModelSpec | None = None,
     kv_tokens: int | None = None,
@@ -81,6 +92,6 @@ def open_backend(
             model, config, weight_format=weight_format, precision=precision, companion=companion, kv_tokens=kv_tokens,
             drops_windows=drops_windows,
         )  # fmt: skip
-    from hotloop.backends.openvino.runner import open_cpu  # noqa: PLC0415 - half a second, and not for everyone
+    from hotloop.backends.cpu import open_cpu  # noqa: PLC0415 - half a second, and not for everyone
 
     return open_cpu(model, config, weight_format=weight_format, precision=precision, drops_windows=drops_windows)

@@ -106,7 +106,7 @@ class Engine:
         model: str = DEFAULT_MODEL,
         config: EngineConfig | None = None,
         *,
-        weights: WeightFormat = "int8",
+        weights: WeightFormat = "auto",
         precision: Precision = "fast",
         device: Device = "auto",
         load_format: LoadFormat = "auto",

@@ -4,7 +4,7 @@ import logging
 from dataclasses import replace
 
 from hotloop.backends.backend import Backend
-from hotloop.backends.open import choose_device, open_backend
+from hotloop.backends.open import choose_device, describe_backend, open_backend
 from hotloop.core.config import Device, EngineConfig, LoadFormat, Precision, WeightFormat, parse_bytes
 from hotloop.core.errors import ConfigError
 from hotloop.engine.drafting.drafter import Drafter, EitherDrafter
@@ -47,8 +47,9 @@ def open_parts(
         precision=precision,
         companion=draft.spec if draft else None,
     )
+    note = describe_backend(choice, model, config, weights, precision)
     if not draft:
-        return model, backend, None, choice.note
+        return model, backend, None, note
     try:
         own = replace(
             config,
@@ -69,4 +70,4 @@ def open_parts(
     if config.drafts:
         past = PastDrafter(model.tokenizer, backend.vocab_size, config.draft_history_tokens, min_match=MIN_MATCH)
         drafter = EitherDrafter(past, drafter)
-    return model, backend, drafter, choice.note
+    return model, backend, drafter, note

@@ -31,6 +31,7 @@ FAMILIES: dict[str, Family] = {
 _HYBRIDS = ("qwen3next", "qwen35", "qwen35moe")
 _NORM_FAMILIES = ("qwen3", "qwen3moe", *_HYBRIDS)
 _ROTARY_SHARES = {"glm4moe": 0.5, **dict.fromkeys(_HYBRIDS, 0.25)}
+GPT_OSS_LIMIT, GPT_OSS_SLOPE = 7.0, 1.702  # unless a file says otherwise
 _BIASED_OUTPUTS = ("llama", "qwen3", "qwen3moe", "gptoss")  # whose attention_bias means all four
 _MAX_LAYERS = 4096
 _MAX_NUMBER = 1 << 63
@@ -120,8 +121,8 @@ def parse_experts(config: Config, family: Family, path: Path) -> ExpertsSpec | N
                 number("intermediate_size"),
                 has_bias=True,
                 has_router_bias=True,
-                gate_limit=parse_number(config, "swiglu_limit", float, path, 7.0),
-                gate_slope=parse_number(config, "swiglu_alpha", float, path, 1.702),
+                gate_limit=parse_number(config, "swiglu_limit", float, path, GPT_OSS_LIMIT),
+                gate_slope=parse_number(config, "swiglu_alpha", float, path, GPT_OSS_SLOPE),
                 is_mxfp4=is_mxfp4(config),
             )
         case "qwen3moe" | "qwen3next" | "qwen35moe":

@@ -2,7 +2,7 @@
 
 Invariant: every tensor of a `GgufFile` lies inside its file and is of a type that can be read. The header is parsed
 here, because the `gguf` package takes seconds over a vocabulary; what the tensor types mean is left to that package.
-Refuses what would be computed wrongly: other architectures, experts, shards, rotary scaling it does not know.
+Refuses what would be computed wrongly: other architectures, shards, rotary scaling it does not know.
 """
 
 from contextlib import suppress
@@ -14,10 +14,11 @@ from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-from gguf.quants import dequantize
+from gguf.quants import dequantize, quantize
 from numpy.typing import NDArray
 
 from hotloop.core.errors import ModelError
+from hotloop.models.architecture import GPT_OSS_LIMIT, GPT_OSS_SLOPE
 from hotloop.models.layout import check_spec, check_tensors, tensor_places
 from hotloop.models.rope import scaling_from_config, scaling_from_divisors
 from hotloop.models.spec import ExpertsSpec, Family, FileTensor, ModelSpec, RopeScaling, Stored
@@ -30,6 +31,11 @@ _BOOL, _STRING, _ARRAY = 7, 8, 9
 _SCALARS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", _BOOL: "?"}
 _SCALARS |= {10: "<u8", 11: "<i8", 12: "<f8"}
 _MAX_NESTING, _MAX_DIMS = 4, 4
+_FAMILIES: dict[str, Family] = {
+    "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3moe": "qwen3moe", "gpt-oss": "gptoss",
+}  # fmt: skip
+_WITH_EXPERTS = ("llama", "qwen3moe", "gpt-oss")
+_PIECE_ROWS = 4096
 _ROPE_DIVISORS = "rope_freqs.weight"
 _ROPE_KEYS = {  # what Hugging Face calls it: what it is called after rope.scaling
     "rope_type": "type",
@@ -75,6 +81,13 @@ def widen(stored: Stored) -> NDArray[np.float32]:
     return np.ascontiguousarray(rows, np.float32).reshape(stored.shape)
 
 
+def quantise(matrix: NDArray[np.float32]) -> Stored:
+    """Rows of multiples of 32 numbers in Q8_0, some at a time: what that takes meanwhile is several times as large."""
+    pieces = [matrix[i : i + _PIECE_ROWS] for i in range(0, len(matrix), _PIECE_ROWS)]
+    data = np.concatenate([quantize(piece, GGMLQuantizationType.Q8_0) for piece in pieces])
+    return Stored(data, "Q8_0", matrix.shape)
+
+
 def read_gguf_file(path: Path) -> GgufFile:
     """Parse the header and check that every tensor is wholly there."""
     try:
@@ -97,8 +110,7 @@ def check_beginning(path: Path, data: bytes) -> None:
             key = header.string()
             metadata[key] = header.value(header.u32())
     if "general.architecture" in metadata:
-        file = GgufFile(path, metadata, {})
-        _refuse_unsupported(file, _family(file))
+        _refuse_unsupported(GgufFile(path, metadata, {}))
 
 
 def _parse(path: Path, header: "_Header") -> GgufFile:
@@ -230,11 +242,11 @@ class GgufWeights:
 
 
 def gguf_spec(file: GgufFile) -> ModelSpec:
-    family = arch = _family(file)
+    _refuse_unsupported(file)
+    arch, family = file.get("general.architecture", str), _family(file)
     experts = _experts(file, arch)
-    if experts and arch == "llama":
+    if experts and family == "llama":
         family = "mixtral"
-    _refuse_unsupported(file, arch)
     embed = file.tensors.get("token_embd.weight")
     if embed is None:
         raise ModelError(f"{file.path}: the tensor token_embd.weight is missing")
@@ -255,6 +267,7 @@ def gguf_spec(file: GgufFile) -> ModelSpec:
     else:
         rope = {name: file.metadata.get(f"{arch}.rope.scaling.{theirs}") for name, theirs in _ROPE_KEYS.items()}
         rope = {name: value for name, value in rope.items() if value is not None and value != "none"}
+        rope["truncate"] = family != "gptoss"  # which no file says, and its config.json does
         scaling = scaling_from_config(
             rope, theta=rope_theta, head_dim=head_dim, max_context=max_context, where=str(file.path)
         )
@@ -273,35 +286,47 @@ def gguf_spec(file: GgufFile) -> ModelSpec:
         rope_scaling=scaling,
         has_tied_head="output.weight" not in file.tensors,
         has_qkv_bias=family == "qwen2" or "blk.0.attn_q.bias" in file.tensors,
+        has_o_bias=family == "gptoss",
         has_qk_norm=family in ("qwen3", "qwen3moe"),
+        has_sinks=family == "gptoss",
         experts=experts,
-        windows=(window,) * min(num_layers, len(file.tensors)) if 0 < window < max_context else (),
+        windows=_windows(window, min(num_layers, len(file.tensors)), family) if 0 < window < max_context else (),
     )
 
 
-def _experts(file: GgufFile, arch: Family) -> ExpertsSpec | None:
-    if arch not in ("llama", "qwen3moe") or not file.get(f"{arch}.expert_count", int, 0):
+def _windows(window: int, num_layers: int, family: Family) -> tuple[int | None, ...]:
+    """Of gpt-oss every second layer has one, the first among them."""
+    return tuple(window if family != "gptoss" or i % 2 == 0 else None for i in range(num_layers))
+
+
+def _experts(file: GgufFile, arch: str) -> ExpertsSpec | None:
+    if arch not in _WITH_EXPERTS or not file.get(f"{arch}.expert_count", int, 0):
         return None
-    return ExpertsSpec(
+    experts = ExpertsSpec(
         num_experts=file.get(f"{arch}.expert_count", int),
         num_chosen=file.get(f"{arch}.expert_used_count", int),
         size=file.get(f"{arch}.{'' if arch == 'llama' else 'expert_'}feed_forward_length", int),
     )
+    if arch != "gpt-oss":
+        return experts
+    kinds = {tensor.kind for name, tensor in file.tensors.items() if name.endswith("_exps.weight")}
+    limits = replace(experts, gate_limit=GPT_OSS_LIMIT, gate_slope=GPT_OSS_SLOPE)
+    return replace(limits, has_bias=True, has_router_bias=True, is_mxfp4=kinds == {"MXFP4"})
 
 
 def _family(file: GgufFile) -> Family:
     architecture = file.get("general.architecture", str)
-    families: dict[str, Family] = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3moe": "qwen3moe"}
-    if architecture not in families:
-        only = ", ".join(families)
+    if architecture not in _FAMILIES:
+        only = ", ".join(_FAMILIES)
         raise ModelError(f"{file.path}: the architecture {architecture!r} is not supported (only {only} are)")
-    return families[architecture]
+    return _FAMILIES[architecture]
 
 
-def _refuse_unsupported(file: GgufFile, family: Family) -> None:
+def _refuse_unsupported(file: GgufFile) -> None:
+    family, arch = _family(file), file.get("general.architecture", str)
     if file.get("split.count", int, 1) > 1:
         raise ModelError(f"{file.path} is one shard of several: join them into one file first")
-    if family not in ("llama", "qwen3moe") and file.get(f"{family}.expert_count", int, 0) > 0:
+    if arch not in _WITH_EXPERTS and file.get(f"{arch}.expert_count", int, 0) > 0:
         raise ModelError(f"{file.path}: {family} with mixture-of-experts layers is not supported: dense models are")
-    if file.get(f"{family}.rope.scale_linear", float, 1.0) != 1.0:
+    if file.get(f"{arch}.rope.scale_linear", float, 1.0) != 1.0:
         raise ModelError(f"{file.path}: rope.scale_linear is not supported: rope.scaling.type is")

@@ -84,6 +84,10 @@ _FAMILY_NAMES: dict[Family, dict[str, str]] = {
     "qwen35moe": {"mlp.shared_experts.": "mlp.shared_expert."},
     "gptoss": {"mlp.gate.weight": "mlp.router.weight", "mlp.gate.e_score_correction_bias": "mlp.router.bias"},
 }
+# what some families' GGUFs call it
+_FAMILY_GGUF_NAMES: dict[Family, dict[str, str]] = {
+    "gptoss": {"ffn_norm": "post_attention_norm", "exp_probs_b": "ffn_gate_inp"},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +140,8 @@ def tensor_places(spec: ModelSpec) -> Iterator[TensorPlace]:
             gguf_name, hf_name, expert = _file_names(name)
             for ours, theirs in _FAMILY_NAMES.get(spec.family, {}).items():
                 hf_name = hf_name.replace(ours, theirs)
+            for ours, theirs in _FAMILY_GGUF_NAMES.get(spec.family, {}).items():
+                gguf_name = gguf_name.replace(ours, theirs)
             names = f"blk.{i}.{gguf_name}", f"model.layers.{i}.{hf_name}"
             yield TensorPlace(f"layers.{i}.{name}", shape, *names, expert)
 

@@ -117,11 +117,15 @@ def check_fits(name: str, parts: Mapping[str, int], free_bytes: int, *, have: st
     total_bytes = sum(parts.values())
     if total_bytes <= free_bytes:
         return
-    need = " + ".join(f"{part} {gib(size)}" for part, size in parts.items())
-    line = f"{name} does not fit: {need} = {gib(total_bytes)}, but {have}"
+    line = f"{name} does not fit: {_sum_of(parts)}, but {have}"
     if advice:
         raise ConfigError(f"{line}; {advice}")
     raise ModelError(f"{line}; no setting changes that, only a smaller model or more memory")
+
+
+def _sum_of(parts: Mapping[str, int]) -> str:
+    need = " + ".join(f"{part} {gib(size)}" for part, size in parts.items())
+    return f"{need} = {gib(sum(parts.values()))}"
 
 
 def check_fits_cpu(
@@ -132,8 +136,10 @@ def check_fits_cpu(
     kv_bytes: int,
     working_bytes: int,
     free_bytes: int,
-) -> None:
-    """Refuse a model that the machine has no memory for. `held_bytes` is what its weights take in each format."""
+) -> str:
+    """What a model takes, in words. Refuses one that the machine has no memory for. `held_bytes` is what its weights
+    take in each format.
+    """
     parts = {"weights": held_bytes[weight_format], "KV": kv_bytes, "working memory": working_bytes}
     left_bytes = free_bytes - held_bytes[weight_format] - working_bytes
     smaller = [other for other, size in held_bytes.items() if size + kv_bytes + working_bytes <= free_bytes]
@@ -143,6 +149,7 @@ def check_fits_cpu(
     elif smaller:
         advice = f"--weights {smaller[0]} would fit"
     check_fits(name, parts, free_bytes, have=f"this machine has only {gib(free_bytes)} free", advice=advice)
+    return f"{_sum_of(parts)} of {gib(free_bytes)} free"
 
 
 def fit_kv_gpu(

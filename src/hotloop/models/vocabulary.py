@@ -49,6 +49,10 @@ _TEKKEN = _WordCut(
     has_whole_words=True,
     wants_bos=True,
 )
+_O200K = _WordCut(
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTIONS}?|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _WORD_CUTS = {
     "gpt-2": _GPT2,
     "smollm": _DIGITS,
@@ -61,6 +65,7 @@ _WORD_CUTS = {
     "qwen2": _QWEN2,
     "deepseek-r1-qwen": _QWEN2,
     "tekken": _TEKKEN,
+    "gpt-4o": _O200K,
 }
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from benchmarks.agent.fleet import FleetRun
 from benchmarks.agent.foresight import read_runs
 from benchmarks.agent.recorded import read_agent_jobs
 from benchmarks.claims.batching import WAYS, Served, Way, asker, draw_arrivals, results_of, serve_arrivals
@@ -18,11 +19,23 @@ from benchmarks.claims.gathering import results_of as gathering_results
 from benchmarks.claims.loop import Loop, fit_job
 from benchmarks.claims.loop import results_of as loop_results
 from benchmarks.claims.priority import share
-from benchmarks.claims.published import CLAIMS, CONTINUOUS, DYNAMIC, FLAT, FORESIGHT, REREAD, STATIC, TIERS, TOKENS
+from benchmarks.claims.published import (
+    CLAIMS,
+    CONTINUOUS,
+    DYNAMIC,
+    FLAT,
+    FORESIGHT,
+    REREAD,
+    STATIC,
+    TIERS,
+    TOGETHER,
+    TOKENS,
+)
 from benchmarks.claims.run import QUICK, Supplies, run_claims
 from benchmarks.claims.tiers import WAYS as TIER_WAYS
 from benchmarks.claims.tiers import OnceServers, result_of
-from benchmarks.claims.together import HintedModel
+from benchmarks.claims.together import HintedModel, run_naive, run_whole
+from benchmarks.claims.together import result_of as together_result
 from benchmarks.claims.workflows import write_workflows
 from benchmarks.tiers.questions import mix
 from benchmarks.tiers.run import Terms, measure_tiers
@@ -33,6 +46,7 @@ from tests.server.serving import Serving
 
 from hotloop.agent.model import Ask
 from hotloop.agent.scripted import ScriptedCall, ScriptedModel
+from hotloop.agent.speculation import SpeculativeForesight
 from hotloop.bench.client import ChatClient
 from hotloop.bench.replay import ReplayedTurn
 from hotloop.bench.workload import generate_jobs
@@ -53,6 +67,16 @@ class CrowdedServer(FakeServer):
         async for event in super()._events(body, is_breaking):
             yield event
         self.num_now -= 1
+
+
+class AgentsServer(FakeServer):
+    """Takes what agents send: answers that are calls, and the newer name of the limit."""
+
+    async def _events(self, body: dict[str, Any], is_breaking: bool) -> AsyncIterator[str]:
+        messages = [{**message, "content": str(message.get("content"))} for message in body["messages"]]
+        plain = {**body, "messages": messages, "max_tokens": body["max_completion_tokens"]}
+        async for event in super()._events(plain, is_breaking):
+            yield event
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -179,6 +203,32 @@ async def test_turns_say_whether_they_are_the_last():
         assert [event async for event in hinted.stream(Ask(messages=messages, extra={"priority": "background"}))]
     assert [ask.extra["metadata"]["task"] for ask in model.asks] == ["extraction", "summary"]
     assert model.asks[0].extra["priority"] == "background"
+
+
+def test_everything_against_the_naive_loop():
+    naive, whole = FleetRun("", 120.0, [60.0, 120.0]), FleetRun("", 24.0, [12.0, 24.0])
+    result = together_result([(naive, whole)] * 2, "two agents")
+    assert result.figure("throughput").baseline == [1.0, 1.0]
+    assert result.figure("throughput").times == [5.0, 5.0]
+    assert result.figure("p95 of a job").saved == [0.8, 0.8]
+    assert CLAIMS[TOGETHER].holds(result)
+
+
+async def test_both_ways_do_the_same_jobs(tmp_path: Path):
+    path = tmp_path / "workflows.jsonl"
+    write_workflows(path, num_rounds=1)
+    jobs = [job._replace(tools=job.tools[:3]) for job in read_agent_jobs(path, max_chars=26_000)][:2]
+    with AgentsServer() as server:
+        naive = await run_naive(server.url, jobs, 8)
+        num_asked = len(server.bodies)
+        whole = await run_whole(server.url, jobs, 8, SpeculativeForesight())
+    assert len(naive.job_times_s) == len(whole.job_times_s) == 2
+    asked = [body for body in server.bodies[num_asked:] if body.get("stream")]
+    assert num_asked == len(asked) == sum(job.num_turns for job in jobs)
+    assert {body["model"] for body in asked} == {"auto"}
+    tasks = [body["metadata"]["task"] for body in asked]
+    assert (tasks.count("extraction"), tasks.count("summary")) == (8, 2)
+    assert [body["priority"] for body in asked].count("interactive") == jobs[0].num_turns
 
 
 def test_workflows_as_transcripts(tmp_path: Path):

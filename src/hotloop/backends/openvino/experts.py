@@ -80,7 +80,7 @@ class _Shape(NamedTuple):
 def held_format(spec: ModelSpec, weight_format: WeightFormat) -> Held:
     """int8 in place of int4 where rows are no whole number of groups."""
     assert spec.experts
-    assert weight_format != "fp8"
+    assert weight_format != "fp8" and weight_format != "auto" and weight_format != "stored"
     is_even = spec.hidden_size % INT4_GROUP == 0 and spec.experts.size % INT4_GROUP == 0
     return "int8" if weight_format == "int4" and not is_even else weight_format
 

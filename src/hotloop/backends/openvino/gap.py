@@ -1,6 +1,6 @@
 """Batches on a CPU whose attention is ours: OpenVINO for the matmuls, a kernel in the gap each layer's graph leaves."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from hotloop.backends.backend import Batch, prompt_batch
 from hotloop.backends.host import HostCopy
-from hotloop.backends.openvino.attention import BLOCK_SIZE, Attention, Kernel
+from hotloop.backends.openvino.attention import BLOCK_SIZE, Kernel
+from hotloop.backends.openvino.blocks import KernelBackend
 from hotloop.backends.openvino.graph import (
     EXPERTS_GAP,
     GAP,
@@ -22,12 +23,11 @@ from hotloop.backends.openvino.graph import (
 from hotloop.backends.openvino.linear import DeltaNet
 from hotloop.backends.openvino.native.delta import open_delta
 from hotloop.backends.openvino.native.mixture import open_experts
-from hotloop.backends.openvino.store import CpuBackend, compile_graph, describe_kv, load_graph
+from hotloop.backends.openvino.store import compile_graph, describe_kv, load_graph
 from hotloop.core.config import Precision, WeightFormat
 from hotloop.models.hybrid import HybridWeights
-from hotloop.models.memory import kv_token_bytes, num_states, split_kv, state_bytes, weight_bytes
+from hotloop.models.memory import weight_bytes
 from hotloop.models.model import Model
-from hotloop.models.rope import rotary_table
 from hotloop.models.spec import ModelSpec
 
 MAX_SHORT_TOKENS = 12
@@ -47,8 +47,8 @@ class Form:
     adapt: Callable[[ov.Model], None] = lambda graph: None
 
 
-class GapBackend(CpuBackend):
-    """The KV blocks are the kernel's memory, in its own layout."""
+class GapBackend(KernelBackend):
+    """Graphs of OpenVINO's, compiled over one KV, with kernels in their gaps."""
 
     def __init__(
         self,
@@ -63,32 +63,10 @@ class GapBackend(CpuBackend):
         drops_windows: bool = False,
     ) -> None:
         """`long`: how the graph is compiled for steps of many tokens, if not as for those of a few."""
-        spec, token_bytes = model.spec, kv_token_bytes(model.spec, kernel.item_bytes)
+        spec = model.spec
         if spec.linear:
             model = replace(model, weights=HybridWeights(model.weights, spec))
-            self.state_bytes = state_bytes(spec)
-            self.num_states = num_states(spec, kv_bytes, kernel.item_bytes)
-        kv_bytes -= self.num_states * self.state_bytes
-        if drops_windows:
-            sizes = split_kv(spec, kv_bytes, kernel.item_bytes, BLOCK_SIZE, self.step_tokens)
-            num_blocks, self.num_window_blocks = sizes
-        own = [layer for layer in spec.kv_layers if self.num_window_blocks and spec.window(layer)]
-        others = [layer for layer in spec.kv_layers if layer not in own]
-        if own:
-            self.window = max(window for window in spec.windows if window)
-            token_bytes = token_bytes * len(others) // len(spec.kv_layers)
-            kv_bytes = num_blocks * BLOCK_SIZE * token_bytes
-        super().__init__(model, kv_bytes, BLOCK_SIZE * token_bytes, kv_layout)
-        angles = rotary_table(spec, min(self.max_context, self.num_blocks * BLOCK_SIZE))
-        self._attention = kernel.create(replace(spec, num_layers=len(others)), self.num_blocks, angles)
-        self._windowed: Attention | None = None
-        if own:
-            self._windowed = kernel.create(replace(spec, num_layers=len(own)), self.num_window_blocks, angles)
-        parts = [(self._attention, others), *([(self._windowed, own)] if self._windowed else [])]
-        places = {layer: (part, i) for part, layers in parts for i, layer in enumerate(layers)}
-        self._places = [places[layer] for layer in spec.kv_layers]
-        for place, layer in zip(self._places, spec.kv_layers, strict=True):
-            self._set_up(*place, layer, model)
+        super().__init__(model, kv_bytes, kernel, kv_layout=kv_layout, drops_windows=drops_windows)
         self._linear = DeltaNet(spec, model.weights, self.num_states, open_delta(spec.linear)) if spec.linear else None
         self._experts = open_experts(model, short.weight_format, precision) if model.spec.experts else None
         self._nodes: list[KernelOp] = []
@@ -96,37 +74,12 @@ class GapBackend(CpuBackend):
         self._long = self._compile(model, long) if long else self._short
         self._warm_up()
 
-    def _set_up(self, attention: Attention, index: int, layer: int, model: Model) -> None:
-        """What attention has to know of a layer, which is number `index` of those it does."""
-        spec, name = model.spec, f"layers.{layer}."
-        if spec.latent:
-            up = model.weights.read(name + "kv_b").reshape(spec.num_heads, -1, spec.latent.kv_rank)
-            up_keys, up_values = np.split(up, [spec.latent.nope_dim], axis=1)
-            attention.set_latent(index, up_keys, up_values.transpose(0, 2, 1))
-        if spec.has_qk_norm:
-            attention.set_norms(index, *(model.weights.read(name + norm) for norm in ("q_norm", "k_norm")))
-        window = spec.window(layer)
-        if window:
-            attention.set_window(index, window)
-        if spec.has_sinks:
-            attention.set_sinks(index, model.weights.read(name + "sinks"))
-
     def run(self, batch: Batch) -> NDArray[np.float32]:
         request = self._short if len(batch.token_ids) <= MAX_SHORT_TOKENS else self._long
-        self._attention.plan(batch)
-        if self._windowed:
-            ids = batch.block_ids if batch.window_ids is None else batch.window_ids
-            self._windowed.plan(replace(batch, block_ids=ids))
+        self.plan(batch)
         if self._linear:
             self._linear.plan(batch)
         return self.infer(request, {"input_ids": batch.token_ids, "wanted": batch.wanted})
-
-    def read_blocks(self, block_ids: Sequence[int]) -> HostCopy:
-        return HostCopy(self._attention.kv.take(np.array(block_ids), axis=1).reshape(-1).data)
-
-    def write_blocks(self, block_ids: Sequence[int], data: memoryview) -> None:
-        kv = self._attention.kv
-        kv[:, np.array(block_ids)] = np.frombuffer(data, np.uint8).reshape(len(kv), len(block_ids), -1)
 
     def read_state(self, slot: int) -> HostCopy:
         assert self._linear is not None
@@ -139,10 +92,7 @@ class GapBackend(CpuBackend):
     def close(self) -> None:
         del self._short, self._long
         let_go(self._nodes)
-        self._places.clear()
-        for attention in (self._attention, self._windowed):
-            if attention:
-                attention.close()
+        super().close()
         if self._linear:
             self._linear.close()
 

@@ -58,6 +58,7 @@ def serve(
     if given:
         model = replace(model, model=given)
     logging.basicConfig(format=_LOG_FORMAT)
+    logging.getLogger("hotloop.backends").setLevel(logging.INFO)  # what the model will take
     with tracing(trace) as tracer, opened_store(trace) as store, load_engine(model, engine) as loaded:
         from hotloop.server.app import HttpServer
 

@@ -5,41 +5,33 @@
     experts.cpp     a mixture of experts on any CPU (mixture.py)
     linear.cpp      linear attention by the gated delta rule on any CPU (delta.py)
 
-They are compiled once by the machine's own C++ compiler, and kept. Where a kernel cannot be had, `load_amx` and
-`load_portable` give nothing and say why in the log.
+They come with a wheel, or are compiled once by the machine's own C++ compiler (../../build.py). Where a kernel cannot
+be had, `load_amx` and `load_portable` give nothing and say why in the log.
 """
 
 import ctypes
 import hashlib
 import logging
-import os
 import platform
-import shutil
-import subprocess
-import tempfile
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import openvino as ov
 from numpy.typing import NDArray
 
 from hotloop.backends.backend import Batch
+from hotloop.backends.build import BUILD_ERRORS, LIBRARIES, load_library, usable_cpus
 from hotloop.backends.openvino.attention import BLOCK_SIZE, Kernel
 from hotloop.core.errors import BackendError
-from hotloop.models.catalogue import home
 from hotloop.models.memory import kv_token_bytes
 from hotloop.models.spec import ModelSpec
 
 log = logging.getLogger(__name__)
 
 AMX_HEAD_DIMS = (64, 96, 128)
-_FOLDER = Path(__file__).parent
-BUILD_ERRORS = (OSError, AttributeError, subprocess.SubprocessError)
-_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared")
-_COMPILE_TIMEOUT_S = 60
+SOURCES = Path(__file__).parent
 _SPAN = 32  # numbers that portable.cpp sums up side by side
 
 
@@ -49,7 +41,7 @@ class NativeAttention:
     def __init__(
         self, library: ctypes.CDLL, item_bytes: int, spec: ModelSpec, num_blocks: int, angles: NDArray[np.float32]
     ) -> None:
-        self._library = library
+        self.library = self._library = library
         self._keep = [angles]
         self._handle = _create(library, spec, num_blocks, angles)
         if not self._handle:
@@ -83,6 +75,14 @@ class NativeAttention:
     def run(self, layer: int, qkv: NDArray[np.float32], output: NDArray[np.float32]) -> None:
         self._library.attention_run(self._handle, layer, qkv.ctypes.data, output.ctypes.data)
 
+    @property
+    def entry(self) -> tuple[int, int]:
+        """The function that `run` calls and its first argument, for those who call it from C."""
+        function = ctypes.cast(self._library.attention_run, ctypes.c_void_p).value
+        assert function
+        assert self._handle
+        return function, self._handle
+
     def close(self) -> None:
         self._library.attention_destroy(self._handle)
 
@@ -111,7 +111,7 @@ def load_amx() -> Kernel | None:
     reason = _why_no_amx()
     if reason is None:
         try:
-            return _load("attention.cpp", 2, "-march=sapphirerapids")
+            return _load("attention", 2)
         except BUILD_ERRORS as error:
             reason = f"it could not be built: {error}"
     log.warning("attention is OpenVINO's, not our own, which is much quicker on CPUs with AMX: %s", reason)
@@ -120,46 +120,41 @@ def load_amx() -> Kernel | None:
 
 @cache
 def load_portable(kv_type: str, item_bytes: int) -> Kernel | None:
-    """The kernel for any CPU, with keys and values of that C++ type; None where it cannot be built.
-
-    It is compiled for this one: an x86 that is any calls a function for each half that it widens.
-    """
+    """The kernel for any CPU, with keys and values of that C++ type; None where it cannot be built."""
     try:
-        return _load("portable.cpp", item_bytes, f"-DKV={kv_type}", "-march=native")
+        return _load(f"portable-{kv_type}", item_bytes)
     except BUILD_ERRORS as error:
         log.warning("attention is computed by numpy, which is much slower than our own, since that fails: %s", error)
     return None
 
 
-def build_or_warn(source: str, what: str) -> ctypes.CDLL | None:
-    """The library for this very CPU; None, with a warning, where it cannot be built and numpy has to do."""
+def load_or_warn(name: str, what: str) -> ctypes.CDLL | None:
+    """The library of that name; None, with a warning, where it cannot be had and numpy has to do."""
     try:
-        return build_native(source, "-march=native")
+        return load_library(name)
     except BUILD_ERRORS as error:
         log.warning("%s computed by numpy, which is much slower than our own, since that fails: %s", what, error)
         return None
 
 
+def has_amx() -> bool:
+    return _why_no_amx() is None
+
+
 def _why_no_amx() -> str | None:
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return "ours is for Linux on x86-64"
-    if not {"amx_bf16", "avx512_bf16"} <= set(Path("/proc/cpuinfo").read_text().split()):
-        return "this CPU has none"
-    return None
+    return None if any(usable_cpus(LIBRARIES["attention"])) else "this CPU has none"
 
 
-def _load(name: str, item_bytes: int, *flags: str) -> Kernel:
+def _load(name: str, item_bytes: int) -> Kernel:
+    return kernel_of(load_library(name), SOURCES / f"{name.split('-')[0]}.cpp", item_bytes)
+
+
+def kernel_of(library: ctypes.CDLL, source: Path, item_bytes: int) -> Kernel:
     """The version changes with the source, and so whenever keys and values are stored in another way."""
-    source = _FOLDER / name
     version = hashlib.sha256(source.read_bytes()).hexdigest()[:16]
-    library = _declare(build_native(name, *flags))
-    return Kernel(item_bytes, version, partial(NativeAttention, library, item_bytes))
-
-
-def build_native(name: str, *flags: str) -> ctypes.CDLL:
-    """A library of ours, compiled unless it was before."""
-    source = _FOLDER / name
-    return build(_target(source, flags), source, *flags)
+    return Kernel(item_bytes, version, partial(NativeAttention, _declare(library), item_bytes))
 
 
 def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
@@ -181,51 +176,3 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
         function = getattr(library, f"attention_{name}")
         function.restype, function.argtypes = result, arguments
     return library
-
-
-def compiler() -> str | None:
-    return next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
-
-
-def _target(source: Path, flags: tuple[str, ...]) -> Path:
-    """Compiled code is kept under a name made from all that went into it, in a folder of ours that can be written."""
-    device = ov.Core().get_property("CPU", "FULL_DEVICE_NAME")  # a home may be shared by several machines
-    recipe = "\0".join((source.read_text(), ov.__version__, ov.__file__, device, compiler() or "", *_FLAGS, *flags))
-    name = f"{source.stem}-{hashlib.sha256(recipe.encode()).hexdigest()[:16]}.so"
-    folder = home() / "cache" / "native"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        folder = Path(tempfile.mkdtemp(prefix="hotloop-"))
-    return folder / name
-
-
-def build(path: Path, source: Path, *flags: str) -> ctypes.CDLL:
-    """What was compiled before, if it is whole: its size stands beside it, since loading half a library is fatal."""
-    size = path.with_suffix(".size")
-    if not path.exists() or not size.exists() or size.read_text() != str(path.stat().st_size):
-        _compile(path, source, flags)
-        size.write_text(str(path.stat().st_size))
-    return ctypes.CDLL(str(path))
-
-
-def _compile(path: Path, source: Path, flags: tuple[str, ...]) -> None:
-    """Against the TBB that OpenVINO brings, so that both share one pool of threads."""
-    openvino = Path(ov.__file__).parent
-    tbb = next((openvino / "libs").glob("libtbb.*"), None)
-    program = compiler()
-    if program is None:
-        raise FileNotFoundError("there is no C++ compiler here (c++, g++ or clang++)")
-    if tbb is None:
-        raise FileNotFoundError("OpenVINO came without its TBB library")
-    draft = path.with_name(f"{path.stem}-{os.getpid()}.so")
-    command = [program, *_FLAGS, *flags, f"-I{openvino / 'include'}", str(source), "-o", str(draft), str(tbb)]
-    command.append(f"-Wl,-rpath,{tbb.parent}")
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_TIMEOUT_S, check=False)
-        if done.returncode:
-            errors = [line for line in done.stderr.splitlines() if "error" in line]
-            raise OSError(errors[0] if errors else f"the compiler ended with status {done.returncode}")
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotloop.backends.openvino.linear import Array, DeltaRule, numpy_delta
-from hotloop.backends.openvino.native import build_or_warn
+from hotloop.backends.openvino.native import load_or_warn
 from hotloop.models.spec import LinearSpec
 
 
@@ -36,7 +36,7 @@ def open_delta(spec: LinearSpec) -> DeltaRule:
 
 @cache
 def _library() -> ctypes.CDLL | None:
-    library = build_or_warn("linear.cpp", "linear attention is")
+    library = load_or_warn("linear", "linear attention is")
     if library is None:
         return None
     library.linear_run.restype = None

@@ -15,7 +15,7 @@ from hotloop.backends.openvino.experts import (
     held_format,
     load_experts,
 )
-from hotloop.backends.openvino.native import build_or_warn
+from hotloop.backends.openvino.native import load_or_warn
 from hotloop.core.config import Precision, WeightFormat
 from hotloop.models.model import Model
 from hotloop.models.spec import ModelSpec
@@ -78,7 +78,7 @@ def open_experts(model: Model, weight_format: WeightFormat, precision: Precision
 
 @cache
 def _library() -> ctypes.CDLL | None:
-    library = build_or_warn("experts.cpp", "experts are")
+    library = load_or_warn("experts", "experts are")
     if library is None:
         return None
     library.experts_run.restype = None

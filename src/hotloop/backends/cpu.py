@@ -1,14 +1,21 @@
-"""Which CPU backend: our own attention where the hardware and the asked precision allow it, or there is no other."""
+"""Which CPU backend: the native decoder where the hardware, the model and the asked precision allow it, else OpenVINO's
+graphs, with our own attention where that can be, or there is no other.
+"""
 
+import logging
+import platform
 from typing import Literal
 
 import numpy as np
 import openvino as ov
 
 from hotloop.backends.backend import Backend
+from hotloop.backends.build import BUILD_ERRORS, cpu_features
+from hotloop.backends.native.backend import NativeBackend, are_quantised, strips_bytes, why_not
+from hotloop.backends.native.library import Format, load_kernel
 from hotloop.backends.openvino.attention import Kernel, numpy_kernel
 from hotloop.backends.openvino.gap import AmxBackend, PortableBackend, long_format
-from hotloop.backends.openvino.native import AMX_HEAD_DIMS, load_amx, load_portable
+from hotloop.backends.openvino.native import AMX_HEAD_DIMS, has_amx, load_amx, load_portable
 from hotloop.backends.openvino.paged import PagedBackend
 from hotloop.backends.openvino.store import has_graph
 from hotloop.core.config import EngineConfig, KvPrecision, Precision, WeightFormat, parse_bytes
@@ -17,19 +24,21 @@ from hotloop.models.memory import available_bytes, check_fits_cpu, weight_bytes,
 from hotloop.models.model import Model
 from hotloop.models.spec import ModelSpec
 
+log = logging.getLogger(__name__)
+
 _RUNTIME_BYTES = 256 << 20
 
 _DTYPES: dict[KvPrecision, type[np.floating]] = {"f32": np.float32, "f16": np.float16}
 _CPP_TYPES = {"f32": "float", "f16": "half"}
 
-Kind = Literal["amx", "paged", "portable"]
+Kind = Literal["native", "amx", "paged", "portable"]
 
 
 def open_cpu(
     model: Model,
     config: EngineConfig,
     *,
-    weight_format: WeightFormat = "int8",
+    weight_format: WeightFormat = "auto",
     precision: Precision = "fast",
     drops_windows: bool = False,
 ) -> Backend:
@@ -37,11 +46,21 @@ def open_cpu(
     if model.spec.family == "transformers":
         raise ConfigError(f"{model.name} is of an architecture that runs on a GPU only, by transformers")
     if weight_format == "fp8":
-        raise ConfigError("weights fp8 are for a GPU: on a CPU they can be int8, int4, bf16 or f32")
+        raise ConfigError("weights fp8 are for a GPU: on a CPU they can be stored, int8, int4, bf16 or f32")
     kv_bytes, kv = parse_bytes(config.kv_memory), config.kv_precision
     if kv == "fp8":
         raise ConfigError("kv_precision fp8 is for a GPU: on a CPU it can be bf16, f16, f32 or u8")
-    spec = model.spec
+    spec, form = model.spec, _native_form(model, weight_format)
+    obstacle = why_not_native(model, config, weight_format, precision)
+    if form and obstacle is None:
+        _check_memory(model, config, "stored" if form == "strips" else form, precision, "native")
+        return NativeBackend(model, kv_bytes, load_kernel(_kv_type(config)), form=form)
+    if config.cpu_backend == "native":
+        raise ConfigError(f"cpu_backend native cannot be had: {obstacle}")
+    if weight_format == "stored":
+        raise ConfigError(f"weights stored cannot be had: {obstacle}")
+    if weight_format == "auto":
+        weight_format = "int8"
     if not _has_paged_attention() or spec.windows or spec.has_sinks or spec.linear or spec.latent:
         portable = _portable_kernel(kv, precision)
         _check_memory(model, config, weight_format, precision, "portable")
@@ -56,9 +75,74 @@ def open_cpu(
     return PagedBackend(model, kv_bytes, weight_format=weight_format, inference=inference, kv_precision=kv_precision)
 
 
+def _native_form(model: Model, weight_format: WeightFormat) -> Format | None:
+    """How the native decoder would hold the weights; None if it cannot."""
+    match weight_format:
+        case "auto":
+            return "strips" if not has_amx() and are_quantised(model) else "int8"
+        case "stored":
+            return "strips" if are_quantised(model) else None
+        case "int8" | "bf16":
+            return weight_format
+        case _:
+            return None
+
+
+def why_not_native(model: Model, config: EngineConfig, weight_format: WeightFormat, precision: Precision) -> str | None:
+    """What keeps the native decoder from being used; None if nothing does. It was measured to be the quicker one with
+    strips on ARM; with AMX it has to be asked for.
+    """
+    spec, form = model.spec, _native_form(model, weight_format)
+    if not has_amx() and not (form == "strips" and has_dot_products()):
+        return "this CPU has no AMX"
+    is_asked_for = config.cpu_backend == "native" or weight_format == "stored"
+    obstacles = {
+        "cpu_backend is openvino": config.cpu_backend == "openvino",
+        f"precision is {precision}": precision != "fast",
+        f"weights are {weight_format}": form is None and weight_format != "stored",
+        "the model's matrices are not quantised, or not in a kind that it knows": form is None,
+        f"kv_precision is {config.kv_precision}": config.kv_precision not in ("auto", *_native_kv()),
+        f"the model has {why_not(spec)}": why_not(spec),
+        "the model has sliding windows": spec.windows,
+        "the model has attention sinks": spec.has_sinks,
+        f"heads have {spec.head_dim} dimensions": has_amx() and spec.head_dim not in AMX_HEAD_DIMS,
+        "with AMX it was not measured to be quicker (--cpu-backend native asks for it)": has_amx() and not is_asked_for,
+    }
+    found = next((what for what, is_there in obstacles.items() if is_there), None)
+    if found is None:
+        try:
+            load_kernel(_kv_type(config))
+        except BUILD_ERRORS as error:
+            found = f"it could not be built: {error}"
+    return found
+
+
+def has_dot_products() -> bool:
+    """ARM's of bytes: x86's without AMX were not measured against OpenVINO."""
+    return platform.machine() == "aarch64" and "asimddp" in cpu_features()
+
+
+def _native_kv() -> tuple[KvPrecision, ...]:
+    return ("bf16",) if has_amx() else ("f16", "f32")
+
+
+def _kv_type(config: EngineConfig) -> str:
+    """In C++, where that is a choice."""
+    return "float" if config.kv_precision == "f32" else "half"
+
+
+def describe_cpu(model: Model, config: EngineConfig, weight_format: WeightFormat, precision: Precision) -> str:
+    """Who computes, and why."""
+    obstacle = why_not_native(model, config, weight_format, precision)
+    if obstacle:
+        return f"by OpenVINO: {obstacle}"
+    as_stored = ", with weights as the file has them" if _native_form(model, weight_format) == "strips" else ""
+    return f"by the native decoder, {'with' if has_amx() else 'without'} AMX{as_stored}"
+
+
 def _has_paged_attention() -> bool:
     """Asked of the plugin, not of the platform: OpenVINO's for ARM compiles no graph with paged attention in it."""
-    return ov.Core().get_property("CPU", "DEVICE_ARCHITECTURE") != "arm64"
+    return str(ov.Core().get_property("CPU", "DEVICE_ARCHITECTURE")) != "arm64"
 
 
 def _portable_kernel(kv_precision: KvPrecision, precision: Precision) -> Kernel:
@@ -90,9 +174,11 @@ def _paged_precisions(kv_precision: KvPrecision, precision: Precision) -> tuple[
 def _check_memory(
     model: Model, config: EngineConfig, weight_format: WeightFormat, precision: Precision, kind: Kind
 ) -> None:
-    """Refuse now what would be killed later: nothing of the weights has been read yet."""
-    formats: tuple[WeightFormat, ...] = ("f32", "bf16", "int8", "int4")
-    check_fits_cpu(
+    """Refuse now what would be killed later, and say what it takes: nothing of the weights has been read yet."""
+    formats: tuple[WeightFormat, ...] = ("bf16", "int8") if kind == "native" else ("f32", "bf16", "int8", "int4")
+    if weight_format == "stored":
+        formats = ("stored",)
+    takes = check_fits_cpu(
         model.name,
         {each: _held_bytes(model, each, precision, kind) for each in formats},
         weight_format,
@@ -100,13 +186,15 @@ def _check_memory(
         working_bytes=_working_bytes(model.spec, config),
         free_bytes=available_bytes(),
     )
+    log.info("%s takes %s", model.name, takes)
 
 
 def _held_bytes(model: Model, weight_format: WeightFormat, precision: Precision, kind: Kind) -> int:
-    """What OpenVINO holds of the weights: a copy packed for each compiled graph, and beside it the graph's own.
-
-    The latter are mapped from a file, and so cost nothing, once an earlier start has kept the graph.
+    """What is held of the weights: natively once; by OpenVINO a copy packed for each compiled graph, and beside it the
+    graph's own, which are mapped from a file, and so cost nothing, once an earlier start has kept them.
     """
+    if kind == "native":
+        return strips_bytes(model) if weight_format == "stored" else weight_bytes(model.spec, weight_format)
     graphs = packed = [weight_format]
     if kind == "amx":
         graphs = packed = [weight_format, long_format(model.spec, weight_format)]

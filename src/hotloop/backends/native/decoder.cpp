@@ -1,0 +1,92 @@
+// The C interface.
+
+#include "decoder.h"
+
+extern "C" {
+
+// Null if the system gives no tiles to this process, or there is no memory.
+Context* native_create(int num_workers) {
+    if (!permit_tiles()) return nullptr;
+    try {
+        return new Context(num_workers);
+    } catch (const std::exception&) {
+        return nullptr;
+    }
+}
+
+void native_destroy(Context* context) { delete context; }
+
+int native_has_amx() { return HAS_AMX; }
+
+// matrix: [num_out][num_in], gate before up if it is gated; bias: [num_out] or null. Null if there is no memory.
+Weights* native_pack(Context* context, int format, const float* matrix, const float* bias, int num_out, int num_in,
+                     int is_gated) {
+    try {
+        return pack_weights(context->workers, (Format)format, matrix, bias, num_out, num_in, is_gated);
+    } catch (const std::bad_alloc&) {
+        return nullptr;
+    }
+}
+
+// parts: rows as a GGUF file has them, one below the other. Null if there is no memory, or 16 neighbours differ in kind.
+Weights* native_pack_strips(Context* context, int num_parts, const Part* parts, const float* bias, int num_in,
+                            int is_gated) {
+    try {
+        return pack_strips(context->workers, {parts, parts + num_parts}, bias, num_in, is_gated);
+    } catch (const std::bad_alloc&) {
+        return nullptr;
+    }
+}
+
+void native_drop(Weights* weights) { delete weights; }
+
+Rows* native_rows_create() { return new Rows{}; }
+void native_rows_destroy(Rows* rows) { delete rows; }
+
+// x: [num_rows][num_in], normalised before if there is a norm.
+void native_pack_rows(Context* context, Rows* rows, const Weights* next, const float* x, int num_rows,
+                      const float* norm, float eps) {
+    const int num_in = next->num_in;
+    pack_rows(context->workers, *rows, *next, num_rows, [=](int row, float* scratch) {
+        const float* from = x + (size_t)row * num_in;
+        if (!norm) return from;
+        normalise(from, norm, eps, num_in, scratch);
+        return (const float*)scratch;
+    });
+}
+
+void native_matmul(Context* context, const Rows* rows, const Weights* weights, int then, void* out, size_t stride) {
+    matmul(*context, *rows, *weights, {(Then)then, out, stride});
+}
+
+// Weights and norms stay the caller's, and where they are.
+Decoder* decoder_create(Context* context, const Shape* shape, Attend attend, void* attention) {
+    return new Decoder{*context, *shape, attend, attention, std::vector<Layer>(shape->num_layers)};
+}
+
+void decoder_destroy(Decoder* decoder) { delete decoder; }
+
+void decoder_set_ends(Decoder* d, const Weights* embed, const float* norm, const Weights* head) {
+    d->embed = embed, d->norm = norm, d->head = head;
+}
+
+// The embedding, [vocab_size] rows as a file has them, which have to stay.
+void decoder_set_table(Decoder* d, const Part* table) { d->table = *table; }
+
+void decoder_set_layer(Decoder* d, int layer, const float* attention_norm, const Weights* qkv, const Weights* o,
+                       const float* mlp_norm, const Weights* gate_up, const Weights* down) {
+    d->layers[layer] = {attention_norm, mlp_norm, qkv, o, gate_up, down};
+}
+
+// wanted: rows of the batch, ascending; logits: [num_wanted][vocab_size]. Returns 1 if there was no memory for it.
+int decoder_step(Decoder* d, int num_tokens, const int64_t* token_ids, int num_wanted, const int64_t* wanted,
+                 float* logits) {
+    try {
+        run_step(*d, num_tokens, token_ids, num_wanted, wanted, logits);
+        return 0;
+    } catch (const std::bad_alloc&) {
+        return 1;
+    }
+}
+
+}  // extern "C"

@@ -1,0 +1,143 @@
+// Kinds of quantised rows as GGUF files hold them, 32 neighbours at a time: codes, and what they stand for.
+//
+//     number = scale * (code - center) - min          one scale and min for all 32, or for each 16 of them
+//
+// K-quants have blocks of 256 with two float scales, which the scales and mins of their groups are multiplied with.
+
+#pragma once
+
+#include "lanes.h"
+
+constexpr int GROUP = 32;  // neighbours along K
+
+enum class Kind { Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q2_K = 10, Q3_K = 11, Q4_K = 12, Q5_K = 13, Q6_K = 14 };
+
+struct KindInfo {
+    int block_items, block_bytes;
+    int bits;  // of a code as we store it
+    int center;
+    bool has_halves, has_mins;
+};
+
+inline KindInfo info_of(Kind kind) {
+    switch (kind) {
+        case Kind::Q4_0: return {32, 18, 4, 8, false, false};
+        case Kind::Q4_1: return {32, 20, 4, 0, false, true};
+        case Kind::Q5_0: return {32, 22, 5, 16, false, false};
+        case Kind::Q5_1: return {32, 24, 5, 0, false, true};
+        case Kind::Q8_0: return {32, 34, 8, 128, false, false};
+        case Kind::Q2_K: return {256, 84, 4, 0, true, true};
+        case Kind::Q3_K: return {256, 110, 4, 4, true, false};
+        case Kind::Q4_K: return {256, 144, 4, 0, false, true};
+        case Kind::Q5_K: return {256, 176, 5, 0, false, true};
+        case Kind::Q6_K: return {256, 210, 6, 32, true, false};
+    }
+    return {};
+}
+
+struct Group {
+    uint8_t codes[GROUP];
+    float scales[2], mins[2];  // of each half
+};
+
+inline float read_half(const uint8_t* from) {
+    half value;
+    memcpy(&value, from, sizeof(value));
+    return (float)value;
+}
+
+inline void set_scale(Group& g, float scale, float min) {
+    g.scales[0] = g.scales[1] = scale;
+    g.mins[0] = g.mins[1] = min;
+}
+
+inline void low_halves_first(const uint8_t* from, uint8_t* codes) {
+    for (int i = 0; i < 16; i++) codes[i] = from[i] & 15, codes[i + 16] = from[i] >> 4;
+}
+
+inline void read_q4(const uint8_t* b, bool has_min, Group& g) {
+    set_scale(g, read_half(b), has_min ? -read_half(b + 2) : 0.0f);
+    low_halves_first(b + (has_min ? 4 : 2), g.codes);
+}
+
+inline void read_q5(const uint8_t* b, bool has_min, Group& g) {
+    const uint8_t* high = b + (has_min ? 4 : 2);
+    set_scale(g, read_half(b), has_min ? -read_half(b + 2) : 0.0f);
+    low_halves_first(high + 4, g.codes);
+    for (int i = 0; i < GROUP; i++) g.codes[i] |= (high[i / 8] >> i % 8 & 1) << 4;
+}
+
+inline void read_q8(const uint8_t* b, Group& g) {
+    set_scale(g, read_half(b), 0.0f);
+    for (int i = 0; i < GROUP; i++) g.codes[i] = b[2 + i] ^ 128;
+}
+
+// Group i of a block of Q4_K or Q5_K: six bits each of scale and min, in twelve bytes for eight groups.
+inline void read_q45_k(const uint8_t* b, int i, bool has_fifth, Group& g) {
+    const uint8_t *s = b + 4, *high = b + 16, *low = b + (has_fifth ? 48 : 16) + i / 2 * 32;
+    const int scale = i < 4 ? s[i] & 63 : (s[i + 4] & 15) | s[i - 4] >> 6 << 4;
+    const int min = i < 4 ? s[i + 4] & 63 : s[i + 4] >> 4 | s[i] >> 6 << 4;
+    set_scale(g, read_half(b) * scale, read_half(b + 2) * min);
+    for (int j = 0; j < GROUP; j++) g.codes[j] = low[j] >> i % 2 * 4 & 15;
+    for (int j = 0; has_fifth && j < GROUP; j++) g.codes[j] |= (high[j] >> i & 1) << 4;
+}
+
+inline void read_q6_k(const uint8_t* b, int i, Group& g) {
+    const uint8_t *low = b + i / 4 * 64 + i % 2 * 32, *high = b + 128 + i / 4 * 32;
+    const auto* scales = (const int8_t*)b + 192 + 2 * i;
+    set_scale(g, 0.0f, 0.0f);
+    for (int half = 0; half < 2; half++) g.scales[half] = read_half(b + 208) * scales[half];
+    for (int j = 0; j < GROUP; j++) g.codes[j] = (low[j] >> i % 4 / 2 * 4 & 15) | (high[j] >> i % 4 * 2 & 3) << 4;
+}
+
+inline void read_q2_k(const uint8_t* b, int i, Group& g) {
+    const uint8_t *scales = b + 2 * i, *low = b + 16 + i / 4 * 32;
+    for (int half = 0; half < 2; half++) {
+        g.scales[half] = read_half(b + 80) * (scales[half] & 15);
+        g.mins[half] = read_half(b + 82) * (scales[half] >> 4);
+    }
+    for (int j = 0; j < GROUP; j++) g.codes[j] = low[j] >> i % 4 * 2 & 3;
+}
+
+inline void read_q3_k(const uint8_t* b, int i, Group& g) {
+    const uint8_t *high = b, *low = b + 32 + i / 4 * 32, *s = b + 96;
+    set_scale(g, 0.0f, 0.0f);
+    for (int half = 0; half < 2; half++) {
+        const int at = 2 * i + half, scale = (s[at % 8] >> at / 8 * 4 & 15) | (s[8 + at % 4] >> at / 4 * 2 & 3) << 4;
+        g.scales[half] = read_half(b + 108) * (scale - 32);
+    }
+    for (int j = 0; j < GROUP; j++) g.codes[j] = (low[j] >> i % 4 * 2 & 3) | (high[j] >> i & 1) << 2;
+}
+
+// Numbers [32 i, 32 i + 32) of a row.
+inline void read_group(Kind kind, const uint8_t* row, int i, Group& g) {
+    const KindInfo info = info_of(kind);
+    const int per_block = info.block_items / GROUP, at = i % per_block;
+    const uint8_t* block = row + (size_t)(i / per_block) * info.block_bytes;
+    switch (kind) {
+        case Kind::Q4_0: return read_q4(block, false, g);
+        case Kind::Q4_1: return read_q4(block, true, g);
+        case Kind::Q5_0: return read_q5(block, false, g);
+        case Kind::Q5_1: return read_q5(block, true, g);
+        case Kind::Q8_0: return read_q8(block, g);
+        case Kind::Q2_K: return read_q2_k(block, at, g);
+        case Kind::Q3_K: return read_q3_k(block, at, g);
+        case Kind::Q4_K: return read_q45_k(block, at, false, g);
+        case Kind::Q5_K: return read_q45_k(block, at, true, g);
+        case Kind::Q6_K: return read_q6_k(block, at, g);
+    }
+}
+
+inline size_t row_bytes(Kind kind, int num_in) {
+    const KindInfo info = info_of(kind);
+    return (size_t)num_in / info.block_items * info.block_bytes;
+}
+
+inline void read_numbers(Kind kind, const uint8_t* row, int num_in, float* to) {
+    const int center = info_of(kind).center;
+    Group g;
+    for (int i = 0; i < num_in / GROUP; i++) {
+        read_group(kind, row, i, g);
+        for (int j = 0; j < GROUP; j++) *to++ = g.scales[j / 16] * (g.codes[j] - center) - g.mins[j / 16];
+    }
+}

@@ -1,0 +1,198 @@
+// Weights as they are held, and as tiles: bf16 is read where it stands, int8 (a scale for each column of the result) is
+// widened on the way into tiles, a chunk of a panel at a time, and its scales wait for the sums. Strips of a GGUF file's
+// codes are widened too, scales and all, or multiplied as they are (grouped.h).
+
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "layout.h"
+#include "strips.h"
+#include "vectors.h"
+#include "workers.h"
+
+enum class Format { INT8, BF16, STRIPS };
+
+inline int size_of(Format format) { return format == Format::STRIPS ? 0 : format == Format::INT8 ? 1 : 2; }
+
+// One matrix. Gated: it is two, gate and up, of which a panel has 16 columns each, so that they meet in its sums.
+struct Weights {
+    Format format;
+    int num_out, num_in;
+    bool is_gated;
+    int num_steps, num_panels;
+    Memory numbers;                   // in the order of tiles
+    std::vector<float> scales, bias;  // of each column of the panels
+    std::vector<Strip> strips = {};   // two for each panel
+
+    // The row of the matrix, gate before up, that a column is; -1 if it only fills up the last panel.
+    int source(int column) const {
+        if (!is_gated) return column < num_out ? column : -1;
+        const int half = num_out / 2, i = column / PANEL_COLUMNS * 16 + column % 16;
+        return i >= half ? -1 : column % PANEL_COLUMNS < 16 ? i : half + i;
+    }
+    size_t num_bytes(int num_pairs) const { return (size_t)num_pairs * PAIR_NUMBERS * size_of(format); }  // but of strips
+    uint8_t* place(int panel, int step) const {
+        return numbers.data() + num_bytes(panel * num_steps + step);
+    }
+};
+
+// Bytes to bf16, which holds them exactly.
+inline void widen_bytes(const int8_t* from, size_t count, uint16_t* to) {
+    for (size_t i = 0; i < count; i += 2 * LANES) store(to + i, load(from + i), load(from + i + LANES));
+}
+
+// Groups of a strip as one tile of each pair.
+inline void widen_strip(const Strip& strip, int first, int count, uint8_t* to) {
+    const float center = IS_SIGNED ? 0 : strip.info.center;
+    alignas(64) Code codes[WORD_ROWS][STRIP * 4];
+    for (int i = 0; i < count; i++, to += PAIR_BYTES) {
+        const uint8_t* group = strip.group(first + i);
+        unpack_codes(strip, group, codes);
+        const half *scales = (const half*)group, *mins = scales + strip.num_scales();
+        for (int row = 0; row < WORD_ROWS; row++) {
+            const int part = strip.info.has_halves ? row / 4 * STRIP : 0;
+            const Vector scale = load(scales + part);
+            Vector offset = scale * -center;
+            if (strip.info.has_mins) offset -= load(mins + part);
+            Bits words, rounded[4];
+            memcpy(&words, codes[row], sizeof(words));
+            for (int k = 0; k < 4; k++) {
+                const Integers code = IS_SIGNED ? (Integers)(words << (24 - 8 * k)) >> 24 : (Integers)(words >> 8 * k & 255);
+                rounded[k] = round_bf16(__builtin_convertvector(code, Vector) * scale + offset);
+            }
+            for (int k = 0; k < 4; k += 2) {
+                const Bits pair = rounded[k] >> 16 | (rounded[k + 1] & 0xffff0000);
+                memcpy(to + (row * 2 + k / 2) * 64, &pair, sizeof(pair));
+            }
+        }
+    }
+}
+
+inline void fetch(const Strip& strip, int first, int count) {
+    const uint8_t *at = strip.group(first), *end = strip.group(first + count);
+    for (; at < end; at += 64) __builtin_prefetch(at, 0, 2);
+}
+
+// Steps [step, step + count) of a panel as tiles: where they stand, or unpacked into `room`.
+inline const uint8_t* tiles_of(const Weights& w, int panel, int step, int count, uint8_t* room) {
+    if (w.format == Format::STRIPS) {
+        for (int half = 0; half < 2; half++) widen_strip(w.strips[2 * panel + half], step, count, room + half * TILE_BYTES);
+        for (int i = 2 * panel + 2; i < std::min(2 * panel + 4, (int)w.strips.size()); i++) fetch(w.strips[i], step, count);
+        return room;
+    }
+    const uint8_t* from = w.place(panel, step);
+    if (w.format == Format::BF16) return from;
+    widen_bytes((const int8_t*)from, (size_t)count * PAIR_NUMBERS, (uint16_t*)room);
+    return room;
+}
+
+// A row of the matrix that weights were packed from, as it was rounded.
+inline void read_row(const Weights& w, int row, float* to) {
+    const int half = row % PANEL_COLUMNS / 16;
+    for (int i = 0; i < w.num_in; i++) {
+        const int k = i % STEP;
+        const size_t at = half * TILE_NUMBERS + (k / 2 * 16 + row % 16) * 2 + k % 2;
+        const uint8_t* pair = w.place(row / PANEL_COLUMNS, i / STEP);
+        to[i] = w.format == Format::INT8 ? ((const int8_t*)pair)[at] * w.scales[row] : widened(((const uint16_t*)pair)[at]);
+    }
+}
+
+// What a column is divided by, so that it fits into its format.
+inline float scale_of(Format format, const float* column, int count) {
+    if (format == Format::BF16) return 1.0f;
+    float most = 0;
+    for (int i = 0; i < count; i++) most = std::max(most, std::abs(column[i]));
+    return most / 127.0f;
+}
+
+// One column to its place in a panel.
+inline void pack_column(Weights& w, const float* from, int panel, int column) {
+    const float scale = w.scales[panel * PANEL_COLUMNS + column] = scale_of(w.format, from, w.num_in);
+    const float inverse = scale > 0 ? 1.0f / scale : 0.0f;
+    for (int step = 0; step < w.num_steps; step++) {
+        alignas(64) float numbers[STEP] = {};
+        memcpy(numbers, from + step * STEP, std::min(STEP, w.num_in - step * STEP) * sizeof(float));
+        uint8_t* pair = w.place(panel, step);
+        const int first = column / 16 * TILE_NUMBERS + column % 16 * 2;
+        alignas(64) uint16_t halves[STEP];
+        alignas(64) int8_t bytes[STEP];
+        for (int i = 0; i < STEP; i += LANES)
+            w.format == Format::INT8 ? store(bytes + i, load(numbers + i) * inverse) : store(halves + i, load(numbers + i));
+        for (int i = 0; i < STEP; i += 2) {
+            const int at = first + i * 16;
+            if (w.format == Format::INT8) memcpy(pair + at, bytes + i, 2);
+            else memcpy(pair + at * 2, halves + i, 4);
+        }
+    }
+}
+
+// matrix: [num_out][num_in], gate before up if it is gated; bias: [num_out] or null
+inline Weights* pack_weights(Workers& workers, Format format, const float* matrix, const float* bias, int num_out,
+                             int num_in, bool is_gated) {
+    const int columns = is_gated ? divide_up(num_out / 2, 16) * PANEL_COLUMNS : num_out;
+    const int num_steps = divide_up(num_in, STEP), num_panels = divide_up(columns, PANEL_COLUMNS);
+    auto* w = new Weights{format, num_out, num_in, is_gated, num_steps, num_panels, {}, {}, {}};
+    w->numbers = Memory(w->num_bytes(num_panels * num_steps));
+    w->scales.assign(num_panels * PANEL_COLUMNS, 0.0f), w->bias.assign(num_panels * PANEL_COLUMNS, 0.0f);
+    workers.split(num_panels, 1, [&](int panel, int) {
+        for (int i = 0; i < PANEL_COLUMNS; i++) {
+            const int column = panel * PANEL_COLUMNS + i, source = w->source(column);
+            if (source < 0) continue;
+            pack_column(*w, matrix + (size_t)source * num_in, panel, i);
+            if (bias) w->bias[column] = bias[source];
+        }
+    });
+    return w;
+}
+
+// Rows of a matrix in one kind. A matrix may have several of them, one below the other.
+struct Part {
+    Kind kind;
+    const uint8_t* rows;
+    int num_rows;
+};
+
+// Null if a strip has columns of several kinds.
+inline Weights* pack_strips(Workers& workers, const std::vector<Part>& parts, const float* bias, int num_in, bool is_gated) {
+    int num_out = 0;
+    std::vector<std::pair<Kind, const uint8_t*>> rows;
+    for (const Part& part : parts) num_out += part.num_rows;
+    rows.reserve(num_out);
+    for (const Part& part : parts)
+        for (int i = 0; i < part.num_rows; i++)
+            rows.emplace_back(part.kind, part.rows + (size_t)i * row_bytes(part.kind, num_in));
+    const int columns = is_gated ? divide_up(num_out / 2, 16) * PANEL_COLUMNS : num_out;
+    const int num_groups = num_in / GROUP, num_panels = divide_up(columns, PANEL_COLUMNS);
+    auto w = std::make_unique<Weights>(Weights{Format::STRIPS, num_out, num_in, is_gated, num_groups, num_panels, {}, {}, {}});
+    w->scales.assign(num_panels * PANEL_COLUMNS, 1.0f), w->bias.assign(num_panels * PANEL_COLUMNS, 0.0f);
+    std::vector<Kind> kinds;
+    std::vector<size_t> offsets = {0};
+    for (int i = 0; i < 2 * num_panels; i++) {
+        const int source = std::max(0, w->source(i * STRIP));
+        kinds.push_back(rows[source].first);
+        w->strips.push_back({info_of(kinds[i]), nullptr});
+        offsets.push_back(offsets[i] + (size_t)num_groups * w->strips[i].group_bytes());
+    }
+    for (int i = 0; i < num_panels * PANEL_COLUMNS; i++) {
+        const int source = w->source(i);
+        if (source < 0) continue;
+        if (rows[source].first != kinds[i / STRIP]) return nullptr;
+        if (bias) w->bias[i] = bias[source];
+    }
+    w->numbers = Memory(offsets.back());
+    workers.split(2 * num_panels, 2, [&](int begin, int end) {
+        for (int i = begin; i < end; i++) {
+            const uint8_t* columns[STRIP];
+            for (int j = 0; j < STRIP; j++) {
+                const int source = w->source(i * STRIP + j);
+                columns[j] = source < 0 ? nullptr : rows[source].second;
+            }
+            w->strips[i].at = w->numbers.data() + offsets[i];
+            pack_strip(w->strips[i], kinds[i], columns, num_groups);
+        }
+    });
+    return w.release();
+}

@@ -1,0 +1,127 @@
+// Quantised weights in strips of 16 columns of the result: their codes as the file has them, side by side for products.
+//
+//     strip   [groups of 32 along K]
+//     group   [16 halves: scales][16 halves: mins, if any]   both twice where each half of a group has its own
+//             [codes]   as words of four neighbours along K of a column, 16 columns side by side, eight such rows:
+//                       rows 0 to 3 in the low and 4 to 7 in the high four bits of the same bytes; then fifth bits, or
+//                       fifth and sixth, of all rows. Eight bits: as they are.
+//
+// A column's scale is rounded to a half, once, where the file has it as a product of two.
+
+#pragma once
+
+#include "kinds.h"
+
+constexpr int STRIP = 16, WORD_ROWS = 8, GROUP_CODES = GROUP * STRIP;
+
+struct Strip {
+    KindInfo info;
+    uint8_t* at;
+
+    int num_scales() const { return STRIP * (info.has_halves ? 2 : 1); }
+    int code_offset() const { return num_scales() * (info.has_mins ? 2 : 1) * (int)sizeof(half); }
+    int group_bytes() const { return code_offset() + info.bits * GROUP_CODES / 8; }
+    const uint8_t* group(int i) const { return at + (size_t)i * group_bytes(); }
+};
+
+template <typename Work>
+void with_shape(const KindInfo& info, Work work) {
+    if (info.has_halves) info.has_mins ? work.template operator()<true, true>() : work.template operator()<true, false>();
+    else info.has_mins ? work.template operator()<false, true>() : work.template operator()<false, false>();
+}
+
+// Some groups of a strip, ready to be multiplied with: codes are less their center if they are signed.
+struct Unpacked {
+    static constexpr int MAX_GROUPS = 16;
+    alignas(64) Code codes[MAX_GROUPS][WORD_ROWS][STRIP * 4];
+    alignas(64) float scales[MAX_GROUPS][2 * STRIP], mins[MAX_GROUPS][2 * STRIP];  // of both halves
+};
+
+// Codes of a group, a byte each, to the bits they take.
+inline void pack_codes(const uint8_t (*codes)[STRIP * 4], int bits, uint8_t* to) {
+    if (bits == 8) {
+        memcpy(to, codes, GROUP_CODES);
+        return;
+    }
+    for (int row = 0; row < 4; row++)
+        for (int i = 0; i < STRIP * 4; i++) to[row * 64 + i] = (codes[row][i] & 15) | codes[row + 4][i] << 4;
+    for (int row = 0; row < WORD_ROWS; row++) {
+        uint8_t* high = to + 256 + (bits == 6 ? row / 4 * 64 : 0);
+        const int shift = bits == 6 ? row % 4 * 2 : row;
+        for (int i = 0; bits > 4 && i < STRIP * 4; i++) high[i] |= codes[row][i] >> 4 << shift;
+    }
+}
+
+// rows: those of the file that the columns are, null where a column only fills up. The memory has to be zero.
+inline void pack_strip(const Strip& strip, Kind kind, const uint8_t* const* rows, int num_groups) {
+    Group g;
+    for (int i = 0; i < num_groups; i++) {
+        uint8_t codes[WORD_ROWS][STRIP * 4] = {}, *to = strip.at + (size_t)i * strip.group_bytes();
+        half* scales = (half*)to;
+        for (int column = 0; column < STRIP; column++) {
+            if (!rows[column]) continue;
+            read_group(kind, rows[column], i, g);
+            for (int part = 0; part < (strip.info.has_halves ? 2 : 1); part++) {
+                scales[part * STRIP + column] = (half)g.scales[part];
+                if (strip.info.has_mins) scales[strip.num_scales() + part * STRIP + column] = (half)g.mins[part];
+            }
+            for (int row = 0; row < WORD_ROWS; row++) memcpy(codes[row] + column * 4, g.codes + row * 4, 4);
+        }
+        pack_codes(codes, strip.info.bits, to + strip.code_offset());
+    }
+}
+
+// Codes of one piece of word rows ROW and ROW + 4: columns side by side, as many as a register has.
+template <int BITS, int ROW>
+inline __attribute__((always_inline)) void unpack_piece(const uint8_t* codes, Codes& low, Codes& high) {
+    if constexpr (BITS == 8) {
+        low = load_codes(codes + ROW * 64), high = load_codes(codes + (ROW + 4) * 64);
+        return;
+    }
+    const Codes both = load_codes(codes + ROW * 64);
+    low = both & 15, high = high_halves(both);
+    if constexpr (BITS == 5) {
+        const Codes fifth = load_codes(codes + 256);
+        low = shifted_into<4 - ROW, 16>(fifth, low), high = shifted_into<-ROW, 16>(fifth, high);
+    }
+    if constexpr (BITS == 6) {
+        const Codes first = load_codes(codes + 256), second = load_codes(codes + 320);
+        low = shifted_into<4 - 2 * ROW, 48>(first, low), high = shifted_into<4 - 2 * ROW, 48>(second, high);
+    }
+}
+
+template <int BITS>
+void unpack_codes(const uint8_t* codes, uint8_t center, Code (*to)[STRIP * 4]) {
+    for (int piece = 0; piece < STRIP * 4; piece += LANE_BYTES) {
+        auto unpack_rows = [&]<int ROW>() {
+            Codes low, high;
+            unpack_piece<BITS, ROW>(codes + piece, low, high);
+            store_codes(to[ROW] + piece, low - center), store_codes(to[ROW + 4] + piece, high - center);
+        };
+        unpack_rows.template operator()<0>(), unpack_rows.template operator()<1>();
+        unpack_rows.template operator()<2>(), unpack_rows.template operator()<3>();
+    }
+}
+
+inline void unpack_codes(const Strip& strip, const uint8_t* group, Code (*to)[STRIP * 4]) {
+    const uint8_t *codes = group + strip.code_offset(), center = IS_SIGNED ? strip.info.center : 0;
+    switch (strip.info.bits) {
+        case 4: return unpack_codes<4>(codes, center, to);
+        case 5: return unpack_codes<5>(codes, center, to);
+        case 6: return unpack_codes<6>(codes, center, to);
+        default: return unpack_codes<8>(codes, center, to);
+    }
+}
+
+inline void unpack(const Strip& strip, int first, int count, Unpacked& to) {
+    const int num_scales = strip.num_scales();
+    for (int i = 0; i < count; i++) {
+        const uint8_t* group = strip.group(first + i);
+        const half* scales = (const half*)group;
+        for (int j = 0; j < num_scales; j += NUM_LANES) {
+            store_floats(&to.scales[i][j], load_floats(scales + j));
+            if (strip.info.has_mins) store_floats(&to.mins[i][j], load_floats(scales + num_scales + j));
+        }
+        unpack_codes(strip, group, to.codes[i]);
+    }
+}

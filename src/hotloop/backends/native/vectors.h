@@ -1,0 +1,115 @@
+// Sixteen floats at once, in the compiler's own vector types: AVX-512 where there is such a thing, pieces elsewhere.
+
+#pragma once
+
+#include "lanes.h"
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+using Vector = float __attribute__((vector_size(64)));
+using Integers = int32_t __attribute__((vector_size(64)));
+using Bits = uint32_t __attribute__((vector_size(64)));
+using Halves = uint16_t __attribute__((vector_size(32)));
+using Bytes = int8_t __attribute__((vector_size(16)));
+
+constexpr int LANES = 16;
+
+inline Vector load(const float* from) {
+    Vector v;
+    memcpy(&v, from, sizeof(v));
+    return v;
+}
+
+inline Vector load(const uint16_t* from) {  // bf16
+    Halves halves;
+    memcpy(&halves, from, sizeof(halves));
+    return (Vector)(__builtin_convertvector(halves, Bits) << 16);
+}
+
+inline Vector load(const int8_t* from) {
+#if defined(__AVX512F__)  // which the compiler does not find by itself
+    return (Vector)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from)));
+#else
+    Bytes bytes;
+    memcpy(&bytes, from, sizeof(bytes));
+    return __builtin_convertvector(bytes, Vector);
+#endif
+}
+
+inline Vector load(const half* from) {
+    Vector v;
+    for (int i = 0; i < LANES; i += NUM_LANES) store_floats((float*)&v + i, load_floats(from + i));
+    return v;
+}
+
+inline float widened(uint16_t x) {  // bf16
+    const uint32_t bits = (uint32_t)x << 16;
+    float wide;
+    memcpy(&wide, &bits, sizeof(wide));
+    return wide;
+}
+
+inline void store(float* to, Vector v) { memcpy(to, &v, sizeof(v)); }
+
+// To the nearest bf16, ties to even, in the upper half of each lane.
+inline Bits round_bf16(Vector v) {
+    const Bits bits = (Bits)v;
+    return bits + 0x7fff + ((bits >> 16) & 1);
+}
+
+inline void store(uint16_t* to, Vector v) {
+    Halves halves = __builtin_convertvector(round_bf16(v) >> 16, Halves);
+    memcpy(to, &halves, sizeof(halves));
+}
+
+inline void store(uint16_t* to, Vector a, Vector b) {
+#if defined(__AVX512BF16__)
+    const auto halves = _mm512_cvtne2ps_pbh((__m512)b, (__m512)a);
+    memcpy(to, &halves, sizeof(halves));
+#else
+    store(to, a), store(to + LANES, b);
+#endif
+}
+
+// The nearest integers of numbers in [-127, 127], ties to even: adding 1.5 * 2^23 leaves them in the lowest bits.
+inline void store(int8_t* to, Vector v) {
+    Bytes bytes = __builtin_convertvector((Integers)(v + 12582912.0f) - 0x4b400000, Bytes);
+    memcpy(to, &bytes, sizeof(bytes));
+}
+
+inline Vector absolute(Vector v) { return (Vector)((Bits)v & 0x7fffffff); }
+inline Vector larger(Vector a, Vector b) { return a > b ? a : b; }
+
+inline float largest_of(Vector v) {
+    float most[LANES];
+    store(most, v);
+    for (int half = LANES / 2; half; half /= 2)
+        for (int i = 0; i < half; i++) most[i] = most[i] > most[i + half] ? most[i] : most[i + half];
+    return most[0];
+}
+
+inline float sum_of(Vector v) {
+    float sum = 0;
+    for (int i = 0; i < LANES; i++) sum += v[i];
+    return sum;
+}
+
+// e^x to about a float's precision, for |x| < 87: a polynomial on the fraction of x / ln 2, scaled by the whole.
+inline Vector exponential(Vector x) {
+    x = x * 1.44269504f;
+    Vector whole = (x + 12582912.0f) - 12582912.0f, f = x - whole;
+    Vector p = f * 0.00133335581f + 0.00961812911f;
+    p = p * f + 0.0555041087f;
+    p = p * f + 0.240226507f;
+    p = p * f + 0.693147181f;
+    p = p * f + 1.0f;
+    return (Vector)((Integers)p + (__builtin_convertvector(whole, Integers) << 23));
+}
+
+// x / (1 + e^-x)
+inline Vector silu(Vector x) {
+    Vector bounded = x < -80.0f ? x * 0 - 80.0f : x > 80.0f ? x * 0 + 80.0f : x;
+    return x / (exponential(-bounded) + 1.0f);
+}

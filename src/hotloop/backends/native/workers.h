@@ -1,0 +1,94 @@
+// Threads of our own. `run` has every worker, the calling thread among them, do its share, and returns when all are done.
+//
+// Within a step shares are microseconds apart, so that workers look out for the next one for a while before they sleep.
+// None is tied to a CPU: the calling thread is not, and would meet one that is.
+
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <thread>
+#include <vector>
+
+class Workers {
+   public:
+    explicit Workers(int num_workers) : num_workers(num_workers) {
+        for (int i = 1; i < num_workers; i++) threads_.emplace_back([this, i] { live(i); });
+    }
+
+    ~Workers() {
+        is_over_ = true;
+        begin();
+        for (std::thread& thread : threads_) thread.join();
+    }
+
+    const int num_workers;
+
+    // Whose turn it is on this thread: for kernels that are not handed any.
+    static inline thread_local Workers* current = nullptr;
+
+    // work(worker), once for each of them.
+    void run(const std::function<void(int)>& work) {
+        work_ = &work;
+        num_busy_ = num_workers - 1;
+        begin();
+        work(0);
+        for (int busy, spins = 0; (busy = num_busy_.load(std::memory_order_acquire));)
+            if (!look_again(spins)) num_busy_.wait(busy);
+    }
+
+    // work(job) for every job in [0, num_jobs), each by whoever is free; `enter` and `leave` once for each worker.
+    template <typename Enter, typename Work, typename Leave>
+    void share(int num_jobs, Enter enter, Work work, Leave leave) {
+        std::atomic<int> next{0};
+        auto all = [&](int worker) {
+            enter();
+            for (int job; (job = next.fetch_add(1)) < num_jobs;) work(job, worker);
+            leave();
+        };
+        if (num_jobs == 1) return all(0);
+        run(std::ref(all));
+    }
+
+    // work(begin, end) over [0, count), in pieces of `grain`.
+    template <typename Work>
+    void split(int count, int grain, Work work) {
+        auto none = [] {};
+        auto piece = [&](int job, int) { work(job * grain, job * grain + grain < count ? job * grain + grain : count); };
+        if (count > 0) share((count + grain - 1) / grain, none, piece, none);
+    }
+
+   private:
+    static constexpr int NUM_SPINS = 1000;
+
+    static bool look_again(int& spins) {
+        if (++spins > NUM_SPINS) return false;
+#if defined(__x86_64__)
+        __builtin_ia32_pause();
+#else
+        std::this_thread::yield();
+#endif
+        return true;
+    }
+
+    void begin() {
+        round_.fetch_add(1, std::memory_order_release);
+        round_.notify_all();
+    }
+
+    void live(int worker) {
+        for (int seen = 0;;) {
+            for (int spins = 0; round_.load(std::memory_order_acquire) == seen;)
+                if (!look_again(spins)) round_.wait(seen);
+            seen++;
+            if (is_over_) return;
+            (*work_)(worker);
+            if (num_busy_.fetch_sub(1, std::memory_order_release) == 1) num_busy_.notify_one();
+        }
+    }
+
+    std::vector<std::thread> threads_;
+    std::atomic<int> round_{0}, num_busy_{0};
+    std::atomic<bool> is_over_{false};
+    const std::function<void(int)>* work_ = nullptr;
+};

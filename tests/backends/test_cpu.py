@@ -1,0 +1,188 @@
+"""Which CPU backend is opened, and why."""
+
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf.constants import GGMLQuantizationType
+from gguf.quants import quantize
+from numpy.typing import NDArray
+from tests.backends.batches import batch
+from tests.backends.reference import reference_logits
+from tests.backends.test_native_backend import assert_rows_alike
+from tests.backends.test_openvino import make_prompt, tiny_model
+from tests.models.tiny import DictWeights
+
+from hotloop.backends import cpu
+from hotloop.backends.build import compiler
+from hotloop.backends.cpu import describe_cpu, open_cpu, why_not_native
+from hotloop.backends.native.backend import NativeBackend, strips_bytes
+from hotloop.core.config import EngineConfig, Precision, WeightFormat
+from hotloop.core.errors import ConfigError
+from hotloop.models.gguf import widen
+from hotloop.models.layout import tensor_places
+from hotloop.models.model import Model
+from hotloop.models.spec import Stored
+
+CONFIG = EngineConfig(kv_memory="8MiB")
+NATIVE = replace(CONFIG, cpu_backend="native")
+
+
+@pytest.fixture
+def model() -> Model:
+    return tiny_model("llama", head_dim=64)
+
+
+@pytest.fixture
+def amx(monkeypatch: pytest.MonkeyPatch, empty_home: Path) -> None:
+    """A CPU with AMX; the decoder emulates it where there is none."""
+    monkeypatch.setattr(cpu, "has_amx", lambda: True)
+
+
+@pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize("weight_format", ["int8", "bf16"])
+def test_the_native_decoder_is_opened_where_there_is_amx(amx: None, model: Model, weight_format: WeightFormat) -> None:
+    backend = open_cpu(model, NATIVE, weight_format=weight_format)
+    assert isinstance(backend, NativeBackend)
+    prompt = make_prompt(model, 40)
+    want = reference_logits(model.spec, model.weights, prompt)
+    assert_rows_alike(backend.run(batch((prompt, 0, [1, 0]))), want, 0.1)
+    backend.close()
+    assert describe_cpu(model, NATIVE, weight_format, "fast") == "by the native decoder, with AMX"
+
+
+def test_with_amx_it_has_to_be_asked_for(amx: None, model: Model) -> None:
+    assert "--cpu-backend native asks for it" in describe_cpu(model, CONFIG, "auto", "fast")
+    backend = open_cpu(model, CONFIG)
+    assert not isinstance(backend, NativeBackend)
+    backend.close()
+
+
+def test_where_it_is_insisted_on_and_cannot_be_had_the_reason_is_told(amx: None, model: Model) -> None:
+    with pytest.raises(ConfigError, match="cpu_backend native cannot be had: precision is exact"):
+        open_cpu(model, NATIVE, precision="exact")
+
+
+@pytest.mark.parametrize(
+    ("precision", "weight_format", "config", "reason"),
+    [
+        ("exact", "int8", CONFIG, "precision is exact"),
+        ("fast", "int4", CONFIG, "weights are int4"),
+        ("fast", "int8", replace(CONFIG, cpu_backend="openvino"), "cpu_backend is openvino"),
+        ("fast", "int8", replace(CONFIG, kv_precision="f16"), "kv_precision is f16"),
+    ],
+)
+def test_settings_may_leave_it_to_openvino(
+    amx: None, model: Model, precision: Precision, weight_format: WeightFormat, config: EngineConfig, reason: str
+) -> None:
+    assert describe_cpu(model, config, weight_format, precision) == f"by OpenVINO: {reason}"
+    backend = open_cpu(model, config, weight_format=weight_format, precision=precision)
+    assert not isinstance(backend, NativeBackend)
+    backend.close()
+
+
+def test_models_that_it_does_not_know_are_left_to_openvino(amx: None, model: Model) -> None:
+    def reason(**changes: object) -> str | None:
+        changed = replace(model.spec, **changes)  # type: ignore[arg-type]
+        return why_not_native(replace(model, spec=changed), CONFIG, "int8", "fast")
+
+    assert reason(windows=(8, None)) == "the model has sliding windows"
+    assert reason(has_sinks=True) == "the model has attention sinks"
+    assert reason(head_dim=80) == "heads have 80 dimensions"
+    assert why_not_native(tiny_model("qwen3moe"), CONFIG, "int8", "fast") == "the model has experts"
+
+
+def test_a_library_that_cannot_be_built_is_told(amx: None, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(kv_type: str) -> None:
+        raise OSError("no compiler")
+
+    monkeypatch.setattr(cpu, "load_kernel", fail)
+    assert describe_cpu(model, NATIVE, "int8", "fast") == "by OpenVINO: it could not be built: no compiler"
+
+
+def test_without_amx_that_is_the_reason(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "has_amx", lambda: False)
+    assert describe_cpu(model, CONFIG, "int8", "fast") == "by OpenVINO: this CPU has no AMX"
+
+
+def test_what_a_model_takes_is_said_before_it_is_taken(
+    model: Model, empty_home: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", "hotloop.backends"):
+        open_cpu(model, CONFIG).close()
+    assert "takes weights 0.0 GiB + KV 0.0 GiB + working memory 0." in caplog.text
+
+
+class QuantisedWeights(DictWeights):
+    """Matrices in Q4_0, as a GGUF file may have them."""
+
+    def __init__(self, model: Model) -> None:
+        names = {place.name: place.shape for place in tensor_places(model.spec)}
+        self._rows = {name: quantised(model.weights.read(name)) for name, shape in names.items() if len(shape) == 2}
+        vectors = {name: model.weights.read(name) for name, shape in names.items() if len(shape) == 1}
+        super().__init__(vectors | {name: widen(rows) for name, rows in self._rows.items()})
+
+    def stored(self, name: str) -> Stored:
+        return self._rows.get(name) or super().stored(name)
+
+
+def quantised(matrix: NDArray[np.float32]) -> Stored:
+    return Stored(quantize(matrix, GGMLQuantizationType.Q4_0), "Q4_0", matrix.shape)
+
+
+@pytest.fixture
+def gguf_model(model: Model, empty_home: Path) -> Model:
+    return replace(model, weights=QuantisedWeights(model))
+
+
+@pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize(("has_amx", "weight_format"), [(True, "stored"), (False, "stored"), (False, "auto")])
+def test_a_quantised_file_is_computed_with_as_it_is(
+    gguf_model: Model, monkeypatch: pytest.MonkeyPatch, has_amx: bool, weight_format: WeightFormat
+) -> None:
+    monkeypatch.setattr(cpu, "has_amx", lambda: has_amx)
+    monkeypatch.setattr(cpu, "has_dot_products", lambda: not has_amx)
+    backend = open_cpu(gguf_model, CONFIG, weight_format=weight_format)
+    assert isinstance(backend, NativeBackend)
+    prompt = make_prompt(gguf_model, 40)
+    want = reference_logits(gguf_model.spec, gguf_model.weights, prompt)
+    assert_rows_alike(backend.run(batch((prompt, 0, [1, 0]))), want, 0.1)
+    backend.close()
+    who = f"by the native decoder, {'with' if has_amx else 'without'} AMX, with weights as the file has them"
+    assert describe_cpu(gguf_model, CONFIG, weight_format, "fast") == who
+
+
+def test_with_amx_int8_is_what_was_measured(gguf_model: Model, amx: None) -> None:
+    assert describe_cpu(gguf_model, NATIVE, "auto", "fast") == "by the native decoder, with AMX"
+
+
+def test_what_is_not_asked_to_stay_as_it_is_or_cannot_does_not(
+    gguf_model: Model, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu, "has_amx", lambda: False)
+    monkeypatch.setattr(cpu, "has_dot_products", lambda: True)
+    assert why_not_native(gguf_model, CONFIG, "int8", "fast") == "this CPU has no AMX"
+    assert why_not_native(model, CONFIG, "auto", "fast") == "this CPU has no AMX"
+    assert why_not_native(gguf_model, CONFIG, "auto", "exact") == "precision is exact"
+    monkeypatch.setattr(cpu, "has_dot_products", lambda: False)
+    assert why_not_native(gguf_model, CONFIG, "auto", "fast") == "this CPU has no AMX"
+
+
+def test_stored_is_refused_where_it_cannot_be_had(gguf_model: Model, model: Model, amx: None) -> None:
+    with pytest.raises(ConfigError, match="cannot be had: precision is exact"):
+        open_cpu(gguf_model, CONFIG, weight_format="stored", precision="exact")
+    with pytest.raises(ConfigError, match="cannot be had: the model's matrices are not quantised"):
+        open_cpu(model, CONFIG, weight_format="stored")
+
+
+@pytest.mark.parametrize("is_tied", [True, False], ids=["tied", "untied"])
+def test_strips_take_what_their_codes_and_scales_do(is_tied: bool) -> None:
+    """And nothing of the embedding, which stays in its file."""
+    model = tiny_model("llama", has_tied_head=is_tied)
+    model = replace(model, weights=QuantisedWeights(model))
+    matrices = [place for place in tensor_places(model.spec) if len(place.shape) == 2]
+    count = sum(prod(place.shape) for place in matrices if place.name != "embed")
+    count += is_tied * model.spec.vocab_size * model.spec.hidden_size
+    assert strips_bytes(model) == count * 9 // 16

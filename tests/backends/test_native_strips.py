@@ -1,0 +1,164 @@
+"""Products with quantised rows as GGUF files hold them, against what the gguf package says these stand for."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from tests.backends.batches import batch
+from tests.backends.reference import reference_logits
+from tests.backends.test_native_backend import KV_BYTES, assert_rows_alike, tensor_names
+from tests.backends.test_native_matmul import assert_rows_close, draw, from_bf16, rounded, silu
+from tests.backends.test_openvino import make_prompt, tiny_model
+from tests.models.tiny import DictWeights
+
+from hotloop.backends.build import compiler
+from hotloop.backends.native.backend import NativeBackend, parts_of
+from hotloop.backends.native.library import STRIP_KINDS, Array, Native, load_kernel, load_library
+from hotloop.models.gguf import quantise, widen
+from hotloop.models.model import Model
+from hotloop.models.spec import Family, Stored
+
+pytestmark = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
+
+SCALES = {  # where a block has its halves
+    "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0],
+    "Q2_K": [80, 82], "Q3_K": [108], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208],
+}  # fmt: skip
+SCALE_ERROR = 2**-11  # a group's scale is held as a half
+
+
+@pytest.fixture(scope="module")
+def native() -> Iterator[Native]:
+    native = Native(2, load_library("-DMAX_JOB_BLOCKS=2", "-DMAX_JOB_PANELS=2"))
+    yield native
+    native.close()
+
+
+@pytest.fixture(scope="module")
+def tiled() -> Iterator[Native]:
+    """As with AMX and many rows: strips are widened into tiles."""
+    native = Native(2, load_library("-DMAX_JOB_BLOCKS=2", "-DMAX_JOB_PANELS=2", "-DMAX_GROUPED_ROWS=0"))
+    yield native
+    native.close()
+
+
+def random_rows(kind: str, num_rows: int, num_in: int, seed: int = 0) -> Stored:
+    """Any bytes are rows, as long as their scales are numbers of a usual size."""
+    block_items, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
+    rng = np.random.default_rng(seed)
+    blocks = rng.integers(0, 256, (num_rows, num_in // block_items, block_bytes), np.uint8)
+    for offset in SCALES[kind]:
+        scales = rng.uniform(0.001, 0.01, (*blocks.shape[:2], 1)).astype(np.float16)
+        blocks[..., offset : offset + 2] = scales.view(np.uint8)
+    return Stored(blocks.reshape(num_rows, -1), kind, (num_rows, num_in))
+
+
+def grouped(x: Array) -> Array:
+    """Each 32 neighbours rounded to one of 255 numbers, the largest of them their own largest."""
+    groups = x.reshape(*x.shape[:-1], -1, 32)
+    return rounded(groups, "int8").reshape(x.shape)
+
+
+def multiply(native: Native, x: Array, *parts: Stored, bias: Array | None = None) -> Array:
+    out = np.full((len(x), sum(len(part.data) for part in parts)), np.nan, np.float32)
+    native.pack_rows(x)
+    native.matmul(native.pack_strips(parts, bias=bias), out)
+    return out
+
+
+@pytest.mark.parametrize("kind", STRIP_KINDS)
+def test_every_row_is_what_the_package_reads(native: Native, kind: str):
+    rows = random_rows(kind, 48, 512)
+    out = multiply(native, np.eye(512, dtype=np.float32), rows).T
+    expected = widen(rows)
+    assert_rows_close(out, expected, 2 * SCALE_ERROR)
+    if kind[1:].endswith(("_0", "_1")):  # whose scales are halves in the file
+        np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 5, 40])
+@pytest.mark.parametrize("kind", STRIP_KINDS)
+def test_products_are_those_of_rounded_rows(native: Native, kind: str, num_rows: int):
+    rows, x = random_rows(kind, 72, 768), draw(num_rows, 768)
+    assert_rows_close(multiply(native, x, rows), grouped(x) @ widen(rows).T, 2 * SCALE_ERROR)
+
+
+@pytest.mark.parametrize("kind", STRIP_KINDS)
+def test_tiles_are_the_same_in_bf16(tiled: Native, kind: str):
+    rows, x = random_rows(kind, 72, 768), draw(40, 768)
+    expected = rounded(x, "bf16") @ rounded(widen(rows), "bf16").T
+    # A number between two that it could be rounded to may fall either way.
+    assert_rows_close(multiply(tiled, x, rows), expected, 5e-3)
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "Q6_K", "Q5_0", "Q8_0"])
+def test_a_row_is_the_same_whatever_else_is_in_the_batch(native: Native, kind: str):
+    rows, x = random_rows(kind, 64, 1536), draw(70, 1536)
+    together = multiply(native, x, rows)
+    for row in (0, 31, 40, 69):
+        np.testing.assert_array_equal(multiply(native, x[row : row + 1], rows)[0], together[row])
+
+
+@pytest.mark.parametrize("num_rows", [1, 37])
+def test_a_matrix_may_have_parts_of_several_kinds(native: Native, tiled: Native, num_rows: int):
+    parts = [random_rows(kind, count, 256, seed=count) for kind, count in (("Q4_K", 96), ("Q4_K", 16), ("Q6_K", 32))]
+    x, bias = draw(num_rows, 256), draw(144)
+    matrix = np.concatenate([widen(part) for part in parts])
+    assert_rows_close(multiply(native, x, *parts, bias=bias), grouped(x) @ matrix.T + bias, 2 * SCALE_ERROR)
+    assert_rows_close(multiply(tiled, x, *parts, bias=bias), x @ matrix.T + bias, 0.01)
+
+
+@pytest.mark.parametrize("size", [16, 40, 100])
+def test_a_gate_meets_an_up_of_another_kind(native: Native, size: int):
+    gate, up, x = random_rows("Q4_K", size, 256), random_rows("Q6_K", size, 256, seed=1), draw(34, 256) / 32
+    out = np.zeros((34, size), np.uint16)
+    native.pack_rows(x)
+    native.matmul(native.pack_strips([gate, up], is_gated=True), out, "gate")
+    rows = grouped(x)
+    assert_rows_close(from_bf16(out), silu(rows @ widen(gate).T) * (rows @ widen(up).T), 0.01)
+
+
+def test_rows_of_zeros_stay_zeros(native: Native):
+    assert not multiply(native, np.zeros((3, 256), np.float32), random_rows("Q4_K", 32, 256)).any()
+
+
+def test_what_strips_cannot_be_made_of_becomes_bytes_in_groups():
+    matrix = draw(40, 64)
+    weights = DictWeights({"a": matrix, "b": draw(24, 64)})
+    (part,) = parts_of(weights, ["a"])
+    assert part.kind == "Q8_0"
+    np.testing.assert_allclose(widen(part), grouped(matrix), rtol=2e-3, atol=1e-3)
+
+
+def test_parts_whose_strips_would_mix_kinds_become_alike():
+    class TwoKinds(DictWeights):
+        def stored(self, name: str) -> Stored:
+            return random_rows("Q4_0", 24, 64) if name == "a" else super().stored(name)
+
+    parts = parts_of(TwoKinds({"a": draw(24, 64), "b": draw(40, 64)}), ["a", "b"])
+    assert [part.kind for part in parts] == ["Q8_0", "Q8_0"]
+
+
+@pytest.mark.parametrize("is_tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_a_model_computes_with_the_rows_of_its_file(family: Family, is_tied: bool, empty_home: Path):
+    model = quantised_model(tiny_model(family, head_dim=64, has_tied_head=is_tied))
+    backend = NativeBackend(model, KV_BYTES, load_kernel(), form="strips", num_workers=2)
+    prompt = make_prompt(model, 50)
+    want = reference_logits(model.spec, model.weights, prompt)
+    assert_rows_alike(backend.run(batch((prompt[:40], 0, [1, 2]))), want[:40], 0.1)
+    assert_rows_alike(backend.run(batch((prompt[40:], 40, [1, 2, 3]))), want[40:], 0.1)
+    backend.close()
+
+
+def quantised_model(model: Model) -> Model:
+    """With matrices as they are after quantisation, so that only that of rows is left to tell the two apart."""
+    spec = model.spec
+    names = [f"layers.{layer}.{part}" for layer in range(spec.num_layers) for part in tensor_names(spec)]
+    names += ["embed", "final_norm", *([] if spec.has_tied_head else ["head"])]
+    tensors = {name: model.weights.read(name) for name in names}
+    tensors = {name: widen(quantise(each)) if each.ndim == 2 else each for name, each in tensors.items()}
+    return replace(model, weights=DictWeights(tensors))

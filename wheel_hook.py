@@ -1,0 +1,28 @@
+"""What `make wheel` adds to the build: our C++ libraries, so that nobody needs a compiler.
+
+A build without a compiler, or without OpenVINO, whose TBB they are compiled for (as in pip's isolation), makes a wheel
+of Python and sources alone: these are then compiled where they run.
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+
+class LibrariesHook(BuildHookInterface):  # type: ignore[type-arg]
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        if version == "editable":
+            return
+        sys.path.insert(0, str(Path(self.root) / "src"))
+        try:
+            from hotloop.backends.build import build_for_wheel  # noqa: PLC0415 - not on the path before
+
+            libraries, platform = build_for_wheel(Path(tempfile.mkdtemp()))
+        except (ImportError, OSError) as error:
+            self.app.display_warning(f"the wheel has no compiled libraries: {error}")
+            return
+        build_data["force_include"] |= {str(each): f"hotloop/backends/lib/{each.name}" for each in libraries}
+        build_data |= {"pure_python": False, "tag": f"py3-none-{platform}"}
