@@ -48,7 +48,7 @@ _DRAFTING = [f"tests/engine/drafting/test_{name}.py" for name in ("worth", "spec
 _PLACEMENT = [f"tests/router/placement/test_{name}.py" for name in ("policy", "index")]
 TESTS: Mapping[str, list[str]] = {
     "engine/blocks.py": _engine("blocks", "radix"),
-    "engine/node.py": _engine("radix", "radix_host", "states"),
+    "engine/node.py": _engine("radix", "states_places", "radix_host", "states"),
     "engine/holds.py": _engine("retention", "radix", "radix_host"),
     "engine/eviction.py": _engine("retention", "radix", "radix_host"),
     "engine/retention.py": _engine("retention", "radix", "radix_host"),

@@ -79,7 +79,7 @@ def test_forced_tokens_right_behind_a_prompt_are_no_prefill() -> None:
 class Room:
     """Host memory of which nothing is read."""
 
-    num_blocks, num_states = 32, 0
+    num_blocks, num_states = 32, 8
 
     def offload(self, block_ids: Sequence[int], host_ids: Sequence[int]) -> None: ...
     def offload_state(self, slot: int, host_slot: int) -> None: ...

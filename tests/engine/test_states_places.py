@@ -1,12 +1,15 @@
 """Where exactly requests of hybrid models leave their states, and what they leave nowhere."""
 
 import pytest
+from tests.engine.test_scheduler import Room
 from tests.engine.test_states import saved, serve
-from tests.engine.tiny import make_request
+from tests.engine.tiny import BLOCK_SIZE, make_request
 from tests.engine.turning import STEP_S, Loop, make_scheduler, prompt
 
+from hotloop.core.config import EngineConfig
 from hotloop.core.request import FinishReason, Priority
 from hotloop.core.retention import Hold, HoldKind
+from hotloop.engine.scheduler import Scheduler
 from hotloop.engine.states import States
 
 
@@ -56,10 +59,11 @@ def test_where_two_have_computed_the_same_one_state_is_kept() -> None:
     quick = loop.add("quick", prompt(50))
     while not (slow.num_output and quick.num_output):
         loop.step()
-    for request in (slow, quick):
-        loop.finish(request)
+    loop.finish(slow)
+    first = [node.state for node in loop.scheduler.tree.nodes()]
+    loop.finish(quick)
     assert saved(loop, prompt(50)) == [40, 48]
-    assert states_of(loop).stats().num_cached == 2
+    assert [node.state for node in loop.scheduler.tree.nodes()] == first
 
 
 def test_one_who_waits_for_another_and_leaves_before_it_has_begun_leaves_nothing() -> None:
@@ -106,6 +110,47 @@ def test_what_is_known_is_the_same_to_who_looks_and_who_takes_it() -> None:
         looked, taken = (each(again) for each in (states_of(loop).peek, states_of(loop).match))
         assert looked == taken
         assert len(looked) == num_blocks
+
+
+def test_of_a_state_in_host_memory_it_is_known_what_it_adds_to_what_is_on_the_device() -> None:
+    loop = Loop(Scheduler(EngineConfig(), block_size=BLOCK_SIZE, num_blocks=64, host=Room(), num_states=16))
+    request = serve(loop, "a", prompt(50), num_output=11)
+    inner, last = (node.state for node in loop.scheduler.tree.nodes() if node.state)
+    states, slots = states_of(loop), loop.scheduler.tree.states
+    again = make_request(request.token_ids[:61])
+    slots.move_out(inner)
+    assert states.peek_hosted(again) is None, "the deeper one is on the device"
+    slots.bring_back(inner, *states.pool.allocate(1), 0.0)
+    states.pool.release([inner.slot])
+    slots.move_out(last)
+    hosted = states.peek_hosted(again)
+    assert hosted is not None
+    assert (len(hosted.known), hosted.host_ids, hosted.num_gained, hosted.state) == (15, [], 5, last)
+
+
+def test_what_nobody_comes_back_to_does_not_go_to_host_memory() -> None:
+    loop = Loop(Scheduler(EngineConfig(), block_size=BLOCK_SIZE, num_blocks=64, host=Room(), num_states=16))
+    request = serve(loop, "a", prompt(50), num_output=11)
+    loop.scheduler.tree.hold(request.token_ids[:60], Hold(HoldKind.FINISHED))
+    for _ in range(2):
+        states_of(loop)._evict("someone")
+    assert saved(loop, request.token_ids) == [40]
+    stats = states_of(loop).stats()
+    assert (stats.num_cached, stats.num_hosted, stats.num_evicted) == (0, 1, 1)
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_state_is_on_the_device_once_its_copy_has_gone_well(*, is_there: bool) -> None:
+    loop = Loop(Scheduler(EngineConfig(), block_size=BLOCK_SIZE, num_blocks=64, host=Room(), num_states=16))
+    request = serve(loop, "a", prompt(50), num_output=11)
+    *_, last = (node.state for node in loop.scheduler.tree.nodes() if node.state)
+    states = states_of(loop)
+    loop.scheduler.tree.states.move_out(last)
+    slot = states.begin_copy(request, last)
+    assert slot is not None
+    states.end_copy(last, slot, is_there=is_there)
+    assert last.is_hosted != is_there
+    loop.scheduler.check()
 
 
 def test_a_state_is_worth_all_tokens_since_the_one_before_it() -> None:

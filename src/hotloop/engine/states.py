@@ -84,13 +84,14 @@ class States(Stateless):
         nodes = self._along(request, request.num_tokens - 1)
         while nodes and nodes[-1].state is None:
             nodes.pop()
-        if not nodes or nodes == _up_to_state(nodes):
+        found = _up_to_state(nodes)
+        if nodes == found:
             return None
         known, host_ids = (
             [block_id for node in nodes if node.is_hosted == each for block_id in node.block_ids]
             for each in (False, True)
         )
-        num_found = sum(len(node.block_ids) for node in _up_to_state(nodes))
+        num_found = sum(len(node.block_ids) for node in found)
         return Hosted(known, host_ids, len(known) + len(host_ids) - num_found, nodes[-1].state)
 
     def begin(self, request: Request, waiting: Iterable[Request]) -> bool:
