@@ -61,7 +61,7 @@ class Claim:
         return result.figure(self.needs[0].figure).times if result.figures else []
 
 
-TOKENS, FLAT, REREAD = "loop: tokens", "loop: flat steps", "loop: re-reading"
+TOKENS, FLAT, RECOMPUTED = "loop: tokens", "loop: flat steps", "loop: recomputed prefix"
 PREFIX, FIRST = "static prefix", "first token"
 TOOLS, COMPILER, GATHER = "parallel tools", "parallel calls (LLMCompiler)", "independent gathering"
 FORESIGHT = "speculative execution"
@@ -86,11 +86,11 @@ CLAIMS: Mapping[str, Claim] = {
         [Need("last step over second", "most", 1.25)],
         reasons={"cpu": "attention over what is cached grows with it, and shows where cores are few or busy"},
     ),
-    REREAD: Claim(
-        "re-reading takes more than 90% of inference time in long loops",
+    RECOMPUTED: Claim(
+        "recomputing the prefix takes more than 90% of inference time in long loops",
         "the naive loop, of which the share is taken",
-        [Need("re-reading", "least", 0.9)],
-        reasons={"cpu": "the loop is too short: the share of what is read again grows with every step"},
+        [Need("recomputed", "least", 0.9)],
+        reasons={"cpu": "the loop is too short: the recomputed share grows with every step"},
     ),
     PREFIX: Claim(
         "prefill 30 to 50% less by the static prefix alone",

@@ -238,3 +238,18 @@ class _Masked:
 
     def mask(self) -> Mask:
         return self._mask
+
+
+def break_restore(memory: HostMemory, when: str) -> None:
+    """Have copies from host memory fail when they begin, or when they are waited for."""
+    restore = memory.restore
+
+    def fail(*ids: object) -> Any:
+        raise BackendError("the bus is broken")
+
+    def restore_badly(*ids: Any) -> Any:
+        copy = restore(*ids)
+        copy.wait = fail
+        return copy
+
+    memory.restore = fail if when == "begin" else restore_badly  # type: ignore[method-assign]

@@ -16,6 +16,7 @@ from tests.backends.test_openvino import make_prompt, tiny_model
 from tests.models.tiny import DictWeights
 
 from hotloop.backends import cpu
+from hotloop.backends.backend import Backend
 from hotloop.backends.build import compiler
 from hotloop.backends.cpu import describe_cpu, open_cpu, why_not_native
 from hotloop.backends.native.backend import NativeBackend, strips_bytes
@@ -41,15 +42,19 @@ def amx(monkeypatch: pytest.MonkeyPatch, empty_home: Path) -> None:
     monkeypatch.setattr(cpu, "has_amx", lambda: True)
 
 
-@pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
-@pytest.mark.parametrize("weight_format", ["int8", "bf16"])
-def test_the_native_decoder_is_opened_where_there_is_amx(amx: None, model: Model, weight_format: WeightFormat) -> None:
-    backend = open_cpu(model, NATIVE, weight_format=weight_format)
+def check_native(backend: Backend, model: Model) -> None:
     assert isinstance(backend, NativeBackend)
     prompt = make_prompt(model, 40)
     want = reference_logits(model.spec, model.weights, prompt)
     assert_rows_alike(backend.run(batch((prompt, 0, [1, 0]))), want, 0.1)
     backend.close()
+
+
+@pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize("weight_format", ["int8", "bf16"])
+def test_the_native_decoder_is_opened_where_there_is_amx(amx: None, model: Model, weight_format: WeightFormat) -> None:
+    backend = open_cpu(model, NATIVE, weight_format=weight_format)
+    check_native(backend, model)
     assert describe_cpu(model, NATIVE, weight_format, "fast") == "by the native decoder, with AMX"
 
 
@@ -145,11 +150,7 @@ def test_a_quantised_file_is_computed_with_as_it_is(
     monkeypatch.setattr(cpu, "has_amx", lambda: has_amx)
     monkeypatch.setattr(cpu, "has_dot_products", lambda: not has_amx)
     backend = open_cpu(gguf_model, CONFIG, weight_format=weight_format)
-    assert isinstance(backend, NativeBackend)
-    prompt = make_prompt(gguf_model, 40)
-    want = reference_logits(gguf_model.spec, gguf_model.weights, prompt)
-    assert_rows_alike(backend.run(batch((prompt, 0, [1, 0]))), want, 0.1)
-    backend.close()
+    check_native(backend, gguf_model)
     who = f"by the native decoder, {'with' if has_amx else 'without'} AMX, with weights as the file has them"
     assert describe_cpu(gguf_model, CONFIG, weight_format, "fast") == who
 

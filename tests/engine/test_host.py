@@ -8,12 +8,11 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
-from tests.backends.device import NullDevice
+from tests.backends.device import NullDevice, break_restore
 from tests.engine.test_flights import Turned, alone, check_answers, make_jobs, run_all, tokens_of
 from tests.engine.tiny import BLOCK_SIZE, TOKENIZER, VOCAB_SIZE, Listener, greedy, make_request, run_alone, until_idle
 
 from hotloop.core.config import EngineConfig
-from hotloop.core.errors import BackendError
 from hotloop.core.request import FinishReason, Priority
 from hotloop.core.retention import Hold, HoldKind
 from hotloop.engine.engine import Engine
@@ -106,21 +105,11 @@ def test_what_is_slower_than_computing_is_computed() -> None:
 
 @pytest.mark.parametrize("when", ["begin", "end"])
 def test_a_copy_that_fails_costs_its_prefix_and_nobodys_answer(when: str) -> None:
-    def fail(*ids: object) -> Any:
-        raise BackendError("the bus is broken")
-
     with host_engine() as engine:
         memory = engine._backend.host_memory
         assert memory
         push_out_prompt(engine)
-        restore = memory.restore
-
-        def restore_badly(*ids: Any) -> Any:
-            copy = restore(*ids)
-            copy.wait = fail  # type: ignore[method-assign]
-            return copy
-
-        memory.restore = fail if when == "begin" else restore_badly  # type: ignore[method-assign]
+        break_restore(memory, when)
         again = engine.generate(PROMPT, greedy())
         assert again.token_ids == run_alone(PROMPT, greedy()).token_ids
         assert again.usage.num_cached == 0

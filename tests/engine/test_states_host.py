@@ -7,11 +7,11 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
+from tests.backends.device import break_restore
 from tests.engine.test_flights import Turned, check_answers, make_jobs, run_all
 from tests.engine.tiny import PROMPTS, check_prompts, greedy, make_engine, run_together
 from tests.engine.turning import prompt
 
-from hotloop.core.errors import BackendError
 from hotloop.engine.engine import Engine
 from hotloop.engine.states import States
 
@@ -94,21 +94,11 @@ def test_a_state_that_is_computed_again_replaces_the_one_in_host_memory(expected
 
 @pytest.mark.parametrize("when", ["begin", "end"])
 def test_a_copy_that_fails_costs_its_prefix_and_no_slot(when: str, expected: tuple[int, ...]) -> None:
-    def fail(*ids: object) -> Any:
-        raise BackendError("the bus is broken")
-
     with make_engine(num_blocks=20, num_states=3, **ROOMS) as engine:
         memory = engine._backend.host_memory
         assert memory
         push_out(engine)
-        restore = memory.restore
-
-        def restore_badly(*ids: Any) -> Any:
-            copy = restore(*ids)
-            copy.wait = fail  # type: ignore[method-assign]
-            return copy
-
-        memory.restore = fail if when == "begin" else restore_badly  # type: ignore[method-assign]
+        break_restore(memory, when)
         again = engine.generate(PROMPT, greedy())
         assert (again.token_ids, again.usage.num_cached) == (expected, 0)
         assert engine.stats().states.num_used == 0

@@ -6,7 +6,7 @@
 //
 // Whatever reads x rounds it on the way into tiles, and whatever adds to x does so from the sums: between two products
 // nothing is written but what is in the names above. Attention, with its rotary positions and its KV, is a kernel that
-// is handed in, was told of the batch before, and runs on the same workers.
+// the caller passes in. It has the batch from `attention_plan`, which is called before the step, and uses the same workers.
 
 #pragma once
 
