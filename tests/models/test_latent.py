@@ -10,8 +10,8 @@ import pytest
 from tests.parity.models import CONFIGS
 
 from hotloop.core.errors import ModelError
+from hotloop.models.heads import halves_of_latent
 from hotloop.models.huggingface import config_spec
-from hotloop.models.latent import halves_of_latent
 from hotloop.models.layout import check_spec
 
 

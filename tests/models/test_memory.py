@@ -12,6 +12,7 @@ from tests.models.tiny import spec_config, tiny_spec, tiny_tokenizer, write_json
 from hotloop.core.errors import ConfigError, ModelError
 from hotloop.models.layout import tensor_places
 from hotloop.models.memory import (
+    INT8_SCALE_BYTES,
     available_bytes,
     check_fits,
     check_fits_cpu,
@@ -89,6 +90,7 @@ def test_weights_are_counted_as_they_are_held() -> None:
     assert weight_bytes(spec, "fp8") == embedding + narrow + vectors
     assert sizes["int8"] / 2 < weight_bytes(spec, "int4") < sizes["int8"]
     assert kv_token_bytes(spec) == 2 * 2 * 30 * 3 * 64
+    assert kv_token_bytes(spec, 1, INT8_SCALE_BYTES) == 2 * 30 * 3 * (64 + 4)
 
 
 def test_only_latents_are_counted_where_keys_and_values_are_made_from_them() -> None:

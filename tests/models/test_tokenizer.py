@@ -78,6 +78,7 @@ def sentencepiece(**changes: Any) -> Tokenizer:
 
 GPT2, LLAMA3, SMOLLM = (from_metadata({"tokenizer.ggml.pre": pre}) for pre in ("gpt-2", "llama-bpe", "smollm"))
 QWEN, TEKKEN, O200K = (from_metadata({"tokenizer.ggml.pre": pre}) for pre in ("qwen2", "tekken", "gpt-4o"))
+GLM4, DEEPSEEK3 = (from_metadata({"tokenizer.ggml.pre": pre}) for pre in ("glm4", "deepseek-v3"))
 SPM, BARE_SPM = sentencepiece(), sentencepiece(add_space_prefix=False)
 
 
@@ -85,7 +86,7 @@ SPM, BARE_SPM = sentencepiece(), sentencepiece(add_space_prefix=False)
 @given(text=texts)
 def test_the_bytes_of_the_tokens_are_the_text(text: str) -> None:
     data = text.encode()
-    for tokenizer in (GPT2, LLAMA3, SMOLLM, TEKKEN, O200K, BARE_SPM):
+    for tokenizer in (GPT2, LLAMA3, SMOLLM, TEKKEN, O200K, GLM4, DEEPSEEK3, BARE_SPM):
         ids = tokenizer.encode(text)
         assert b"".join(map(tokenizer.token_bytes, ids)) == data
         assert tokenizer.decode(ids) == text
@@ -112,11 +113,18 @@ def test_a_gguf_encodes_as_the_tokenizer_it_was_made_from(text: str) -> None:
         (QWEN, ["It", "'s", "Ġ", "Ġ", "1", "2", "3", "4", "!?ĊĊ", "Ġ", "Ġx"]),
         (LLAMA3, ["It", "'s", "Ġ", "Ġ", "123", "4", "!?ĊĊ", "Ġ", "Ġx"]),
         (O200K, ["It's", "Ġ", "Ġ", "123", "4", "!?ĊĊ", "Ġ", "Ġx"]),
+        (GLM4, ["It", "'s", "Ġ", "Ġ", "123", "4", "!?ĊĊ", "Ġ", "Ġx"]),
+        (DEEPSEEK3, ["It", "'s", "ĠĠ", "123", "4", "!?ĊĊ", "Ġ", "Ġx"]),
     ],
 )
 def test_each_way_of_cutting_words(tokenizer: Tokenizer, words: list[str]) -> None:
     cut = tokenizer._inner.pre_tokenizer.pre_tokenize_str("It's  1234!?\n\n  x")
     assert [word for word, _ in cut] == words
+
+
+def test_deepseek_cuts_numbers_and_chinese_first() -> None:
+    cut = DEEPSEEK3._inner.pre_tokenizer.pre_tokenize_str("a12345中b_Name")
+    assert [span for _, span in cut] == [(0, 1), (1, 4), (4, 6), (6, 7), (7, 8), (8, 13)]
 
 
 def test_special_tokens_are_recognised_in_text_and_stand_for_nothing() -> None:
@@ -175,7 +183,9 @@ def test_bos_is_added_only_when_asked() -> None:
     assert bare.encode("the", add_bos=True) == bare.encode("the")
 
 
-@pytest.mark.parametrize(("pre", "wants_bos"), [("gpt-2", False), ("qwen2", False), ("llama-bpe", True)])
+@pytest.mark.parametrize(
+    ("pre", "wants_bos"), [("gpt-2", False), ("qwen2", False), ("glm4", False), ("llama-bpe", True)]
+)
 def test_whether_plain_text_wants_bos(pre: str, wants_bos: bool) -> None:
     assert from_metadata({"tokenizer.ggml.pre": pre}).wants_bos is wants_bos
     assert from_metadata({"tokenizer.ggml.pre": pre, "tokenizer.ggml.add_bos_token": True}).wants_bos

@@ -42,6 +42,8 @@ LATENTS: dict[Family, LatentSpec] = {
     "deepseek3": LatentSpec(q_rank=24, kv_rank=32, nope_dim=12, rope_dim=4, value_dim=20, scale=0.25)
 }
 
+_ARCHS = {"mixtral": "llama", "gptoss": "gpt-oss", "deepseek3": "deepseek2", "glm4moelite": "deepseek2"}
+
 Tensors = dict[str, NDArray[np.float32]]
 
 
@@ -138,11 +140,13 @@ def write_gguf(
 
     A tensor given under a GGUF name goes in beside the rest, as it is; rows of bytes are blocks of that kind.
     """
-    arch = arch or {"mixtral": "llama", "gptoss": "gpt-oss"}.get(spec.family, spec.family)
+    arch = arch or _ARCHS.get(spec.family, spec.family)
     names = {place.name: place.gguf_name for place in tensor_places(spec) if place.expert is None}
     tensors = _with_stacked_experts(spec, tensors)
     writer = gguf.GGUFWriter(path, arch)
     metadata = spec_metadata(spec, arch) | tokenizer_metadata(tiny_tokenizer()) | dict(changes)
+    if spec.latent and metadata[f"{arch}.attention.key_length_mla"] is not None:  # or it is an older file
+        tensors = _with_halves_of_latents(spec, spec.latent, tensors)
     for key, value in metadata.items():
         add_value(writer, key, value)
     for name, tensor in tensors.items():
@@ -166,6 +170,22 @@ def _with_stacked_experts(spec: ModelSpec, tensors: Mapping[str, NDArray[Any]]) 
     return others | {name: np.stack(each) for name, each in stacked.items()}
 
 
+def _with_halves_of_latents(
+    spec: ModelSpec, latent: LatentSpec, tensors: Mapping[str, NDArray[Any]]
+) -> dict[str, NDArray[Any]]:
+    """What makes keys of latents by itself, with its rows as columns, and what makes values."""
+    apart: dict[str, NDArray[Any]] = {}
+    for name, tensor in tensors.items():
+        if not name.endswith(".kv_b"):
+            apart[name] = tensor
+            continue
+        prefix = f"blk.{name.split('.')[1]}.attn_"
+        heads = tensor.reshape(spec.num_heads, -1, latent.kv_rank)
+        apart[f"{prefix}k_b.weight"] = np.ascontiguousarray(heads[:, : latent.nope_dim].transpose(0, 2, 1))
+        apart[f"{prefix}v_b.weight"] = np.ascontiguousarray(heads[:, latent.nope_dim :])
+    return apart
+
+
 def spec_metadata(spec: ModelSpec, arch: str) -> dict[str, Any]:
     return {
         f"{arch}.block_count": spec.num_layers,
@@ -178,7 +198,22 @@ def spec_metadata(spec: ModelSpec, arch: str) -> dict[str, Any]:
         f"{arch}.attention.value_length": spec.head_dim,
         f"{arch}.attention.layer_norm_rms_epsilon": spec.rms_eps,
         f"{arch}.rope.freq_base": spec.rope_theta,
+        **({f"{arch}.rope.dimension_count": spec.rotary_dim} if spec.rotary_dim else {}),
+        **(_latent_metadata(spec, spec.latent, arch) if spec.latent else {}),
         **(_expert_metadata(spec.experts, arch) if spec.experts else {}),
+    }
+
+
+def _latent_metadata(spec: ModelSpec, latent: LatentSpec, arch: str) -> dict[str, Any]:
+    return {
+        f"{arch}.attention.head_count_kv": 1,
+        f"{arch}.attention.q_lora_rank": latent.q_rank,
+        f"{arch}.attention.kv_lora_rank": latent.kv_rank,
+        f"{arch}.attention.key_length": latent.width,
+        f"{arch}.attention.value_length": latent.kv_rank,
+        f"{arch}.attention.key_length_mla": spec.head_dim,
+        f"{arch}.attention.value_length_mla": latent.value_dim,
+        f"{arch}.rope.dimension_count": latent.rope_dim,
     }
 
 
@@ -187,6 +222,19 @@ def _expert_metadata(experts: ExpertsSpec, arch: str) -> dict[str, Any]:
         f"{arch}.expert_count": experts.num_experts,
         f"{arch}.expert_used_count": experts.num_chosen,
         f"{arch}.{'' if arch == 'llama' else 'expert_'}feed_forward_length": experts.size,
+        **(_shared_metadata(experts, arch) if experts.shared_size else {}),
+    }
+
+
+def _shared_metadata(experts: ExpertsSpec, arch: str) -> dict[str, Any]:
+    return {
+        f"{arch}.expert_shared_count": experts.shared_size // experts.size,
+        f"{arch}.leading_dense_block_count": experts.num_dense,
+        f"{arch}.expert_weights_scale": experts.scale,
+        f"{arch}.expert_weights_norm": experts.is_normed or None,
+        f"{arch}.expert_gating_func": 2 if experts.is_sigmoid else 1,
+        f"{arch}.expert_group_count": experts.num_groups,
+        f"{arch}.expert_group_used_count": experts.num_chosen_groups,
     }
 
 

@@ -21,7 +21,6 @@ from tests.parity import manners, states
 from tests.parity.manners import Run
 from tests.parity.models import CONFIGS, HYBRIDS, read_model, write_model
 
-from hotloop.backends.cpu import open_cpu
 from hotloop.core.config import EngineConfig
 from hotloop.models.model import Model
 
@@ -62,6 +61,8 @@ def row(name: str, folder: Path, backend: str) -> str:
 
 @contextmanager
 def on_cpu(model: Model) -> Iterator[tuple[Run, int]]:
+    from hotloop.backends.cpu import open_cpu  # noqa: PLC0415 - a card needs no OpenVINO
+
     backend = open_cpu(model, EngineConfig(kv_memory="8MiB"), weight_format="f32", precision="exact")
     yield lambda step: backend.run(step).copy(), backend.block_size  # type: ignore[attr-defined]
     backend.close()

@@ -12,10 +12,11 @@ from tests.parity.models import HYBRIDS, read_model, token_ids, write_model
 from tests.parity.states import OWN, differences, manners, step
 
 from hotloop.backends.backend import Backend
+from hotloop.backends.build import compiler
 from hotloop.backends.cpu import open_cpu
 from hotloop.backends.openvino.linear import DeltaNet, numpy_delta
 from hotloop.backends.openvino.native.delta import open_delta
-from hotloop.core.config import EngineConfig
+from hotloop.core.config import EngineConfig, KvPrecision
 from hotloop.engine.engine import Engine
 from hotloop.engine.states import EMPTY
 from hotloop.models.hybrid import HybridWeights
@@ -50,9 +51,15 @@ def test_going_on_from_a_state_changes_no_bit(name: str, backend: Backend) -> No
         np.testing.assert_array_equal(got, plain[begin:], manner)
 
 
-def test_int8_is_near(name: str, backend: Backend, tmp_path: Path) -> None:
+needs_compiler = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
+
+
+@pytest.mark.parametrize("kv_precision", ["auto", pytest.param("int8", marks=needs_compiler)])
+def test_int8_is_near(name: str, backend: Backend, kv_precision: KvPrecision, tmp_path: Path) -> None:
     model = read_model(name, tmp_path / "m", TOKENIZER)
-    fast = open_cpu(model, EngineConfig(kv_memory="8MiB"), weight_format="int8", precision="fast")
+    config = EngineConfig(kv_memory="8MiB", kv_precision=kv_precision)
+    fast = open_cpu(model, config, weight_format="int8", precision="fast")
+    assert fast.num_blocks * fast.block_bytes + fast.num_states * fast.state_bytes <= 8 << 20
     prompt = step((token_ids(), 0, OWN, EMPTY, 0))
     exact, near = (each.run(prompt).copy() for each in (backend, fast))  # type: ignore[attr-defined]
     fast.close()

@@ -139,6 +139,8 @@ def test_smaller_numbers_are_faster():
     assert feel(H200, weights="fp8").ttft_cold_s < 0.65 * feel(H200).ttft_cold_s
     assert feel(GPUS["a100"], weights="fp8").ttft_cold_s == pytest.approx(feel(GPUS["a100"]).ttft_cold_s, rel=0.05)
     assert estimate(LLAMA, H200, Load(kv="fp8")).room.num_host == 2 * estimate(LLAMA, H200, Load()).room.num_host
+    scaled, plain = (estimate(LLAMA, H200, Load(kv=kv)).room.session_bytes for kv in ("int8", "bf16"))
+    assert scaled == plain * (128 + 4) // 256
 
 
 def test_two_gpus_are_less_than_twice_one():

@@ -1,8 +1,7 @@
-"""A model in a GGUF file: metadata and tensor descriptions at the front, tensors behind.
+"""GGUF files: metadata and tensor descriptions at the front, tensors behind. What they say of a model: `gguf_model`.
 
 Invariant: every tensor of a `GgufFile` lies inside its file and is of a type that can be read. The header is parsed
 here, because the `gguf` package takes seconds over a vocabulary; what the tensor types mean is left to that package.
-Refuses what would be computed wrongly: other architectures, shards, rotary scaling it does not know.
 """
 
 from contextlib import suppress
@@ -18,10 +17,7 @@ from gguf.quants import dequantize, quantize
 from numpy.typing import NDArray
 
 from hotloop.core.errors import ModelError
-from hotloop.models.architecture import GPT_OSS_LIMIT, GPT_OSS_SLOPE
-from hotloop.models.layout import check_spec, check_tensors, tensor_places
-from hotloop.models.rope import scaling_from_config, scaling_from_divisors
-from hotloop.models.spec import ExpertsSpec, Family, FileTensor, ModelSpec, RopeScaling, Stored
+from hotloop.models.spec import FileTensor, Stored
 
 T = TypeVar("T", str, int, float, bool)
 
@@ -31,19 +27,7 @@ _BOOL, _STRING, _ARRAY = 7, 8, 9
 _SCALARS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", _BOOL: "?"}
 _SCALARS |= {10: "<u8", 11: "<i8", 12: "<f8"}
 _MAX_NESTING, _MAX_DIMS = 4, 4
-_FAMILIES: dict[str, Family] = {
-    "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3moe": "qwen3moe", "gpt-oss": "gptoss",
-}  # fmt: skip
-_WITH_EXPERTS = ("llama", "qwen3moe", "gpt-oss")
 _PIECE_ROWS = 4096
-_ROPE_DIVISORS = "rope_freqs.weight"
-_ROPE_KEYS = {  # what Hugging Face calls it: what it is called after rope.scaling
-    "rope_type": "type",
-    "factor": "factor",
-    "original_max_position_embeddings": "original_context_length",
-    "beta_fast": "yarn_beta_fast",
-    "beta_slow": "yarn_beta_slow",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +83,8 @@ def read_gguf_file(path: Path) -> GgufFile:
         raise ModelError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
-def check_beginning(path: Path, data: bytes) -> None:
-    """Refuse a file of that name that cannot be run, as far as its first bytes tell: the rest need not be here."""
+def read_beginning(path: Path, data: bytes) -> GgufFile:
+    """The metadata in a file's first bytes, as far as these go: the rest need not be here."""
     if data[: len(_MAGIC)] != _MAGIC:
         raise ModelError(f"{path} is not a GGUF file: it does not begin with 'GGUF'")
     header, metadata = _Header(path, BytesIO(data[len(_MAGIC) :]), len(data) - len(_MAGIC)), dict[str, Any]()
@@ -109,8 +93,7 @@ def check_beginning(path: Path, data: bytes) -> None:
         for _ in range(header.u64()):
             key = header.string()
             metadata[key] = header.value(header.u32())
-    if "general.architecture" in metadata:
-        _refuse_unsupported(GgufFile(path, metadata, {}))
+    return GgufFile(path, metadata, {})
 
 
 def _parse(path: Path, header: "_Header") -> GgufFile:
@@ -206,127 +189,3 @@ class _Header:
     def _numbers(self, kind: int, count: int) -> list[Any]:
         dtype = np.dtype(_SCALARS[kind])
         return list(np.frombuffer(self.take(count * dtype.itemsize), dtype).tolist())
-
-
-class GgufWeights:
-    """The tensors of one file, read one at a time."""
-
-    def __init__(self, file: GgufFile, spec: ModelSpec) -> None:
-        check_spec(file.path, spec, len(file.tensors))
-        places = list(tensor_places(spec))
-        found = {name: tensor.shape for name, tensor in file.tensors.items()}
-        all_experts = (spec.experts.num_experts,) if spec.experts else ()
-        wanted = {p.gguf_name: p.shape if p.expert is None else (*all_experts, *p.shape) for p in places}
-        check_tensors(file.path, wanted, found, [_ROPE_DIVISORS])
-        self._file = file
-        self._places = {place.name: place for place in places}
-        # Only the llama architecture is stored with the rotary halves of each head interleaved.
-        is_llama = spec.family in ("llama", "mixtral")
-        self._interleaved = {"q": spec.num_heads, "k": spec.num_kv_heads} if is_llama else {}
-
-    def read(self, name: str) -> NDArray[np.float32]:
-        return widen(self.stored(name))
-
-    def stored(self, name: str) -> Stored:
-        place = self._places[name]
-        found = self._file.tensors[place.gguf_name].stored()
-        if place.expert is not None:
-            return Stored(found.data[place.expert], found.kind, place.shape)
-        num_heads = self._interleaved.get(name.rpartition(".")[2].removesuffix("_bias"))
-        if not num_heads:
-            return found
-        # Rows of each head from a0 b0 a1 b1 … to a0 a1 … b0 b1 …; a bias has a row for each number.
-        row_bytes = found.data.size // found.shape[0]
-        pairs = found.data.reshape(num_heads, -1, 2, row_bytes).swapaxes(1, 2)
-        return replace(found, data=np.ascontiguousarray(pairs).reshape(found.data.shape))
-
-
-def gguf_spec(file: GgufFile) -> ModelSpec:
-    _refuse_unsupported(file)
-    arch, family = file.get("general.architecture", str), _family(file)
-    experts = _experts(file, arch)
-    if experts and family == "llama":
-        family = "mixtral"
-    embed = file.tensors.get("token_embd.weight")
-    if embed is None:
-        raise ModelError(f"{file.path}: the tensor token_embd.weight is missing")
-    num_heads = file.get(f"{arch}.attention.head_count", int)
-    hidden_size = file.get(f"{arch}.embedding_length", int)
-    head_dim = file.get(f"{arch}.attention.key_length", int, hidden_size // max(num_heads, 1))
-    rope_theta = file.get(f"{arch}.rope.freq_base", float, 10_000.0)
-    if file.get(f"{arch}.rope.dimension_count", int, head_dim) != head_dim:
-        raise ModelError(f"{file.path}: rotary positions over only a part of each head are not supported")
-    if file.get(f"{arch}.attention.value_length", int, head_dim) != head_dim:
-        raise ModelError(f"{file.path}: keys and values of different widths are not supported")
-    max_context = file.get(f"{arch}.context_length", int)
-    window, num_layers = file.get(f"{arch}.attention.sliding_window", int, 0), file.get(f"{arch}.block_count", int)
-    scaling: RopeScaling | None
-    if _ROPE_DIVISORS in file.tensors:
-        divisors = widen(file.tensors[_ROPE_DIVISORS].stored())
-        scaling = scaling_from_divisors(divisors, head_dim, str(file.path))
-    else:
-        rope = {name: file.metadata.get(f"{arch}.rope.scaling.{theirs}") for name, theirs in _ROPE_KEYS.items()}
-        rope = {name: value for name, value in rope.items() if value is not None and value != "none"}
-        rope["truncate"] = family != "gptoss"  # which no file says, and its config.json does
-        scaling = scaling_from_config(
-            rope, theta=rope_theta, head_dim=head_dim, max_context=max_context, where=str(file.path)
-        )
-    return ModelSpec(
-        family=family,
-        num_layers=num_layers,
-        hidden_size=hidden_size,
-        intermediate_size=file.get(f"{arch}.feed_forward_length", int),
-        num_heads=num_heads,
-        num_kv_heads=file.get(f"{arch}.attention.head_count_kv", int, num_heads),
-        head_dim=head_dim,
-        vocab_size=embed.shape[0],
-        max_context=max_context,
-        rms_eps=file.get(f"{arch}.attention.layer_norm_rms_epsilon", float),
-        rope_theta=rope_theta,
-        rope_scaling=scaling,
-        has_tied_head="output.weight" not in file.tensors,
-        has_qkv_bias=family == "qwen2" or "blk.0.attn_q.bias" in file.tensors,
-        has_o_bias=family == "gptoss",
-        has_qk_norm=family in ("qwen3", "qwen3moe"),
-        has_sinks=family == "gptoss",
-        experts=experts,
-        windows=_windows(window, min(num_layers, len(file.tensors)), family) if 0 < window < max_context else (),
-    )
-
-
-def _windows(window: int, num_layers: int, family: Family) -> tuple[int | None, ...]:
-    """Of gpt-oss every second layer has one, the first among them."""
-    return tuple(window if family != "gptoss" or i % 2 == 0 else None for i in range(num_layers))
-
-
-def _experts(file: GgufFile, arch: str) -> ExpertsSpec | None:
-    if arch not in _WITH_EXPERTS or not file.get(f"{arch}.expert_count", int, 0):
-        return None
-    experts = ExpertsSpec(
-        num_experts=file.get(f"{arch}.expert_count", int),
-        num_chosen=file.get(f"{arch}.expert_used_count", int),
-        size=file.get(f"{arch}.{'' if arch == 'llama' else 'expert_'}feed_forward_length", int),
-    )
-    if arch != "gpt-oss":
-        return experts
-    kinds = {tensor.kind for name, tensor in file.tensors.items() if name.endswith("_exps.weight")}
-    limits = replace(experts, gate_limit=GPT_OSS_LIMIT, gate_slope=GPT_OSS_SLOPE)
-    return replace(limits, has_bias=True, has_router_bias=True, is_mxfp4=kinds == {"MXFP4"})
-
-
-def _family(file: GgufFile) -> Family:
-    architecture = file.get("general.architecture", str)
-    if architecture not in _FAMILIES:
-        only = ", ".join(_FAMILIES)
-        raise ModelError(f"{file.path}: the architecture {architecture!r} is not supported (only {only} are)")
-    return _FAMILIES[architecture]
-
-
-def _refuse_unsupported(file: GgufFile) -> None:
-    family, arch = _family(file), file.get("general.architecture", str)
-    if file.get("split.count", int, 1) > 1:
-        raise ModelError(f"{file.path} is one shard of several: join them into one file first")
-    if arch not in _WITH_EXPERTS and file.get(f"{arch}.expert_count", int, 0) > 0:
-        raise ModelError(f"{file.path}: {family} with mixture-of-experts layers is not supported: dense models are")
-    if file.get(f"{arch}.rope.scale_linear", float, 1.0) != 1.0:
-        raise ModelError(f"{file.path}: rope.scale_linear is not supported: rope.scaling.type is")

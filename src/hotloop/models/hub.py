@@ -11,7 +11,7 @@ from pathlib import Path
 from hotloop.core.errors import ModelError
 from hotloop.models.catalogue import Reference
 from hotloop.models.fetch import Progress
-from hotloop.models.gguf import check_beginning
+from hotloop.models.gguf_model import check_beginning
 from hotloop.models.hub_client import Hub, Listing, import_hub, transport_error
 from hotloop.models.huggingface import config_spec, read_json
 

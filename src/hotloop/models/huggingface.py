@@ -29,14 +29,15 @@ from hotloop.models.architecture import (
 )
 from hotloop.models.fp8 import E4M3, fp8_stored, parse_fp8, scales_of, widen_fp8
 from hotloop.models.gguf import widen
+from hotloop.models.heads import head_orders, rows_in_order
 from hotloop.models.hybrid import StackedExperts
 from hotloop.models.int4 import Part, check_groups, int4_parts, parse_int4, widen_int4
-from hotloop.models.latent import halves_of_latent, parse_latent
+from hotloop.models.latent import parse_latent
 from hotloop.models.layout import check_spec, check_tensors, tensor_places
 from hotloop.models.modeling import PublishedTensors, can_probe, probe_spec
 from hotloop.models.mxfp4 import FusedExperts, is_mxfp4
 from hotloop.models.rope import scaling_from_config, stretched_context
-from hotloop.models.spec import AnyStored, FileTensor, Fp8Stored, Int4Stored, ModelSpec, Stored, halves_first
+from hotloop.models.spec import AnyStored, FileTensor, Fp8Stored, Int4Stored, ModelSpec, Stored
 from hotloop.models.template import ChatTemplate
 from hotloop.models.tokenizer import Tokenizer, rust_reason
 from hotloop.models.tokenizer_file import check_tokenizer
@@ -48,7 +49,6 @@ _LENGTH_BYTES, _MAX_HEADER_BYTES = 8, 100_000_000
 _MAX_RANK, _MAX_SIZE = 8, 1 << 63
 _IGNORED = ["rotary_emb.inv_freq", "lm_head.weight"]
 _BEYOND = ("mtp.", "model.visual.")  # layers that predict tokens further on, and those that see
-_TURNED = ("q", "k", "q_bias", "k_bias", "q_norm", "k_norm")
 _IGNORED_INT4 = [*_IGNORED, ".weight_shape"]  # which the model's own shape says
 
 
@@ -84,7 +84,7 @@ class SafetensorsWeights:
         check_tensors(folder, wanted, found, ignored)
         self._check_types(wanted)
         self._int4, self._fp8 = spec.int4, spec.fp8
-        self._orders = _orders(spec)
+        self._orders = head_orders(spec)
         if (self._orders or spec.latent) and spec.int4:
             raise ModelError(f"{folder}: weights in four bits of heads that turn only in part are not supported")
 
@@ -103,7 +103,7 @@ class SafetensorsWeights:
         if not (names and self._int4):
             found = self._plain(place.hf_name)
             order = self._orders.get(name.rpartition(".")[2])
-            return found if order is None else _reordered(found, order)
+            return found if order is None else found.rows(rows_in_order(found.shape[0], order))
         num_out, num_in = place.shape
         stored = {part: self._located[each].stored() for part, each in names.items()}
         scales = stored.pop("scales")
@@ -154,22 +154,6 @@ def _fused_experts(spec: ModelSpec, located: Mapping[str, FileTensor]) -> FusedE
     if spec.family == "gptoss":
         return FusedExperts(spec, located)
     return StackedExperts(spec, located) if spec.experts and StackedExperts.NAMES[0].format(0) in located else None
-
-
-def _orders(spec: ModelSpec) -> dict[str, NDArray[np.intp]]:
-    """By tensor of a layer the order of a head's rows, if it is another than the files'."""
-    if spec.latent and spec.latent.is_interleaved:
-        return halves_of_latent(spec.latent)
-    return dict.fromkeys(_TURNED, halves_first(spec)) if spec.rotary_dim else {}
-
-
-def _reordered(found: Stored | Fp8Stored, order: NDArray[np.intp]) -> Stored | Fp8Stored:
-    """The rows of each head, or the numbers of a vector for each, in that order."""
-    if isinstance(found, Fp8Stored):
-        return found.rows((np.arange(0, len(found.data), len(order))[:, None] + order).ravel())
-    row_bytes = found.data.size // found.shape[0]
-    heads = found.data.reshape(-1, len(order), row_bytes)[:, order]
-    return Stored(np.ascontiguousarray(heads).reshape(found.data.shape), found.kind, found.shape)
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotloop.models.fp8 import widen_fp8
+from hotloop.models.heads import halves_first
 from hotloop.models.layout import layer_shapes
 from hotloop.models.spec import (
     AnyStored,
@@ -26,7 +27,6 @@ from hotloop.models.spec import (
     ModelSpec,
     Stored,
     Weights,
-    halves_first,
 )
 
 Array = NDArray[np.float32]

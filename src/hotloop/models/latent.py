@@ -1,11 +1,8 @@
-"""Latent attention (MLA) as config.json describes it, and in what order its files have the rows of a head."""
+"""Latent attention (MLA) as config.json describes it."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from hotloop.core.errors import ModelError
 from hotloop.models.architecture import Config, parse_number
@@ -46,14 +43,3 @@ def _scale(head_dim: int, rope: Mapping[str, Any], path: Path) -> float:
         return float(head_dim**-0.5)
     factor = parse_number(rope, "factor", float, path)
     return float(head_dim**-0.5 * yarn_length(factor, parse_number(rope, "mscale_all_dim", float, path)) ** 2)
-
-
-def halves_of_latent(latent: LatentSpec) -> dict[str, NDArray[np.intp]]:
-    """By tensor the rows of a head as they are stored, in our order.
-
-    stored   [ does not turn | a0 b0 a1 b1 .. ]
-    ours     [ does not turn | a0 a1 .. b0 b1 .. ]
-    """
-    turns = np.arange(latent.rope_dim).reshape(-1, 2).T.ravel()
-    still = {"q": latent.nope_dim, "q_b": latent.nope_dim, "kv_a": latent.kv_rank}
-    return {name: np.concatenate([np.arange(count), count + turns]) for name, count in still.items()}

@@ -39,12 +39,12 @@ _LAYER_NAMES = {
     "sinks": ("attn_sinks.weight", "self_attn.sinks"),
     "router": ("ffn_gate_inp.weight", "mlp.gate.weight"),
     "router_bias": ("exp_probs_b.bias", "mlp.gate.e_score_correction_bias"),
-    "q_a": ("", "self_attn.q_a_proj.weight"),
-    "q_a_norm": ("", "self_attn.q_a_layernorm.weight"),
-    "q_b": ("", "self_attn.q_b_proj.weight"),
-    "kv_a": ("", "self_attn.kv_a_proj_with_mqa.weight"),
-    "kv_a_norm": ("", "self_attn.kv_a_layernorm.weight"),
-    "kv_b": ("", "self_attn.kv_b_proj.weight"),
+    "q_a": ("attn_q_a.weight", "self_attn.q_a_proj.weight"),
+    "q_a_norm": ("attn_q_a_norm.weight", "self_attn.q_a_layernorm.weight"),
+    "q_b": ("attn_q_b.weight", "self_attn.q_b_proj.weight"),
+    "kv_a": ("attn_kv_a_mqa.weight", "self_attn.kv_a_proj_with_mqa.weight"),
+    "kv_a_norm": ("attn_kv_a_norm.weight", "self_attn.kv_a_layernorm.weight"),
+    "kv_b": ("attn_kv_b.weight", "self_attn.kv_b_proj.weight"),
     "q_and_gate": ("", "self_attn.q_proj.weight"),
     "linear_qkvz": ("", "linear_attn.in_proj_qkvz.weight"),
     "linear_ba": ("", "linear_attn.in_proj_ba.weight"),
@@ -87,6 +87,7 @@ _FAMILY_NAMES: dict[Family, dict[str, str]] = {
 # what some families' GGUFs call it
 _FAMILY_GGUF_NAMES: dict[Family, dict[str, str]] = {
     "gptoss": {"ffn_norm": "post_attention_norm", "exp_probs_b": "ffn_gate_inp"},
+    "glm4moe": {"ffn_norm": "post_attention_norm"},
 }
 
 

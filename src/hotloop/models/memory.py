@@ -21,6 +21,7 @@ INT4_PIECE = 256  # columns of a checkpoint in four bits that a GPU holds togeth
 RESUME_TOKENS = 2048  # layers with a window have room for a place to go on from for so many tokens of KV
 _STATE_TOKENS = 1024  # a hybrid has room for a state for so many tokens of KV
 MIN_STATES = 8
+INT8_SCALE_BYTES = 4  # of the keys of a token and head in int8, and as much of its values
 _LEAST_KV_BYTES = 64 << 20  # less is not worth advising
 
 # Of a control group, version 2 and version 1: its limit, what it uses, and how much of that is files it could drop.
@@ -71,20 +72,22 @@ def gpu_weight_bytes(spec: ModelSpec, weight_format: WeightFormat, num_gpus: int
     return total
 
 
-def kv_token_bytes(spec: ModelSpec, item_bytes: int = 2) -> int:
-    """Of keys and values, or of latents where they are made from these."""
+def kv_token_bytes(spec: ModelSpec, item_bytes: int = 2, scale_bytes: int = 0) -> int:
+    """Of keys and values, or of latents where they are made from these. Keys and values of a head have a scale each."""
     num_layers = spec.num_kv_layers
     if spec.latent:
         return num_layers * spec.latent.width * item_bytes
-    return 2 * num_layers * spec.num_kv_heads * spec.head_dim * item_bytes
+    return 2 * num_layers * spec.num_kv_heads * (spec.head_dim * item_bytes + scale_bytes)
 
 
-def split_kv(spec: ModelSpec, kv_bytes: int, item_bytes: int, block_size: int, step_tokens: int) -> tuple[int, int]:
+def split_kv(
+    spec: ModelSpec, kv_bytes: int, item_bytes: int, block_size: int, step_tokens: int, scale_bytes: int = 0
+) -> tuple[int, int]:
     """How many blocks fit into so much memory, and how many there are of layers with a window: these need those that
     somebody sees, or goes on from, at a place for every RESUME_TOKENS tokens. 0: as many as of the others.
     """
     windows = [window for window in spec.windows if window]
-    block_bytes = block_size * kv_token_bytes(spec, item_bytes)
+    block_bytes = block_size * kv_token_bytes(spec, item_bytes, scale_bytes)
     own_bytes = block_bytes * len(windows) // max(1, len(spec.kv_layers))
     plain = kv_bytes // block_bytes
     if not windows or own_bytes == block_bytes or spec.linear or spec.latent:
@@ -105,11 +108,12 @@ def state_bytes(spec: ModelSpec) -> int:
     return 4 * len(spec.linear.layers) * (memory + (spec.linear.conv_width - 1) * spec.linear.conv_size)
 
 
-def num_states(spec: ModelSpec, kv_bytes: int, item_bytes: int = 2) -> int:
+def num_states(spec: ModelSpec, kv_bytes: int, item_bytes: int = 2, scale_bytes: int = 0) -> int:
     """Slots for the recurrent states of a hybrid that a part of the memory for KV is given to."""
     if not spec.linear:
         return 0
-    return max(MIN_STATES, kv_bytes // (state_bytes(spec) + _STATE_TOKENS * kv_token_bytes(spec, item_bytes)))
+    token_bytes = kv_token_bytes(spec, item_bytes, scale_bytes)
+    return max(MIN_STATES, kv_bytes // (state_bytes(spec) + _STATE_TOKENS * token_bytes))
 
 
 def check_fits(name: str, parts: Mapping[str, int], free_bytes: int, *, have: str, advice: str = "") -> None:

@@ -21,7 +21,8 @@ from hotloop.models.catalogue import (
 )
 from hotloop.models.dummy import DummyWeights, dummy_tokenizer
 from hotloop.models.fetch import Download, Progress, fetch, pip_download
-from hotloop.models.gguf import GgufFile, GgufWeights, gguf_spec, read_gguf_file
+from hotloop.models.gguf import GgufFile, read_gguf_file
+from hotloop.models.gguf_model import GgufWeights, gguf_spec
 from hotloop.models.hub import fetch_config, pull_from_hub, remove_cached
 from hotloop.models.hub_client import Hub
 from hotloop.models.huggingface import (

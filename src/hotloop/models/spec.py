@@ -225,6 +225,11 @@ class Stored:
             return widened.view(np.float32)
         return np.array(self.data.view({"F16": "<f2", "F32": "<f4"}[self.kind]), np.float32)
 
+    def rows(self, rows: NDArray[np.intp]) -> "Stored":
+        """Those of a matrix, or numbers of a vector, as many as there are in another order."""
+        data = np.ascontiguousarray(self.data.reshape(self.shape[0], -1)[rows])
+        return Stored(data.reshape(self.data.shape), self.kind, self.shape)
+
 
 @dataclass(frozen=True, slots=True)
 class FileTensor:
@@ -284,18 +289,6 @@ class Fp8Stored:
 
 
 AnyStored: TypeAlias = Stored | Int4Stored | Fp8Stored
-
-
-def halves_first(spec: ModelSpec) -> NDArray[np.intp]:
-    """The dimensions of a head as they are stored, in our order. Queries and keys in the same order are as alike as
-    they were.
-
-    stored   [ turns: first | second | does not turn: a | b ]
-    ours     [ first | a ]  [ second | b ]
-    """
-    turning, half = spec.rotary_dim or spec.head_dim, spec.head_dim // 2
-    first, second, still = np.split(np.arange(spec.head_dim), [turning // 2, turning])
-    return np.concatenate([first, still[: half - len(first)], second, still[half - len(first) :]])
 
 
 class Weights(Protocol):

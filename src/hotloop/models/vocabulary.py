@@ -3,7 +3,7 @@
 How a text is cut into words before merging is not in the file, only the name of the way; the ways known are below.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as InnerTokenizer
@@ -27,6 +27,8 @@ class _WordCut:
 
     pattern: str = ""
     """Empty: GPT-2's own."""
+    before: tuple[str, ...] = ()
+    """Patterns that cut first, one after the other."""
     has_single_digits: bool = False
     has_whole_words: bool = False
     """Whether a word that is a token is taken whole, before any merging."""
@@ -37,11 +39,8 @@ class _WordCut:
 
 _GPT2 = _WordCut()
 _DIGITS = _WordCut(has_single_digits=True)
-_LLAMA3 = _WordCut(
-    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_PUNCTUATION}",
-    has_whole_words=True,
-    wants_bos=True,
-)
+_GLM4 = _WordCut(rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_PUNCTUATION}")
+_LLAMA3 = replace(_GLM4, has_whole_words=True, wants_bos=True)
 _QWEN2 = _WordCut(rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_PUNCTUATION}", is_normalised=True)
 _TEKKEN = _WordCut(
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}"
@@ -52,6 +51,11 @@ _TEKKEN = _WordCut(
 _O200K = _WordCut(
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTIONS}?|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_DEEPSEEK3 = _WordCut(
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    before=(r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"),
 )
 _WORD_CUTS = {
     "gpt-2": _GPT2,
@@ -66,6 +70,9 @@ _WORD_CUTS = {
     "deepseek-r1-qwen": _QWEN2,
     "tekken": _TEKKEN,
     "gpt-4o": _O200K,
+    "glm4": _GLM4,
+    "chatglm-bpe": _GLM4,
+    "deepseek-v3": _DEEPSEEK3,
 }
 
 
@@ -145,8 +152,8 @@ def _pre_tokenizer(cut: _WordCut) -> pre_tokenizers.PreTokenizer:
     steps: list[pre_tokenizers.PreTokenizer] = []
     if cut.has_single_digits:
         steps.append(pre_tokenizers.Digits(individual_digits=True))
-    if cut.pattern:
-        steps.append(pre_tokenizers.Split(Regex(cut.pattern), "isolated"))
+    patterns = [*cut.before, cut.pattern] if cut.pattern else []
+    steps += [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
     steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not cut.pattern))
     return pre_tokenizers.Sequence(steps)
 

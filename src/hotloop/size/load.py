@@ -22,8 +22,8 @@ class Load:
     """Seconds from the end of an answer to the next turn: a tool, or a user."""
     weights: Literal["bf16", "fp8", "int8", "int4"] = "bf16"
     """What the weights are stored in."""
-    kv: Literal["bf16", "fp8"] = "bf16"
-    """What keys and values are stored in."""
+    kv: Literal["bf16", "fp8", "int8"] = "bf16"
+    """What keys and values are stored in: fp8 is for a GPU, int8 for a CPU."""
 
     def check(self, max_context: int) -> None:
         for name, value in asdict(self).items():

@@ -16,14 +16,14 @@ from typing import NamedTuple
 from hotloop.core.config import WeightFormat
 from hotloop.core.errors import ConfigError
 from hotloop.models.layout import num_active_weights
-from hotloop.models.memory import gpu_weight_bytes, kv_token_bytes, state_bytes, weight_bytes
+from hotloop.models.memory import INT8_SCALE_BYTES, gpu_weight_bytes, kv_token_bytes, state_bytes, weight_bytes
 from hotloop.models.spec import Int4Spec, ModelSpec
 from hotloop.size.hardware import Hardware
 from hotloop.size.load import Load
 
 _FORMATS: dict[str, WeightFormat] = {"bf16": "bf16", "fp8": "int8", "int8": "int8", "int4": "int4"}
 _INT4 = Int4Spec("awq", 128)  # what most checkpoints in four bits are
-_KV_ITEM_BYTES = {"bf16": 2, "fp8": 1}
+_KV_BYTES = {"bf16": (2, 0), "fp8": (1, 0), "int8": (1, INT8_SCALE_BYTES)}  # of a number, and of a scale
 _COUNTS = (1, 2, 4, 8)
 _SESSION_STATES = 3  # that a session of a hybrid keeps: fewer cost it hits, more gain it none (docs/caching.md)
 
@@ -121,7 +121,7 @@ class Roofline(NamedTuple):
         return products / self._products_s() + attention / self.hardware.engine_flop_s() + read_s
 
     def token_bytes(self) -> int:
-        return kv_token_bytes(self.spec, _KV_ITEM_BYTES[self.load.kv])
+        return kv_token_bytes(self.spec, *_KV_BYTES[self.load.kv])
 
     def room(self) -> Room:
         weights_bytes = self._weight_bytes(self.spec)
