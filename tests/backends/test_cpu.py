@@ -77,6 +77,7 @@ def test_where_it_is_insisted_on_and_cannot_be_had_the_reason_is_told(amx: None,
         ("fast", "int4", CONFIG, "weights are int4"),
         ("fast", "int8", replace(CONFIG, cpu_backend="openvino"), "cpu_backend is openvino"),
         ("fast", "int8", replace(CONFIG, kv_precision="f16"), "kv_precision is f16"),
+        ("fast", "int8", replace(CONFIG, kv_precision="int8"), "kv_precision is int8"),
     ],
 )
 def test_settings_may_leave_it_to_openvino(

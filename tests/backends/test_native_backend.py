@@ -1,5 +1,8 @@
 """Whole steps of the native decoder against plain numpy, on tiny models; tiles are emulated where there is no AMX."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +18,7 @@ from tests.models.tiny import DictWeights
 
 from hotloop.backends.build import compiler
 from hotloop.backends.native.backend import NativeBackend
-from hotloop.backends.native.library import Format, load_kernel
+from hotloop.backends.native.library import Format, load_kernel, load_library
 from hotloop.models.model import Model
 from hotloop.models.spec import Family, ModelSpec
 
@@ -98,3 +101,34 @@ def test_blocks_go_to_the_host_and_back(empty_home: Path) -> None:
     backend.write_blocks([4], backend.read_blocks([0]).wait())
     np.testing.assert_array_equal(backend.run(batch((token_ids[32:], 32, [4, 5]))), want)
     backend.close()
+
+
+@pytest.mark.parametrize("form", ["int8", "strips"])
+def test_a_model_that_cannot_be_read_leaves_no_threads_behind(form: Format, empty_home: Path) -> None:
+    model = tiny_model("llama", head_dim=64)
+    names = [name for name in tensor_names(model.spec) if name != "down"]
+    tensors = {f"layers.0.{name}": model.weights.read(f"layers.0.{name}") for name in names}
+    tensors |= {name: model.weights.read(name) for name in ("embed", "final_norm")}
+    num_threads = len(os.listdir("/proc/self/task"))
+    with pytest.raises(KeyError, match=r"layers\.0\.down"):
+        open_native(replace(model, weights=DictWeights(tensors)), form)
+    assert len(os.listdir("/proc/self/task")) == num_threads
+
+
+def test_where_the_system_has_no_more_threads_it_says_so(empty_home: Path) -> None:
+    """In a process with little room for their stacks: it would end if those it has got were left to themselves."""
+    load_library()
+    code = """
+import resource
+from hotloop.backends.native.library import Native, load_library
+from hotloop.core.errors import BackendError
+library = load_library()
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (256 << 20),) * 2)
+try:
+    Native(1000, library)
+except BackendError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout[:39]) == (0, "the native decoder could not be set up:"), done.stderr

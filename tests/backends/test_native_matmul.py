@@ -14,9 +14,9 @@ pytestmark = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler
 
 SHAPES = [  # rows, inputs, columns
     (1, 64, 32),  # a tile of one row
-    (2, 70, 33),  # a few rows
-    (3, 128, 40),
-    (4, 1300, 96),
+    (4, 1300, 96),  # a few rows, and a panel read from end to end
+    (8, 200, 40),  # the most of which both bytes are in one tile
+    (9, 200, 40),
     (16, 70, 33),  # inputs and columns that fill no tile
     (17, 128, 48),  # a second half with one row
     (33, 700, 40),  # a second block, and K in more than one chunk
@@ -26,8 +26,8 @@ SHAPES = [  # rows, inputs, columns
 
 @pytest.fixture(scope="module", params=[1, 3], ids=["one-worker", "three-workers"])
 def native(request: pytest.FixtureRequest) -> Iterator[Native]:
-    # Small jobs, so that there are several of them in each direction.
-    library = load_library("-DMAX_JOB_BLOCKS=2", "-DMIN_JOB_BLOCKS=1", "-DMAX_JOB_PANELS=2")
+    # Small chunks and jobs, so that there are several of them in each direction.
+    library = load_library("-DCHUNK_STEPS=8", "-DMAX_JOB_BLOCKS=2", "-DMIN_JOB_BLOCKS=1", "-DMAX_JOB_PANELS=2")
     native = Native(request.param, library)
     yield native
     native.close()
@@ -53,8 +53,18 @@ def to_int8(x: Array) -> Array:
     return np.rint(x * (1 / np.where(scale, scale, 1))) * scale
 
 
+def to_int16(x: Array) -> Array:
+    """What is left of each row of what int8 weights are multiplied with: 127 * 256 is its largest."""
+    scale = np.abs(x).max(-1, keepdims=True) / np.float32(127 * 256)
+    return np.rint(x * (1 / np.where(scale, scale, 1))) * scale
+
+
 def rounded(x: Array, form: Format) -> Array:
     return to_int8(x) if form == "int8" else from_bf16(to_bf16(x))
+
+
+def rounded_rows(x: Array, form: Format) -> Array:
+    return to_int16(x) if form == "int8" else from_bf16(to_bf16(x))
 
 
 def silu(x: Array) -> Array:
@@ -75,7 +85,7 @@ def test_products_are_those_of_the_rounded_matrices(native: Native, form: Format
     out = np.full((num_rows, num_out), np.nan, np.float32)
     native.pack_rows(x)
     native.matmul(weights, out)
-    assert_rows_close(out, rounded(x, "bf16") @ rounded(matrix, form).T + bias, 1e-5)
+    assert_rows_close(out, rounded_rows(x, form) @ rounded(matrix, form).T + bias, 1e-5)
 
 
 @pytest.mark.parametrize("form", ["int8", "bf16"])
@@ -95,7 +105,7 @@ def test_rows_are_normalised_before_they_are_rounded(native: Native, form: Forma
     native.pack_rows(x, norm, 1e-5)
     native.matmul(native.pack(matrix, form), out)
     # A number that lies between two that it could be rounded to may fall either way.
-    assert_rows_close(out, rounded(normed, "bf16") @ rounded(matrix, form).T, 5e-3)
+    assert_rows_close(out, rounded_rows(normed, form) @ rounded(matrix, form).T, 5e-3)
 
 
 @pytest.mark.parametrize("form", ["int8", "bf16"])
@@ -104,7 +114,7 @@ def test_products_are_added_to_what_is_there(native: Native, form: Format):
     out = before.copy()
     native.pack_rows(x)
     native.matmul(native.pack(matrix, form), out, "add")
-    assert_rows_close(out, before + rounded(x, "bf16") @ rounded(matrix, form).T, 1e-5)
+    assert_rows_close(out, before + rounded_rows(x, form) @ rounded(matrix, form).T, 1e-5)
 
 
 @pytest.mark.parametrize(("form", "size"), [*product(("int8", "bf16"), (16, 40, 100))])
@@ -114,7 +124,7 @@ def test_a_gate_meets_its_up(native: Native, form: Format, size: int):
     out = np.zeros((34, size), np.uint16)
     native.pack_rows(x)
     native.matmul(weights, out, "gate")
-    rows = rounded(x, "bf16")
+    rows = rounded_rows(x, form)
     expected = silu(rows @ rounded(gate, form).T) * (rows @ rounded(up, form).T)
     assert_rows_close(from_bf16(out), expected, 0.005)
 
@@ -130,8 +140,9 @@ def test_gates_far_from_zero_are_open_or_shut(native: Native):
     np.testing.assert_allclose(from_bf16(out)[0], expected, rtol=0.01, atol=1e-6)
 
 
-def test_a_row_is_the_same_whatever_else_is_in_the_batch(native: Native):
-    x, weights = draw(70, 1500), native.pack(draw(64, 1500), "bf16")
+@pytest.mark.parametrize("form", ["int8", "bf16"])
+def test_a_row_is_the_same_whatever_else_is_in_the_batch(native: Native, form: Format):
+    x, weights = draw(70, 1500), native.pack(draw(64, 1500), form)
     together, alone = np.empty((70, 64), np.float32), np.empty((1, 64), np.float32)
     native.pack_rows(x)
     native.matmul(weights, together)

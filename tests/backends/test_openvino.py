@@ -171,7 +171,7 @@ def test_the_sum_knows_that_exact_unpacks_the_weights(empty_home: Path) -> None:
 
 
 def test_keys_and_values_in_fp8_are_refused(empty_home: Path) -> None:
-    with pytest.raises(ConfigError, match="kv_precision fp8 is for a GPU: on a CPU it can be bf16, f16, f32 or u8"):
+    with pytest.raises(ConfigError, match="kv_precision fp8 is for a GPU: on a CPU it can be bf16, f16, f32 or int8"):
         open_cpu(tiny_model("llama"), EngineConfig(kv_precision="fp8"))
 
 
@@ -182,8 +182,8 @@ def test_weights_in_fp8_are_refused(empty_home: Path) -> None:
 
 @pytest.mark.skipif(not IS_ARM, reason="needs an ARM CPU: others keep KV in other precisions")
 def test_kv_in_a_precision_that_is_not_there_is_refused(empty_home: Path) -> None:
-    with pytest.raises(ConfigError, match="kv_precision u8 is not for this CPU: it can be f16 or f32"):
-        open_cpu(tiny_model("llama"), EngineConfig(kv_memory="8MiB", kv_precision="u8"))
+    with pytest.raises(ConfigError, match="kv_precision bf16 is not for this CPU: it can be f16, f32 or int8"):
+        open_cpu(tiny_model("llama"), EngineConfig(kv_memory="8MiB", kv_precision="bf16"))
 
 
 def test_a_second_start_reads_the_kept_graph(empty_home: Path) -> None:

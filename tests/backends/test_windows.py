@@ -19,7 +19,7 @@ from hotloop.models.memory import kv_token_bytes, split_kv
 from hotloop.models.model import Model
 from hotloop.models.spec import ModelSpec
 
-KERNELS = [numpy_kernel(np.float32), load_portable("float", 4)]
+KERNELS = [numpy_kernel(np.float32), load_portable("float"), load_portable("int8_t")]
 
 
 def tiny_model(**changes: object) -> Model:

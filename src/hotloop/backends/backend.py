@@ -185,6 +185,9 @@ class Backend(Protocol):
     """Most batches in flight: 1, or 2 where a row may be a token that is still to be chosen."""
     step_tokens: int
     """How many tokens a step should have at most, unless somebody knows better."""
+    max_alone: float
+    """How long a step prefills for one who is alone, at most, in steps that prefill nothing: what such a step costs
+    beside its tokens is a small part of it then. Infinite where only large steps are quick."""
     block_size: int
     num_blocks: int
     vocab_size: int

@@ -74,6 +74,7 @@ LIBRARIES = {
     "attention": Library(("openvino/native/attention.cpp",), cpus=_AMX),
     "portable-float": Library(("openvino/native/portable.cpp",), ("-DKV=float",)),
     "portable-half": Library(("openvino/native/portable.cpp",), ("-DKV=half",)),
+    "portable-int8_t": Library(("openvino/native/portable.cpp",), ("-DKV=int8_t",)),
     "experts": Library(("openvino/native/experts.cpp",)),
     "linear": Library(("openvino/native/linear.cpp",)),
     "decoder": Library(
@@ -81,6 +82,7 @@ LIBRARIES = {
     ),
     "decoder-float": _portable_decoder("float"),
     "decoder-half": _portable_decoder("half"),
+    "decoder-int8_t": _portable_decoder("int8_t"),
 }
 
 

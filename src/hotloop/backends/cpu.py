@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 _RUNTIME_BYTES = 256 << 20
 
 _DTYPES: dict[KvPrecision, type[np.floating]] = {"f32": np.float32, "f16": np.float16}
-_CPP_TYPES = {"f32": "float", "f16": "half"}
+_CPP_TYPES: dict[KvPrecision, str] = {"f32": "float", "f16": "half", "int8": "int8_t"}
 
 Kind = Literal["native", "amx", "paged", "portable"]
 
@@ -48,9 +48,8 @@ def open_cpu(
     if weight_format == "fp8":
         raise ConfigError("weights fp8 are for a GPU: on a CPU they can be stored, int8, int4, bf16 or f32")
     kv_bytes, kv = parse_bytes(config.kv_memory), config.kv_precision
-    if kv == "fp8":
-        raise ConfigError("kv_precision fp8 is for a GPU: on a CPU it can be bf16, f16, f32 or u8")
     spec, form = model.spec, _native_form(model, weight_format)
+    _check_kv(spec, kv, precision)
     obstacle = why_not_native(model, config, weight_format, precision)
     if form and obstacle is None:
         _check_memory(model, config, "stored" if form == "strips" else form, precision, "native")
@@ -73,6 +72,15 @@ def open_cpu(
         return AmxBackend(model, kv_bytes, amx, weight_format=weight_format)
     inference, kv_precision = _paged_precisions(kv, precision)
     return PagedBackend(model, kv_bytes, weight_format=weight_format, inference=inference, kv_precision=kv_precision)
+
+
+def _check_kv(spec: ModelSpec, kv_precision: KvPrecision, precision: Precision) -> None:
+    if kv_precision == "fp8":
+        raise ConfigError("kv_precision fp8 is for a GPU: on a CPU it can be bf16, f16, f32 or int8")
+    if kv_precision == "int8" and precision == "exact":
+        raise ConfigError("kv_precision int8 does not go with precision exact")
+    if kv_precision == "int8" and spec.latent:
+        raise ConfigError("kv_precision int8 is not to be had with latent attention (MLA), whose KV is small")
 
 
 def _native_form(model: Model, weight_format: WeightFormat) -> Format | None:
@@ -123,12 +131,12 @@ def has_dot_products() -> bool:
 
 
 def _native_kv() -> tuple[KvPrecision, ...]:
-    return ("bf16",) if has_amx() else ("f16", "f32")
+    return ("bf16",) if has_amx() else ("f16", "f32", "int8")
 
 
 def _kv_type(config: EngineConfig) -> str:
     """In C++, where that is a choice."""
-    return "float" if config.kv_precision == "f32" else "half"
+    return _CPP_TYPES.get(config.kv_precision, "half")
 
 
 def describe_cpu(model: Model, config: EngineConfig, weight_format: WeightFormat, precision: Precision) -> str:
@@ -149,10 +157,12 @@ def _portable_kernel(kv_precision: KvPrecision, precision: Precision) -> Kernel:
     """Attention over keys and values of that precision: compiled, or in numpy where there is no compiler."""
     if kv_precision == "auto":
         kv_precision = "f32" if precision == "exact" else "f16"
-    if kv_precision not in _DTYPES:
-        raise ConfigError(f"kv_precision {kv_precision} is not for this CPU: it can be f16 or f32")
-    kernel = numpy_kernel(_DTYPES[kv_precision])
-    return load_portable(_CPP_TYPES[kv_precision], kernel.item_bytes) or kernel
+    if kv_precision not in _CPP_TYPES:
+        raise ConfigError(f"kv_precision {kv_precision} is not for this CPU: it can be f16, f32 or int8")
+    kernel = load_portable(_CPP_TYPES[kv_precision])
+    if kernel is None and kv_precision not in _DTYPES:
+        raise ConfigError(f"kv_precision {kv_precision} needs our own attention, which cannot be compiled here")
+    return kernel or numpy_kernel(_DTYPES[kv_precision])
 
 
 def _amx_kernel(spec: ModelSpec, kv_precision: KvPrecision, precision: Precision) -> Kernel | None:
@@ -161,14 +171,14 @@ def _amx_kernel(spec: ModelSpec, kv_precision: KvPrecision, precision: Precision
     return load_amx() if is_possible else None
 
 
-def _paged_precisions(kv_precision: KvPrecision, precision: Precision) -> tuple[str, KvPrecision]:
-    """What is computed in, and what keys and values are stored in."""
+def _paged_precisions(kv_precision: KvPrecision, precision: Precision) -> tuple[str, str]:
+    """What is computed in, and what keys and values are stored in, as the plugin calls it."""
     is_quick = precision == "fast" and "BF16" in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     if kv_precision == "f32" and is_quick:
         raise ConfigError("kv_precision f32 goes with precision exact: computing in bf16 gains nothing from it")
     if kv_precision == "auto":
         kv_precision = "bf16" if is_quick else "f32" if precision == "exact" else "f16"
-    return "bf16" if is_quick else "f32", kv_precision
+    return "bf16" if is_quick else "f32", "u8" if kv_precision == "int8" else kv_precision
 
 
 def _check_memory(

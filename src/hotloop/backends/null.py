@@ -6,6 +6,7 @@ With `num_window_blocks` it reads them from memory of its own, as layers with a 
 With `num_states` it is a hybrid: the hash of all tokens in order, carried from step to step, changes the output too.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -21,6 +22,7 @@ class NullBackend:
     WINDOW = 64
     LIKELIEST = 10.0  # its logit; all others have less than 1
     step_tokens = 512
+    max_alone = math.inf
     depth = 1
     host_memory: HostMemory | None = None
 

@@ -32,7 +32,7 @@ ToolFormatName = Literal[
     "harmony",
 ]
 ThinkingFormatName = Literal["auto", "off", "think", "harmony", "mistral", "gemma", "minimax"]
-KvPrecision = Literal["auto", "bf16", "f16", "f32", "u8", "fp8"]
+KvPrecision = Literal["auto", "bf16", "f16", "f32", "int8", "fp8"]
 CacheIsolation = Literal["none", "key"]
 Explanations = Literal["words", "causes", "off"]
 PolicyName = Literal["prefix", "session", "least_load", "round_robin", "random"]
@@ -84,8 +84,9 @@ class EngineConfig:
     `auto` takes half of what is free, at most as much as the GPU has for KV; `off` takes none. A CPU needs none,
     and several GPUs have none."""
     kv_precision: KvPrecision = "auto"
-    """Precision of the KV cache; `auto` follows the precision of the computation. A GPU knows no other but fp8 (e4m3, a
-    scale for each layer and head), which is for a GPU only and holds twice the tokens."""
+    """Precision of the KV cache; `auto` follows the precision of the computation. On a CPU with precision `fast`, int8
+    (a scale for each token and head) holds nearly twice the tokens of f16 and bf16. A GPU knows no other than its own
+    but fp8 (e4m3, a scale for each layer and head), which is for a GPU only and holds twice the tokens."""
     max_context: int | None = None
     """Most tokens, prompt and answer together, that one request may have; the model's own limit if not given."""
     max_running: int = 64
@@ -94,7 +95,8 @@ class EngineConfig:
     """Most requests waiting for a place; one more is answered 429."""
     max_step_tokens: int | None = None
     """Most tokens computed in one step (at least a block); longer prompts are prefilled in chunks while others
-    decode, in smaller ones while others are served. If not given, 512 on a CPU and more on a GPU."""
+    decode, in smaller ones while others are served and, once it is known what steps take, always on a CPU. If not
+    given, 512 on a CPU and more on a GPU."""
     prefix_cache: bool = True
     """Whether prompts share KV that was already computed."""
     shared_attention: bool = True

@@ -8,6 +8,7 @@ All that is enqueued here, copies of blocks included, is in the order of the one
 back have streams of their own (`hostmemory`).
 """
 
+import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import replace
@@ -197,6 +198,7 @@ class CudaBackend:
     """
 
     depth = 2
+    max_alone = math.inf
     block_size = BLOCK_SIZE
     num_window_blocks = window = 0
 

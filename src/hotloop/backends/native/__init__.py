@@ -9,8 +9,8 @@
     strips.h     the same in the order of products
     grouped.h    rows in bytes, and their products with strips
     quants.h     weights as they are held, and as tiles
-    few.h        int8 weights times a few rows
-    matmul.h     rows in the order of tiles, and their products with weights
+    rows.h       rows as tiles or grouped
+    matmul.h     their products with weights
     decoder.h    a step: from token ids to logits
     decoder.cpp  the C interface
     tbb/         what the attention kernels use of TBB, on our threads

@@ -6,6 +6,7 @@ out of its file, where weights stay as they are there.
 
 import ctypes
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from math import prod
 
@@ -52,18 +53,22 @@ class NativeBackend(KernelBackend):
         super().__init__(model, kv_bytes, kernel, kv_layout=layout)
         assert isinstance(self._attention, NativeAttention)
         self._library = self._attention.library
-        self._native = Native(num_workers or num_cores(), self._library)
-        self._decoder = Decoder(self._native, model, form, self._attention)
-        self.run(prompt_batch(1, BLOCK_SIZE))
+        with ExitStack() as opened:  # what one that cannot be opened has taken is given back
+            opened.callback(super().close)
+            native = Native(num_workers or num_cores(), self._library)
+            opened.callback(native.close)
+            self._decoder = Decoder(native, model.spec, form, self._attention)
+            opened.callback(self._decoder.close)
+            self._decoder.load(model)
+            self.run(prompt_batch(1, BLOCK_SIZE))
+            self._opened = opened.pop_all()
 
     def run(self, batch: Batch) -> NDArray[np.float32]:
         self.plan(batch)
         return self._decoder.step(batch)
 
     def close(self) -> None:
-        self._decoder.close()
-        self._native.close()
-        super().close()
+        self._opened.close()
 
 
 def are_quantised(model: Model) -> bool:
@@ -113,17 +118,18 @@ class _Shape(ctypes.Structure):
 class Decoder:
     """A model's weights in the order of tiles, and steps with them."""
 
-    def __init__(self, native: Native, model: Model, form: Format, attention: NativeAttention) -> None:
-        self._native, self._library, self._form = native, native.library, form
+    def __init__(self, native: Native, spec: ModelSpec, form: Format, attention: NativeAttention) -> None:
+        self._native, self._library, self._form, self._spec = native, native.library, form, spec
         self._norms: list[Array] = []  # read where they are
-        spec = self._spec = model.spec
+        self._table: Stored | None = None
         qkv_size = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
         sizes = (spec.num_layers, spec.hidden_size, qkv_size, spec.mixed_size, spec.intermediate_size)
         shape = _Shape(*sizes, spec.vocab_size, spec.rms_eps)
         self._handle = self._library.decoder_create(native.handle, ctypes.byref(shape), *attention.entry)
-        norm = self._norm(model, "final_norm")
-        self._table: Stored | None = None
-        if form == "strips":  # the embedding stays where it is, and as it is
+
+    def load(self, model: Model) -> None:
+        spec, norm = self._spec, self._norm(model, "final_norm")
+        if self._form == "strips":  # the embedding stays where it is, and as it is
             self._table = coded(model.weights, "embed")
             self._library.decoder_set_table(self._handle, ctypes.byref(Part.of(self._table)))
             embed = head = self._pack(model, "embed" if spec.has_tied_head else "head")

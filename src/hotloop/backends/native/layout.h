@@ -1,9 +1,11 @@
 // The order in which numbers stand in memory, and the memory.
 //
-// Products are of bf16 tiles. A step is 32 numbers of K, a panel 32 columns of the result, a block 32 rows; of each step
-// there are two tiles, a pair, one after the other:
+// A step of K is a pair of tiles of rows and a pair of weights, of which four tiles of sums come: a unit. A row or a column
+// has 64 bytes in a step, which are 32 numbers in bf16 and 64 in bytes. A panel is 32 columns; a block is 32 rows in bf16,
+// but 16 in bytes, where the first of two tiles has the high bytes of integers and the second the low ones:
 //
-//     rows     [block][step][2 tiles of 16 rows]        weights     [panel][step][2 tiles of 16 columns]
+//     rows     [block][step][2 tiles of 16 rows]             weights     [panel][step][2 tiles of 16 columns]
+//              [block][step][2 halves of 16 rows]
 
 #pragma once
 
@@ -14,11 +16,17 @@
 #include <new>
 #include <utility>
 
-constexpr int STEP = 32, TILE_NUMBERS = 16 * STEP, PAIR_NUMBERS = 2 * TILE_NUMBERS;
-constexpr int STEP_BYTES = 2 * STEP, TILE_BYTES = 2 * TILE_NUMBERS, PAIR_BYTES = 2 * PAIR_NUMBERS;
-constexpr int BLOCK_ROWS = 32, PANEL_COLUMNS = 32, BLOCK_SUMS = BLOCK_ROWS * PANEL_COLUMNS;
+constexpr int STEP_BYTES = 64, TILE_BYTES = 16 * STEP_BYTES, PAIR_BYTES = 2 * TILE_BYTES;  // of a row, or a column
+constexpr int WORD_BYTES = 4, PANEL_COLUMNS = 32;
+constexpr int TILE_COLUMNS = 16, TILE_SUMS = 16 * TILE_COLUMNS, UNIT_SUMS = 4 * TILE_SUMS;
 
 inline int divide_up(int a, int b) { return (a + b - 1) / b; }
+
+// Into the second cache.
+constexpr int LINE_BYTES = 64;
+inline void fetch(const uint8_t* at, int num_bytes) {
+    for (const uint8_t* end = at + num_bytes; at < end; at += LINE_BYTES) __builtin_prefetch(at, 0, 2);
+}
 
 // Zeroed memory in large pages, where the system has some.
 class Memory {

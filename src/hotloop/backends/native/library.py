@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hotloop.backends.build import load_library as load_shipped
 from hotloop.backends.openvino.attention import Kernel
-from hotloop.backends.openvino.native import SOURCES, has_amx, kernel_of
+from hotloop.backends.openvino.native import ITEM_BYTES, SOURCES, has_amx, kernel_of
 from hotloop.core.errors import BackendError
 from hotloop.models.spec import Stored
 
@@ -39,7 +39,7 @@ def load_library(*flags: str, kv_type: str = "float") -> ctypes.CDLL:
 def load_kernel(kv_type: str = "float") -> Kernel:
     """The attention of that library, which runs on the workers of whoever is at it."""
     source = SOURCES / ("attention.cpp" if has_amx() else "portable.cpp")
-    return kernel_of(load_library(kv_type=kv_type), source, 2 if has_amx() or kv_type == "half" else 4)
+    return kernel_of(load_library(kv_type=kv_type), source, 2 if has_amx() else ITEM_BYTES[kv_type])
 
 
 def _declare(library: ctypes.CDLL) -> ctypes.CDLL:

@@ -1,6 +1,6 @@
-// Weights as they are held, and as tiles: bf16 is read where it stands, int8 (a scale for each column of the result) is
-// widened on the way into tiles, a chunk of a panel at a time, and its scales wait for the sums. Strips of a GGUF file's
-// codes are widened too, scales and all, or multiplied as they are (grouped.h).
+// Weights as they are held, and as tiles: bf16 and int8 (a scale for each column of the result, which waits for the sums)
+// are read where they stand. Strips of a GGUF file's codes are widened to bf16 on the way into tiles, a chunk of a panel at
+// a time, scales and all, or multiplied as they are (grouped.h).
 
 #pragma once
 
@@ -15,7 +15,8 @@
 
 enum class Format { INT8, BF16, STRIPS };
 
-inline int size_of(Format format) { return format == Format::STRIPS ? 0 : format == Format::INT8 ? 1 : 2; }
+// Numbers of K.
+inline int step_of(Format format) { return format == Format::INT8 ? 64 : 32; }
 
 // One matrix. Gated: it is two, gate and up, of which a panel has 16 columns each, so that they meet in its sums.
 struct Weights {
@@ -25,6 +26,7 @@ struct Weights {
     int num_steps, num_panels;
     Memory numbers;                   // in the order of tiles
     std::vector<float> scales, bias;  // of each column of the panels
+    std::vector<int32_t> sums = {};   // of the bytes of a column, if they are bytes
     std::vector<Strip> strips = {};   // two for each panel
 
     // The row of the matrix, gate before up, that a column is; -1 if it only fills up the last panel.
@@ -33,16 +35,10 @@ struct Weights {
         const int half = num_out / 2, i = column / PANEL_COLUMNS * 16 + column % 16;
         return i >= half ? -1 : column % PANEL_COLUMNS < 16 ? i : half + i;
     }
-    size_t num_bytes(int num_pairs) const { return (size_t)num_pairs * PAIR_NUMBERS * size_of(format); }  // but of strips
-    uint8_t* place(int panel, int step) const {
-        return numbers.data() + num_bytes(panel * num_steps + step);
+    uint8_t* place(int panel, int step) const {  // but of strips
+        return numbers.data() + (size_t)(panel * num_steps + step) * PAIR_BYTES;
     }
 };
-
-// Bytes to bf16, which holds them exactly.
-inline void widen_bytes(const int8_t* from, size_t count, uint16_t* to) {
-    for (size_t i = 0; i < count; i += 2 * LANES) store(to + i, load(from + i), load(from + i + LANES));
-}
 
 // Groups of a strip as one tile of each pair.
 inline void widen_strip(const Strip& strip, int first, int count, uint8_t* to) {
@@ -52,51 +48,41 @@ inline void widen_strip(const Strip& strip, int first, int count, uint8_t* to) {
         const uint8_t* group = strip.group(first + i);
         unpack_codes(strip, group, codes);
         const half *scales = (const half*)group, *mins = scales + strip.num_scales();
-        for (int row = 0; row < WORD_ROWS; row++) {
-            const int part = strip.info.has_halves ? row / 4 * STRIP : 0;
+        auto* words = (uint16_t*)to;
+        for (int half = 0; half < 2; half++) {
+            const int part = strip.info.has_halves ? half * STRIP : 0;
             const Vector scale = load(scales + part);
-            Vector offset = scale * -center;
-            if (strip.info.has_mins) offset -= load(mins + part);
-            Bits words, rounded[4];
-            memcpy(&words, codes[row], sizeof(words));
-            for (int k = 0; k < 4; k++) {
-                const Integers code = IS_SIGNED ? (Integers)(words << (24 - 8 * k)) >> 24 : (Integers)(words >> 8 * k & 255);
-                rounded[k] = round_bf16(__builtin_convertvector(code, Vector) * scale + offset);
-            }
-            for (int k = 0; k < 4; k += 2) {
-                const Bits pair = rounded[k] >> 16 | (rounded[k + 1] & 0xffff0000);
-                memcpy(to + (row * 2 + k / 2) * 64, &pair, sizeof(pair));
+            const Vector offset = strip.info.has_mins ? scale * -center - load(mins + part) : scale * -center;
+            for (int row = half * 4; row < half * 4 + 4; row++) {
+                Bits four;
+                memcpy(&four, codes[row], sizeof(four));
+                auto number = [&](int k) {
+                    const Integers code = IS_SIGNED ? (Integers)(four << (24 - 8 * k)) >> 24 : (Integers)(four >> 8 * k & 255);
+                    return multiply_add(floats(code), scale, offset);
+                };
+                store_pairs(words + row * 64, number(0), number(1)), store_pairs(words + row * 64 + 32, number(2), number(3));
             }
         }
     }
 }
 
-inline void fetch(const Strip& strip, int first, int count) {
-    const uint8_t *at = strip.group(first), *end = strip.group(first + count);
-    for (; at < end; at += 64) __builtin_prefetch(at, 0, 2);
-}
-
 // Steps [step, step + count) of a panel as tiles: where they stand, or unpacked into `room`.
 inline const uint8_t* tiles_of(const Weights& w, int panel, int step, int count, uint8_t* room) {
-    if (w.format == Format::STRIPS) {
-        for (int half = 0; half < 2; half++) widen_strip(w.strips[2 * panel + half], step, count, room + half * TILE_BYTES);
-        for (int i = 2 * panel + 2; i < std::min(2 * panel + 4, (int)w.strips.size()); i++) fetch(w.strips[i], step, count);
-        return room;
-    }
-    const uint8_t* from = w.place(panel, step);
-    if (w.format == Format::BF16) return from;
-    widen_bytes((const int8_t*)from, (size_t)count * PAIR_NUMBERS, (uint16_t*)room);
+    if (w.format != Format::STRIPS) return w.place(panel, step);
+    for (int half = 0; half < 2; half++) widen_strip(w.strips[2 * panel + half], step, count, room + half * TILE_BYTES);
+    for (int i = 2 * panel + 2; i < std::min(2 * panel + 4, (int)w.strips.size()); i++)
+        fetch(w.strips[i].group(step), count * w.strips[i].group_bytes());
     return room;
 }
 
 // A row of the matrix that weights were packed from, as it was rounded.
 inline void read_row(const Weights& w, int row, float* to) {
-    const int half = row % PANEL_COLUMNS / 16;
+    const int size = step_of(w.format);
     for (int i = 0; i < w.num_in; i++) {
-        const int k = i % STEP;
-        const size_t at = half * TILE_NUMBERS + (k / 2 * 16 + row % 16) * 2 + k % 2;
-        const uint8_t* pair = w.place(row / PANEL_COLUMNS, i / STEP);
-        to[i] = w.format == Format::INT8 ? ((const int8_t*)pair)[at] * w.scales[row] : widened(((const uint16_t*)pair)[at]);
+        const int byte = i % size * (STEP_BYTES / size);
+        const uint8_t* tile = w.place(row / PANEL_COLUMNS, i / size) + row % PANEL_COLUMNS / 16 * TILE_BYTES;
+        const uint8_t* at = tile + byte / WORD_BYTES * STEP_BYTES + row % 16 * WORD_BYTES + byte % WORD_BYTES;
+        to[i] = w.format == Format::INT8 ? *(const int8_t*)at * w.scales[row] : widened(*(const uint16_t*)at);
     }
 }
 
@@ -112,20 +98,17 @@ inline float scale_of(Format format, const float* column, int count) {
 inline void pack_column(Weights& w, const float* from, int panel, int column) {
     const float scale = w.scales[panel * PANEL_COLUMNS + column] = scale_of(w.format, from, w.num_in);
     const float inverse = scale > 0 ? 1.0f / scale : 0.0f;
+    const int size = step_of(w.format);
     for (int step = 0; step < w.num_steps; step++) {
-        alignas(64) float numbers[STEP] = {};
-        memcpy(numbers, from + step * STEP, std::min(STEP, w.num_in - step * STEP) * sizeof(float));
-        uint8_t* pair = w.place(panel, step);
-        const int first = column / 16 * TILE_NUMBERS + column % 16 * 2;
-        alignas(64) uint16_t halves[STEP];
-        alignas(64) int8_t bytes[STEP];
-        for (int i = 0; i < STEP; i += LANES)
-            w.format == Format::INT8 ? store(bytes + i, load(numbers + i) * inverse) : store(halves + i, load(numbers + i));
-        for (int i = 0; i < STEP; i += 2) {
-            const int at = first + i * 16;
-            if (w.format == Format::INT8) memcpy(pair + at, bytes + i, 2);
-            else memcpy(pair + at * 2, halves + i, 4);
-        }
+        alignas(64) float numbers[64] = {};
+        alignas(64) int8_t bytes[STEP_BYTES];
+        memcpy(numbers, from + step * size, std::min(size, w.num_in - step * size) * sizeof(float));
+        for (int i = 0; i < size; i += LANES)
+            w.format == Format::INT8 ? store(bytes + i, load(numbers + i) * inverse)
+                                     : store((uint16_t*)bytes + i, load(numbers + i));
+        uint8_t* to = w.place(panel, step) + column / 16 * TILE_BYTES + column % 16 * WORD_BYTES;
+        for (int i = 0; i < 16; i++) memcpy(to + i * STEP_BYTES, bytes + i * WORD_BYTES, WORD_BYTES);
+        for (int i = 0; w.format == Format::INT8 && i < size; i++) w.sums[panel * PANEL_COLUMNS + column] += bytes[i];
     }
 }
 
@@ -133,10 +116,11 @@ inline void pack_column(Weights& w, const float* from, int panel, int column) {
 inline Weights* pack_weights(Workers& workers, Format format, const float* matrix, const float* bias, int num_out,
                              int num_in, bool is_gated) {
     const int columns = is_gated ? divide_up(num_out / 2, 16) * PANEL_COLUMNS : num_out;
-    const int num_steps = divide_up(num_in, STEP), num_panels = divide_up(columns, PANEL_COLUMNS);
-    auto* w = new Weights{format, num_out, num_in, is_gated, num_steps, num_panels, {}, {}, {}};
-    w->numbers = Memory(w->num_bytes(num_panels * num_steps));
-    w->scales.assign(num_panels * PANEL_COLUMNS, 0.0f), w->bias.assign(num_panels * PANEL_COLUMNS, 0.0f);
+    const int num_steps = divide_up(num_in, step_of(format)), num_panels = divide_up(columns, PANEL_COLUMNS);
+    auto w = std::make_unique<Weights>(Weights{format, num_out, num_in, is_gated, num_steps, num_panels, {}, {}, {}});
+    w->numbers = Memory((size_t)num_panels * num_steps * PAIR_BYTES);
+    w->scales.assign(num_panels * PANEL_COLUMNS, 0.0f), w->bias = w->scales;
+    w->sums.assign(num_panels * PANEL_COLUMNS, 0);
     workers.split(num_panels, 1, [&](int panel, int) {
         for (int i = 0; i < PANEL_COLUMNS; i++) {
             const int column = panel * PANEL_COLUMNS + i, source = w->source(column);
@@ -145,7 +129,7 @@ inline Weights* pack_weights(Workers& workers, Format format, const float* matri
             if (bias) w->bias[column] = bias[source];
         }
     });
-    return w;
+    return w.release();
 }
 
 // Rows of a matrix in one kind. A matrix may have several of them, one below the other.

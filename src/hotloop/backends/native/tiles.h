@@ -4,6 +4,8 @@
 //                                                     weights   [numbers 2k and 2k + 1 of column n] at row k, word n
 //                                                     sums      16 x 16 floats
 //
+// or of bytes: 64 of each row, unsigned, with weights' [4k .. 4k + 3], signed, at row k; sums are 32-bit integers.
+//
 // On a CPU with AMX these are its instructions. Everywhere else, and with -DEMULATE_TILES, they are loops that do the
 // same, slowly: so that whatever is built on them can be tested on any machine. Tiles are named by literals.
 
@@ -23,13 +25,15 @@
 #define HAS_AMX 1
 #define tile_zero(tile) _tile_zero(tile)
 #define tile_load(tile, from) _tile_loadd(tile, from, 64)
+#define tile_load_once(tile, from) _tile_stream_loadd(tile, from, 64)  // leaves the first cache to others
 #define tile_store(tile, to) _tile_stored(tile, to, 64)
 #define tile_dot(sums, rows, weights) _tile_dpbf16ps(sums, rows, weights)
+#define tile_dot_bytes(sums, rows, weights) _tile_dpbusd(sums, rows, weights)
 
 struct alignas(64) TileConfig {
     uint8_t palette = 1, start_row = 0, reserved[14] = {};
     uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+    uint8_t rows[16] = {};
 };
 
 // Whether the system lets this process have tiles; it has to be asked once, before any thread uses them.
@@ -38,8 +42,10 @@ inline bool permit_tiles() {
     return !syscall(SYS_arch_prctl, request_permission, tile_data);
 }
 
-inline void tiles_begin() {
-    static const TileConfig config;
+// Tiles 0 to 5, of sums and rows, have so many rows; 6 and 7, of weights, have all 16.
+inline void tiles_begin(int num_rows) {
+    TileConfig config;
+    for (int i = 0; i < 8; i++) config.rows[i] = i < 6 ? num_rows : 16;
     _tile_loadconfig(&config);
 }
 
@@ -63,6 +69,7 @@ inline Tile& tile_at(int i) {
 
 inline void tile_zero(int tile) { tile_at(tile) = {}; }
 inline void tile_load(int tile, const void* from) { memcpy(tile_at(tile).bytes, from, 1024); }
+inline void tile_load_once(int tile, const void* from) { tile_load(tile, from); }
 inline void tile_store(int tile, void* to) { memcpy(to, tile_at(tile).bytes, 1024); }
 
 inline void tile_dot(int sums, int rows, int weights) {
@@ -74,8 +81,17 @@ inline void tile_dot(int sums, int rows, int weights) {
                 c[m * 16 + n] += widened(a[m * 32 + k]) * widened(b[(k / 2 * 16 + n) * 2 + k % 2]);
 }
 
+inline void tile_dot_bytes(int sums, int rows, int weights) {
+    auto* c = (int32_t*)tile_at(sums).bytes;
+    const uint8_t* a = tile_at(rows).bytes;
+    const auto* b = (const int8_t*)tile_at(weights).bytes;
+    for (int m = 0; m < 16; m++)
+        for (int k = 0; k < 64; k++)
+            for (int n = 0; n < 16; n++) c[m * 16 + n] += a[m * 64 + k] * b[(k / 4 * 16 + n) * 4 + k % 4];
+}
+
 inline bool permit_tiles() { return true; }
-inline void tiles_begin() {}
+inline void tiles_begin(int) {}
 inline void tiles_end() {}
 inline void settle_memory() {}
 

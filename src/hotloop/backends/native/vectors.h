@@ -60,7 +60,11 @@ inline Bits round_bf16(Vector v) {
 }
 
 inline void store(uint16_t* to, Vector v) {
-    Halves halves = __builtin_convertvector(round_bf16(v) >> 16, Halves);
+#if defined(__AVX512BF16__)
+    const auto halves = _mm512_cvtneps_pbh((__m512)v);
+#else
+    const Halves halves = __builtin_convertvector(round_bf16(v) >> 16, Halves);
+#endif
     memcpy(to, &halves, sizeof(halves));
 }
 
@@ -73,12 +77,34 @@ inline void store(uint16_t* to, Vector a, Vector b) {
 #endif
 }
 
-// The nearest integers of numbers in [-127, 127], ties to even: adding 1.5 * 2^23 leaves them in the lowest bits.
+// first[0], second[0], first[1], second[1], ...
+inline void store_pairs(uint16_t* to, Vector first, Vector second) {
+#if defined(__AVX512BF16__)
+    alignas(64) static constexpr uint16_t ORDER[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                                       8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+    const auto both = (__m512i)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
+    const __m512i pairs = _mm512_permutexvar_epi16(_mm512_load_si512(ORDER), both);
+#else
+    const Bits pairs = round_bf16(first) >> 16 | (round_bf16(second) & 0xffff0000);
+#endif
+    memcpy(to, &pairs, sizeof(pairs));
+}
+
+// The nearest integers of numbers in [-2^22, 2^22], ties to even: adding 1.5 * 2^23 leaves them in the lowest bits.
+inline Integers nearest(Vector v) { return (Integers)(v + 12582912.0f) - 0x4b400000; }
+
 inline void store(int8_t* to, Vector v) {
-    Bytes bytes = __builtin_convertvector((Integers)(v + 12582912.0f) - 0x4b400000, Bytes);
+    Bytes bytes = __builtin_convertvector(nearest(v), Bytes);
     memcpy(to, &bytes, sizeof(bytes));
 }
 
+inline void store_low_bytes(uint8_t* to, Bits v) {
+    using Unsigned = uint8_t __attribute__((vector_size(16)));
+    Unsigned bytes = __builtin_convertvector(v, Unsigned);
+    memcpy(to, &bytes, sizeof(bytes));
+}
+
+inline Vector floats(Integers v) { return __builtin_convertvector(v, Vector); }
 inline Vector absolute(Vector v) { return (Vector)((Bits)v & 0x7fffffff); }
 inline Vector larger(Vector a, Vector b) { return a > b ? a : b; }
 
@@ -96,20 +122,35 @@ inline float sum_of(Vector v) {
     return sum;
 }
 
+inline Vector multiply_add(Vector a, Vector b, Vector sum) {
+#if defined(__AVX512F__)
+    return (Vector)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
+#else
+    return a * b + sum;
+#endif
+}
+
+// 1 / x: an estimate and a step of Newton's where there is such a thing, as a division takes as long as ten products.
+inline Vector reciprocal(Vector x) {
+#if defined(__AVX512F__)
+    const Vector estimate = (Vector)_mm512_rcp14_ps((__m512)x);
+    return estimate * (2.0f - x * estimate);
+#else
+    return 1.0f / x;
+#endif
+}
+
 // e^x to about a float's precision, for |x| < 87: a polynomial on the fraction of x / ln 2, scaled by the whole.
 inline Vector exponential(Vector x) {
     x = x * 1.44269504f;
     Vector whole = (x + 12582912.0f) - 12582912.0f, f = x - whole;
-    Vector p = f * 0.00133335581f + 0.00961812911f;
-    p = p * f + 0.0555041087f;
-    p = p * f + 0.240226507f;
-    p = p * f + 0.693147181f;
-    p = p * f + 1.0f;
+    Vector p = Vector{} + 0.00133335581f;
+    for (float each : {0.00961812911f, 0.0555041087f, 0.240226507f, 0.693147181f, 1.0f}) p = multiply_add(p, f, Vector{} + each);
     return (Vector)((Integers)p + (__builtin_convertvector(whole, Integers) << 23));
 }
 
 // x / (1 + e^-x)
 inline Vector silu(Vector x) {
     Vector bounded = x < -80.0f ? x * 0 - 80.0f : x > 80.0f ? x * 0 + 80.0f : x;
-    return x / (exponential(-bounded) + 1.0f);
+    return x * reciprocal(exponential(-bounded) + 1.0f);
 }

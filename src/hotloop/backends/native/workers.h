@@ -13,14 +13,15 @@
 class Workers {
    public:
     explicit Workers(int num_workers) : num_workers(num_workers) {
-        for (int i = 1; i < num_workers; i++) threads_.emplace_back([this, i] { live(i); });
+        try {
+            for (int i = 1; i < num_workers; i++) threads_.emplace_back([this, i] { live(i); });
+        } catch (...) {  // the system has no more: those that are there would end the process if nobody joined them
+            end();
+            throw;
+        }
     }
 
-    ~Workers() {
-        is_over_ = true;
-        begin();
-        for (std::thread& thread : threads_) thread.join();
-    }
+    ~Workers() { end(); }
 
     const int num_workers;
 
@@ -64,11 +65,16 @@ class Workers {
     static bool look_again(int& spins) {
         if (++spins > NUM_SPINS) return false;
 #if defined(__x86_64__)
-        __builtin_ia32_pause();
-#else
-        std::this_thread::yield();
+        if (spins % 16) return __builtin_ia32_pause(), true;
 #endif
+        std::this_thread::yield();  // to a worker that the system put on the same CPU
         return true;
+    }
+
+    void end() {
+        is_over_ = true;
+        begin();
+        for (std::thread& thread : threads_) thread.join();
     }
 
     void begin() {

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotloop.backends.backend import Batch
+from hotloop.models.memory import kv_token_bytes
 from hotloop.models.spec import ModelSpec
 
 BLOCK_SIZE = 32  # OpenVINO's paged attention accepts no other
@@ -52,6 +53,11 @@ class Kernel:
     create: Callable[[ModelSpec, int, Array], Attention]
     """From the model's shape, the number of blocks, and for each position the cosines, then the sines, of half of the
     dimensions that turn."""
+    scale_bytes: int = 0
+    """What the scale takes that the keys of a token and head have in common, and its values."""
+
+    def token_bytes(self, spec: ModelSpec) -> int:
+        return kv_token_bytes(spec, self.item_bytes, self.scale_bytes)
 
 
 def numpy_kernel(dtype: type[np.floating]) -> Kernel:

@@ -9,7 +9,7 @@ from hotloop.backends.backend import Batch
 from hotloop.backends.host import HostCopy
 from hotloop.backends.openvino.attention import BLOCK_SIZE, Attention, Kernel
 from hotloop.backends.openvino.store import CpuBackend
-from hotloop.models.memory import kv_token_bytes, num_states, split_kv, state_bytes
+from hotloop.models.memory import num_states, split_kv, state_bytes
 from hotloop.models.model import Model
 from hotloop.models.rope import rotary_table
 
@@ -18,14 +18,14 @@ class KernelBackend(CpuBackend):
     def __init__(
         self, model: Model, kv_bytes: int, kernel: Kernel, *, kv_layout: str, drops_windows: bool = False
     ) -> None:
-        spec, token_bytes = model.spec, kv_token_bytes(model.spec, kernel.item_bytes)
+        spec, token_bytes = model.spec, kernel.token_bytes(model.spec)
         if spec.linear:
             self.state_bytes = state_bytes(spec)
-            self.num_states = num_states(spec, kv_bytes, kernel.item_bytes)
+            self.num_states = num_states(spec, kv_bytes, kernel.item_bytes, kernel.scale_bytes)
         kv_bytes -= self.num_states * self.state_bytes
         if drops_windows:
-            sizes = split_kv(spec, kv_bytes, kernel.item_bytes, BLOCK_SIZE, self.step_tokens)
-            num_blocks, self.num_window_blocks = sizes
+            items = kernel.item_bytes, BLOCK_SIZE, self.step_tokens, kernel.scale_bytes
+            num_blocks, self.num_window_blocks = split_kv(spec, kv_bytes, *items)
         own = [layer for layer in spec.kv_layers if self.num_window_blocks and spec.window(layer)]
         others = [layer for layer in spec.kv_layers if layer not in own]
         if own:

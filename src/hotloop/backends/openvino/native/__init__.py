@@ -1,7 +1,7 @@
 """Kernels of our own, in C++. Attention is one set of functions, written twice.
 
     attention.cpp   for CPUs with AMX: bf16 keys and values, stored as AMX tiles
-    portable.cpp    for any CPU: float32 or float16 keys and values, exact; sliding windows, sinks and latents
+    portable.cpp    for any CPU: keys and values in float32, float16 or int8; sliding windows, sinks and latents
     experts.cpp     a mixture of experts on any CPU (mixture.py)
     linear.cpp      linear attention by the gated delta rule on any CPU (delta.py)
 
@@ -25,13 +25,15 @@ from hotloop.backends.backend import Batch
 from hotloop.backends.build import BUILD_ERRORS, LIBRARIES, load_library, usable_cpus
 from hotloop.backends.openvino.attention import BLOCK_SIZE, Kernel
 from hotloop.core.errors import BackendError
-from hotloop.models.memory import kv_token_bytes
+from hotloop.models.memory import INT8_SCALE_BYTES, kv_token_bytes
 from hotloop.models.spec import ModelSpec
 
 log = logging.getLogger(__name__)
 
 AMX_HEAD_DIMS = (64, 96, 128)
 SOURCES = Path(__file__).parent
+ITEM_BYTES = {"float": 4, "half": 2, "int8_t": 1}
+"""What portable.cpp can be compiled for, and what a number takes then."""
 _SPAN = 32  # numbers that portable.cpp sums up side by side
 
 
@@ -39,15 +41,21 @@ class NativeAttention:
     """A kernel, its KV blocks and the plan of the step at hand. One step at a time, from one thread."""
 
     def __init__(
-        self, library: ctypes.CDLL, item_bytes: int, spec: ModelSpec, num_blocks: int, angles: NDArray[np.float32]
+        self,
+        library: ctypes.CDLL,
+        sizes: tuple[int, int],
+        spec: ModelSpec,
+        num_blocks: int,
+        angles: NDArray[np.float32],
     ) -> None:
+        """`sizes`: the bytes of a number, and of a scale."""
         self.library = self._library = library
         self._keep = [angles]
         self._handle = _create(library, spec, num_blocks, angles)
         if not self._handle:
             raise BackendError("the native attention could not be set up: not enough memory, or AMX is not permitted")
         memory = ctypes.cast(library.attention_kv(self._handle), ctypes.POINTER(ctypes.c_uint8))
-        layer_bytes = BLOCK_SIZE * kv_token_bytes(replace(spec, num_layers=1, linear=None), item_bytes)
+        layer_bytes = BLOCK_SIZE * kv_token_bytes(replace(spec, num_layers=1, linear=None), *sizes)
         self.kv: NDArray[np.uint8] = np.ctypeslib.as_array(memory, (spec.num_layers, num_blocks, layer_bytes))
         """The memory of the blocks; gone once this is closed."""
 
@@ -119,12 +127,12 @@ def load_amx() -> Kernel | None:
 
 
 @cache
-def load_portable(kv_type: str, item_bytes: int) -> Kernel | None:
+def load_portable(kv_type: str) -> Kernel | None:
     """The kernel for any CPU, with keys and values of that C++ type; None where it cannot be built."""
     try:
-        return _load(f"portable-{kv_type}", item_bytes)
+        return _load(f"portable-{kv_type}", ITEM_BYTES[kv_type])
     except BUILD_ERRORS as error:
-        log.warning("attention is computed by numpy, which is much slower than our own, since that fails: %s", error)
+        log.warning("attention is left to numpy, which is much slower than our own, since that fails: %s", error)
     return None
 
 
@@ -154,7 +162,9 @@ def _load(name: str, item_bytes: int) -> Kernel:
 def kernel_of(library: ctypes.CDLL, source: Path, item_bytes: int) -> Kernel:
     """The version changes with the source, and so whenever keys and values are stored in another way."""
     version = hashlib.sha256(source.read_bytes()).hexdigest()[:16]
-    return Kernel(item_bytes, version, partial(NativeAttention, _declare(library), item_bytes))
+    scale_bytes = INT8_SCALE_BYTES if item_bytes == 1 else 0
+    create = partial(NativeAttention, _declare(library), (item_bytes, scale_bytes))
+    return Kernel(item_bytes, version, create, scale_bytes)
 
 
 def _declare(library: ctypes.CDLL) -> ctypes.CDLL:

@@ -4,9 +4,12 @@
 // score is summed over the dimensions in their order, and rows share nothing but the reading of a block. So batching,
 // chunking and caching change no bit of a result.
 //
-// KV, float or half, is what keys and values are stored in. Of each layer, block and KV head, one after the other:
+// KV, float, half or int8_t, is what keys and values are stored in. Of each layer, block and KV head, one after the other:
 //
-//     keys     [dimension][slot]        values     [slot][dimension]
+//     keys     [dimension][slot]        values     [slot][dimension]        scales     [keys, values][slot]
+//
+// Only bytes have scales, floats by which they are multiplied, each by that of its token: that of a whole block would
+// change with the tokens that come into it.
 //
 // One call does a layer: queries and keys are normalised (where the model does) and rotated, keys and values are written
 // into their blocks, and every query row attends to what it may see.
@@ -24,6 +27,10 @@
 
 #include <tbb/parallel_for.h>
 
+#ifdef __ARM_NEON
+#include <arm_neon.h>
+#endif
+
 #ifdef __ARM_FP16_FORMAT_IEEE
 using half = __fp16;
 #else
@@ -36,6 +43,7 @@ constexpr int BLOCK = 32;        // tokens a KV block holds
 constexpr int TILE = 16;         // tokens that go over a block while it is in the cache
 constexpr int LATENT_HEADS = 4;  // query heads of a job, where one key serves all of them
 constexpr float NEVER = -1e30f;  // the running maximum before any key was seen
+constexpr bool HAS_SCALES = sizeof(KV) == 1;
 
 // Four floats in a register, and so many of them that neither loads nor multiplications wait for each other.
 using Vector = float __attribute__((vector_size(16)));
@@ -51,6 +59,15 @@ inline Vector load(const float* from) {
 }
 
 inline void store(float* to, Vector v) { memcpy(to, &v, sizeof(v)); }
+
+// sum + weight * v, on ARM in one instruction even where the compiler may not make one of two.
+inline Vector add_product(Vector sum, float weight, Vector v) {
+#ifdef __ARM_NEON
+    return (Vector)vfmaq_n_f32((float32x4_t)sum, (float32x4_t)v, weight);
+#else
+    return sum + weight * v;
+#endif
+}
 
 // Tokens [first, first + count) of the step, all of one sequence.
 struct Item {
@@ -73,7 +90,7 @@ struct Attention {
     std::vector<const float*> q_norm, k_norm;  // a layer's weights, or null
     std::vector<int> windows;                  // keys that a token of a layer sees, its own the last; 0: all
     std::vector<const float*> sinks;           // a layer's logit of each query head that gives nothing, or null
-    KV* kv;
+    char* kv;
 
     std::vector<int> positions, slots;         // of each token: its position, its block * BLOCK + offset
     std::vector<int> tables;
@@ -85,11 +102,17 @@ struct Attention {
     int group() const { return is_latent() ? std::min(num_heads, LATENT_HEADS) : num_heads / num_kv_heads; }
     int num_jobs() const { return (num_heads + group() - 1) / group(); }  // of an item
     int num_tokens() const { return (int)positions.size(); }
-    size_t head_size() const { return (size_t)(key_dim + (is_latent() ? 0 : value_dim)) * BLOCK; }
+    size_t head_bytes() const {
+        const size_t token_bytes = (key_dim + (is_latent() ? 0 : value_dim)) * sizeof(KV);
+        return (token_bytes + (HAS_SCALES ? 2 * sizeof(float) : 0)) * BLOCK;
+    }
     KV* keys(int layer, int block, int head) const {
-        return kv + (((size_t)layer * num_blocks + block) * num_kv_heads + head) * head_size();
+        return (KV*)(kv + (((size_t)layer * num_blocks + block) * num_kv_heads + head) * head_bytes());
     }
     KV* values(int layer, int block, int head) const { return keys(layer, block, head) + key_dim * BLOCK; }
+    float* scales(int layer, int block, int head) const {  // if there are any
+        return (float*)(values(layer, block, head) + value_dim * BLOCK);
+    }
 };
 
 // A row's softmax so far: the largest score, the sum of the weights, and the values they weigh.
@@ -117,6 +140,19 @@ void turn(const Attention& a, const float* x, int dim, const float* norm, const 
     }
 }
 
+// A head's numbers to where they are stored, so far apart; bytes by the largest of them, which is 127.
+void store_head(const float* x, int size, KV* to, int stride, [[maybe_unused]] float* scale) {
+    if constexpr (HAS_SCALES) {
+        float largest = 0;
+        for (int d = 0; d < size; d++) largest = std::max(largest, std::abs(x[d]));
+        const float factor = largest > 0 ? 127 / largest : 0;
+        for (int d = 0; d < size; d++) to[d * stride] = (KV)std::nearbyint(x[d] * factor);
+        *scale = largest / 127;
+    } else {
+        for (int d = 0; d < size; d++) to[d * stride] = (KV)x[d];
+    }
+}
+
 void write_token(Attention& a, int layer, int token, const float* row) {
     const int D = a.key_dim, block = a.slots[token] / BLOCK, slot = a.slots[token] % BLOCK;
     const float* angles = a.angles + (size_t)a.positions[token] * D;
@@ -128,11 +164,10 @@ void write_token(Attention& a, int layer, int token, const float* row) {
     std::vector<float> turned(D);
     for (int h = 0; h < a.num_kv_heads; h++) {
         turn(a, row + (a.num_heads + h) * D, D, a.k_norm[layer], angles, turned.data());
-        KV* keys = a.keys(layer, block, h) + slot;
-        for (int d = 0; d < D; d++) keys[d * BLOCK] = (KV)turned[d];
         const float* value = row + (a.num_heads + a.num_kv_heads + h) * D;
-        KV* values = a.values(layer, block, h) + slot * D;
-        for (int d = 0; d < D; d++) values[d] = (KV)value[d];
+        float* scales = a.scales(layer, block, h) + slot;
+        store_head(turned.data(), D, a.keys(layer, block, h) + slot, BLOCK, scales);
+        store_head(value, D, a.values(layer, block, h) + slot * D, 1, scales + BLOCK);
     }
 }
 
@@ -196,21 +231,32 @@ inline void accumulate(float* const* sums, const float* shrinks, const float* co
     for (int j = 0; j < count; j++)
         for (int i = 0; i < NUM_VECTORS; i++) {
             const Vector span = load(spans + (size_t)j * stride + 4 * i);
-            for (int n = 0; n < N; n++) totals[n][i] += weights[n][j] * span;
+            for (int n = 0; n < N; n++) totals[n][i] = add_product(totals[n][i], weights[n][j], span);
         }
     for (int n = 0; n < N; n++)
         for (int i = 0; i < NUM_VECTORS; i++) store(sums[n] + 4 * i, totals[n][i]);
 }
 
+// A block's scores or weights times the scales of its tokens, if there are any.
+inline void scale_all([[maybe_unused]] float* numbers, [[maybe_unused]] const float* scales) {
+    if constexpr (HAS_SCALES)
+        for (int j = 0; j < BLOCK; j++) numbers[j] *= scales[j];
+}
+
 // N rows that see the same keys of a block: two at once load them half as often.
 template <int N>
-void attend_block(Row* rows, int K, int V, const float* keys, const float* values, int first, int count) {
+void attend_block(Row* rows, int K, int V, const float* keys, const float* values, const float* scales, int first,
+                  int count) {
     float scores[N][BLOCK] = {}, shrinks[N];
     float* sums[N];
     const float* weights[N];
     for (int n = 0; n < N; n++) sums[n] = scores[n], weights[n] = rows[n].query, shrinks[n] = 1;
     accumulate<N>(sums, shrinks, weights, keys, K, BLOCK);
-    for (int n = 0; n < N; n++) weights[n] = scores[n], shrinks[n] = weigh(rows[n], scores[n], first, count);
+    for (int n = 0; n < N; n++) {
+        scale_all(scores[n], scales);
+        weights[n] = scores[n], shrinks[n] = weigh(rows[n], scores[n], first, count);
+        scale_all(scores[n], scales + BLOCK);
+    }
     int d = 0;
     for (; d + SPAN <= V; d += SPAN) {
         for (int n = 0; n < N; n++) sums[n] = rows[n].mixed + d;
@@ -226,7 +272,8 @@ void attend_block(Row* rows, int K, int V, const float* keys, const float* value
 
 // A block's keys or values as floats: where they are, or widened into `room`.
 [[maybe_unused]] const float* as_floats(const float* stored, int, float*) { return stored; }
-[[maybe_unused]] const float* as_floats(const half* stored, int size, float* room) {
+template <typename Number>
+const float* as_floats(const Number* stored, int size, float* room) {
     for (int i = 0; i < size; i++) room[i] = (float)stored[i];
     return room;
 }
@@ -261,13 +308,14 @@ void run_item(const Attention& a, int layer, int job, const Item& item, float* o
         float* beside = room.data() + K * BLOCK;
         const float* values = a.is_latent() ? turn_over(keys, V, beside)
                                             : as_floats(a.values(layer, block, head), V * BLOCK, beside);
+        const float* scales = a.scales(layer, block, head);
         auto visible = [&](int r) { return std::min(first_position + r / group + 1 - begin, BLOCK); };
         auto hidden = [&](int r) { return std::max(0, first_position + r / group + 1 - window - begin); };
         for (int r = std::max(0, begin - first_position) * group; r < num_rows && hidden(r) < BLOCK; r++) {
             if (r + 1 < num_rows && visible(r) == visible(r + 1) && hidden(r) == hidden(r + 1)) {
-                attend_block<2>(&rows[r], K, V, keys, values, hidden(r), visible(r));
+                attend_block<2>(&rows[r], K, V, keys, values, scales, hidden(r), visible(r));
                 r++;
-            } else attend_block<1>(&rows[r], K, V, keys, values, hidden(r), visible(r));
+            } else attend_block<1>(&rows[r], K, V, keys, values, scales, hidden(r), visible(r));
         }
     }
     for (Row& row : rows)
@@ -339,8 +387,7 @@ void each_head(const Attention& a, Act act) {
 }
 
 Attention* create(const Attention& shape) {
-    const size_t count = (size_t)shape.num_layers * shape.num_blocks * shape.num_kv_heads * shape.head_size();
-    KV* memory = (KV*)calloc(count, sizeof(KV));
+    char* memory = (char*)calloc((size_t)shape.num_layers * shape.num_blocks * shape.num_kv_heads, shape.head_bytes());
     if (!memory) return nullptr;
     auto* a = new Attention(shape);
     a->q_norm.resize(a->num_layers), a->k_norm.resize(a->num_layers);
@@ -361,9 +408,10 @@ Attention* attention_create(int num_layers, int num_heads, int num_kv_heads, int
     return create({num_layers, num_heads, num_kv_heads, head_dim, head_dim, num_blocks, norm_eps, scale, angles});
 }
 
-// The same for latent attention.
+// The same for latent attention. Null for bytes as well: a latent is both a key and a value.
 Attention* attention_create_latent(int num_layers, int num_heads, int kv_rank, int nope_dim, int rope_dim, int value_dim,
                                    int num_blocks, float scale, const float* angles) {
+    if (HAS_SCALES) return nullptr;
     const Latent latent = {nope_dim, rope_dim, value_dim};
     return create({num_layers, num_heads, 1, kv_rank + rope_dim, kv_rank, num_blocks, 0, scale, angles, latent});
 }
