@@ -34,6 +34,7 @@ class EngineStats:
     num_blocks_used: int
     num_blocks_cached: int
     num_steps: int
+    num_draft_model_tokens: int  # that a draft model is asked for; 0: there is none, or it does not pay
     usage: Usage
     num_grammar_hits: int
     num_grammar_misses: int
@@ -111,6 +112,7 @@ def count_up(core: EngineCore, grammars: Grammars) -> EngineStats:
         num_blocks_used=scheduler.pool.num_used,
         num_blocks_cached=scheduler.pool.num_idle,
         num_steps=core.num_steps,
+        num_draft_model_tokens=core.num_draft_model_tokens,
         usage=core.usage,
         num_grammar_hits=grammars.num_hits,
         num_grammar_misses=grammars.num_misses,

@@ -42,6 +42,11 @@ _GAUGES: tuple[Row, ...] = (
     ("kv_blocks_cached", "KV blocks kept only for reuse.", "num_blocks_cached"),
     ("kv_host_blocks", "KV blocks there are in host memory.", "host.num_blocks"),
     ("kv_host_blocks_cached", "Those that hold KV.", "host.num_blocks_cached"),
+    (
+        "draft_model_tokens",
+        "Tokens a draft model is asked for at a time.",
+        "num_draft_model_tokens",
+    ),
     ("states", "Slots for recurrent states there are.", "states.num_slots"),
     ("states_used", "Those held by requests.", "states.num_used"),
     ("states_cached", "Those kept only for reuse.", "states.num_cached"),

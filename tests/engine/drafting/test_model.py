@@ -1,3 +1,4 @@
+import math
 import random
 from array import array
 from collections.abc import Iterable, Sequence
@@ -44,13 +45,54 @@ def propose(drafter: Drafter, wants: Sequence[Want]) -> list[list[int]]:
 
 
 def want(request: Request, max_tokens: int = 4, drafted: Iterable[int] = ()) -> Want:
-    return Want(request, request.token_ids + array("i", drafted), max_tokens)
+    return Want(request, request.token_ids + array("i", drafted), max_tokens, max_tokens)
 
 
 def test_it_guesses_what_its_model_would_say() -> None:
     drafter, _ = make_drafter()
     request = make_request(PROMPT)
     assert propose(drafter, [want(request)]) == [continuation(PROMPT, 4)]
+
+
+def test_it_takes_no_more_steps_than_are_worth_their_time() -> None:
+    drafter, batches = make_drafter()
+    request = make_request(PROMPT)
+    assert propose(drafter, [Want(request, request.token_ids, 4, 0)]) == [[]]
+    assert not batches
+    drafter.check()
+    assert propose(drafter, [Want(request, request.token_ids, 4, 2)]) == [continuation(PROMPT, 2)]
+    assert [len(batch.token_ids) for batch in batches] == [len(PROMPT), 1]
+
+
+def test_it_knows_what_its_guesses_take() -> None:
+    """A step takes a second, and a tenth for each token."""
+    now = 0.0
+
+    def run(batch: Batch) -> None:
+        nonlocal now
+        now += 1 + 0.1 * len(batch.token_ids)
+
+    backend = NullDevice(block_size=BLOCK_SIZE, vocab_size=VOCAB_SIZE, max_context=50, on_run=run)
+    drafter = ModelDrafter(backend, TOKENIZER, max_read_tokens=16, clock=lambda: now)
+    request, other = make_request(PROMPT[:16]), make_request(PROMPT[:20], "other")
+    assert (drafter.step_s(1), drafter.read_s(request)) == (0.0, 0.0), "nothing is known yet"
+    propose(drafter, [want(request)])
+    assert drafter.step_s(1) == pytest.approx(1.1)
+    assert drafter.read_s(request) == pytest.approx(0.0)
+    assert drafter.read_s(other) == pytest.approx(2.6 + 1.4 - 1.1, rel=0.1), "in two pieces"
+    drafter.learn(request)
+    assert drafter.read_s(other) == pytest.approx(1.8 - 1.1), "most of it is known now"
+    assert drafter.read_s(make_request([1] * 50)) == math.inf, "there is no room for it"
+    drafter.has_failed = True
+    assert drafter.read_s(request) == math.inf
+
+
+def test_it_knows_how_often_it_is_sure() -> None:
+    for least_chance, is_sure in ((0.0, True), (0.999, False)):
+        drafter, _ = make_drafter(least_chance=least_chance)
+        before = drafter.sure
+        propose(drafter, [want(make_request(PROMPT))])
+        assert (drafter.sure > before) == is_sure
 
 
 def test_it_follows_whatever_the_request_became() -> None:

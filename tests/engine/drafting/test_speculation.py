@@ -1,12 +1,17 @@
 """Drafts change how many steps an answer takes, and nothing else."""
 
 import random
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import count
 
 import pytest
+from tests.backends.device import NullDevice
 from tests.engine.tiny import (
     PROMPTS,
+    SIZE,
+    TOKENIZER,
     VOCAB_SIZE,
     Listener,
     greedy,
@@ -16,10 +21,12 @@ from tests.engine.tiny import (
     until_idle,
 )
 
+from hotloop.core.config import EngineConfig
 from hotloop.core.request import Request, SamplingParams, TokenEvent
+from hotloop.engine.core import EngineCore
 from hotloop.engine.decode import TokenDecoder
-from hotloop.engine.drafting.drafter import Guess, Want
-from hotloop.engine.drafting.speculation import Draft, Speculator, StepCost
+from hotloop.engine.drafting.drafter import Drafter, Guess, Want
+from hotloop.engine.drafting.speculation import Draft, Speculator
 from hotloop.engine.engine import Engine
 from hotloop.engine.step import Slice
 
@@ -34,7 +41,7 @@ PARAMS = [
 class Oracle:
     """Knows what each prompt is answered with, and says so, but for a share of mistakes."""
 
-    has_model = True
+    model = None
 
     def __init__(self, answers: dict[tuple[int, ...], Sequence[int]], error_rate: float, seed: int = 0) -> None:
         self._answers = answers
@@ -65,6 +72,20 @@ def run(engine: Engine, requests: Sequence[Request]) -> dict[str, list[TokenEven
         listener.wait(*(request.id for request in requests))
         until_idle(engine)
     return listener.events
+
+
+def run_alike(drafter: Drafter, requests: Sequence[Request]) -> dict[str, list[TokenEvent]]:
+    """With a clock on which all steps take about the same time."""
+    events: dict[str, list[TokenEvent]] = {request.id: [] for request in requests}
+    config, clock = EngineConfig(max_draft_tokens=7, debug_checks=True), count(time.monotonic(), 0.001)
+    backend = NullDevice(**SIZE, num_blocks=256)
+    core = EngineCore(TOKENIZER, backend, config, drafter=drafter, clock=clock.__next__)
+    for request in requests:
+        request.max_tokens = request.sampling.max_tokens or 0
+        core.add(request, events[request.id].append)
+    while core.has_work:
+        core.step()
+    return events
 
 
 def tokens_of(events: Sequence[TokenEvent]) -> list[int]:
@@ -100,7 +121,7 @@ def test_a_right_guess_saves_steps_and_a_request_without_shortcuts_makes_none() 
         make_request(prompt, "quick", sampling=greedy(64)),
         make_request(prompt, "plain", sampling=greedy(64, shortcuts=False)),
     ]
-    events = run(make_engine(drafter=oracle, max_draft_tokens=7), requests)
+    events = run_alike(oracle, requests)
     quick, plain = events["quick"][-1].usage, events["plain"][-1].usage
     assert tokens_of(events["quick"]) == tokens_of(events["plain"]) == list(done.token_ids)
     assert (plain.num_drafted, plain.num_steps) == (0, 64)
@@ -169,23 +190,3 @@ def test_what_follows_a_guess_is_as_likely_as_the_guess() -> None:
     speculator = Speculator(Oracle({}, 0), TokenDecoder([], can_force=True), max_draft_tokens=12)
     forced, guessed = speculator._worth([draft_of(1, *[None] * 11), draft_of(*[1] * 12)], 2, 2)
     assert (forced, 2 < guessed < 8) == (12, True)
-
-
-def test_a_full_batch_is_not_slowed_by_doubtful_guesses() -> None:
-    """A draft costs the others time: with many running, and a step that costs by the token, none is made."""
-    pace = StepCost()
-    for n in range(1, 65):
-        pace.observe(n, 0.001 * n)
-    assert pace.marginal(8) == pytest.approx(1 / 8, rel=0.01)
-    for _ in range(400):
-        pace.observe(1, 0.020)
-        pace.observe(9, 0.021)
-    assert pace.marginal(1) < 0.02
-
-
-def test_the_pace_of_steps_that_are_all_alike_is_still_a_guess() -> None:
-    pace = StepCost()
-    assert 0 < pace.marginal(1) < 0.1
-    for _ in range(50):
-        pace.observe(4, 0.01)
-    assert 0 < pace.marginal(4) < 0.1

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import pytest
 from tests.engine.tiny import greedy, make_request
@@ -10,10 +11,15 @@ from hotloop.core.config import MAX_DRAFTED_FORCED
 from hotloop.core.request import Request
 from hotloop.engine.decode import TokenDecoder
 from hotloop.engine.drafting.drafter import Guess, Want
-from hotloop.engine.drafting.speculation import Draft, Odds, Speculator, StepCost
+from hotloop.engine.drafting.history import MAX_MATCH
+from hotloop.engine.drafting.payoff import StepCost
+from hotloop.engine.drafting.speculation import Draft, Odds, Speculator
+from hotloop.engine.scheduler import Scheduler
 from hotloop.engine.step import Slice, Step
 
-HOPE = 0.7
+
+def hope(match: int) -> float:
+    return 1 - 1 / (match + 2)
 
 
 @dataclass
@@ -44,7 +50,7 @@ class Repeating:
 
     guess: Guess
     wants: list[Want] = field(default_factory=list)
-    has_model = False
+    model = None
 
     def propose(self, wants: Sequence[Want]) -> list[Guess]:
         self.wants += wants
@@ -69,46 +75,37 @@ def make_speculator(guess: Guess | None = None) -> Speculator:
     return Speculator(Repeating(guess or Guess([])), TokenDecoder([], can_force=True), max_draft_tokens=8)
 
 
-def pace_of(*steps: tuple[int, float]) -> StepCost:
-    pace = StepCost()
-    for num_tokens, duration_s in steps * 50:
-        pace.observe(num_tokens, duration_s)
-    return pace
-
-
-def test_a_step_costs_what_a_line_through_others_says() -> None:
-    pace = pace_of((1, 12.0), (5, 20.0), (9, 28.0))
-    assert pace.marginal(5) == pytest.approx(2 / 20)
-    assert pace.marginal(20) == pytest.approx(2 / 50)
-
-
-def test_a_line_that_cannot_be_is_bent() -> None:
-    assert pace_of((1, 2.0), (9, 1.0)).marginal(7) == pytest.approx(1 / 107), "more tokens take no less time"
-    assert pace_of((4, 1.0), (8, 100.0)).marginal(7) == pytest.approx(1 / 7), "nothing takes less than no time"
-    assert pace_of((4, 3.0)).marginal(4) == pytest.approx(1 / 34), "of steps that are alike nothing is learnt"
-    assert pace_of((4, 3.0), (6, 3.0)).marginal(5) == pytest.approx(1 / 35), "nor of such that are nearly"
-    assert StepCost().marginal(10) == 1 / 40
-
-
-def test_old_steps_are_forgotten() -> None:
-    pace = pace_of((1, 12.0), (5, 20.0), (9, 28.0))
-    for _ in range(200):
-        pace.observe(1, 101.0)
-        pace.observe(9, 109.0)
-    assert pace.marginal(5) == pytest.approx(1 / 105, rel=0.02)
+def cost_of(*steps: tuple[int, float]) -> StepCost:
+    cost = StepCost()
+    for num_tokens, duration_s in sorted(steps, reverse=True):  # none seems disturbed
+        cost.observe(num_tokens, duration_s)
+    return cost
 
 
 def test_odds_follow_what_was_right_and_go_back_to_hope() -> None:
     odds = Odds()
-    assert (odds[3], odds.best) == (HOPE, HOPE)
+    assert (odds[3], odds[14], odds.best) == (hope(3), hope(14), hope(MAX_MATCH)), "longer matches are better"
     odds.observe(3, is_right=False)
-    assert odds[3] == pytest.approx(HOPE - HOPE / 30)
-    assert (odds[4], odds.best) == (HOPE, odds[3])
-    odds.observe(4, is_right=True)
-    assert odds.best == odds[4] == pytest.approx(HOPE + 0.3 / 30)
+    assert odds[3] == pytest.approx(hope(3) - hope(3) / 30)
+    assert (odds[4], odds.best) == (hope(4), hope(MAX_MATCH))
+    for _ in range(60):
+        odds.observe(4, is_right=True)
+        odds.observe(MAX_MATCH, is_right=False)
+    assert odds.best == odds[4] > 0.95
     before = odds[3]
     odds.relax()
-    assert odds[3] == pytest.approx(before + 0.002 * (HOPE - before))
+    assert odds[3] == pytest.approx(before + 0.002 * (hope(3) - before))
+
+
+def test_a_draft_model_is_soon_found_out_and_nobody_forgets_it() -> None:
+    odds = Odds()
+    assert odds[0] == 0.7
+    for _ in range(10):
+        odds.observe(0, is_right=False)
+    assert odds[0] == pytest.approx(0.7 * 4 / 14)
+    odds.relax()
+    assert odds[0] == pytest.approx(0.7 * 4 / 14)
+    assert odds.best == hope(MAX_MATCH), "it is no copy"
 
 
 def test_a_guess_is_taken_as_far_as_there_is_room() -> None:
@@ -166,22 +163,57 @@ def test_odds_are_learnt_from_guesses_up_to_the_first_wrong_one() -> None:
     speculator = make_speculator()
     part = make_slice(draft_ids=[5, 6, 7, 8], kinds=[3, None, 4, 5], num_accepted=2)
     speculator.learn(Step([part]), 0.01)
-    assert speculator._odds[3] == pytest.approx(HOPE + (1 - HOPE) / 30)
-    assert speculator._odds[4] == pytest.approx(HOPE - HOPE / 30)
+    assert speculator._odds[3] == pytest.approx(hope(3) + (1 - hope(3)) / 30)
+    assert speculator._odds[4] == pytest.approx(hope(4) - hope(4) / 30)
     assert speculator._odds._odds.keys() == {3, 4}
+
+
+@pytest.mark.parametrize(("token_id", "is_right"), [(5, True), (6, False)])
+def test_a_guess_that_did_not_pay_is_learnt_from_as_well(token_id: int, *, is_right: bool) -> None:
+    """It is compared with the token that was written where it would have been."""
+    speculator, part = make_speculator(Guess([5], 3)), make_slice()
+    part.begin, part.end = 2, 3
+    speculator._cost = cost_of((1, 1.0), (2, 4.0))
+    speculator._odds._odds[3] = before = 0.5
+    speculator.draft(Step([part]), cast(Scheduler, None))
+    part.request.token_ids.append(token_id)
+    speculator.learn(Step([part]), 1.0)
+    assert (speculator._odds[3] > before) == is_right
 
 
 def test_nobody_is_guessed_for_where_the_best_guess_would_not_pay() -> None:
     speculator, parts = make_speculator(), [make_slice(f"r{i}") for i in range(8)]
+    speculator._cost = cost_of((8, 1.0), (72, 1.1))
     assert len(speculator._promising(parts, 8, 8)) == 8
-    speculator._pace = pace_of((1, 1.0), (9, 9.0))  # a step costs by the token
+    speculator._cost = cost_of((1, 1.0), (8, 8.0), (72, 72.0))  # a step costs by the token
     assert speculator._promising(parts, 8, 8) == []
     assert speculator._promising([], 8, 8) == []
 
 
+def test_a_step_without_guesses_is_measured_first_and_now_and_then() -> None:
+    """Else there would be nothing to compare with: what such a step takes cannot be told from others."""
+    speculator, part = make_speculator(), make_slice()
+    assert speculator._promising([part], 1, 9), "one that prefills as well is no such step"
+    assert speculator._promising([part], 1, 1) == []
+    speculator.learn(Step([part]), 1.0)
+    for _ in range(64):
+        assert speculator._promising([part], 1, 1)
+        speculator._cost.observe(9, 1.0)
+    assert speculator._promising([part], 1, 1) == []
+
+
+def test_a_step_is_not_taken_to_last_as_long_as_the_guesses_before_it() -> None:
+    speculator = make_speculator()
+    speculator._drafting_s = 2.0
+    speculator.learn(Step([make_slice()]), 3.0)
+    assert speculator._cost.seconds(1) == pytest.approx(1.0)
+    speculator.learn(Step([make_slice()]), 1.0)
+    assert speculator._cost.seconds(1) == pytest.approx(1.0)
+
+
 def test_at_most_so_many_are_guessed_for() -> None:
     speculator = make_speculator()
-    speculator._pace = pace_of((1, 1.0), (99, 1.0))
+    speculator._cost = cost_of((40, 1.0), (99, 1.0))
     assert len(speculator._promising([make_slice(f"r{i}") for i in range(40)], 40, 40)) == 32
 
 
@@ -239,7 +271,7 @@ def test_the_likeliest_guesses_of_all_come_first_while_they_pay() -> None:
         speculator._odds.observe(3, is_right=True)
         speculator._odds.observe(4, is_right=False)
     assert speculator._worth([unlikely, likely, make_draft()], 3, 3) == [0, 4, 0]
-    speculator._pace = pace_of((1, 1.0), (9, 9.0))
+    speculator._cost = cost_of((1, 1.0), (9, 10.0))
     assert speculator._worth([likely], 3, 3) == [0]
     assert speculator._worth([likely], 3, 2) == [4]
 
@@ -247,8 +279,30 @@ def test_the_likeliest_guesses_of_all_come_first_while_they_pay() -> None:
 def test_a_guess_that_brings_no_more_than_it_costs_is_not_made() -> None:
     """One of 16 has half a token to gain; another token costs a step of two the 32nd part of its time."""
     speculator, draft = make_speculator(), make_draft()
-    speculator._odds._odds[3] = 0.5
+    speculator._odds._odds |= {3: 0.5, MAX_MATCH: 0.5}
     draft.follow(Guess([5], 3))
     for num_running, num_made in ((16, 0), (15, 1)):
         assert len(speculator._promising([make_slice()], num_running, 2)) == num_made
         assert speculator._worth([draft], 2, num_running) == [num_made]
+
+
+@pytest.mark.parametrize(("num_running", "host_s", "worth"), [(64, 0.0, 1), (64, 0.004, 0), (1, 0.004, 1)])
+def test_a_guess_for_one_does_not_let_many_wait_for_the_host(num_running: int, host_s: float, worth: int) -> None:
+    speculator, draft = make_speculator(), make_draft()
+    draft.follow(Guess([5], 3))
+    speculator.learn(Step([make_slice(f"r{i}") for i in range(num_running)]), 0.008, host_s)
+    assert speculator._worth([draft], num_running, num_running) == [worth]
+
+
+def test_steps_with_guesses_are_measured_without_the_host() -> None:
+    speculator = make_speculator()
+    speculator.learn(Step([make_slice(draft_ids=[5], kinds=[3])]), 0.008, 0.003)
+    assert speculator._cost.seconds(2) == pytest.approx(0.005)
+    assert speculator._cost.stall_s == pytest.approx(0.003)
+
+
+def test_where_a_grammar_keeps_steps_apart_guesses_cost_no_more() -> None:
+    speculator, part = make_speculator(), make_slice()
+    part.request.grammar = "a"
+    speculator.learn(Step([part]), 0.008, 0.003)
+    assert speculator._cost.stall_s == 0

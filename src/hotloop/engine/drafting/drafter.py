@@ -16,6 +16,8 @@ class Want(NamedTuple):
     request: Request
     token_ids: "array[int]"
     max_tokens: int
+    max_steps: int = 0
+    """So many tokens may a draft model guess: as many as are worth its time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +28,24 @@ class Guess:
     match: int = 0  # how many tokens before it were found where it was copied from; 0: it is not a copy
 
 
+class DraftModel(Protocol):
+    """What a guess takes where it takes steps of the hardware, one after the other."""
+
+    @property
+    def sure(self) -> float:
+        """How often such a step brings a token to guess."""
+
+    def step_s(self, num_requests: int) -> float:
+        """What a step for so many takes; 0 if that is not known yet."""
+
+    def read_s(self, request: Request) -> float:
+        """What it takes beforehand to catch up with a request."""
+
+
 class Drafter(Protocol):
-    has_model: bool  # whether a guess may take steps of the hardware
+    @property
+    def model(self) -> DraftModel | None:
+        """What guesses may come from, beside the past."""
 
     def propose(self, wants: Sequence[Want]) -> list[Guess]:
         """One guess a want, at most `max_tokens` long; empty where there is none."""
@@ -44,7 +62,7 @@ class EitherDrafter:
 
     def __init__(self, first: Drafter, second: Drafter) -> None:
         self._both = first, second
-        self.has_model = first.has_model or second.has_model
+        self.model = first.model or second.model
 
     def propose(self, wants: Sequence[Want]) -> list[Guess]:
         first, second = self._both

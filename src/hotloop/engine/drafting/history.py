@@ -117,7 +117,7 @@ class PromptLookup:
 class PastDrafter:
     """Guesses from what was read and written before: by this request itself, or by those before it."""
 
-    has_model = False
+    model = None
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, max_history_tokens: int, *, min_match: int = 1) -> None:
         self._min_match = min_match

@@ -8,9 +8,10 @@ costs guesses, never an answer.
 
 import logging
 import math
+import time
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +22,7 @@ from hotloop.core.request import Request, SamplingParams
 from hotloop.engine.batch import make_batch
 from hotloop.engine.blocks import BlockPool
 from hotloop.engine.drafting.drafter import Guess, Want
+from hotloop.engine.drafting.payoff import Average, StepCost
 from hotloop.engine.radix import RadixTree
 from hotloop.engine.step import Slice, Step
 from hotloop.models.tokenizer import Tokenizer
@@ -60,11 +62,19 @@ class _Shadow:
 class ModelDrafter:
     """Runs the draft model greedily, until it has guessed enough or is no longer sure."""
 
-    has_model = True
-
     def __init__(
-        self, backend: Backend, target: Tokenizer, *, max_read_tokens: int = 256, least_chance: float = 0.4
+        self,
+        backend: Backend,
+        target: Tokenizer,
+        *,
+        max_read_tokens: int = 256,
+        least_chance: float = 0.4,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        self.model = self
+        self._clock = clock
+        self._cost = StepCost()
+        self._sure = Average(0.8, memory=30, weight=4)
         self._backend = backend
         self._block_size = backend.block_size
         self._max_read_tokens = max_read_tokens
@@ -107,6 +117,24 @@ class ModelDrafter:
         self.has_failed = True
         self._backend.close()
 
+    @property
+    def sure(self) -> float:
+        return self._sure.mean
+
+    def step_s(self, num_requests: int) -> float:
+        return self._cost.seconds(num_requests) if self._cost.is_known else 0.0
+
+    def read_s(self, request: Request) -> float:
+        if self.has_failed or request.num_tokens >= self._backend.max_context:
+            return math.inf
+        if not self._cost.is_known:
+            return 0.0
+        shadow = self._shadows.get(request)
+        known = self._tree.peek(request.token_ids, request.salt) if shadow is None else ()
+        num_computed = shadow.copy.num_computed if shadow else len(known) * self._block_size
+        num_pieces, num_left = divmod(max(1, request.num_tokens - num_computed), self._max_read_tokens)
+        return num_pieces * self._cost.seconds(self._max_read_tokens) + self._cost.seconds(num_left) - self.step_s(1)
+
     def check(self) -> None:
         self._tree.check()
         copies = [shadow.copy for shadow in self._shadows.values()]
@@ -114,10 +142,10 @@ class ModelDrafter:
         self._pool.check(Counter(block_id for copy in copies for block_id in copy.block_ids))
 
     def _follow(self, want: Want) -> _Shadow | None:
-        """The request's shadow, level with its tokens; None if the draft model has no such tokens."""
-        max_length = len(want.token_ids) + want.max_tokens
+        """The request's shadow, level with its tokens; None if the draft model has no such tokens, or no time."""
+        max_length = len(want.token_ids) + min(want.max_tokens, want.max_steps)
         largest_id = np.frombuffer(want.token_ids, np.int32).max()
-        if max_length > self._backend.max_context or largest_id >= self._backend.vocab_size:
+        if not want.max_steps or max_length > self._backend.max_context or largest_id >= self._backend.vocab_size:
             return None
         request = want.request
         shadow = self._shadows.pop(request, None)
@@ -150,15 +178,19 @@ class ModelDrafter:
     def _step(self, slices: list[Slice]) -> None:
         """Compute these and add the likeliest token to those who are level, if it is likely enough."""
         level = [part.request for part in slices if part.wants_token]
+        began_at = self._clock()
         flight = self._backend.launch(make_batch(Step(slices), self._block_size))
         flight.sample(Sampling([SampleRow(copy, copy.num_tokens) for copy in level]))
         chosen = flight.wait()
+        self._cost.observe(sum(part.num_tokens for part in slices), self._clock() - began_at)
         for part in slices:
             part.request.num_computed = part.end
         for row, copy in enumerate(level):
             token_id = chosen.token(row)
             chance = math.exp(chosen.logprob(row, token_id, 0).logprob)
-            if token_id < self._num_known and chance >= self._least_chance:
+            is_sure = token_id < self._num_known and chance >= self._least_chance
+            self._sure.observe(is_sure)
+            if is_sure:
                 copy.token_ids.append(token_id)
 
     def _may_go_on(self, shadow: _Shadow) -> bool:

@@ -1,78 +1,68 @@
 """How much to guess, and for whom: as long as a guess is likely to save more time than it costs.
 
-A step of n tokens takes about `fixed + n * each` seconds, learned from the steps themselves. A guess at depth i brings
-p^i tokens, p being how often guesses of its kind were right lately. The likeliest guesses of all requests are added
-while the tokens a second of the step go up. Under a grammar a guess is cut at the first token it forbids, and what it
-forces is added in between.
+What a step of n tokens takes is learned from the steps themselves. A guess at depth i brings p^i tokens, p being how
+often guesses of its kind were right lately. Of the likeliest guesses of all requests so many are added that the step
+has the most tokens a second. A draft model is asked for so many tokens that the same holds with its time added, which
+may be none (`payoff`). Under a grammar a guess is cut at the first token it forbids, and what it forces is added in
+between.
 """
 
 import heapq
+import time
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from hotloop.core.config import MAX_DRAFTED_FORCED
+from hotloop.core.request import Request
 from hotloop.engine.decode import TokenDecoder
 from hotloop.engine.drafting.drafter import Drafter, Guess, Want
+from hotloop.engine.drafting.history import MAX_MATCH
+from hotloop.engine.drafting.payoff import Average, Guessing, ModelPayoff, StepCost, best_length
 from hotloop.engine.grammar.matcher import Matcher
 from hotloop.engine.scheduler import Scheduler
 from hotloop.engine.step import Slice, Step
 
-_HOPE = 0.7  # for guesses nothing is known about: how often they will be right
+_HOPE = 0.7  # for a draft model's guesses, as long as nothing is known about them: how often they will be right
 _MEMORY = 30  # guesses that an old opinion counts for
+MODEL = 0  # the kind of guess that is no copy: a draft model's
 _MAX_ROUNDS = 3  # a guess, and others after what the grammar forced
 _MAX_DRAFTING = 32  # requests to guess for in one step
 _MAX_AHEAD = 8  # requests in a step, up to which one that runs ahead of its values is looked after
 _GOOD = 0.5  # how often such a guess must be right
 
 
-class StepCost:
-    """What a step costs: a line through the durations of recent steps, by their number of tokens."""
-
-    def __init__(self) -> None:
-        self._sums = [0.0] * 5
-
-    def observe(self, num_tokens: int, duration_s: float) -> None:
-        new = (1.0, num_tokens, duration_s, num_tokens**2, num_tokens * duration_s)
-        self._sums = [0.98 * old + each for old, each in zip(self._sums, new, strict=True)]
-
-    def marginal(self, num_tokens: int) -> float:
-        """What one more token adds to a step of so many, as a share of its duration."""
-        each, fixed = self._line()
-        return each / (fixed + each * num_tokens)
-
-    def _line(self) -> tuple[float, float]:
-        count, *sums = self._sums
-        if not sums[1]:
-            return 1.0, 30.0  # nothing measured yet: as on a small machine
-        mean_n, mean_t, mean_nn, mean_nt = (each / count for each in sums)
-        variance = mean_nn - mean_n**2
-        slope = (mean_nt - mean_n * mean_t) / variance if variance > 1 else mean_t / (30 + mean_n)
-        each = min(max(slope, mean_t / (100 + mean_n)), mean_t / mean_n)
-        return each, mean_t - each * mean_n
-
-
 class Odds:
     """How often guesses were right lately, by the length of the match they came from."""
 
     def __init__(self) -> None:
+        self._model = Average(_HOPE, _MEMORY, weight=4)  # soon found out: its guesses are dear
         self._odds: dict[int, float] = {}
 
     def __getitem__(self, kind: int) -> float:
-        return self._odds.get(kind, _HOPE)
+        return self._model.mean if kind == MODEL else self._odds.get(kind, _hope(kind))
 
     @property
     def best(self) -> float:
-        return max(self._odds.values(), default=_HOPE)
+        """Of copies, which cost nothing to make."""
+        return max(self[kind] for kind in (MAX_MATCH, *self._odds))
 
     def observe(self, kind: int, *, is_right: bool) -> None:
-        self._odds[kind] = self[kind] + (is_right - self[kind]) / _MEMORY
+        if kind == MODEL:
+            self._model.observe(is_right)
+        else:
+            self._odds[kind] = self[kind] + (is_right - self[kind]) / _MEMORY
 
     def relax(self) -> None:
         """Forget a little, so that what did not pay is tried again some time."""
         for kind, odds in self._odds.items():
-            self._odds[kind] = odds + 0.002 * (_HOPE - odds)
+            self._odds[kind] = odds + 0.002 * (_hope(kind) - odds)
+
+
+def _hope(match: int) -> float:
+    """How often a copy will be right: the longer the match it comes from, the more often."""
+    return 1 - 1 / (match + 2)
 
 
 @dataclass(slots=True)
@@ -87,6 +77,8 @@ class Draft:
     matcher: Matcher | None
     max_guesses: int
     max_tokens: int  # as many as the answer has room for, but for the one that is chosen after them
+    max_steps: int = 0  # of a draft model
+    is_probe: bool = False  # it is made to see how good a draft model's guesses are
     token_ids: list[int] = field(default_factory=list)
     kinds: list[int | None] = field(default_factory=list)
     num_guesses: int = 0
@@ -95,7 +87,7 @@ class Draft:
     def want(self) -> Want:
         request = self.part.request
         token_ids = request.token_ids + array("i", self.token_ids) if self.token_ids else request.token_ids
-        return Want(request, token_ids, self.max_guesses - self.num_guesses)
+        return Want(request, token_ids, self.max_guesses - self.num_guesses, self.max_steps)
 
     def follow(self, guess: Guess) -> None:
         """Take a guess as far as the grammar does; open for another where the grammar led elsewhere."""
@@ -135,16 +127,31 @@ class Draft:
 
 
 class Speculator:
-    def __init__(self, drafter: Drafter, decoder: TokenDecoder, *, max_draft_tokens: int) -> None:
+    def __init__(
+        self,
+        drafter: Drafter,
+        decoder: TokenDecoder,
+        *,
+        max_draft_tokens: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._drafter = drafter
         self._decoder = decoder
         self._max_draft_tokens = max_draft_tokens
-        self._pace = StepCost()
+        self._clock = clock
+        self._cost = StepCost()
         self._odds = Odds()
+        self._payoff = ModelPayoff(drafter.model, self._cost, max_draft_tokens) if drafter.model else None
+        self._drafting_s = 0.0  # since the last step was settled
+
+    @property
+    def model_length(self) -> int:
+        """How many tokens a draft model is asked for now; 0: it does not pay."""
+        return self._payoff.length if self._payoff else 0
 
     def draft(self, step: Step, scheduler: Scheduler) -> None:
         """Extend the slices of a step by what is worth computing ahead."""
-        num_tokens = step.num_tokens
+        began_at, num_tokens = self._clock(), step.num_tokens
         level = [part for part in step.slices if part.wants_token]
         drafts = self._promising([part for part in level if not part.request.num_pending], len(level), num_tokens)
         for _ in range(_MAX_ROUNDS):
@@ -153,23 +160,45 @@ class Speculator:
                 break
             for draft, guess in zip(drafting, self._drafter.propose([draft.want() for draft in drafting]), strict=True):
                 draft.follow(guess)
+        drafting_s = self._clock() - began_at
+        self._drafting_s += drafting_s
         for draft, worth in zip(drafts, self._worth(drafts, num_tokens, len(level)), strict=True):
             draft.undo()
-            count = min(worth, draft.max_tokens)
+            count = min(len(draft.token_ids) if draft.is_probe else worth, draft.max_tokens)
             if count:
                 scheduler.extend(draft.part, draft.token_ids[:count], draft.kinds[:count])
+            elif draft.token_ids and draft.kinds[0] is not None:
+                draft.part.unused = draft.token_ids[0], draft.kinds[0]
+        if self._payoff and any(draft.is_probe for draft in drafts):
+            self._payoff.spend(drafting_s, num_tokens, step.num_tokens)
         for part in level:
             part.request.has_guess = bool(part.draft_ids)
 
-    def learn(self, step: Step, duration_s: float) -> None:
-        self._pace.observe(step.num_tokens, duration_s)
+    def learn(self, step: Step, duration_s: float, host_s: float = 0.0) -> None:
+        """`host_s`: what the host did of that time; if steps may overlap, it does so while the next is computed."""
+        if any(part.request.is_guided or part.request.sampling.has_penalties for part in step.slices):
+            host_s = 0.0  # they did not overlap, guesses or not
+        self._cost.observe_host(max(0.0, host_s - self._drafting_s))
+        is_plain = not any(part.draft_ids for part in step.slices)
+        own_s = self._drafting_s if is_plain else max(self._drafting_s, host_s)
+        self._cost.observe(step.num_tokens, max(duration_s - own_s, duration_s / 100))
+        self._drafting_s = 0.0
+        if self._payoff:
+            self._payoff.learn(step, duration_s)
         self._odds.relax()
         for part in step.slices:
-            num_tried = min(part.num_accepted + 1, len(part.draft_ids))
-            for i, kind in enumerate(part.kinds[:num_tried]):
-                if kind is not None:
-                    self._odds.observe(kind, is_right=i < part.num_accepted)
+            self._judge(part)
         self._look_ahead([part for part in step.slices if part.wants_token])
+
+    def _judge(self, part: Slice) -> None:
+        """Learn from the guesses up to the first wrong one; or from one that was not computed, by the token written."""
+        num_tried = min(part.num_accepted + 1, len(part.draft_ids))
+        for i, kind in enumerate(part.kinds[:num_tried]):
+            if kind is not None:
+                self._odds.observe(kind, is_right=i < part.num_accepted)
+        if part.unused and part.is_kept:
+            token_id, kind = part.unused
+            self._odds.observe(kind, is_right=part.request.token_ids[part.end] == token_id)
 
     def _look_ahead(self, level: Sequence[Slice]) -> None:
         """Where few run, and one repeats something, it is better to wait for its values and guess than to run ahead."""
@@ -178,15 +207,34 @@ class Speculator:
         if not ahead or len(level) > _MAX_AHEAD:
             return
         wants = [Want(request, request.token_ids, 1) for request in ahead]
-        for request, guess in zip(ahead, self._drafter.propose(wants), strict=True):
-            request.has_guess = bool(guess.token_ids) and self._odds[guess.match] > _GOOD
+        guesses = self._drafter.propose(wants)
+        good = [bool(guess.token_ids) and self._odds[guess.match] > _GOOD for guess in guesses]
+        pays = any(good) and self._may_copies_pay(sum(good), len(level), len(level))
+        for request, is_good in zip(ahead, good, strict=True):
+            request.has_guess = pays and is_good
+        for request in self._lengths(ahead, len(level)):
+            request.has_guess = True
 
     def _promising(self, parts: Sequence[Slice], num_level: int, num_tokens: int) -> list[Draft]:
-        """Those to guess for, if the best of guesses would pay for any."""
-        if not parts or self._odds.best / num_level <= self._pace.marginal(num_tokens):
+        """Those to guess for, if the best of guesses would pay; now and then a step is measured without any."""
+        drafts = [draft for part in parts if (draft := self._open(part))][:_MAX_DRAFTING]
+        if not drafts or (num_tokens == num_level and self._cost.is_due(num_tokens)):
             return []
-        drafts = [self._open(part) for part in parts]
-        return [draft for draft in drafts if draft][:_MAX_DRAFTING]
+        lengths = self._lengths([draft.part.request for draft in drafts], num_level)
+        for draft in drafts:
+            draft.max_steps = lengths.get(draft.part.request, 0)
+            draft.is_probe = draft.max_steps > 0 and self._payoff is not None and self._payoff.is_probing
+        return drafts if lengths or self._may_copies_pay(len(drafts), num_level, num_tokens) else []
+
+    def _lengths(self, requests: Sequence[Request], num_level: int) -> dict[Request, int]:
+        """For whom a draft model is asked, and for how many tokens."""
+        return self._payoff.lengths(requests, self._odds[MODEL], num_level) if self._payoff else {}
+
+    def _may_copies_pay(self, num_drafts: int, num_level: int, num_tokens: int) -> bool:
+        """If all are of the best, for one request or for each."""
+        ways = (Guessing(count, self._odds.best, stall_s=self._cost.stall_s) for count in (1, num_drafts))
+        longest = self._max_draft_tokens
+        return any(best_length(self._cost.hoped_seconds, num_tokens, num_level, way, longest)[0] for way in ways)
 
     def _open(self, part: Slice) -> Draft | None:
         request = part.request
@@ -197,21 +245,24 @@ class Speculator:
         return Draft(part, guide.matcher if guide else None, min(self._max_draft_tokens, max_tokens), max_tokens)
 
     def _worth(self, drafts: Sequence[Draft], num_tokens: int, num_level: int) -> list[int]:
-        """How much of each draft to compute: the likeliest tokens of all, while the tokens a second go up."""
+        """How much of each draft to compute: so many of the likeliest tokens of all that most are written a second."""
         counts = [0] * len(drafts)
-        expected = float(num_level)
+        best, expected = [*counts], float(num_level)
+        base_s = self._cost.hoped_seconds(num_tokens)
+        best_rate = expected / base_s
         chances = [(-self._chance(draft, 0, 1.0), i) for i, draft in enumerate(drafts) if draft.token_ids]
         heapq.heapify(chances)
         while chances:
             negative, i = heapq.heappop(chances)
-            if -negative / expected <= self._pace.marginal(num_tokens):
-                break
             counts[i] += 1
             expected -= negative
             num_tokens += 1
+            rate = expected / (self._cost.stall_s + max(base_s, self._cost.hoped_seconds(num_tokens)))
+            if rate > best_rate:
+                best, best_rate = [*counts], rate
             if counts[i] < len(drafts[i].token_ids):
                 heapq.heappush(chances, (-self._chance(drafts[i], counts[i], -negative), i))
-        return counts
+        return best
 
     def _chance(self, draft: Draft, index: int, chance_before: float) -> float:
         kind = draft.kinds[index]
