@@ -107,6 +107,15 @@ def test_alone_there_is_no_limit_but_for_a_moment_after_others_were_served(budge
     assert begin(budget, 1, now=101.0 + 1.1 * MOMENT_S) == math.inf
 
 
+def test_alone_a_step_is_as_long_as_the_backend_says_once_it_is_known_what_one_takes() -> None:
+    budget = PrefillBudget(token_s=TOKEN_S, max_alone=16.0)
+    assert begin(budget, 1) == math.inf
+    for part in (decode(), prefill(0, 4096)):
+        budget.learn([part], took_s(part))
+    assert begin(budget, 1) == pytest.approx(16 * PLAIN_S, rel=0.1)
+    assert begin(budget, 2) == pytest.approx(3 * PER_PROMPT * PLAIN_S, rel=0.1)
+
+
 def test_the_more_prompts_wait_the_longer_a_step_may_be(budget: PrefillBudget) -> None:
     rooms_s = [begin(budget, num_waiting) for num_waiting in (2, 4, 5)]
     assert rooms_s == pytest.approx([each * PER_PROMPT * PLAIN_S for each in (3, 5, 6)], rel=0.1)

@@ -4,8 +4,9 @@ from tests.engine.tiny import BLOCK_SIZE
 from tests.engine.turning import Loop, make_scheduler, prompt
 
 from hotloop.core.request import Request
-from hotloop.engine.prefill_budget import PER_PROMPT
+from hotloop.engine.prefill_budget import MOMENT_S, PER_PROMPT
 from hotloop.engine.short import SHARE
+from hotloop.engine.step import Step
 
 
 def steps_until_prefilled(loop: Loop, *requests: Request) -> list[int]:
@@ -17,6 +18,39 @@ def steps_until_prefilled(loop: Loop, *requests: Request) -> list[int]:
         loop.step()
         found |= {each.id: num_steps for each in requests if each.num_output and each.id not in found}
     return [found[each.id] for each in requests]
+
+
+def timed_step(loop: Loop, plain_s: float, token_s: float, pair_s: float = 0.0) -> Step:
+    """A step that takes so long, and longer for each token that is prefilled, and for each before that."""
+    step = loop.scheduler.schedule(loop.now)
+    prefills = (part for part in step.slices if part.num_tokens > 1)
+    took_s = plain_s + sum(
+        part.num_tokens * (token_s + pair_s * (part.begin + part.num_tokens / 2)) for part in prefills
+    )
+    loop.now += took_s
+    loop.compute(step, took_s)
+    return step
+
+
+def num_prefilled(step: Step) -> int:
+    return sum(part.num_tokens for part in step.slices if part.num_tokens > 1)
+
+
+def cpu() -> Loop:
+    """One on which a prompt of 100 tokens takes 0.2 s, and that has decoded before."""
+    loop = Loop(make_scheduler(num_blocks=4096, max_step_tokens=512, max_alone=16.0))
+    ttft_s(loop, loop.add("first", prompt(8, 90_000)))
+    return loop
+
+
+def ttft_s(loop: Loop, request: Request) -> float:
+    """From now until its first token; it has two, and ends."""
+    began_at, first_at = loop.now, 0.0
+    while request.num_output < 2:
+        timed_step(loop, 0.008, 0.002, 1.3e-6)
+        first_at = first_at or (loop.now if request.num_output else 0.0)
+    loop.finish(request)
+    return first_at - began_at
 
 
 def test_a_short_prompt_does_not_wait_for_long_ones_and_hardly_slows_them() -> None:
@@ -66,12 +100,7 @@ def test_among_others_a_step_reads_for_a_few_times_what_it_takes_without() -> No
     loop = Loop(make_scheduler(num_blocks=4096, max_step_tokens=2048))
 
     def step() -> int:
-        """A step takes 10 ms, and 0.1 ms for each token that is read."""
-        loop.now += 0.01
-        step = loop.scheduler.schedule(loop.now)
-        num_prefilled = sum(part.num_tokens for part in step.slices if part.num_tokens > 1)
-        loop.compute(step, 0.01 + 0.0001 * num_prefilled)
-        return num_prefilled
+        return num_prefilled(timed_step(loop, 0.01, 0.0001))
 
     writes = loop.add("writes", prompt(8, 50_000))
     for _ in range(20):
@@ -106,3 +135,50 @@ def test_none_jumps_a_queue_that_waits_for_room() -> None:
         loop.step()
     assert big.id in loop.scheduler.waiting
     assert small.id in loop.scheduler.waiting
+
+
+def test_on_a_cpu_who_comes_does_not_wait_for_a_step_of_seconds() -> None:
+    loop = cpu()
+    alone_s = ttft_s(loop, loop.add("alone", prompt(100, 10_000)))
+    loop.now += 60
+    long = loop.add("long", prompt(2000))
+    waits_s = []
+    for i in range(5):
+        began_at = loop.now
+        sizes = [num_prefilled(timed_step(loop, 0.008, 0.002, 1.3e-6)) for _ in range(3)]
+        assert min(sizes) > BLOCK_SIZE, "nor are steps smaller than need be"
+        waits_s.append((loop.now - began_at) / 3 + ttft_s(loop, loop.add(f"short{i}", prompt(100, 20_000 + 200 * i))))
+        loop.now += 2 * MOMENT_S
+    assert long.num_missing > 100, "it was alone all the time"
+    assert max(waits_s) <= 2 * alone_s
+
+
+def test_on_a_cpu_a_long_prompt_alone_is_hardly_slower_in_smaller_steps() -> None:
+    token_s = 2000 * (0.002 + 1.3e-6 * 1000)
+    loop = cpu()
+    loop.now += 60
+    assert ttft_s(loop, loop.add("long", prompt(2000))) <= 1.07 * token_s
+
+
+def test_few_tokens_at_the_end_of_a_long_prompt_take_longer_than_as_many_of_a_short_one() -> None:
+    loop = cpu()
+    long = loop.add("long", prompt(4000))
+    while long.num_missing > 190:
+        timed_step(loop, 0.008, 0.002, 1.3e-6)
+    short = loop.add("short", prompt(100, 20_000))
+    while not short.num_output:
+        timed_step(loop, 0.008, 0.002, 1.3e-6)
+    assert not long.num_output
+
+
+def test_a_prompt_right_after_others_decoded_is_read_in_full_steps() -> None:
+    loop = Loop(make_scheduler(num_blocks=8192, max_step_tokens=8192))
+    others = [loop.add(f"other{i}", prompt(100, 20_000 + 200 * i)) for i in range(4)]
+    while loop.now < 2 * MOMENT_S:
+        timed_step(loop, 0.008, 12e-6)
+    for each in others:
+        loop.finish(each)
+    began_at, alone = loop.now, loop.add("alone", prompt(8192))
+    while not alone.num_output:
+        timed_step(loop, 0.008, 12e-6)
+    assert loop.now - began_at <= 1.25 * (0.008 + 8192 * 12e-6)

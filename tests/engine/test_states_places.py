@@ -173,3 +173,48 @@ def test_within_a_session_a_state_is_worth_nothing_unless_it_is_held_or_shared()
     assert states._rank(inner)[0] == HoldKind.TOOL_GAP
     inner.hold, inner.session = None, None
     assert states._rank(inner)[0] == HoldKind.ORDINARY
+
+
+@pytest.mark.parametrize("num_free", [1, 0])
+def test_a_state_from_elsewhere_is_written_and_kept_where_a_slot_is_free(num_free: int) -> None:
+    loop = Loop(make_scheduler(num_states=2 + num_free))
+    request = loop.add("a", prompt(9))
+    while not request.num_output:
+        loop.step()
+    states, written = states_of(loop), list[int]()
+    assert states.pool.num_free == num_free, "its own and the one it has left at its last block"
+    assert states.put(request, 4, written.append) == bool(num_free)
+    assert len(written) == num_free
+    assert saved(loop, request.token_ids) == [4] * num_free
+    assert all(states.pool.is_kept[slot] for slot in written)
+    loop.scheduler.check()
+
+
+@pytest.mark.parametrize("num_states", [2, 1])
+def test_drafts_are_computed_where_the_state_before_them_can_stay(num_states: int) -> None:
+    loop = Loop(make_scheduler(num_states=num_states))
+    request = loop.add("a", prompt(3))
+    loop.step()
+    (part,) = loop.scheduler.schedule(loop.now).slices
+    states = states_of(loop)
+    assert part.slots is not None
+    read, _ = part.slots
+    assert states.branch(part) == (num_states == 2)
+    assert part.slots == (read, 1 - read if num_states == 2 else read)
+    assert states._runs["a"].before == (read if num_states == 2 else None)
+    assert states.stats().num_used == num_states
+    loop.scheduler.fail(request)
+    assert states.pool.num_free == num_states
+
+
+def test_who_is_told_of_a_state_hears_which_places_its_session_has_passed() -> None:
+    """With its next prompt, not with an answer; and not of a head that is shared."""
+    loop = Loop(make_scheduler(num_blocks=400, num_states=32))
+    told = list[tuple[str, int, list[int]]]()
+    loop.scheduler.tree.states.on_keep = lambda request, place, _, own: told.append((request.id, place, [*own]))
+    head = prompt(40)
+    for name in "ab":
+        serve(loop, f"{name}1", [*head, *prompt(24, first=1000 * ord(name))], session=name)
+    del told[:]
+    serve(loop, "b2", [*head, *prompt(48, first=1000 * ord("b"))], num_output=9, session="b")
+    assert told == [("b2", 80, [56, 64]), ("b2", 96, [])]

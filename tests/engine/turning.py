@@ -1,5 +1,6 @@
 """A scheduler turned by hand, for tests that look at who computes what."""
 
+import math
 from typing import Any
 
 from tests.engine.tiny import BLOCK_SIZE, make_request
@@ -10,9 +11,9 @@ from hotloop.engine.scheduler import Scheduler
 from hotloop.engine.step import Step
 
 
-def make_scheduler(num_blocks: int = 64, num_states: int = 0, **changes: Any) -> Scheduler:
+def make_scheduler(num_blocks: int = 64, num_states: int = 0, max_alone: float = math.inf, **changes: Any) -> Scheduler:
     config = EngineConfig(**changes)
-    return Scheduler(config, block_size=BLOCK_SIZE, num_blocks=num_blocks, num_states=num_states)
+    return Scheduler(config, block_size=BLOCK_SIZE, num_blocks=num_blocks, num_states=num_states, max_alone=max_alone)
 
 
 STEP_S = 0.001

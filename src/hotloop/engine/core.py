@@ -83,6 +83,7 @@ class EngineCore:
             block_size=backend.block_size,
             num_blocks=backend.num_blocks,
             step_tokens=backend.step_tokens,
+            max_alone=backend.max_alone,
             changes=changes,
             host=memory,
             num_states=backend.num_states,
@@ -96,8 +97,8 @@ class EngineCore:
         self._decoder = TokenDecoder(eos_ids, can_force=config.forced_tokens)
         most = config.max_draft_tokens
         self._drafter = drafter
-        self._speculator = Speculator(drafter, self._decoder, max_draft_tokens=most) if drafter else None
-        self._publishes_first = drafter is not None and drafter.has_model  # tokens do not wait for drafts
+        self._speculator = Speculator(drafter, self._decoder, max_draft_tokens=most, clock=clock) if drafter else None
+        self._publishes_first = drafter is not None and drafter.model is not None  # tokens do not wait for drafts
         self.disk = DiskTier(store, backend, self.scheduler, post, clock) if store and post else None
         self._tiers = [tier for tier in (self.disk, self.host) if tier]
         self.listeners: dict[str, _Listener] = {}  # of the requests that wait or run
@@ -122,6 +123,11 @@ class EngineCore:
     def is_idle(self) -> bool:
         """Whether no request waits or runs, and no event is left to publish."""
         return not (self.listeners or self._flights or self._events or self._is_copying)
+
+    @property
+    def num_draft_model_tokens(self) -> int:
+        """How many tokens a draft model is asked for; 0: there is none, or it does not pay."""
+        return self._speculator.model_length if self._speculator else 0
 
     @property
     def has_work(self) -> bool:
@@ -231,7 +237,8 @@ class EngineCore:
                 part.request.num_accepted += part.num_right
             self._deliver(part.request, tokens, now)
         if self._speculator:
-            self._speculator.learn(step, now - self._settled_at)
+            duration_s = now - self._settled_at
+            self._speculator.learn(step, duration_s, duration_s - waited_s if self._backend.depth > 1 else 0.0)
         self._settling = None
         self.num_steps += 1
         num_output = sum(len(tokens) for _, tokens in decoded)

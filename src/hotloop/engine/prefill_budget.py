@@ -9,13 +9,14 @@
    take. So what is short goes first and what is long is prefilled beside the others, in a quarter of the time at least.
 3. A request less urgent than a running one has `Priority.max_share` of the time at most.
 
-Who is alone, and was for a moment, has all the time there is.
+Who is alone, and was for a moment, has all the time there is; where small steps are as quick as large ones, on a CPU,
+`Backend.max_alone` times what a decoding step takes, so that one who comes does not wait for a step of seconds.
 """
 
 import math
 from collections.abc import Iterable
 
-from hotloop.core.request import Priority
+from hotloop.core.request import Priority, Request
 from hotloop.engine.step import Slice
 
 OUTPUT_TOKENS = 50
@@ -25,7 +26,7 @@ LEAST = 1 / 3
 PER_PROMPT = 1 / 2
 """So many times as long a step may prefill at most, for each prompt that waits and for one more."""
 MOMENT_S = 1.0
-"""So long after others were served steps stay short: they may be back."""
+"""So long after others were served beside a prompt steps stay short: they may be back."""
 PROBE_S = 1.0
 """So often, while requests decode, a step prefills nothing, to see how long that takes now."""
 
@@ -37,7 +38,7 @@ _FEW = 128  # tokens; of more than that not twice as many as ever before are pre
 class PrefillBudget:
     """Learns from every step; says how many tokens of whose prompts the next one prefills."""
 
-    def __init__(self, token_s: float, least: int = 1) -> None:
+    def __init__(self, token_s: float, least: int = 1, max_alone: float = math.inf) -> None:
         self.plain_s = 0.0
         """How long a step takes, lately, that prefills nothing; 0 until there was one."""
         self.token_s = token_s
@@ -48,6 +49,7 @@ class PrefillBudget:
         self._class_left_s = [math.inf] * len(Priority)  # below 0: they had more than their share
         self._plain_ago_s = 0.0  # since a step prefilled nothing, without the time that lay idle
         self._shared_at = -math.inf
+        self._max_alone = max_alone
         self._most = _FEW
         self._sums = (0.0, 0.0, 0.0, 0.0, 0.0)
 
@@ -76,7 +78,7 @@ class PrefillBudget:
         """
         if len(decoding) + num_waiting > 1:
             self._shared_at = now
-        self._left_s = math.inf
+        self._left_s = self._max_alone * self.plain_s if self.plain_s else math.inf
         if decoding and self._plain_ago_s > PROBE_S:
             self._left_s = 0.0
         elif self.plain_s and now - self._shared_at <= MOMENT_S:
@@ -86,10 +88,8 @@ class PrefillBudget:
             debt_s = min(0.0, self._class_left_s[priority]) if share_s < math.inf else 0.0
             self._class_left_s[priority] = debt_s + share_s
 
-    def rest(self, now: float, num_decoding: int) -> None:
+    def rest(self) -> None:
         """A step begins in which nothing is prefilled, since nobody has a prompt: nothing is owed any more."""
-        if num_decoding > 1:
-            self._shared_at = now
         self._class_left_s = [math.inf] * len(Priority)
 
     def has_room(self, rank: int) -> bool:
@@ -120,6 +120,10 @@ class PrefillBudget:
     def cost_s(self, begin: int, num_tokens: int) -> float:
         """What it takes to prefill so many tokens behind the first `begin`."""
         return num_tokens * (self.token_s + self.pair_s * (begin + num_tokens / 2))
+
+    def rest_s(self, request: Request, num_tokens: int) -> float:
+        """What the last so many tokens of a request take."""
+        return self.cost_s(request.num_tokens - num_tokens, num_tokens)
 
     def _share_s(self, priority: Priority, decoding: list[int], waiting: list[tuple[int, float]], lead: int) -> float:
         """How long a step prefills for this class, if it is to have its share of the time and no more."""

@@ -47,6 +47,7 @@ class Scheduler:
         block_size: int,
         num_blocks: int,
         step_tokens: int = 512,
+        max_alone: float = math.inf,
         changes: list[Change] | None = None,
         host: HostRoom | None = None,
         num_states: int = 0,
@@ -68,8 +69,8 @@ class Scheduler:
         num_tokens = (num_blocks + self.tree.host_pool.num_blocks) * block_size
         self.admission = Admission(num_tokens, block_size, is_on=config.admission and config.prefix_cache)
         self.seating = Seating(self.tree, self.admission, block_size)
-        self.budget = PrefillBudget(self.retention.token_s, max(block_size, self.max_step_tokens // 32))
-        self._short_share = ShortShare(self.max_step_tokens, block_size)
+        self.budget = PrefillBudget(self.retention.token_s, max(block_size, self.max_step_tokens // 32), max_alone)
+        self._short_share = ShortShare(self.budget, self.max_step_tokens, block_size)
         self.waiting: dict[str, Request] = {}
         self.running: dict[str, Request] = {}
         self.num_preemptions = 0
@@ -108,7 +109,7 @@ class Scheduler:
                 self._grant(plan, request, self.states.cut(request, missing))
         queue = self._queue(behind)
         if not queue:
-            self.budget.rest(now, len(plan.slices))
+            self.budget.rest()
             return self._make_step(plan)
         num_decoding = len(plan.slices)
         num_granted = sum(part.num_tokens for part in plan.slices.values())
@@ -227,7 +228,7 @@ class Scheduler:
         return sorted(queue, key=attrgetter("rank"))
 
     def _begin_budget(self, decoding: list[int], num_prompts: int, lacking: dict[Request, int]) -> None:
-        prefills = [(each.rank, self.budget.cost_s(each.num_tokens - num, num)) for each, num in lacking.items()]
+        prefills = [(each.rank, self.budget.rest_s(each, num)) for each, num in lacking.items()]
         lead = min((each.rank for each in self.running.values()), default=len(Priority))
         self.budget.begin(self.fairness.now, decoding, prefills, num_prompts, lead)
 

@@ -1,12 +1,13 @@
 """A share of the prefill for requests that lack little, so that they do not wait for those that lack much.
 
-Of all that is prefilled, `SHARE` may go to requests that lack at most half of what the first does that would fill the
-step, the one that lacks least first: sessions end soonest, on average, if what is short comes first, and the long ones
-keep the rest, so however many short ones come a long one takes three times as long at most. What is not needed is
-saved up to half a full step, so one that comes alone is prefilled at once.
+Of all that is prefilled, `SHARE` may go to requests that lack at most half, in seconds, of what the first does that
+would fill the step, the one that lacks least first: sessions end soonest, on average, if what is short comes first, and
+the long ones keep the rest, so however many short ones come a long one takes three times as long at most. What is not
+needed is saved up to half a full step, so one that comes alone is prefilled at once.
 """
 
 from hotloop.core.request import Request
+from hotloop.engine.prefill_budget import PrefillBudget
 
 SHARE = 2 / 3
 
@@ -14,19 +15,21 @@ SHARE = 2 / 3
 class ShortShare:
     """How many tokens there are for those who lack little."""
 
-    def __init__(self, max_step_tokens: int, block_size: int) -> None:
+    def __init__(self, budget: PrefillBudget, max_step_tokens: int, block_size: int) -> None:
+        self._budget = budget
         self._block_size = block_size
         self._most = max(block_size, max_step_tokens // 2)
         self.num_tokens = float(self._most)
 
     def choose(self, lacking: dict[Request, int], room: float) -> list[Request]:
-        """Those who lack little, the least first, if one before them lacks more than there is room for."""
+        """Those who lack little, the least first, if one before them lacks more tokens than there is room for."""
         queue = list(lacking)
+        prefill_s = {each: self._budget.rest_s(each, num_tokens) for each, num_tokens in lacking.items()}
         for i, first in enumerate(queue):
             room -= lacking[first]
             if room < 0:
-                few = [each for each in queue[i + 1 :] if lacking[each] <= lacking[first] / 2]
-                return sorted((each for each in few if not self._follows(each, first)), key=lacking.__getitem__)
+                few = [each for each in queue[i + 1 :] if prefill_s[each] <= prefill_s[first] / 2]
+                return sorted((each for each in few if not self._follows(each, first)), key=prefill_s.__getitem__)
         return []
 
     def _follows(self, request: Request, first: Request) -> bool:

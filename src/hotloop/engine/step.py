@@ -21,6 +21,7 @@ class Slice:
     wants_token: bool  # whether this brings the request level with its tokens, so that a new one can be sampled
     draft_ids: Sequence[int] = ()
     kinds: Sequence[int | None] = ()  # how long a match each draft was copied from; None: it is no guess, it follows
+    unused: tuple[int, int] | None = None  # a guess that was not worth computing, and its kind
     num_accepted: int = 0  # how many of the drafts turned out to be the request's tokens
     num_right: int = 0  # how many of those were guesses
     error: HotloopError | None = None  # then what was computed is not shared, and the request fails

@@ -1,5 +1,6 @@
 """`hotloop serve` and `hotloop route`: a model, or many replicas, behind one address."""
 
+import gc
 import logging
 import os
 import sys
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _MODEL_HELP = "What to serve, as --model takes it, and before what that or a setting says."
 MIN_LIFE_S = 60.0
+_SWITCH_S = 0.0005  # so long the engine's thread waits at most for the one that answers clients
 
 
 def serve(
@@ -77,6 +79,7 @@ def serve(
         if store:
             names = (server.host, *server.allowed_hosts)
             page = page_of(store, "hotloop serve", show, model=name, keys=keys, names=names)
+        _shorten_pauses()
         HttpServer(loaded, server, tracer=tracer, page=page, on_ready=announce, on_drain=_say_draining).run()
     if isinstance(loaded.failure, DeviceLost):
         begin_again(loaded.failure, time.monotonic() - began_at)
@@ -91,6 +94,13 @@ def begin_again(failure: DeviceLost, lived_s: float) -> None:
         raise failure
     print(f"{failure}; starting again", file=sys.stderr, flush=True)
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def _shorten_pauses() -> None:
+    """What is loaded by now stays: looking through it for garbage would stop all threads for tenths of a second."""
+    gc.collect()
+    gc.freeze()
+    sys.setswitchinterval(_SWITCH_S)
 
 
 def _say_draining(num_running: int) -> None:
