@@ -1,13 +1,18 @@
 """The CUDA backend's kernels: on the card if there is one, else in Triton's interpreter; skipped without torch."""
 
 import os
+from collections.abc import Sequence
 from contextlib import suppress
+from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
+
+from hotloop.core.request import Request
+from hotloop.engine.drafting.payoff import ModelPayoff
 
 with suppress(ImportError):
     import torch
@@ -23,9 +28,33 @@ def _obstacle() -> str | None:
     return None
 
 
+def _patch_language_once_a_launch() -> None:
+    """The interpreter patches Triton's language anew with every call of a function within a kernel, which changes
+    nothing and takes two fifths of the time: once for each module and launch is enough.
+    """
+    interpreter: Any = import_module("triton.runtime.interpreter")
+    patch, launch = interpreter._patch_lang, interpreter.GridExecutor.__call__
+    patched: set[int] = set()
+
+    def patch_lang(function: Any) -> Any:
+        module = id(function.__globals__)
+        if module in patched:
+            return interpreter._LangPatchScope()
+        patched.add(module)
+        return patch(function)
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> None:
+        patched.clear()
+        launch(self, *args, **kwargs)
+
+    interpreter._patch_lang, interpreter.GridExecutor.__call__ = patch_lang, call
+
+
 OBSTACLE = _obstacle()
 if OBSTACLE is None and not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before anything imports triton: it is read when a kernel is declared
+    torch.set_num_threads(1)  # what torch computes here is small, and another process has the other core
+    _patch_language_once_a_launch()
 
 
 class SkippedModule(pytest.Module):
@@ -47,3 +76,14 @@ def device() -> str:
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def always_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draft model guesses four tokens each time, whether that pays or not: here it is as slow as the model."""
+
+    def lengths(self: ModelPayoff, requests: Sequence[Request], chance: float, num_running: int) -> dict[Request, int]:
+        self.is_probing = True  # so that all of it is computed
+        return dict.fromkeys(requests, 4)
+
+    monkeypatch.setattr(ModelPayoff, "lengths", lengths)

@@ -194,8 +194,8 @@ def test_keys_and_values_in_fp8_are_close_to_the_definition(family: Family, devi
 
 def test_settings_that_a_gpu_has_not(device: str) -> None:
     model = tiny_model("llama")
-    with pytest.raises(ConfigError, match="kv_precision u8 is not to be had on a GPU: there it is bf16 or fp8"):
-        open_cuda(model, EngineConfig(kv_precision="u8"), weight_format="bf16", precision="fast")
+    with pytest.raises(ConfigError, match="kv_precision int8 is not to be had on a GPU: there it is bf16 or fp8"):
+        open_cuda(model, EngineConfig(kv_precision="int8"), weight_format="bf16", precision="fast")
     with pytest.raises(ConfigError, match="kv_precision fp8 does not go with precision exact"):
         open_cuda(model, EngineConfig(kv_precision="fp8"), weight_format="bf16", precision="exact")
     with pytest.raises(ConfigError, match="weights fp8 does not go with precision exact"):
@@ -255,6 +255,7 @@ def test_a_grammar_penalties_and_logprobs_on_the_device(device: str) -> None:
     assert [token_id for token_id, _ in done.logprobs[0].top] == np.argsort(-want)[:3].tolist()
 
 
+@pytest.mark.usefixtures("always_drafts")
 def test_a_draft_model_beside_the_model_changes_no_token(device: str) -> None:
     model = tiny_model("llama", max_context=256)
     config = EngineConfig(max_running=2, max_step_tokens=64, debug_checks=True)

@@ -134,6 +134,7 @@ def answers(backend: CudaBackend, drafter: Drafter | None = None) -> list[list[i
     return [listener.token_ids(request.id) for request in requests]
 
 
+@pytest.mark.usefixtures("always_drafts")
 def test_the_engine_says_the_same_with_steps_in_flight_and_with_drafts(tmp_path: Path, device: str) -> None:
     model = tiny_model(tmp_path, "llama", num_layers=1)
     want = answers(make_backend(model, device))
