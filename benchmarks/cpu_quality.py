@@ -1,9 +1,10 @@
-"""What each format of weights costs a real model on this CPU: perplexity over text, and how often the likeliest token
-is another one than in float32.
+"""What each format of weights and of KV costs a real model on this CPU: perplexity over text, and how often the
+likeliest token is another one than in float32.
 
-`python -m benchmarks.cpu_quality [--model smollm2-135m] [--weights auto,int8] [FILE ...]`: the backends themselves,
-window by window. Of a file of JSON lines, gzipped or not, the text is that of its messages; without a file it is this
-repository's documentation. The first row is float32 of the same file.
+`python -m benchmarks.cpu_quality [--model smollm2-135m] [--weights auto,int8] [--kv auto,int8] [FILE ...]`: the
+backends themselves, window by window. Of a file of JSON lines, gzipped or not, the text is that of its messages;
+without a file it is this repository's documentation. The first row is float32 of the same file, or what `--against`
+says, and what the others are compared with.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import math
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import get_args
 
@@ -20,7 +22,7 @@ from numpy.typing import NDArray
 
 from hotloop.backends.backend import Backend, Batch
 from hotloop.backends.cpu import open_cpu
-from hotloop.core.config import DEFAULT_MODEL, EngineConfig, Precision, WeightFormat
+from hotloop.core.config import DEFAULT_MODEL, EngineConfig, KvPrecision, WeightFormat
 from hotloop.core.files import read_lines
 from hotloop.models.model import Model, load_model
 
@@ -84,10 +86,11 @@ def compare(texts: Sequence[list[int]], found: Iterator[Array], wanted: Iterator
 
 
 def measure(
-    model: Model, weights: WeightFormat, precision: Precision, texts: Sequence[list[int]], kept: Path
+    model: Model, weights: WeightFormat, kv_precision: KvPrecision, texts: Sequence[list[int]], kept: Path
 ) -> Quality:
     """Against what was kept, which is this itself if nothing was."""
-    backend = open_cpu(model, EngineConfig(kv_memory="256MiB"), weight_format=weights, precision=precision)
+    config = EngineConfig(kv_memory="256MiB", kv_precision=kv_precision)
+    backend = open_cpu(model, config, weight_format=weights, precision="exact" if weights == "f32" else "fast")
     is_first = not any(kept.iterdir())
 
     def found() -> Iterator[Array]:
@@ -108,21 +111,22 @@ def main() -> None:
     parser.add_argument("files", nargs="*", type=Path, default=sorted(_DOCS.glob("*.md")))
     parser.add_argument("--model", default=DEFAULT_MODEL)
     parser.add_argument("--weights", default="int8,auto", help=f"of {', '.join(get_args(WeightFormat))}")
+    parser.add_argument("--kv", default="auto", help=f"of {', '.join(get_args(KvPrecision))}")
+    parser.add_argument("--against", default="f32", choices=get_args(WeightFormat), help="weights of the first row")
     parser.add_argument("--window", type=int, default=512, help="tokens that are read together")
     parser.add_argument("--windows", type=int, default=6)
     asked = parser.parse_args()
     model = load_model(asked.model)
     texts = windows(model, asked.files, asked.window, asked.windows)
-    print(f"{model.name}, {len(texts)} x {asked.window} tokens\n{'':16}perplexity  other top token  KL, nats")
+    print(f"{model.name}, {len(texts)} x {asked.window} tokens")
+    print(f"{'weights':10}{'KV':6}perplexity  other top token  KL, nats")
     with tempfile.TemporaryDirectory() as folder:
-        ways: list[tuple[WeightFormat, Precision]] = [
-            ("f32", "exact"),
-            *((each, "fast") for each in asked.weights.split(",")),
-        ]
-        for weights, precision in ways:
-            found = measure(model, weights, precision, texts, Path(folder))
+        first: tuple[WeightFormat, KvPrecision] = (asked.against, "auto")
+        others = product(asked.weights.split(","), asked.kv.split(","))
+        for weights, kv_precision in (first, *(other for other in others if other != first)):
+            found = measure(model, weights, kv_precision, texts, Path(folder))
             figures = f"{found.perplexity:10.3f}{found.other:17.2%}{found.divergence:10.4f}"
-            print(f"{weights:16}{figures}", flush=True)
+            print(f"{weights:10}{kv_precision:6}{figures}", flush=True)
 
 
 if __name__ == "__main__":

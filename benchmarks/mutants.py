@@ -44,7 +44,7 @@ def _engine(*names: str) -> list[str]:
     return [f"tests/engine/test_{name}.py" for name in names]
 
 
-_DRAFTING = [f"tests/engine/drafting/test_{name}.py" for name in ("worth", "speculation")]
+_DRAFTING = [f"tests/engine/drafting/test_{name}.py" for name in ("worth", "payoff", "speculation")]
 _PLACEMENT = [f"tests/router/placement/test_{name}.py" for name in ("policy", "index")]
 TESTS: Mapping[str, list[str]] = {
     "engine/blocks.py": _engine("blocks", "radix"),
@@ -57,6 +57,7 @@ TESTS: Mapping[str, list[str]] = {
     "engine/fairness.py": _engine("fairness", "scheduler"),
     "engine/admission.py": _engine("admission", "scheduler_rooms", "scheduler"),
     "engine/scheduler.py": _engine("scheduler_steps", "scheduler_rooms", "scheduler_short", "scheduler"),
+    "engine/drafting/payoff.py": _DRAFTING,
     "engine/drafting/speculation.py": _DRAFTING,
     "router/placement/index.py": _PLACEMENT[::-1],
     "router/placement/placement.py": _PLACEMENT,
@@ -67,12 +68,6 @@ TESTS: Mapping[str, list[str]] = {
 _SHARED_AGAIN = "whole blocks that are shared already are shared once more, which does nothing"
 _NO_PLACE_AHEAD = "one that is past its prompt is compared for nothing: no place in it lies ahead"
 EQUIVALENT: Mapping[str, str] = {
-    "engine/drafting/speculation.py: 0.98 * old + each -> 0.98 * old - each": (
-        "all five sums change their sign, and only their ratios count"
-    ),
-    "engine/drafting/speculation.py: variance > 1 -> variance >= 1": (
-        "whole numbers of which the older count for less never vary by exactly 1"
-    ),
     "engine/scheduler.py: request.num_settled // self.block_size > part.begin // self.block_size -> "
     "request.num_settled // self.block_size >= part.begin // self.block_size": _SHARED_AGAIN,
     "engine/scheduler.py: request.num_settled // self.block_size -> request.num_settled * self.block_size": (

@@ -44,6 +44,8 @@ class Client:
                 events = [event.data for event in reader.push(data) if event.data != b"[DONE]"]
                 if any(json.loads(event).get("choices") for event in events):
                     first_at = first_at or time.perf_counter()
+        if not first_at:
+            raise SystemExit("an answer ended without a token")
         return first_at - began_at
 
     async def longs(self) -> list[float]:

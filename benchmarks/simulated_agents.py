@@ -63,6 +63,7 @@ class Hardware:
     depth: int = 2
     block_size: int = 64
     step_tokens: int = 8192
+    max_alone: float = math.inf
 
     def takes_s(self, step: Step) -> float:
         num_rows = step.num_tokens
@@ -83,7 +84,7 @@ class Hardware:
 H200 = Hardware()
 CPU = Hardware(
     step_s=0.005, weights_s=0.025, token_s=3e-4, row_s=4e-3, pair_s=0.0, context_s=0.0, depth=1, block_size=32,
-    step_tokens=512, pad=1, max_graph=1 << 30,
+    step_tokens=512, max_alone=16.0, pad=1, max_graph=1 << 30,
 )  # fmt: skip
 
 
@@ -132,6 +133,7 @@ class World:
             block_size=hardware.block_size,
             num_blocks=num_tokens // hardware.block_size,
             step_tokens=hardware.step_tokens,
+            max_alone=hardware.max_alone,
         )
         self._hardware = hardware
         self._coming: list[tuple[float, int, Callable[[float], None]]] = []

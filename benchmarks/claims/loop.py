@@ -1,8 +1,8 @@
 """A loop of n steps, each with a few hundred tokens more than the last: what is prefilled, how long a step takes, and
 how much of the time goes to reading again what was read before.
 
-    step        1     2     3     4     5   ...    30
-    prompt    200   500   800  1100  1400       8,900    prefilled naively: their sum; with reuse: no more than the last
+    step        1     2     3     4     5   ...    26
+    prompt    200   500   800  1100  1400       7,700    prefilled naively: their sum; with reuse: no more than the last
 
 Some steps are run; those between are taken to lie on a line. Where prefixes are reused, the step before each of them is
 run as well, and not counted. Prompts are fitted to the token with the server's own tokenizer, and what was prefilled is
@@ -118,6 +118,11 @@ def _run(flags: Sequence[str], numbers: Sequence[int], repeat: int) -> Loop:
     return Loop(numbers, [turn for number, turn in zip(wanted, turns, strict=True) if number in numbers])
 
 
+def prompt_tokens(number: int) -> int:
+    """Of the step with this number, from 1."""
+    return _FIRST + (number - 1) * _STEP
+
+
 def fit_job(url: str, num_steps: int, number: int = 0) -> AgentJob:
     """A job whose prompts have exactly as many tokens as they should, or as near as whole words allow."""
     messages: list[ChatMessage] = []
@@ -126,7 +131,7 @@ def fit_job(url: str, num_steps: int, number: int = 0) -> AgentJob:
         for step in range(num_steps):
             if messages:
                 messages = [*messages, {"role": "assistant", "content": "Go on."}]
-            messages = _fit(http, url, messages, _FIRST + step * _STEP, f"Part {number}.{len(messages)}:")
+            messages = _fit(http, url, messages, prompt_tokens(step + 1), f"Part {number}.{len(messages)}:")
             turns.append(WorkloadTurn(tuple(messages), _NUM_OUTPUT))
     return AgentJob("loop", tuple(turns))
 

@@ -31,7 +31,7 @@ class Scale:
     """How much of everything."""
 
     repeats: int = 3
-    steps: tuple[int, ...] = (1, 2, 3, 4, 5, 10, 20, 30)
+    steps: tuple[int, ...] = (1, 2, 3, 4, 5, 10, 18, 26)
     num_prompts: int = 3
     num_output: int = 192
     tool_s: float = 2.0

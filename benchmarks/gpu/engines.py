@@ -27,6 +27,7 @@ class LentBackend:
         self._inner = inner
         self.depth = inner.depth
         self.step_tokens = inner.step_tokens
+        self.max_alone = inner.max_alone
         self.block_size = inner.block_size
         self.num_blocks = min(num_blocks or inner.num_blocks, inner.num_blocks)
         self.vocab_size = inner.vocab_size

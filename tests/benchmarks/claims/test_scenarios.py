@@ -16,7 +16,7 @@ from benchmarks.claims.foresight import measure_speculation
 from benchmarks.claims.gathering import WAYS as GATHERING_WAYS
 from benchmarks.claims.gathering import Gathered, gather
 from benchmarks.claims.gathering import results_of as gathering_results
-from benchmarks.claims.loop import Loop, fit_job
+from benchmarks.claims.loop import Loop, fit_job, prompt_tokens
 from benchmarks.claims.loop import results_of as loop_results
 from benchmarks.claims.priority import share
 from benchmarks.claims.published import (
@@ -31,7 +31,7 @@ from benchmarks.claims.published import (
     TOGETHER,
     TOKENS,
 )
-from benchmarks.claims.run import QUICK, Supplies, run_claims
+from benchmarks.claims.run import FULL, QUICK, Supplies, run_claims
 from benchmarks.claims.tiers import WAYS as TIER_WAYS
 from benchmarks.claims.tiers import OnceServers, result_of
 from benchmarks.claims.together import HintedModel, run_naive, run_whole
@@ -128,6 +128,10 @@ def test_prompts_of_a_loop_fit():
         assert wanted - len(" and") < count <= wanted
     for before, after in pairwise(job.turns):
         assert after.messages[: len(before.messages)] == before.messages
+
+
+def test_the_last_step_of_a_loop_fits_the_default_model():
+    assert prompt_tokens(FULL.steps[-1]) < 8192 - 100
 
 
 def test_a_loop_as_it_was_published():
