@@ -110,7 +110,25 @@ def test_a_library_that_cannot_be_built_is_told(amx: None, model: Model, monkeyp
 
 def test_without_amx_that_is_the_reason(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "has_amx", lambda: False)
-    assert describe_cpu(model, CONFIG, "int8", "fast") == "by OpenVINO: this CPU has no AMX"
+    assert describe_cpu(model, CONFIG, "int8", "fast").startswith("by OpenVINO: this CPU has no AMX, without which")
+
+
+@pytest.mark.parametrize(
+    ("machine", "features", "has_them"),
+    [
+        ("x86_64", {"avx2", "f16c", "fma"}, True),
+        ("x86_64", {"avx", "f16c"}, False),
+        ("aarch64", {"asimddp"}, True),
+        ("aarch64", {"asimd"}, False),
+        ("riscv64", {"avx2", "f16c", "fma", "asimddp"}, False),
+    ],
+)
+def test_products_of_bytes_are_those_of_the_machine(
+    monkeypatch: pytest.MonkeyPatch, machine: str, features: set[str], has_them: bool
+) -> None:
+    monkeypatch.setattr(cpu.platform, "machine", lambda: machine)
+    monkeypatch.setattr(cpu, "cpu_features", lambda: frozenset(features))
+    assert cpu.has_dot_products() is has_them
 
 
 def test_what_a_model_takes_is_said_before_it_is_taken(
@@ -165,11 +183,11 @@ def test_what_is_not_asked_to_stay_as_it_is_or_cannot_does_not(
 ) -> None:
     monkeypatch.setattr(cpu, "has_amx", lambda: False)
     monkeypatch.setattr(cpu, "has_dot_products", lambda: True)
-    assert why_not_native(gguf_model, CONFIG, "int8", "fast") == "this CPU has no AMX"
-    assert why_not_native(model, CONFIG, "auto", "fast") == "this CPU has no AMX"
+    assert str(why_not_native(gguf_model, CONFIG, "int8", "fast")).startswith("this CPU has no AMX, without which")
+    assert str(why_not_native(model, CONFIG, "auto", "fast")).startswith("this CPU has no AMX, without which")
     assert why_not_native(gguf_model, CONFIG, "auto", "exact") == "precision is exact"
     monkeypatch.setattr(cpu, "has_dot_products", lambda: False)
-    assert why_not_native(gguf_model, CONFIG, "auto", "fast") == "this CPU has no AMX"
+    assert str(why_not_native(gguf_model, CONFIG, "auto", "fast")).startswith("this CPU has no quick products of bytes")
 
 
 def test_stored_is_refused_where_it_cannot_be_had(gguf_model: Model, model: Model, amx: None) -> None:

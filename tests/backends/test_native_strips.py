@@ -14,7 +14,7 @@ from tests.backends.test_native_matmul import assert_rows_close, draw, from_bf16
 from tests.backends.test_openvino import make_prompt, tiny_model
 from tests.models.tiny import DictWeights
 
-from hotloop.backends.build import compiler
+from hotloop.backends.build import LIBRARIES, compiler, usable_cpus
 from hotloop.backends.native.backend import NativeBackend, parts_of
 from hotloop.backends.native.library import STRIP_KINDS, Array, Native, load_kernel, load_library
 from hotloop.models.gguf import quantise, widen
@@ -84,6 +84,21 @@ def test_every_row_is_what_the_package_reads(native: Native, kind: str):
 def test_products_are_those_of_rounded_rows(native: Native, kind: str, num_rows: int):
     rows, x = random_rows(kind, 72, 768), draw(num_rows, 768)
     assert_rows_close(multiply(native, x, rows), grouped(x) @ widen(rows).T, 2 * SCALE_ERROR)
+
+
+def other_cpus() -> list[str]:
+    """What libraries in a wheel are compiled for that this CPU can run, but the best of it, which it computes with."""
+    return list(usable_cpus(LIBRARIES["decoder-float"]))[1:]
+
+
+@pytest.mark.parametrize("march", other_cpus())
+def test_every_kind_of_cpu_computes_the_same(native: Native, march: str):
+    other = Native(2, load_library(f"-march={march}"))
+    for kind in STRIP_KINDS:
+        rows, x = random_rows(kind, 72, 768), draw(40, 768)
+        for num_rows in (1, 3, 40):
+            np.testing.assert_array_equal(multiply(other, x[:num_rows], rows), multiply(native, x[:num_rows], rows))
+    other.close()
 
 
 @pytest.mark.parametrize("kind", STRIP_KINDS)

@@ -29,6 +29,7 @@ _FROM_WHEEL = _FOLDER / "lib"
 _AMX = {"x86_64": {"sapphirerapids": {"amx_bf16", "amx_tile", "avx512_bf16"}}}
 _CPUS = {
     "x86_64": {
+        "cascadelake": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512_vnni"},
         "x86-64-v4": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
         "x86-64-v3": {"avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"},
     },
@@ -60,9 +61,8 @@ class Library:
         )
 
     def texts(self) -> Iterator[str]:
-        for name in self.files:
-            path = _FOLDER / name
-            yield from (each.read_text() for each in (path, *sorted(path.parent.rglob("*.h"))))
+        paths = (*(_FOLDER / name for name in self.files), *sorted(_FOLDER.rglob("*.h")))
+        yield from (path.read_text() for path in paths)
 
 
 def _portable_decoder(kv_type: str) -> Library:

@@ -98,11 +98,13 @@ def _native_form(model: Model, weight_format: WeightFormat) -> Format | None:
 
 def why_not_native(model: Model, config: EngineConfig, weight_format: WeightFormat, precision: Precision) -> str | None:
     """What keeps the native decoder from being used; None if nothing does. It was measured to be the quicker one with
-    strips on ARM; with AMX it has to be asked for.
+    strips; with AMX it has to be asked for.
     """
     spec, form = model.spec, _native_form(model, weight_format)
-    if not has_amx() and not (form == "strips" and has_dot_products()):
-        return "this CPU has no AMX"
+    if not has_amx() and form != "strips":
+        return "this CPU has no AMX, without which the native decoder wants weights as a quantised GGUF file has them"
+    if not has_amx() and not has_dot_products():
+        return "this CPU has no quick products of bytes, as AVX2 and ARM's dot products are"
     is_asked_for = config.cpu_backend == "native" or weight_format == "stored"
     obstacles = {
         "cpu_backend is openvino": config.cpu_backend == "openvino",
@@ -126,8 +128,9 @@ def why_not_native(model: Model, config: EngineConfig, weight_format: WeightForm
 
 
 def has_dot_products() -> bool:
-    """ARM's of bytes: x86's without AMX were not measured against OpenVINO."""
-    return platform.machine() == "aarch64" and "asimddp" in cpu_features()
+    """Of bytes, as quick as strips need them to be: AVX2's do, and AVX-512 and VNNI are better still."""
+    needs = {"aarch64": {"asimddp"}, "x86_64": {"avx2", "f16c", "fma"}}.get(platform.machine())
+    return needs is not None and needs <= cpu_features()
 
 
 def _native_kv() -> tuple[KvPrecision, ...]:

@@ -50,15 +50,15 @@ class ModelConfig:
     """A name `hotloop models` lists, a hub id such as Qwen/Qwen3-4B, a GGUF file, or a Hugging Face folder."""
     weights: WeightFormat = "auto"
     """How weights are held on a CPU: `stored` is as a quantised GGUF file has them, by the native decoder; `auto` is
-    that on ARM, where it is as quick in about half the memory, else int8. With OpenVINO and AMX a small model's int8
-    weights are held in bf16 as well, to prefill prompts faster, and on ARM int8 and int4 save memory with precision
-    `fast` only, bf16 never. On a GPU they are held in bf16, or in f32 or fp8 if that is asked for; fp8 (e4m3, a scale
-    for each output; the head in int8) is for a GPU only. There AWQ and GPTQ checkpoints stay in four
+    that on CPUs without AMX, where it is quicker in about half the memory, else int8. With OpenVINO and AMX a small
+    model's int8 weights are held in bf16 as well, to prefill prompts faster, and on ARM int8 and int4 save memory with
+    precision `fast` only, bf16 never. On a GPU they are held in bf16, or in f32 or fp8 if that is asked for; fp8 (e4m3,
+    a scale for each output; the head in int8) is for a GPU only. There AWQ and GPTQ checkpoints stay in four
     bits, unless fp8 is asked for, and FP8 checkpoints in e4m3, unless f32 is; those with scales for blocks get one for
     each output."""
     precision: Precision = "fast"
-    """`fast` computes in bf16 where that is quick, on ARM in int8; `exact` in float32, so batching and caching change
-    no token (docs/architecture.md)."""
+    """`fast` computes in bf16 where that is quick, and in int8 with weights as a file has them and on ARM; `exact` in
+    float32, so batching and caching change no token (docs/architecture.md)."""
     device: Device = "auto"
     """Where the model runs; `auto` takes the GPU where there is one that PyTorch can use, else the CPU."""
     load_format: LoadFormat = "auto"
@@ -73,8 +73,9 @@ class EngineConfig:
     """Memory for the KV cache on a CPU, such as 512MiB or 4GiB; the pool of blocks is sized from it. A GPU's is what
     `gpu_memory` leaves."""
     cpu_backend: CpuDecoder = "auto"
-    """Who computes on a CPU: `native` is our decoder, for AMX, and for quantised GGUF files on ARM; `openvino` is for
-    any CPU and model; `auto` is the native one where it was measured not to be slower, which is on ARM so far."""
+    """Who computes on a CPU: `native` is our decoder, for AMX, and for quantised GGUF files on any CPU since AVX2 or
+    ARM's dot products; `openvino` is for any CPU and model; `auto` is the native one where it was measured to be the
+    quicker, which is without AMX so far."""
     gpu_memory: float = 0.9
     """Share of a GPU's memory that may be used in all: for weights, working memory, and KV, which gets the rest."""
     gpus: int = 1

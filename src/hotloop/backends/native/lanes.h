@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__ARM_FEATURE_DOTPROD)
+#if defined(__ARM_NEON)
 #include <arm_neon.h>
-#elif defined(__AVX512VNNI__)
+#elif defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -74,10 +74,12 @@ inline Floats load_floats(const float* from) {
 }
 
 inline Floats load_floats(const half* from) {
-#if defined(__ARM_FEATURE_DOTPROD)
+#if defined(__ARM_FP16_FORMAT_IEEE)
     return vcvt_f32_f16(vld1_f16((const float16_t*)from));
-#elif defined(__AVX512VNNI__)
+#elif defined(__AVX512F__)
     return (Floats)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from));
+#elif defined(__F16C__)
+    return (Floats)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)from));
 #else
     Floats v;
     for (int i = 0; i < NUM_LANES; i++) v[i] = (float)from[i];
@@ -85,29 +87,82 @@ inline Floats load_floats(const half* from) {
 #endif
 }
 
+inline Floats load_floats(const int8_t* from) {
+#if defined(__AVX512F__)  // which the compiler does not find by itself
+    return (Floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from)));
+#elif defined(__AVX2__)
+    return (Floats)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from)));
+#else
+    int8_t bytes __attribute__((vector_size(NUM_LANES)));
+    memcpy(&bytes, from, sizeof(bytes));
+    return __builtin_convertvector(bytes, Floats);
+#endif
+}
+
+inline Floats all(float x) { return x - Floats{}; }  // not added: compilers would add, for the sign of a zero
+
 inline void store_floats(float* to, Floats v) { memcpy(to, &v, sizeof(v)); }
 
 // What sums of less than 2^22 begin with, so that a subtraction makes them floats: converting takes longer on some.
 constexpr int32_t FIRST = 0x4b400000;
 inline Floats floats_of(Words sum) { return (Floats)sum - 12582912.0f; }
 
+// In one instruction even where the compiler may not make one of two.
 inline Floats times_plus(Floats a, Floats b, Floats sum) {
-#if defined(__ARM_FEATURE_DOTPROD)
+#if defined(__ARM_NEON)
     return vfmaq_f32(sum, a, b);
-#elif defined(__AVX512VNNI__)
+#elif defined(__AVX512F__)
     return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
+#elif defined(__FMA__)
+    return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)sum);
 #else
     return a * b + sum;
 #endif
 }
 
-// Sixteen neighbours of a row of bytes; dot<I>: words of codes times the I-th four of them, added to each lane.
+template <int NUM_BYTES>
+struct Narrow {
+    typedef float Type __attribute__((vector_size(NUM_BYTES)));
+};
+
+// Of all lanes of a vector, by halves.
+template <typename Lanes, typename Join>
+inline float joined(Lanes v, Join join) {
+    if constexpr (sizeof(v) == 2 * sizeof(float)) return join(v[0], v[1]);
+    else {
+        typename Narrow<sizeof(v) / 2>::Type halves[2];
+        memcpy(halves, &v, sizeof(v));
+        return joined(join(halves[0], halves[1]), join);
+    }
+}
+
+template <typename Lanes>
+inline float sum_of(Lanes v) {
+    return joined(v, [](auto a, auto b) { return a + b; });
+}
+
+template <typename Lanes>
+inline float largest_of(Lanes v) {
+    return joined(v, [](auto a, auto b) { return a > b ? a : b; });
+}
+
+// e^x to about a float's precision, for |x| < 87: a polynomial on the fraction of x / ln 2, scaled by the whole.
+inline Floats exponential(Floats x) {
+    x *= 1.44269504f;
+    const Floats whole = (x + 12582912.0f) - 12582912.0f, f = x - whole;
+    Floats p = all(0.00133335581f);
+    for (float each : {0.00961812911f, 0.0555041087f, 0.240226507f, 0.693147181f, 1.0f}) p = times_plus(p, f, all(each));
+    return (Floats)((Words)p + (__builtin_convertvector(whole, Words) << 23));
+}
+
+// Sixteen neighbours of a row of bytes; dot<I>: words of codes times the I-th four of them, added to each lane. Codes have
+// all eight bits only if they are said to.
 #if defined(__ARM_FEATURE_DOTPROD)
 
 using Sixteen = int8x16_t;
 inline Sixteen load_sixteen(const int8_t* from) { return vld1q_s8(from); }
 
-template <int I>
+template <int I, bool HAVE_EIGHT = true>
 inline Words dot(Words sum, Codes codes, Sixteen x) {
     return vdotq_laneq_s32(sum, (int8x16_t)codes, x, I);
 }
@@ -115,25 +170,52 @@ inline Words dot(Words sum, Codes codes, Sixteen x) {
 #else
 
 struct Sixteen {
-    int32_t words[4];
+    const int8_t* at;  // four of them at once are loaded to every lane
 };
 
-inline Sixteen load_sixteen(const int8_t* from) {
-    Sixteen x;
-    memcpy(&x, from, sizeof(x));
-    return x;
+inline Sixteen load_sixteen(const int8_t* from) { return {from}; }
+
+#if defined(__AVX512VNNI__)
+
+template <int I, bool HAVE_EIGHT = true>
+inline Words dot(Words sum, Codes codes, Sixteen x) {  // with a load in it, of which compilers make another instruction
+    asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(codes), "m"(*(const int32_t*)(x.at + 4 * I)));
+    return sum;
 }
 
-template <int I>
-inline Words dot(Words sum, Codes codes, const Sixteen& x) {
-#if defined(__AVX512VNNI__)
-    return (Words)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, _mm512_set1_epi32(x.words[I]));
+#elif defined(__AVX2__)
+
+#if defined(__AVX512BW__)
+inline Words sum_pairs(Codes codes, Words x, int16_t factor) {
+    return (Words)_mm512_madd_epi16(_mm512_maddubs_epi16((__m512i)codes, (__m512i)x), _mm512_set1_epi16(factor));
+}
 #else
+inline Words sum_pairs(Codes codes, Words x, int16_t factor) {
+    return (Words)_mm256_madd_epi16(_mm256_maddubs_epi16((__m256i)codes, (__m256i)x), _mm256_set1_epi16(factor));
+}
+#endif
+
+// A sum of two products with eight bits may not fit into sixteen, so that the highest bits go by themselves.
+template <int I, bool HAVE_EIGHT = true>
+inline Words dot(Words sum, Codes codes, Sixteen x) {
+    int32_t four;
+    memcpy(&four, x.at + 4 * I, sizeof(four));
+    const Words fours = Words{} + four;
+    if (!HAVE_EIGHT) return sum + sum_pairs(codes, fours, 1);
+    return sum + sum_pairs(codes & 127, fours, 1) + sum_pairs(codes >> 7, fours, 128);
+}
+
+#else
+
+template <int I, bool HAVE_EIGHT = true>
+inline Words dot(Words sum, Codes codes, Sixteen x) {
+    int32_t four;
+    memcpy(&four, x.at + 4 * I, sizeof(four));
     const Words words = (Words)codes;
-    const int32_t four = x.words[I];
     for (int i = 0; i < 4; i++) sum += (words >> 8 * i & 255) * (int32_t)(int8_t)(four >> 8 * i);
     return sum;
-#endif
 }
+
+#endif
 
 #endif

@@ -201,20 +201,37 @@ inline void run_job(const Rows& rows, const Weights& w, const Target& target, co
     unfinished.finish(rows.block_rows());
 }
 
-// The same for grouped rows, whose codes are unpacked but not widened.
+// The same for grouped rows, whose codes are unpacked but not widened, or not even that for a single one.
 inline void run_grouped_job(const Rows& rows, const Weights& w, const Target& target, const Job& job, Scratch& scratch) {
     const int begin = job.block_begin * rows.block_rows(), end = std::min(job.block_end * rows.block_rows(), rows.num_rows);
-    Unfinished unfinished(rows, w, target);
-    for (int panel = job.panel_begin; panel < job.panel_end; panel++) {
-        for (int half = 0; half < 2; half++)
-            multiply_strip(rows.grouped, begin, end, w.strips[2 * panel + half], scratch.unpacked, [&](int row) {
-                return scratch.unit(0) + (((row - begin) / 16 * 2 + half) * 16 + row % 16) * 16;
+    const int num_blocks = job.block_end - job.block_begin, num_panels = job.panel_end - job.panel_begin;
+    const int num_groups = rows.grouped.num_groups;
+    auto sums = [&](int panel, int half, int row) {
+        return scratch.unit(panel * num_blocks + (row - begin) / 32) + ((row - begin) % 32 / 16 * 2 + half) * TILE_SUMS + row % 16 * 16;
+    };
+    auto each_strip = [&](auto work) {
+        for (int i = 0; i < 2 * num_panels; i++) work(w.strips[2 * job.panel_begin + i], i / 2, i % 2);
+    };
+    if (end - begin == 1) {
+        each_strip([&](const Strip& strip, int panel, int half) {
+            multiply_row(strip, num_groups, rows.grouped.at(begin, 0), sums(panel, half, begin));
+        });
+    } else {
+        std::fill_n(scratch.unit(0), num_panels * num_blocks * UNIT_SUMS, 0.0f);
+        for (int group = 0; group < num_groups; group += Unpacked::MAX_GROUPS) {
+            const int count = std::min(Unpacked::MAX_GROUPS, num_groups - group);
+            each_strip([&](const Strip& strip, int panel, int half) {
+                multiply_strip(rows.grouped, begin, end, strip, group, count, scratch.unpacked,
+                               [&](int row) { return sums(panel, half, row); });
             });
-        for (int block = job.block_begin; block < job.block_end; block++) {
-            unfinished.begin(block, panel, scratch.unit(block - job.block_begin));
-            unfinished.finish(rows.block_rows());
         }
     }
+    Unfinished unfinished(rows, w, target);
+    for (int panel = 0; panel < num_panels; panel++)
+        for (int block = 0; block < num_blocks; block++) {
+            unfinished.begin(job.block_begin + block, job.panel_begin + panel, scratch.unit(panel * num_blocks + block));
+            unfinished.finish(rows.block_rows());
+        }
 }
 
 struct Context {

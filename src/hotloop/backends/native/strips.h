@@ -30,7 +30,8 @@ void with_shape(const KindInfo& info, Work work) {
     else info.has_mins ? work.template operator()<false, true>() : work.template operator()<false, false>();
 }
 
-// Some groups of a strip, ready to be multiplied with: codes are less their center if they are signed.
+// Some groups of a strip, ready to be multiplied with: codes are less their center if they are signed, else mins are more
+// by what the center stands for.
 struct Unpacked {
     static constexpr int MAX_GROUPS = 16;
     alignas(64) Code codes[MAX_GROUPS][WORD_ROWS][STRIP * 4];
@@ -115,12 +116,14 @@ inline void unpack_codes(const Strip& strip, const uint8_t* group, Code (*to)[ST
 
 inline void unpack(const Strip& strip, int first, int count, Unpacked& to) {
     const int num_scales = strip.num_scales();
+    const float center = IS_SIGNED ? 0 : strip.info.center;
     for (int i = 0; i < count; i++) {
         const uint8_t* group = strip.group(first + i);
         const half* scales = (const half*)group;
         for (int j = 0; j < num_scales; j += NUM_LANES) {
-            store_floats(&to.scales[i][j], load_floats(scales + j));
-            if (strip.info.has_mins) store_floats(&to.mins[i][j], load_floats(scales + num_scales + j));
+            const Floats scale = load_floats(scales + j);
+            store_floats(&to.scales[i][j], scale);
+            store_floats(&to.mins[i][j], strip.info.has_mins ? load_floats(scales + num_scales + j) : scale * center);
         }
         unpack_codes(strip, group, to.codes[i]);
     }

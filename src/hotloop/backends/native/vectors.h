@@ -4,10 +4,6 @@
 
 #include "lanes.h"
 
-#if defined(__AVX512F__)
-#include <immintrin.h>
-#endif
-
 using Vector = float __attribute__((vector_size(64)));
 using Integers = int32_t __attribute__((vector_size(64)));
 using Bits = uint32_t __attribute__((vector_size(64)));
@@ -28,17 +24,8 @@ inline Vector load(const uint16_t* from) {  // bf16
     return (Vector)(__builtin_convertvector(halves, Bits) << 16);
 }
 
-inline Vector load(const int8_t* from) {
-#if defined(__AVX512F__)  // which the compiler does not find by itself
-    return (Vector)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from)));
-#else
-    Bytes bytes;
-    memcpy(&bytes, from, sizeof(bytes));
-    return __builtin_convertvector(bytes, Vector);
-#endif
-}
-
-inline Vector load(const half* from) {
+template <typename Number>  // half or int8_t
+inline Vector load(const Number* from) {
     Vector v;
     for (int i = 0; i < LANES; i += NUM_LANES) store_floats((float*)&v + i, load_floats(from + i));
     return v;
@@ -108,20 +95,6 @@ inline Vector floats(Integers v) { return __builtin_convertvector(v, Vector); }
 inline Vector absolute(Vector v) { return (Vector)((Bits)v & 0x7fffffff); }
 inline Vector larger(Vector a, Vector b) { return a > b ? a : b; }
 
-inline float largest_of(Vector v) {
-    float most[LANES];
-    store(most, v);
-    for (int half = LANES / 2; half; half /= 2)
-        for (int i = 0; i < half; i++) most[i] = most[i] > most[i + half] ? most[i] : most[i + half];
-    return most[0];
-}
-
-inline float sum_of(Vector v) {
-    float sum = 0;
-    for (int i = 0; i < LANES; i++) sum += v[i];
-    return sum;
-}
-
 inline Vector multiply_add(Vector a, Vector b, Vector sum) {
 #if defined(__AVX512F__)
     return (Vector)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
@@ -140,14 +113,15 @@ inline Vector reciprocal(Vector x) {
 #endif
 }
 
-// e^x to about a float's precision, for |x| < 87: a polynomial on the fraction of x / ln 2, scaled by the whole.
+#if !defined(__AVX512F__)  // where registers have as many lanes
 inline Vector exponential(Vector x) {
-    x = x * 1.44269504f;
-    Vector whole = (x + 12582912.0f) - 12582912.0f, f = x - whole;
-    Vector p = Vector{} + 0.00133335581f;
-    for (float each : {0.00961812911f, 0.0555041087f, 0.240226507f, 0.693147181f, 1.0f}) p = multiply_add(p, f, Vector{} + each);
-    return (Vector)((Integers)p + (__builtin_convertvector(whole, Integers) << 23));
+    for (int i = 0; i < LANES; i += NUM_LANES) {
+        float* part = (float*)&x + i;
+        store_floats(part, exponential(load_floats(part)));
+    }
+    return x;
 }
+#endif
 
 // x / (1 + e^-x)
 inline Vector silu(Vector x) {

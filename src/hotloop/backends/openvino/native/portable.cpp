@@ -1,4 +1,4 @@
-// Attention over paged KV on any CPU: loops over short vectors of floats, which every compiler knows how to do quickly.
+// Attention over paged KV on any CPU, in registers of its own width.
 //
 // A query row is computed in the same way whatever else is in the step: its keys come block by block in their order, a
 // score is summed over the dimensions in their order, and rows share nothing but the reading of a block. So batching,
@@ -27,15 +27,7 @@
 
 #include <tbb/parallel_for.h>
 
-#ifdef __ARM_NEON
-#include <arm_neon.h>
-#endif
-
-#ifdef __ARM_FP16_FORMAT_IEEE
-using half = __fp16;
-#else
-using half = _Float16;
-#endif
+#include "../../native/lanes.h"
 
 namespace {
 
@@ -45,29 +37,9 @@ constexpr int LATENT_HEADS = 4;  // query heads of a job, where one key serves a
 constexpr float NEVER = -1e30f;  // the running maximum before any key was seen
 constexpr bool HAS_SCALES = sizeof(KV) == 1;
 
-// Four floats in a register, and so many of them that neither loads nor multiplications wait for each other.
-using Vector = float __attribute__((vector_size(16)));
-using Integers = int32_t __attribute__((vector_size(16)));
-constexpr int NUM_VECTORS = 8;
-constexpr int SPAN = NUM_VECTORS * 4;
+// So many registers, and rows that go over keys together, that neither loads nor multiplications wait for each other.
+constexpr int SPAN = 32, NUM_VECTORS = SPAN / NUM_LANES, MAX_ROWS = LANE_BYTES == 64 ? 8 : 2;
 static_assert(SPAN == BLOCK, "the scores of a block are one span");
-
-inline Vector load(const float* from) {
-    Vector v;
-    memcpy(&v, from, sizeof(v));
-    return v;
-}
-
-inline void store(float* to, Vector v) { memcpy(to, &v, sizeof(v)); }
-
-// sum + weight * v, on ARM in one instruction even where the compiler may not make one of two.
-inline Vector add_product(Vector sum, float weight, Vector v) {
-#ifdef __ARM_NEON
-    return (Vector)vfmaq_n_f32((float32x4_t)sum, (float32x4_t)v, weight);
-#else
-    return sum + weight * v;
-#endif
-}
 
 // Tokens [first, first + count) of the step, all of one sequence.
 struct Item {
@@ -182,21 +154,10 @@ void write_latent(Attention& a, int layer, int token, const float* row) {
     for (int d = 0; d < rope; d++) keys[(a.value_dim + d) * BLOCK] = (KV)turned[d];
 }
 
-// e^x for x <= 0, without a branch: 2^n * e^r, with r within half a binary order of zero.
-inline Vector exp_of(Vector x) {
-    const Vector zero = {}, lowest = zero - 87;
-    const Vector clamped = x < lowest ? lowest : x;
-    const Integers n = __builtin_convertvector(clamped * 1.44269504f - 0.5f, Integers);
-    const Vector whole = __builtin_convertvector(n, Vector);
-    const Vector r = clamped - whole * 0.693359375f + whole * 2.12194440e-4f;
-    Vector p = zero + 1.9875691500e-4f;
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1;
-    return x < lowest ? zero : p * (Vector)((n + 127) << 23);
+// e^x for x <= 0; nothing where it is less than a float can be.
+inline Floats exp_of(Floats x) {
+    const Floats lowest = all(-87), zero = {};
+    return x < lowest ? zero : exponential(x < lowest ? lowest : x);
 }
 
 // Scores become weights: e to the power of each, less the largest so far. Only slots [first, count) are to be seen.
@@ -204,19 +165,19 @@ inline Vector exp_of(Vector x) {
 inline float weigh(Row& row, float* scores, int first, int count) {
     for (int j = 0; j < first; j++) scores[j] = -INFINITY;
     for (int j = count; j < BLOCK; j++) scores[j] = -INFINITY;
-    Vector high = load(scores), sums = {};
+    Floats high = load_floats(scores), sums = {};
     for (int i = 1; i < NUM_VECTORS; i++) {
-        const Vector other = load(scores + 4 * i);
+        const Floats other = load_floats(scores + NUM_LANES * i);
         high = other > high ? other : high;
     }
-    const float largest = std::max({row.largest, high[0], high[1], high[2], high[3]});
+    const float largest = std::max(row.largest, largest_of(high));
     for (int i = 0; i < NUM_VECTORS; i++) {
-        const Vector weights = exp_of(load(scores + 4 * i) - largest);
+        const Floats weights = exp_of(load_floats(scores + NUM_LANES * i) - largest);
         sums += weights;
-        store(scores + 4 * i, weights);
+        store_floats(scores + NUM_LANES * i, weights);
     }
-    const float shrink = exp_of(Vector{} + (row.largest - largest))[0];
-    row.total = row.total * shrink + ((sums[0] + sums[1]) + (sums[2] + sums[3]));
+    const float shrink = exp_of(all(row.largest - largest))[0];
+    row.total = row.total * shrink + sum_of(sums);
     row.largest = largest;
     return shrink;
 }
@@ -225,16 +186,16 @@ inline float weigh(Row& row, float* scores, int first, int count) {
 template <int N>
 inline void accumulate(float* const* sums, const float* shrinks, const float* const* weights, const float* spans,
                        int count, int stride) {
-    Vector totals[N][NUM_VECTORS];
+    Floats totals[N][NUM_VECTORS];
     for (int n = 0; n < N; n++)
-        for (int i = 0; i < NUM_VECTORS; i++) totals[n][i] = load(sums[n] + 4 * i) * shrinks[n];
+        for (int i = 0; i < NUM_VECTORS; i++) totals[n][i] = load_floats(sums[n] + NUM_LANES * i) * shrinks[n];
     for (int j = 0; j < count; j++)
         for (int i = 0; i < NUM_VECTORS; i++) {
-            const Vector span = load(spans + (size_t)j * stride + 4 * i);
-            for (int n = 0; n < N; n++) totals[n][i] = add_product(totals[n][i], weights[n][j], span);
+            const Floats span = load_floats(spans + (size_t)j * stride + NUM_LANES * i);
+            for (int n = 0; n < N; n++) totals[n][i] = times_plus(all(weights[n][j]), span, totals[n][i]);
         }
     for (int n = 0; n < N; n++)
-        for (int i = 0; i < NUM_VECTORS; i++) store(sums[n] + 4 * i, totals[n][i]);
+        for (int i = 0; i < NUM_VECTORS; i++) store_floats(sums[n] + NUM_LANES * i, totals[n][i]);
 }
 
 // A block's scores or weights times the scales of its tokens, if there are any.
@@ -243,7 +204,7 @@ inline void scale_all([[maybe_unused]] float* numbers, [[maybe_unused]] const fl
         for (int j = 0; j < BLOCK; j++) numbers[j] *= scales[j];
 }
 
-// N rows that see the same keys of a block: two at once load them half as often.
+// N rows that see the same keys of a block, which are loaded once for all of them.
 template <int N>
 void attend_block(Row* rows, int K, int V, const float* keys, const float* values, const float* scales, int first,
                   int count) {
@@ -274,7 +235,7 @@ void attend_block(Row* rows, int K, int V, const float* keys, const float* value
 [[maybe_unused]] const float* as_floats(const float* stored, int, float*) { return stored; }
 template <typename Number>
 const float* as_floats(const Number* stored, int size, float* room) {
-    for (int i = 0; i < size; i++) room[i] = (float)stored[i];
+    for (int i = 0; i < size; i += NUM_LANES) store_floats(room + i, load_floats(stored + i));
     return room;
 }
 
@@ -311,11 +272,18 @@ void run_item(const Attention& a, int layer, int job, const Item& item, float* o
         const float* scales = a.scales(layer, block, head);
         auto visible = [&](int r) { return std::min(first_position + r / group + 1 - begin, BLOCK); };
         auto hidden = [&](int r) { return std::max(0, first_position + r / group + 1 - window - begin); };
-        for (int r = std::max(0, begin - first_position) * group; r < num_rows && hidden(r) < BLOCK; r++) {
-            if (r + 1 < num_rows && visible(r) == visible(r + 1) && hidden(r) == hidden(r + 1)) {
-                attend_block<2>(&rows[r], K, V, keys, values, scales, hidden(r), visible(r));
-                r++;
-            } else attend_block<1>(&rows[r], K, V, keys, values, scales, hidden(r), visible(r));
+        auto are_alike = [&](int r, int n) {
+            return r + n <= num_rows && visible(r) == visible(r + n - 1) && hidden(r) == hidden(r + n - 1);
+        };
+        for (int r = std::max(0, begin - first_position) * group; r < num_rows && hidden(r) < BLOCK;) {
+            auto attend = [&]<int N>() {
+                attend_block<N>(&rows[r], K, V, keys, values, scales, hidden(r), visible(r));
+                r += N;
+            };
+            if (are_alike(r, MAX_ROWS)) attend.template operator()<MAX_ROWS>();
+            else if (MAX_ROWS > 4 && are_alike(r, 4)) attend.template operator()<4>();
+            else if (are_alike(r, 2)) attend.template operator()<2>();
+            else attend.template operator()<1>();
         }
     }
     for (Row& row : rows)
