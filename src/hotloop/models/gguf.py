@@ -157,9 +157,7 @@ class _Header:
         return ModelError(f"{self.path}: the header is damaged at byte {self.at}: {what}")
 
     def take(self, num_bytes: int) -> bytes:
-        self.at += num_bytes
-        if self.at > self.size:
-            raise ModelError(f"{self.path} is cut short: its header goes on after its end at byte {self.size}")
+        self._go_to(self.at + num_bytes)
         return self._file.read(num_bytes)
 
     def u32(self) -> int:
@@ -169,10 +167,7 @@ class _Header:
         return int.from_bytes(self.take(8), "little")
 
     def string(self) -> str:
-        try:
-            return self.take(self.u64()).decode()
-        except UnicodeDecodeError:
-            raise self.damaged("text that is not UTF-8") from None
+        return self._strings(1)[0]
 
     def value(self, kind: int, depth: int = 0) -> Any:
         if kind == _STRING:
@@ -183,8 +178,31 @@ class _Header:
             item_kind, count = self.u32(), self.u64()
             if item_kind in _SCALARS:
                 return self._numbers(item_kind, count)
+            if item_kind == _STRING:
+                return self._strings(count)
             return [self.value(item_kind, depth + 1) for _ in range(count)]
         raise self.damaged(f"a value of unknown type {kind}")
+
+    def _go_to(self, at: int) -> None:
+        self.at = at
+        if at > self.size:
+            raise ModelError(f"{self.path} is cut short: its header goes on after its end at byte {self.size}")
+
+    def _strings(self, count: int) -> list[str]:
+        """Each after its length. A vocabulary has hundreds of thousands, so this calls nothing that it can do without."""
+        texts, at, size, read = [], self.at, self.size, self._file.read
+        try:
+            for _ in range(count):
+                length = int.from_bytes(read(8), "little")
+                at += 8 + length
+                if at > size:
+                    break
+                texts.append(read(length).decode())
+        except UnicodeDecodeError:
+            self.at = at
+            raise self.damaged("text that is not UTF-8") from None
+        self._go_to(at)
+        return texts
 
     def _numbers(self, kind: int, count: int) -> list[Any]:
         dtype = np.dtype(_SCALARS[kind])

@@ -27,11 +27,15 @@ _LARGE_CHARS = 1 << 18
 _large_texts = threading.BoundedSemaphore(2)  # at a time: each takes some 400 bytes of memory a token
 
 
-def _gpt2_alphabet() -> dict[str, int]:
-    """The character GPT-2 writes for each byte: itself if it is visible, else the next free one above 255."""
+def _gpt2_alphabet() -> dict[int, int]:
+    """The byte of each character that GPT-2 writes: itself if it is visible, else the next free one above 255.
+
+    Those up to 255 that it does not write become one that is no byte.
+    """
     visible = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     hidden = [byte for byte in range(256) if byte not in visible]
-    return {chr(byte): byte for byte in visible} | {chr(256 + i): byte for i, byte in enumerate(hidden)}
+    no_byte = dict.fromkeys(hidden, 0xFFFF)
+    return no_byte | {byte: byte for byte in visible} | {256 + i: byte for i, byte in enumerate(hidden)}
 
 
 _BYTE_OF = _gpt2_alphabet()
@@ -127,7 +131,10 @@ class Tokenizer:
         if piece is None:
             return b""
         if self._is_byte_level:
-            return bytes(map(_BYTE_OF.__getitem__, piece)) if _BYTE_OF.keys() >= set(piece) else piece.encode()
+            try:
+                return piece.translate(_BYTE_OF).encode("latin-1")
+            except UnicodeEncodeError:  # it is written in letters of its own
+                return piece.encode()
         byte = _BYTE_PIECE.fullmatch(piece)
         return bytes.fromhex(byte[1]) if byte else piece.replace("▁", " ").encode()
 
