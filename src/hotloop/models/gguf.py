@@ -189,7 +189,7 @@ class _Header:
             raise ModelError(f"{self.path} is cut short: its header goes on after its end at byte {self.size}")
 
     def _strings(self, count: int) -> list[str]:
-        """Each after its length. A vocabulary has hundreds of thousands, so this calls nothing that it can do without."""
+        """Each after its length. Vocabularies have hundreds of thousands, so this calls only what it must."""
         texts, at, size, read = [], self.at, self.size, self._file.read
         try:
             for _ in range(count):
