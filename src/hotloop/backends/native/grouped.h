@@ -130,7 +130,7 @@ void multiply_rows(const Strip& strip, const Unpacked& w, int num_groups, const 
 template <int BITS, bool HAS_HALVES, bool HAS_MINS>
 void multiply_row(const Strip& strip, int num_groups, const RowGroup* row, float* out) {
     constexpr int NUM = STRIP / NUM_LANES, NUM_PARTS = HAS_HALVES ? 2 : 1;
-    constexpr bool IS_LESS = IS_SIGNED && BITS == 8;  // the center; of smaller codes sums are, here
+    constexpr bool IS_LESS = IS_SIGNED && BITS == 8;  // the center; with smaller codes their sums are less by it
     const int center = IS_SIGNED && !IS_LESS ? strip.info.center : 0;
     const int code_offset = strip.code_offset(), bytes = strip.group_bytes();
     Floats totals[NUM] = {};

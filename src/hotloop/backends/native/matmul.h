@@ -207,7 +207,8 @@ inline void run_grouped_job(const Rows& rows, const Weights& w, const Target& ta
     const int num_blocks = job.block_end - job.block_begin, num_panels = job.panel_end - job.panel_begin;
     const int num_groups = rows.grouped.num_groups;
     auto sums = [&](int panel, int half, int row) {
-        return scratch.unit(panel * num_blocks + (row - begin) / 32) + ((row - begin) % 32 / 16 * 2 + half) * TILE_SUMS + row % 16 * 16;
+        const int at = row - begin;
+        return scratch.unit(panel * num_blocks + at / 32) + (at % 32 / 16 * 2 + half) * TILE_SUMS + at % 16 * 16;
     };
     auto each_strip = [&](auto work) {
         for (int i = 0; i < 2 * num_panels; i++) work(w.strips[2 * job.panel_begin + i], i / 2, i % 2);
