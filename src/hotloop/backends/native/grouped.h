@@ -1,7 +1,7 @@
 // Rows times strips, in integers: rows are rounded to bytes, by a scale for each 32 neighbours.
 //
 // A row is computed alike whatever else is in the batch. Codes of a few groups are unpacked once for all rows, some of
-// which go over them at a time; for a single row they go from memory into its products.
+// which go over them at a time; for few rows they go from memory into products.
 
 #pragma once
 
@@ -12,6 +12,7 @@
 #include "vectors.h"
 
 constexpr int MAX_ROWS = LANE_BYTES == 64 ? 8 : 4;  // as many as registers hold
+constexpr int MAX_FEW_ROWS = 2 * MAX_ROWS;           // for which codes are not unpacked to memory
 
 // 32 neighbours of a row as bytes, which the scale makes numbers of; the sums of each 16; and what the sum of all and those
 // sums stand for, negated.
@@ -126,54 +127,80 @@ void multiply_rows(const Strip& strip, const Unpacked& w, int num_groups, const 
     });
 }
 
-// The same for one row, without unpacking to memory in between. out: [16 columns]
-template <int BITS, bool HAS_HALVES, bool HAS_MINS>
-void multiply_row(const Strip& strip, int num_groups, const RowGroup* row, float* out) {
+// The same for all groups and a few rows, without unpacking to memory in between: weights are read from end to end.
+// out[row]: [16 columns]
+template <int NUM_ROWS, int BITS, bool HAS_HALVES, bool HAS_MINS>
+void multiply_few(const Strip& strip, int num_groups, const RowGroup* const* rows, float* const* out) {
     constexpr int NUM = STRIP / NUM_LANES, NUM_PARTS = HAS_HALVES ? 2 : 1;
     constexpr bool IS_LESS = IS_SIGNED && BITS == 8;  // the center; with smaller codes their sums are less by it
     const int center = IS_SIGNED && !IS_LESS ? strip.info.center : 0;
     const int code_offset = strip.code_offset(), bytes = strip.group_bytes();
-    Floats totals[NUM] = {};
+    Floats totals[NUM_ROWS][NUM] = {};
     const uint8_t* at = strip.at;
-    for (int g = 0; g < num_groups; g++, row++, at += bytes) {
-        const Sixteen x[2] = {load_sixteen(row->bytes), load_sixteen(row->bytes + 16)};
+    for (int g = 0; g < num_groups; g++, at += bytes) {
         const half* scales = (const half*)at;
         for (int n = 0; n < NUM; n++) {
             const uint8_t* codes = at + code_offset + n * LANE_BYTES;
-            Words low = Words{} + (FIRST - center * row->sums[0]);
-            Words high = Words{} + ((HAS_HALVES ? FIRST : 0) - center * row->sums[1]);
+            Words sums[NUM_ROWS][NUM_PARTS];
+            for (int r = 0; r < NUM_ROWS; r++) {
+                const int32_t first = rows[r][g].sums[0], second = rows[r][g].sums[1];
+                sums[r][0] = Words{} + (FIRST - center * (HAS_HALVES ? first : first + second));
+                if (HAS_HALVES) sums[r][NUM_PARTS - 1] = Words{} + (FIRST - center * second);
+            }
             auto dot_four = [&]<int I>() __attribute__((always_inline)) {
                 Codes a, b;
                 unpack_piece<BITS, I>(codes, a, b);
                 if (IS_LESS) a ^= 128, b ^= 128;
-                low = dot<I, BITS == 8>(low, a, x[0]), high = dot<I, BITS == 8>(high, b, x[1]);
+                for (int r = 0; r < NUM_ROWS; r++) {
+                    const int8_t* x = rows[r][g].bytes;
+                    sums[r][0] = dot<I, BITS == 8>(sums[r][0], a, load_sixteen(x));
+                    sums[r][NUM_PARTS - 1] = dot<I, BITS == 8>(sums[r][NUM_PARTS - 1], b, load_sixteen(x + 16));
+                }
             };
             dot_four.template operator()<0>(), dot_four.template operator()<1>();
             dot_four.template operator()<2>(), dot_four.template operator()<3>();
-            auto add = [&](Words sum, const half* of) {
-                totals[n] = times_plus(floats_of(sum) * row->scale, load_floats(of + n * NUM_LANES), totals[n]);
-            };
-            if (HAS_HALVES) add(low, scales), add(high, scales + STRIP);
-            else add(low + high, scales);
+            for (int part = 0; part < NUM_PARTS; part++) {
+                const half* of = scales + part * STRIP + n * NUM_LANES;
+                const Floats scale = load_floats(of);
+                for (int r = 0; r < NUM_ROWS; r++)
+                    totals[r][n] = times_plus(floats_of(sums[r][part]) * rows[r][g].scale, scale, totals[r][n]);
+            }
             for (int part = 0; (HAS_MINS || !IS_SIGNED) && part < NUM_PARTS; part++) {
                 const half* of = scales + part * STRIP + n * NUM_LANES;
                 const Floats min = HAS_MINS ? load_floats(of + NUM_PARTS * STRIP) : load_floats(of) * (float)strip.info.center;
-                totals[n] = times_plus(all(row->minus(part, HAS_HALVES)), min, totals[n]);
+                for (int r = 0; r < NUM_ROWS; r++)
+                    totals[r][n] = times_plus(all(rows[r][g].minus(part, HAS_HALVES)), min, totals[r][n]);
             }
         }
     }
-    for (int n = 0; n < NUM; n++) store_floats(out + n * NUM_LANES, totals[n]);
+    for (int r = 0; r < NUM_ROWS; r++)
+        for (int n = 0; n < NUM; n++) store_floats(out[r] + n * NUM_LANES, totals[r][n]);
 }
 
-inline void multiply_row(const Strip& strip, int num_groups, const RowGroup* row, float* out) {
-    with_shape(strip.info, [&]<bool HAS_HALVES, bool HAS_MINS>() {
-        switch (strip.info.bits) {
-            case 4: return multiply_row<4, HAS_HALVES, HAS_MINS>(strip, num_groups, row, out);
-            case 5: return multiply_row<5, HAS_HALVES, HAS_MINS>(strip, num_groups, row, out);
-            case 6: return multiply_row<6, HAS_HALVES, HAS_MINS>(strip, num_groups, row, out);
-            default: return multiply_row<8, HAS_HALVES, HAS_MINS>(strip, num_groups, row, out);
-        }
+template <int NUM_ROWS>
+void multiply_few(const Strip& strip, int num_groups, const RowGroup* const* rows, float* const* out) {
+    with_codes(strip.info, [&]<int BITS, bool HAS_HALVES, bool HAS_MINS>() {
+        multiply_few<NUM_ROWS, BITS, HAS_HALVES, HAS_MINS>(strip, num_groups, rows, out);
     });
+}
+
+// Rows [begin, end) times a strip; out(row) is where the 16 sums of a row go. Where nothing was compiled for so many rows
+// the last one is computed several times.
+template <typename Out>
+void multiply_few(const GroupedRows& rows, int begin, int end, const Strip& strip, Out out) {
+    for (int row = begin; row < end; row += MAX_ROWS) {
+        const RowGroup* at[MAX_ROWS];
+        float* to[MAX_ROWS];
+        const int count = std::min(MAX_ROWS, end - row);
+        for (int r = 0; r < MAX_ROWS; r++) {
+            const int each = row + std::min(r, count - 1);
+            at[r] = rows.at(each, 0), to[r] = out(each);
+        }
+        if (count == 1) multiply_few<1>(strip, rows.num_groups, at, to);
+        else if (count == 2) multiply_few<2>(strip, rows.num_groups, at, to);
+        else if (count <= 4) multiply_few<4>(strip, rows.num_groups, at, to);
+        else multiply_few<MAX_ROWS>(strip, rows.num_groups, at, to);
+    }
 }
 
 // Rows [begin, end) times some groups of a strip, unpacked; out(row) is where the 16 sums of a row go on.

@@ -201,7 +201,7 @@ inline void run_job(const Rows& rows, const Weights& w, const Target& target, co
     unfinished.finish(rows.block_rows());
 }
 
-// The same for grouped rows, whose codes are unpacked but not widened, or not even that for a single one.
+// The same for grouped rows, whose codes are unpacked but not widened, or not even that for a few rows.
 inline void run_grouped_job(const Rows& rows, const Weights& w, const Target& target, const Job& job, Scratch& scratch) {
     const int begin = job.block_begin * rows.block_rows(), end = std::min(job.block_end * rows.block_rows(), rows.num_rows);
     const int num_blocks = job.block_end - job.block_begin, num_panels = job.panel_end - job.panel_begin;
@@ -213,9 +213,9 @@ inline void run_grouped_job(const Rows& rows, const Weights& w, const Target& ta
     auto each_strip = [&](auto work) {
         for (int i = 0; i < 2 * num_panels; i++) work(w.strips[2 * job.panel_begin + i], i / 2, i % 2);
     };
-    if (end - begin == 1) {
+    if (end - begin <= MAX_FEW_ROWS) {
         each_strip([&](const Strip& strip, int panel, int half) {
-            multiply_row(strip, num_groups, rows.grouped.at(begin, 0), sums(panel, half, begin));
+            multiply_few(rows.grouped, begin, end, strip, [&](int row) { return sums(panel, half, row); });
         });
     } else {
         std::fill_n(scratch.unit(0), num_panels * num_blocks * UNIT_SUMS, 0.0f);

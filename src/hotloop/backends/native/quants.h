@@ -40,28 +40,44 @@ struct Weights {
     }
 };
 
-// Groups of a strip as one tile of each pair.
+// A group of a strip as one tile of a pair. Codes become floats by their place: in bits 15 to 22 of 256.0 they add themselves.
+template <int BITS>
+void widen_group(const Strip& strip, const uint8_t* group, uint16_t* to) {
+    const half *scales = (const half*)group, *mins = scales + strip.num_scales();
+    Vector scale[2], offset[2];
+    for (int part = 0; part < (strip.info.has_halves ? 2 : 1); part++) {
+        scale[part] = load(scales + part * STRIP), offset[part] = scale[part] * -(256.0f + strip.info.center);
+        if (strip.info.has_mins) offset[part] -= load(mins + part * STRIP);
+    }
+    if (!strip.info.has_halves) scale[1] = scale[0], offset[1] = offset[0];
+    auto widen_word = [&](int row, Bits four) __attribute__((always_inline)) {
+        auto number = [&](Bits shifted) {
+            return multiply_add((Vector)((shifted & 0x7f8000) | 0x43800000), scale[row / 4], offset[row / 4]);
+        };
+        store_pairs(to + row * 64, number(four << 15), number(four << 7));
+        store_pairs(to + row * 64 + 32, number(four >> 1), number(four >> 9));
+    };
+    const uint8_t* codes = group + strip.code_offset();
+    auto widen_words = [&]<int ROW>() __attribute__((always_inline)) {
+        Bits low, high;
+        for (int piece = 0; piece < STRIP * 4; piece += LANE_BYTES) {
+            Codes a, b;
+            unpack_piece<BITS, ROW>(codes + piece, a, b);
+            store_codes((uint8_t*)&low + piece, a), store_codes((uint8_t*)&high + piece, b);
+        }
+        widen_word(ROW, low), widen_word(ROW + 4, high);
+    };
+    widen_words.template operator()<0>(), widen_words.template operator()<1>();
+    widen_words.template operator()<2>(), widen_words.template operator()<3>();
+}
+
 inline void widen_strip(const Strip& strip, int first, int count, uint8_t* to) {
-    const float center = IS_SIGNED ? 0 : strip.info.center;
-    alignas(64) Code codes[WORD_ROWS][STRIP * 4];
-    for (int i = 0; i < count; i++, to += PAIR_BYTES) {
-        const uint8_t* group = strip.group(first + i);
-        unpack_codes(strip, group, codes);
-        const half *scales = (const half*)group, *mins = scales + strip.num_scales();
-        auto* words = (uint16_t*)to;
-        for (int half = 0; half < 2; half++) {
-            const int part = strip.info.has_halves ? half * STRIP : 0;
-            const Vector scale = load(scales + part);
-            const Vector offset = strip.info.has_mins ? scale * -center - load(mins + part) : scale * -center;
-            for (int row = half * 4; row < half * 4 + 4; row++) {
-                Bits four;
-                memcpy(&four, codes[row], sizeof(four));
-                auto number = [&](int k) {
-                    const Integers code = IS_SIGNED ? (Integers)(four << (24 - 8 * k)) >> 24 : (Integers)(four >> 8 * k & 255);
-                    return multiply_add(floats(code), scale, offset);
-                };
-                store_pairs(words + row * 64, number(0), number(1)), store_pairs(words + row * 64 + 32, number(2), number(3));
-            }
+    for (int i = first; i < first + count; i++, to += PAIR_BYTES) {
+        switch (strip.info.bits) {
+            case 4: widen_group<4>(strip, strip.group(i), (uint16_t*)to); break;
+            case 5: widen_group<5>(strip, strip.group(i), (uint16_t*)to); break;
+            case 6: widen_group<6>(strip, strip.group(i), (uint16_t*)to); break;
+            default: widen_group<8>(strip, strip.group(i), (uint16_t*)to);
         }
     }
 }

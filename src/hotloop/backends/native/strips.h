@@ -30,6 +30,20 @@ void with_shape(const KindInfo& info, Work work) {
     else info.has_mins ? work.template operator()<false, true>() : work.template operator()<false, false>();
 }
 
+// As many bits and shapes as there are kinds with them.
+template <typename Work>
+void with_codes(const KindInfo& info, Work work) {
+    switch (info.bits) {
+        case 5: return info.has_mins ? work.template operator()<5, false, true>() : work.template operator()<5, false, false>();
+        case 6: return work.template operator()<6, true, false>();
+        case 8: return work.template operator()<8, false, false>();
+        default:
+            with_shape(info, [&]<bool HAS_HALVES, bool HAS_MINS>() {
+                work.template operator()<4, HAS_HALVES, HAS_MINS>();
+            });
+    }
+}
+
 // Some groups of a strip, ready to be multiplied with: codes are less their center if they are signed, else mins are more
 // by what the center stands for.
 struct Unpacked {

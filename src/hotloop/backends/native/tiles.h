@@ -42,17 +42,18 @@ inline bool permit_tiles() {
     return !syscall(SYS_arch_prctl, request_permission, tile_data);
 }
 
+// The compiler does not know that tile instructions read and write memory.
+inline void settle_memory() { asm volatile("" ::: "memory"); }
+
 // Tiles 0 to 5, of sums and rows, have so many rows; 6 and 7, of weights, have all 16.
 inline void tiles_begin(int num_rows) {
     TileConfig config;
     for (int i = 0; i < 8; i++) config.rows[i] = i < 6 ? num_rows : 16;
+    settle_memory();
     _tile_loadconfig(&config);
 }
 
 inline void tiles_end() { _tile_release(); }
-
-// The compiler does not know that tile instructions read and write memory.
-inline void settle_memory() { asm volatile("" ::: "memory"); }
 
 #else
 
