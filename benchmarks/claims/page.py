@@ -154,11 +154,14 @@ def _render_serving(kept: Kept) -> str:
         _line("hotloop", *(figure.show(figure.ours) for figure in result.figures)),
     ]
     about = f"**Serving, Llama-3.1-8B shapes** with random weights: {result.what}. Published for an A100: {_A100}."
-    note = "Of a batch it is the median's first token; vLLM's is that of the last. [Other sittings](gpu.md#measured)."
+    note = (
+        "vLLM had a sitting of its own, on a card of the same kind; of a batch it is the median's first token. "
+        "[Other sittings](gpu.md#measured)."
+    )
     return "\n".join([about, note, "", *lines])
 
 
-_ABSENT = "not in this sitting"
+_ABSENT = "not taken"
 _VLLM = (
     ("decode_alone_2048", "tok_s", "tokens/s", 1.0),
     ("prefill_2048", "ms", "s", 0.001),
