@@ -51,18 +51,11 @@ def check_native(backend: Backend, model: Model) -> None:
 
 
 @pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
-@pytest.mark.parametrize("weight_format", ["int8", "bf16"])
+@pytest.mark.parametrize("weight_format", ["auto", "int8", "bf16"])
 def test_the_native_decoder_is_opened_where_there_is_amx(amx: None, model: Model, weight_format: WeightFormat) -> None:
-    backend = open_cpu(model, NATIVE, weight_format=weight_format)
+    backend = open_cpu(model, CONFIG, weight_format=weight_format)
     check_native(backend, model)
-    assert describe_cpu(model, NATIVE, weight_format, "fast") == "by the native decoder, with AMX"
-
-
-def test_with_amx_it_has_to_be_asked_for(amx: None, model: Model) -> None:
-    assert "--cpu-backend native asks for it" in describe_cpu(model, CONFIG, "auto", "fast")
-    backend = open_cpu(model, CONFIG)
-    assert not isinstance(backend, NativeBackend)
-    backend.close()
+    assert describe_cpu(model, CONFIG, weight_format, "fast") == "by the native decoder, with AMX"
 
 
 def test_where_it_is_insisted_on_and_cannot_be_had_the_reason_is_told(amx: None, model: Model) -> None:
@@ -162,7 +155,9 @@ def gguf_model(model: Model, empty_home: Path) -> Model:
 
 
 @pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
-@pytest.mark.parametrize(("has_amx", "weight_format"), [(True, "stored"), (False, "stored"), (False, "auto")])
+@pytest.mark.parametrize(
+    ("has_amx", "weight_format"), [(True, "stored"), (True, "auto"), (False, "stored"), (False, "auto")]
+)
 def test_a_quantised_file_is_computed_with_as_it_is(
     gguf_model: Model, monkeypatch: pytest.MonkeyPatch, has_amx: bool, weight_format: WeightFormat
 ) -> None:
@@ -172,10 +167,6 @@ def test_a_quantised_file_is_computed_with_as_it_is(
     check_native(backend, gguf_model)
     who = f"by the native decoder, {'with' if has_amx else 'without'} AMX, with weights as the file has them"
     assert describe_cpu(gguf_model, CONFIG, weight_format, "fast") == who
-
-
-def test_with_amx_int8_is_what_was_measured(gguf_model: Model, amx: None) -> None:
-    assert describe_cpu(gguf_model, NATIVE, "auto", "fast") == "by the native decoder, with AMX"
 
 
 def test_what_is_not_asked_to_stay_as_it_is_or_cannot_does_not(

@@ -20,9 +20,10 @@ from tests.models.tiny import DictWeights, tiny_spec, tiny_weights, write_folder
 
 from hotloop.backends.backend import Backend
 from hotloop.backends.cpu import open_cpu
+from hotloop.backends.native.backend import NativeBackend
 from hotloop.backends.openvino.attention import numpy_kernel
-from hotloop.backends.openvino.gap import AmxBackend, KernelOp, PortableBackend
-from hotloop.backends.openvino.native import load_amx
+from hotloop.backends.openvino.gap import KernelOp, PortableBackend
+from hotloop.backends.openvino.native import has_amx
 from hotloop.backends.openvino.paged import PagedBackend
 from hotloop.backends.openvino.store import failure
 from hotloop.core.config import EngineConfig, Precision, WeightFormat
@@ -243,7 +244,7 @@ def test_ctrl_c_inside_the_plugin_stays_ctrl_c() -> None:
 def test_the_quick_backend_is_taken_where_it_can_be(empty_home: Path) -> None:
     model = tiny_model("llama", head_dim=64)
     exact = PortableBackend if IS_ARM else PagedBackend
-    assert isinstance(make_backend(model, precision="fast"), exact if load_amx() is None else AmxBackend)
+    assert isinstance(make_backend(model, precision="fast"), NativeBackend if has_amx() else exact)
     assert isinstance(make_backend(model, precision="exact"), exact)
 
 

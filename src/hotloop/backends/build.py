@@ -71,7 +71,6 @@ def _portable_decoder(kv_type: str) -> Library:
 
 
 LIBRARIES = {
-    "attention": Library(("openvino/native/attention.cpp",), cpus=_AMX),
     "portable-float": Library(("openvino/native/portable.cpp",), ("-DKV=float",)),
     "portable-half": Library(("openvino/native/portable.cpp",), ("-DKV=half",)),
     "portable-int8_t": Library(("openvino/native/portable.cpp",), ("-DKV=int8_t",)),

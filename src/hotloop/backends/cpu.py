@@ -14,8 +14,8 @@ from hotloop.backends.build import BUILD_ERRORS, cpu_features
 from hotloop.backends.native.backend import NativeBackend, are_quantised, strips_bytes, why_not
 from hotloop.backends.native.library import Format, load_kernel
 from hotloop.backends.openvino.attention import Kernel, numpy_kernel
-from hotloop.backends.openvino.gap import AmxBackend, PortableBackend, long_format
-from hotloop.backends.openvino.native import AMX_HEAD_DIMS, has_amx, load_amx, load_portable
+from hotloop.backends.openvino.gap import PortableBackend
+from hotloop.backends.openvino.native import AMX_HEAD_DIMS, has_amx, load_portable
 from hotloop.backends.openvino.paged import PagedBackend
 from hotloop.backends.openvino.store import has_graph
 from hotloop.core.config import EngineConfig, KvPrecision, Precision, WeightFormat, parse_bytes
@@ -31,7 +31,7 @@ _RUNTIME_BYTES = 256 << 20
 _DTYPES: dict[KvPrecision, type[np.floating]] = {"f32": np.float32, "f16": np.float16}
 _CPP_TYPES: dict[KvPrecision, str] = {"f32": "float", "f16": "half", "int8": "int8_t"}
 
-Kind = Literal["native", "amx", "paged", "portable"]
+Kind = Literal["native", "paged", "portable"]
 
 
 def open_cpu(
@@ -66,10 +66,7 @@ def open_cpu(
         return PortableBackend(
             model, kv_bytes, portable, weight_format=weight_format, precision=precision, drops_windows=drops_windows
         )
-    amx = _amx_kernel(model.spec, kv, precision)
-    _check_memory(model, config, weight_format, precision, "amx" if amx else "paged")
-    if amx:
-        return AmxBackend(model, kv_bytes, amx, weight_format=weight_format)
+    _check_memory(model, config, weight_format, precision, "paged")
     inference, kv_precision = _paged_precisions(kv, precision)
     return PagedBackend(model, kv_bytes, weight_format=weight_format, inference=inference, kv_precision=kv_precision)
 
@@ -87,7 +84,7 @@ def _native_form(model: Model, weight_format: WeightFormat) -> Format | None:
     """How the native decoder would hold the weights; None if it cannot."""
     match weight_format:
         case "auto":
-            return "strips" if not has_amx() and are_quantised(model) else "int8"
+            return "strips" if are_quantised(model) else "int8"
         case "stored":
             return "strips" if are_quantised(model) else None
         case "int8" | "bf16":
@@ -97,15 +94,12 @@ def _native_form(model: Model, weight_format: WeightFormat) -> Format | None:
 
 
 def why_not_native(model: Model, config: EngineConfig, weight_format: WeightFormat, precision: Precision) -> str | None:
-    """What keeps the native decoder from being used; None if nothing does. It was measured to be the quicker one with
-    strips; with AMX it has to be asked for.
-    """
+    """What keeps the native decoder from being used, which was measured to be the quicker one; None if nothing does."""
     spec, form = model.spec, _native_form(model, weight_format)
     if not has_amx() and form != "strips":
         return "this CPU has no AMX, without which the native decoder wants weights as a quantised GGUF file has them"
     if not has_amx() and not has_dot_products():
         return "this CPU has no quick products of bytes, as AVX2 and ARM's dot products are"
-    is_asked_for = config.cpu_backend == "native" or weight_format == "stored"
     obstacles = {
         "cpu_backend is openvino": config.cpu_backend == "openvino",
         f"precision is {precision}": precision != "fast",
@@ -116,7 +110,6 @@ def why_not_native(model: Model, config: EngineConfig, weight_format: WeightForm
         "the model has sliding windows": spec.windows,
         "the model has attention sinks": spec.has_sinks,
         f"heads have {spec.head_dim} dimensions": has_amx() and spec.head_dim not in AMX_HEAD_DIMS,
-        "with AMX it was not measured to be quicker (--cpu-backend native asks for it)": has_amx() and not is_asked_for,
     }
     found = next((what for what, is_there in obstacles.items() if is_there), None)
     if found is None:
@@ -168,12 +161,6 @@ def _portable_kernel(kv_precision: KvPrecision, precision: Precision) -> Kernel:
     return kernel or numpy_kernel(_DTYPES[kv_precision])
 
 
-def _amx_kernel(spec: ModelSpec, kv_precision: KvPrecision, precision: Precision) -> Kernel | None:
-    """Our own attention for AMX, where it can be used."""
-    is_possible = precision == "fast" and kv_precision in ("auto", "bf16") and spec.head_dim in AMX_HEAD_DIMS
-    return load_amx() if is_possible else None
-
-
 def _paged_precisions(kv_precision: KvPrecision, precision: Precision) -> tuple[str, str]:
     """What is computed in, and what keys and values are stored in, as the plugin calls it."""
     is_quick = precision == "fast" and "BF16" in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
@@ -203,18 +190,16 @@ def _check_memory(
 
 
 def _held_bytes(model: Model, weight_format: WeightFormat, precision: Precision, kind: Kind) -> int:
-    """What is held of the weights: natively once; by OpenVINO a copy packed for each compiled graph, and beside it the
+    """What is held of the weights: natively once; by OpenVINO a copy packed for the compiled graph, and beside it the
     graph's own, which are mapped from a file, and so cost nothing, once an earlier start has kept them.
     """
     if kind == "native":
         return strips_bytes(model) if weight_format == "stored" else weight_bytes(model.spec, weight_format)
-    graphs = packed = [weight_format]
-    if kind == "amx":
-        graphs = packed = [weight_format, long_format(model.spec, weight_format)]
-    elif kind == "portable" and (weight_format == "bf16" or (precision == "exact" and weight_format != "f32")):
+    packed = [weight_format]
+    if kind == "portable" and (weight_format == "bf16" or (precision == "exact" and weight_format != "f32")):
         packed = ["f32", "f32"]  # the copy it computes with, and what it unpacked to make that
     style = "paged" if kind == "paged" else "native"
-    made = [each for each in dict.fromkeys(graphs) if not has_graph(model, f"{style}-{each}")]
+    made = [] if has_graph(model, f"{style}-{weight_format}") else [weight_format]
     dense = without_experts(model.spec)
     experts_bytes = weight_bytes(model.spec, weight_format) - weight_bytes(dense, weight_format)
     return experts_bytes + sum(weight_bytes(dense, each) for each in packed + made)

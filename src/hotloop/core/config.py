@@ -50,9 +50,8 @@ class ModelConfig:
     """A name `hotloop models` lists, a hub id such as Qwen/Qwen3-4B, a GGUF file, or a Hugging Face folder."""
     weights: WeightFormat = "auto"
     """How weights are held on a CPU: `stored` is as a quantised GGUF file has them, by the native decoder; `auto` is
-    that on CPUs without AMX, where it is quicker in about half the memory, else int8. With OpenVINO and AMX a small
-    model's int8 weights are held in bf16 as well, to prefill prompts faster, and on ARM int8 and int4 save memory with
-    precision `fast` only, bf16 never. On a GPU they are held in bf16, or in f32 or fp8 if that is asked for; fp8 (e4m3,
+    that where it can be had, else int8. On ARM int8 and int4 save memory with precision `fast` only, bf16 never. On a
+    GPU they are held in bf16, or in f32 or fp8 if that is asked for; fp8 (e4m3,
     a scale for each output; the head in int8) is for a GPU only. There AWQ and GPTQ checkpoints stay in four
     bits, unless fp8 is asked for, and FP8 checkpoints in e4m3, unless f32 is; those with scales for blocks get one for
     each output."""
@@ -74,8 +73,8 @@ class EngineConfig:
     `gpu_memory` leaves."""
     cpu_backend: CpuDecoder = "auto"
     """Who computes on a CPU: `native` is our decoder, for AMX, and for quantised GGUF files on any CPU since AVX2 or
-    ARM's dot products; `openvino` is for any CPU and model; `auto` is the native one where it was measured to be the
-    quicker, which is without AMX so far."""
+    ARM's dot products; `openvino` is for any CPU and model; `auto` is the native one where it can be had, as it was
+    measured to be the quicker."""
     gpu_memory: float = 0.9
     """Share of a GPU's memory that may be used in all: for weights, working memory, and KV, which gets the rest."""
     gpus: int = 1

@@ -93,7 +93,7 @@ def test_engines_side_by_side():
         Kept({}, {SERVING: Result(claim=SERVING, what="w", figures=figures, taken=TAKEN)}, vllm, [])
     )
     assert "| transformers | 1.0 tokens/s | 1.00 s | 1.0 tokens/s | 1.00 s |" in section
-    assert "| vLLM 0.24.0 | 199.8 tokens/s | 51 ms | 3,307 tokens/s | not in this sitting |" in section
+    assert "| vLLM 0.24.0 | 199.8 tokens/s | 51 ms | 3,307 tokens/s | not taken |" in section
     assert "| hotloop | 2.0 tokens/s | 2.00 s | 2.0 tokens/s | 2.00 s |" in section
 
 

@@ -1,7 +1,7 @@
 """Batches on a CPU whose attention is ours: OpenVINO for the matmuls, a kernel in the gap each layer's graph leaves."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import openvino as ov
@@ -26,120 +26,17 @@ from hotloop.backends.openvino.native.mixture import open_experts
 from hotloop.backends.openvino.store import compile_graph, describe_kv, load_graph
 from hotloop.core.config import Precision, WeightFormat
 from hotloop.models.hybrid import HybridWeights
-from hotloop.models.memory import weight_bytes
 from hotloop.models.model import Model
-from hotloop.models.spec import ModelSpec
 
-MAX_SHORT_TOKENS = 12
-MAX_UNPACKED_BYTES = 512 << 20
 _WHOLE_ROWS = str(2**64 - 1)
+_WARM_UP = (1, 16)
+"""Tokens of steps that are run at once: the plugin makes its kernels when it first meets a shape."""
 
 Run = Callable[[int, NDArray[np.float32], NDArray[np.float32]], None]
 """What fills the gap of a layer: (layer, what comes in, room for what comes out)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Form:
-    """How a graph is compiled: what its weights are held in, the plugin's options, and what is rewritten for it."""
-
-    weight_format: WeightFormat
-    options: dict[str, str]
-    adapt: Callable[[ov.Model], None] = lambda graph: None
-
-
-class GapBackend(KernelBackend):
-    """Graphs of OpenVINO's, compiled over one KV, with kernels in their gaps."""
-
-    def __init__(
-        self,
-        model: Model,
-        kv_bytes: int,
-        kernel: Kernel,
-        *,
-        kv_layout: str,
-        short: Form,
-        long: Form | None = None,
-        precision: Precision = "fast",
-        drops_windows: bool = False,
-    ) -> None:
-        """`long`: how the graph is compiled for steps of many tokens, if not as for those of a few."""
-        spec = model.spec
-        if spec.linear:
-            model = replace(model, weights=HybridWeights(model.weights, spec))
-        super().__init__(model, kv_bytes, kernel, kv_layout=kv_layout, drops_windows=drops_windows)
-        self._linear = DeltaNet(spec, model.weights, self.num_states, open_delta(spec.linear)) if spec.linear else None
-        self._experts = open_experts(model, short.weight_format, precision) if model.spec.experts else None
-        self._nodes: list[KernelOp] = []
-        self._short = self._compile(model, short)
-        self._long = self._compile(model, long) if long else self._short
-        self._warm_up()
-
-    def run(self, batch: Batch) -> NDArray[np.float32]:
-        request = self._short if len(batch.token_ids) <= MAX_SHORT_TOKENS else self._long
-        self.plan(batch)
-        if self._linear:
-            self._linear.plan(batch)
-        return self.infer(request, {"input_ids": batch.token_ids, "wanted": batch.wanted})
-
-    def read_state(self, slot: int) -> HostCopy:
-        assert self._linear is not None
-        return HostCopy(self._linear.read(slot).data)
-
-    def write_state(self, slot: int, data: memoryview) -> None:
-        assert self._linear is not None
-        self._linear.write(slot, data)
-
-    def close(self) -> None:
-        del self._short, self._long
-        let_go(self._nodes)
-        super().close()
-        if self._linear:
-            self._linear.close()
-
-    def _compile(self, model: Model, form: Form) -> ov.InferRequest:
-        decoder = DecoderGraph(model.spec, model.weights, form.weight_format, NativeStyle(model.spec))
-        graph = load_graph(model, f"native-{form.weight_format}", decoder.build)
-        fill_gaps(graph, GAP, self._attend, model.spec.mixed_size, self._nodes)
-        if self._experts:
-            fill_gaps(graph, EXPERTS_GAP, self._experts.run, model.spec.hidden_size, self._nodes)
-        if self._linear and model.spec.linear:
-            fill_gaps(graph, LINEAR_GAP, self._linear.run, model.spec.linear.value_size, self._nodes)
-        gather_wanted_rows(graph)
-        form.adapt(graph)
-        return compile_graph(graph, form.options).create_infer_request()
-
-    def _attend(self, index: int, qkv: NDArray[np.float32], output: NDArray[np.float32]) -> None:
-        """`index` counts the layers with KV."""
-        attention, number = self._places[index]
-        attention.run(number, qkv, output)
-
-    def _warm_up(self) -> None:
-        """The plugin makes its kernels when it first meets a shape: better now than under the first request."""
-        for num_tokens in (1, MAX_SHORT_TOKENS + 1):
-            self.run(prompt_batch(num_tokens, BLOCK_SIZE))
-
-
-class AmxBackend(GapBackend):
-    """On a CPU with AMX: bf16 KV in the layout of AMX tiles.
-
-    The graph is compiled twice, over the same KV: in float32 for steps of a few tokens, which only wait for the weights
-    to arrive from memory, and in bf16 for longer ones, where AMX does the arithmetic. A small model's int8 weights are
-    held in bf16 too for the longer ones, since unpacking them every time takes as long as half the arithmetic.
-    """
-
-    def __init__(self, model: Model, kv_bytes: int, kernel: Kernel, *, weight_format: WeightFormat) -> None:
-        long = long_format(model.spec, weight_format)
-        super().__init__(
-            model,
-            kv_bytes,
-            kernel,
-            kv_layout=describe_kv(model, "amx", weight_format, long, kernel.version),
-            short=Form(weight_format, {"INFERENCE_PRECISION_HINT": "f32"}),
-            long=Form(long, {"INFERENCE_PRECISION_HINT": "bf16"}),
-        )
-
-
-class PortableBackend(GapBackend):
+class PortableBackend(KernelBackend):
     """On any CPU, with matmuls as ARM does them best.
 
     Every row is computed alike whatever else is in the step, so in float32 (`exact`) batching, chunking and caching
@@ -158,24 +55,60 @@ class PortableBackend(GapBackend):
         precision: Precision,
         drops_windows: bool = False,
     ) -> None:
+        spec = model.spec
         how = (weight_format, precision, f"{kernel.item_bytes} bytes", kernel.version)
+        layout = describe_kv(model, "portable", *how)
+        if spec.linear:
+            model = replace(model, weights=HybridWeights(model.weights, spec))
+        super().__init__(model, kv_bytes, kernel, kv_layout=layout, drops_windows=drops_windows)
+        self._linear = DeltaNet(spec, model.weights, self.num_states, open_delta(spec.linear)) if spec.linear else None
+        self._experts = open_experts(model, weight_format, precision) if spec.experts else None
+        self._nodes: list[KernelOp] = []
+        self._request = self._compile(model, weight_format, precision)
+        for num_tokens in _WARM_UP:
+            self.run(prompt_batch(num_tokens, BLOCK_SIZE))
+
+    def run(self, batch: Batch) -> NDArray[np.float32]:
+        self.plan(batch)
+        if self._linear:
+            self._linear.plan(batch)
+        return self.infer(self._request, {"input_ids": batch.token_ids, "wanted": batch.wanted})
+
+    def read_state(self, slot: int) -> HostCopy:
+        assert self._linear is not None
+        return HostCopy(self._linear.read(slot).data)
+
+    def write_state(self, slot: int, data: memoryview) -> None:
+        assert self._linear is not None
+        self._linear.write(slot, data)
+
+    def close(self) -> None:
+        del self._request
+        let_go(self._nodes)
+        super().close()
+        if self._linear:
+            self._linear.close()
+
+    def _compile(self, model: Model, weight_format: WeightFormat, precision: Precision) -> ov.InferRequest:
+        decoder = DecoderGraph(model.spec, model.weights, weight_format, NativeStyle(model.spec))
+        graph = load_graph(model, f"native-{weight_format}", decoder.build)
+        fill_gaps(graph, GAP, self._attend, model.spec.mixed_size, self._nodes)
+        if self._experts:
+            fill_gaps(graph, EXPERTS_GAP, self._experts.run, model.spec.hidden_size, self._nodes)
+        if self._linear and model.spec.linear:
+            fill_gaps(graph, LINEAR_GAP, self._linear.run, model.spec.linear.value_size, self._nodes)
+        gather_wanted_rows(graph)
+        divide_by_roots(graph)
         options = {
             "INFERENCE_PRECISION_HINT": "f32",
             "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0" if precision == "exact" else _WHOLE_ROWS,
         }
-        form = Form(weight_format, options, divide_by_roots)
-        layout = describe_kv(model, "portable", *how)
-        super().__init__(
-            model, kv_bytes, kernel, kv_layout=layout, short=form, precision=precision, drops_windows=drops_windows
-        )
+        return compile_graph(graph, options).create_infer_request()
 
-
-def long_format(spec: ModelSpec, weight_format: WeightFormat) -> WeightFormat:
-    """How weights are held for long steps. int4 was asked for to save memory, so it is taken at its word."""
-    if weight_format != "int8":
-        return weight_format
-    unpacked_bytes = weight_bytes(replace(spec, has_tied_head=False), "bf16")  # the embedding and the head apart
-    return "bf16" if unpacked_bytes <= MAX_UNPACKED_BYTES else weight_format
+    def _attend(self, index: int, qkv: NDArray[np.float32], output: NDArray[np.float32]) -> None:
+        """`index` counts the layers with KV."""
+        attention, number = self._places[index]
+        attention.run(number, qkv, output)
 
 
 def fill_gaps(graph: ov.Model, prefix: str, run: Run, width: int, made: "list[KernelOp]") -> None:

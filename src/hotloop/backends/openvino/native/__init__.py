@@ -6,7 +6,7 @@
     linear.cpp      linear attention by the gated delta rule on any CPU (delta.py)
 
 They come with a wheel, or are compiled once by the machine's own C++ compiler (../../build.py). Where a kernel cannot
-be had, `load_amx` and `load_portable` give nothing and say why in the log.
+be had, `load_portable` gives nothing and says why in the log; attention.cpp is the native decoder's (../../native).
 """
 
 import ctypes
@@ -114,19 +114,6 @@ def _create(library: ctypes.CDLL, spec: ModelSpec, num_blocks: int, angles: NDAr
 
 
 @cache
-def load_amx() -> Kernel | None:
-    """The kernel for CPUs with AMX; None where it cannot be had."""
-    reason = _why_no_amx()
-    if reason is None:
-        try:
-            return _load("attention", 2)
-        except BUILD_ERRORS as error:
-            reason = f"it could not be built: {error}"
-    log.warning("attention is OpenVINO's, not our own, which is much quicker on CPUs with AMX: %s", reason)
-    return None
-
-
-@cache
 def load_portable(kv_type: str) -> Kernel | None:
     """The kernel for any CPU, with keys and values of that C++ type; None where it cannot be built."""
     try:
@@ -146,13 +133,8 @@ def load_or_warn(name: str, what: str) -> ctypes.CDLL | None:
 
 
 def has_amx() -> bool:
-    return _why_no_amx() is None
-
-
-def _why_no_amx() -> str | None:
-    if platform.system() != "Linux" or platform.machine() != "x86_64":
-        return "ours is for Linux on x86-64"
-    return None if any(usable_cpus(LIBRARIES["attention"])) else "this CPU has none"
+    """Whether there is something of ours for it: our C++ asks Linux for tiles."""
+    return platform.system() == "Linux" and any(usable_cpus(LIBRARIES["decoder"]))
 
 
 def _load(name: str, item_bytes: int) -> Kernel:
