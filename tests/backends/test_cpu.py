@@ -20,7 +20,9 @@ from hotloop.backends.backend import Backend
 from hotloop.backends.build import compiler
 from hotloop.backends.cpu import describe_cpu, open_cpu, why_not_native
 from hotloop.backends.native.backend import NativeBackend, strips_bytes
-from hotloop.core.config import EngineConfig, Precision, WeightFormat
+from hotloop.backends.native.library import load_kernel
+from hotloop.backends.openvino.native import has_amx
+from hotloop.core.config import EngineConfig, KvPrecision, Precision, WeightFormat
 from hotloop.core.errors import ConfigError
 from hotloop.models.gguf import widen
 from hotloop.models.layout import tensor_places
@@ -38,8 +40,10 @@ def model() -> Model:
 
 @pytest.fixture
 def amx(monkeypatch: pytest.MonkeyPatch, empty_home: Path) -> None:
-    """A CPU with AMX; the decoder emulates it where there is none."""
+    """A CPU with AMX; the decoder emulates it where there is none, but for attention."""
     monkeypatch.setattr(cpu, "has_amx", lambda: True)
+    if not has_amx():
+        monkeypatch.setattr(cpu, "load_kernel", lambda kv_type: load_kernel("half" if kv_type == "bf16" else kv_type))
 
 
 def check_native(backend: Backend, model: Model) -> None:
@@ -69,8 +73,6 @@ def test_where_it_is_insisted_on_and_cannot_be_had_the_reason_is_told(amx: None,
         ("exact", "int8", CONFIG, "precision is exact"),
         ("fast", "int4", CONFIG, "weights are int4"),
         ("fast", "int8", replace(CONFIG, cpu_backend="openvino"), "cpu_backend is openvino"),
-        ("fast", "int8", replace(CONFIG, kv_precision="f16"), "kv_precision is f16"),
-        ("fast", "int8", replace(CONFIG, kv_precision="int8"), "kv_precision is int8"),
     ],
 )
 def test_settings_may_leave_it_to_openvino(
@@ -89,7 +91,6 @@ def test_models_that_it_does_not_know_are_left_to_openvino(amx: None, model: Mod
 
     assert reason(windows=(8, None)) == "the model has sliding windows"
     assert reason(has_sinks=True) == "the model has attention sinks"
-    assert reason(head_dim=80) == "heads have 80 dimensions"
     assert why_not_native(tiny_model("qwen3moe"), CONFIG, "int8", "fast") == "the model has experts"
 
 
@@ -155,13 +156,34 @@ def gguf_model(model: Model, empty_home: Path) -> Model:
 
 
 @pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize("kv_precision", ["f16", "f32", "int8"])
+def test_keys_and_values_may_be_other_than_tiles(amx: None, model: Model, kv_precision: KvPrecision) -> None:
+    check_native(open_cpu(model, replace(CONFIG, kv_precision=kv_precision)), model)
+
+
+@pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
+def test_heads_that_make_no_tiles_have_the_portable_attention(amx: None) -> None:
+    model = tiny_model("llama", head_dim=32)
+    check_native(open_cpu(model, CONFIG), model)
+    reason = why_not_native(model, replace(CONFIG, kv_precision="bf16"), "auto", "fast")
+    assert reason == "kv_precision bf16 needs AMX and heads of 64, 96 or 128 dimensions"
+
+
+@pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
 @pytest.mark.parametrize(
     ("has_amx", "weight_format"), [(True, "stored"), (True, "auto"), (False, "stored"), (False, "auto")]
 )
 def test_a_quantised_file_is_computed_with_as_it_is(
-    gguf_model: Model, monkeypatch: pytest.MonkeyPatch, has_amx: bool, weight_format: WeightFormat
+    gguf_model: Model,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+    has_amx: bool,
+    weight_format: WeightFormat,
 ) -> None:
-    monkeypatch.setattr(cpu, "has_amx", lambda: has_amx)
+    if has_amx:
+        request.getfixturevalue("amx")
+    else:
+        monkeypatch.setattr(cpu, "has_amx", lambda: False)
     monkeypatch.setattr(cpu, "has_dot_products", lambda: not has_amx)
     backend = open_cpu(gguf_model, CONFIG, weight_format=weight_format)
     check_native(backend, gguf_model)

@@ -32,7 +32,7 @@ def case(name: str, kernel: Kernel | None, max_error: float, needs: str = "a C++
     return pytest.param(kernel, max_error, id=name, marks=marks)
 
 
-AMX = case("amx", load_kernel() if has_amx() else None, 0.02, needs="a CPU with AMX and a C++ compiler")
+AMX = case("amx", load_kernel("bf16") if has_amx() else None, 0.02, needs="a CPU with AMX and a C++ compiler")
 INT8 = case("int8", load_portable("int8_t"), 0.05)
 EXACT = (
     case("f16", load_portable("half"), 0.004),

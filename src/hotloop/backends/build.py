@@ -25,10 +25,12 @@ _COMPILE_TIMEOUT_S = 300
 _FOLDER = Path(__file__).parent
 _FROM_WHEEL = _FOLDER / "lib"
 
+Cpus = Mapping[str, Mapping[str, set[str]]]
 # For each machine: what can be compiled for, the best first, and what the CPU has to have for it.
-_AMX = {"x86_64": {"sapphirerapids": {"amx_bf16", "amx_tile", "avx512_bf16"}}}
+_AMX = {"sapphirerapids": {"amx_bf16", "amx_int8", "amx_tile", "avx512_bf16", "avx512_fp16"}}
 _CPUS = {
     "x86_64": {
+        **_AMX,
         "cascadelake": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512_vnni"},
         "x86-64-v4": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
         "x86-64-v3": {"avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"},
@@ -41,7 +43,7 @@ _CPUS = {
 class Library:
     files: tuple[str, ...]
     flags: tuple[str, ...] = ()
-    cpus: Mapping[str, Mapping[str, set[str]]] | None = None
+    cpus: Cpus | None = None
     """What it can be compiled for; None for any CPU."""
     has_tbb: bool = True
     """Whether it shares its threads with OpenVINO: it is compiled for the TBB that this brings."""
@@ -65,9 +67,9 @@ class Library:
         yield from (path.read_text() for path in paths)
 
 
-def _portable_decoder(kv_type: str) -> Library:
-    files = "native/decoder.cpp", "openvino/native/portable.cpp"
-    return Library(files, ("-pthread", "-ffp-contract=off", f"-DKV={kv_type}"), has_tbb=False)
+def _decoder(attention: str, *flags: str, cpus: Cpus | None = None) -> Library:
+    files = "native/decoder.cpp", f"openvino/native/{attention}.cpp"
+    return Library(files, ("-pthread", "-ffp-contract=off", *flags), cpus, has_tbb=False)
 
 
 LIBRARIES = {
@@ -76,12 +78,10 @@ LIBRARIES = {
     "portable-int8_t": Library(("openvino/native/portable.cpp",), ("-DKV=int8_t",)),
     "experts": Library(("openvino/native/experts.cpp",)),
     "linear": Library(("openvino/native/linear.cpp",)),
-    "decoder": Library(
-        ("native/decoder.cpp", "openvino/native/attention.cpp"), ("-pthread", "-ffp-contract=off"), _AMX, has_tbb=False
-    ),
-    "decoder-float": _portable_decoder("float"),
-    "decoder-half": _portable_decoder("half"),
-    "decoder-int8_t": _portable_decoder("int8_t"),
+    "decoder-bf16": _decoder("attention", cpus={"x86_64": _AMX}),
+    "decoder-float": _decoder("portable", "-DKV=float"),
+    "decoder-half": _decoder("portable", "-DKV=half"),
+    "decoder-int8_t": _decoder("portable", "-DKV=int8_t"),
 }
 
 

@@ -12,7 +12,7 @@ import openvino as ov
 from hotloop.backends.backend import Backend
 from hotloop.backends.build import BUILD_ERRORS, cpu_features
 from hotloop.backends.native.backend import NativeBackend, are_quantised, strips_bytes, why_not
-from hotloop.backends.native.library import Format, load_kernel
+from hotloop.backends.native.library import Format, KvType, load_kernel
 from hotloop.backends.openvino.attention import Kernel, numpy_kernel
 from hotloop.backends.openvino.gap import PortableBackend
 from hotloop.backends.openvino.native import AMX_HEAD_DIMS, has_amx, load_portable
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 _RUNTIME_BYTES = 256 << 20
 
 _DTYPES: dict[KvPrecision, type[np.floating]] = {"f32": np.float32, "f16": np.float16}
-_CPP_TYPES: dict[KvPrecision, str] = {"f32": "float", "f16": "half", "int8": "int8_t"}
+_CPP_TYPES: dict[KvPrecision, KvType] = {"f32": "float", "f16": "half", "int8": "int8_t"}
 
 Kind = Literal["native", "paged", "portable"]
 
@@ -53,7 +53,7 @@ def open_cpu(
     obstacle = why_not_native(model, config, weight_format, precision)
     if form and obstacle is None:
         _check_memory(model, config, "stored" if form == "strips" else form, precision, "native")
-        return NativeBackend(model, kv_bytes, load_kernel(_kv_type(config)), form=form)
+        return NativeBackend(model, kv_bytes, load_kernel(_kv_type(spec, config)), form=form)
     if config.cpu_backend == "native":
         raise ConfigError(f"cpu_backend native cannot be had: {obstacle}")
     if weight_format == "stored":
@@ -105,16 +105,17 @@ def why_not_native(model: Model, config: EngineConfig, weight_format: WeightForm
         f"precision is {precision}": precision != "fast",
         f"weights are {weight_format}": form is None and weight_format != "stored",
         "the model's matrices are not quantised, or not in a kind that it knows": form is None,
-        f"kv_precision is {config.kv_precision}": config.kv_precision not in ("auto", *_native_kv()),
+        f"kv_precision is {config.kv_precision}": config.kv_precision not in ("auto", "bf16", *_CPP_TYPES),
+        "kv_precision bf16 needs AMX and heads of 64, 96 or 128 dimensions": config.kv_precision == "bf16"
+        and not _has_amx_attention(spec),
         f"the model has {why_not(spec)}": why_not(spec),
         "the model has sliding windows": spec.windows,
         "the model has attention sinks": spec.has_sinks,
-        f"heads have {spec.head_dim} dimensions": has_amx() and spec.head_dim not in AMX_HEAD_DIMS,
     }
     found = next((what for what, is_there in obstacles.items() if is_there), None)
     if found is None:
         try:
-            load_kernel(_kv_type(config))
+            load_kernel(_kv_type(spec, config))
         except BUILD_ERRORS as error:
             found = f"it could not be built: {error}"
     return found
@@ -126,13 +127,15 @@ def has_dot_products() -> bool:
     return needs is not None and needs <= cpu_features()
 
 
-def _native_kv() -> tuple[KvPrecision, ...]:
-    return ("bf16",) if has_amx() else ("f16", "f32", "int8")
+def _has_amx_attention(spec: ModelSpec) -> bool:
+    return has_amx() and spec.head_dim in AMX_HEAD_DIMS
 
 
-def _kv_type(config: EngineConfig) -> str:
-    """In C++, where that is a choice."""
-    return _CPP_TYPES.get(config.kv_precision, "half")
+def _kv_type(spec: ModelSpec, config: EngineConfig) -> KvType:
+    """What the native decoder holds keys and values in: bf16 to attend in tiles, else for the portable attention."""
+    if config.kv_precision in _CPP_TYPES:
+        return _CPP_TYPES[config.kv_precision]
+    return "bf16" if _has_amx_attention(spec) else "half"
 
 
 def describe_cpu(model: Model, config: EngineConfig, weight_format: WeightFormat, precision: Precision) -> str:

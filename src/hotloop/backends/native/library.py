@@ -11,13 +11,15 @@ from numpy.typing import NDArray
 
 from hotloop.backends.build import load_library as load_shipped
 from hotloop.backends.openvino.attention import Kernel
-from hotloop.backends.openvino.native import ITEM_BYTES, SOURCES, has_amx, kernel_of
+from hotloop.backends.openvino.native import ITEM_BYTES, SOURCES, kernel_of
 from hotloop.core.errors import BackendError
 from hotloop.models.spec import Stored
 
 Array = NDArray[np.float32]
 Format = Literal["int8", "bf16", "strips"]
 Then = Literal["store", "add", "gate"]
+KvType = Literal["float", "half", "int8_t", "bf16"]
+"""As C++ calls it. Keys and values in bf16 stand in tiles, for AMX."""
 
 _FORMATS: tuple[Format, ...] = ("int8", "bf16", "strips")
 STRIP, GROUP = 16, 32
@@ -30,16 +32,16 @@ _THEN: tuple[Then, ...] = ("store", "add", "gate")
 
 
 @cache
-def load_library(*flags: str, kv_type: str = "float") -> ctypes.CDLL:
-    """With the attention for this CPU in it, over bf16 with AMX, else over that type. Raises one of BUILD_ERRORS."""
-    return _declare(load_shipped("decoder" if has_amx() else f"decoder-{kv_type}", *flags))
+def load_library(*flags: str, kv_type: KvType = "float") -> ctypes.CDLL:
+    """With attention over keys and values of that type in it. Raises one of BUILD_ERRORS."""
+    return _declare(load_shipped(f"decoder-{kv_type}", *flags))
 
 
 @cache
-def load_kernel(kv_type: str = "float") -> Kernel:
+def load_kernel(kv_type: KvType = "float") -> Kernel:
     """The attention of that library, which runs on the workers of whoever is at it."""
-    source = SOURCES / ("attention.cpp" if has_amx() else "portable.cpp")
-    return kernel_of(load_library(kv_type=kv_type), source, 2 if has_amx() else ITEM_BYTES[kv_type])
+    source = SOURCES / ("attention.cpp" if kv_type == "bf16" else "portable.cpp")
+    return kernel_of(load_library(kv_type=kv_type), source, ITEM_BYTES[kv_type])
 
 
 def _declare(library: ctypes.CDLL) -> ctypes.CDLL:

@@ -32,8 +32,8 @@ log = logging.getLogger(__name__)
 
 AMX_HEAD_DIMS = (64, 96, 128)
 SOURCES = Path(__file__).parent
-ITEM_BYTES = {"float": 4, "half": 2, "int8_t": 1}
-"""What portable.cpp can be compiled for, and what a number takes then."""
+ITEM_BYTES = {"float": 4, "half": 2, "int8_t": 1, "bf16": 2}
+"""What attention can be compiled for, in tiles for bf16, and what a number takes then."""
 _SPAN = 32  # numbers that portable.cpp sums up side by side
 
 
@@ -134,7 +134,7 @@ def load_or_warn(name: str, what: str) -> ctypes.CDLL | None:
 
 def has_amx() -> bool:
     """Whether there is something of ours for it: our C++ asks Linux for tiles."""
-    return platform.system() == "Linux" and any(usable_cpus(LIBRARIES["decoder"]))
+    return platform.system() == "Linux" and any(usable_cpus(LIBRARIES["decoder-bf16"]))
 
 
 def _load(name: str, item_bytes: int) -> Kernel:
