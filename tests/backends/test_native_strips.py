@@ -32,7 +32,7 @@ SCALE_ERROR = 2**-11  # a group's scale is held as a half
 
 @pytest.fixture(scope="module")
 def native() -> Iterator[Native]:
-    native = Native(2, load_library("-DMAX_JOB_BLOCKS=2", "-DMAX_JOB_PANELS=2"))
+    native = Native(2, load_library("-DMAX_JOB_BLOCKS=2", "-DMAX_JOB_PANELS=2", "-O1"))  # which compiles sooner
     yield native
     native.close()
 
