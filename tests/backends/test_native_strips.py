@@ -79,7 +79,7 @@ def test_every_row_is_what_the_package_reads(native: Native, kind: str):
         np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("num_rows", [1, 2, 3, 5, 40])
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 5, 12, 40])
 @pytest.mark.parametrize("kind", STRIP_KINDS)
 def test_products_are_those_of_rounded_rows(native: Native, kind: str, num_rows: int):
     rows, x = random_rows(kind, 72, 768), draw(num_rows, 768)
@@ -96,9 +96,16 @@ def test_every_kind_of_cpu_computes_the_same(native: Native, march: str):
     other = Native(2, load_library(f"-march={march}"))
     for kind in STRIP_KINDS:
         rows, x = random_rows(kind, 72, 768), draw(40, 768)
-        for num_rows in (1, 3, 40):
+        for num_rows in (1, 2, 3, 12, 40):
             np.testing.assert_array_equal(multiply(other, x[:num_rows], rows), multiply(native, x[:num_rows], rows))
     other.close()
+
+
+def test_what_it_does_to_the_smallest_numbers_stays_with_it(native: Native):
+    """Products are computed without denormals; the caller has them as before."""
+    multiply(native, draw(40, 768), random_rows("Q4_0", 72, 768))
+    smallest = np.full(64, np.finfo(np.float32).smallest_subnormal)
+    assert (smallest * np.float32(1) > 0).all()
 
 
 @pytest.mark.parametrize("kind", STRIP_KINDS)
