@@ -40,7 +40,7 @@ def native() -> Iterator[Native]:
 @pytest.fixture(scope="module")
 def tiled() -> Iterator[Native]:
     """As with AMX and many rows: strips are widened into tiles."""
-    native = Native(2, load_library("-DMAX_JOB_BLOCKS=2", "-DMAX_JOB_PANELS=2", "-DMAX_GROUPED_ROWS=0"))
+    native = Native(2, load_library("-DMAX_JOB_BLOCKS=2", "-DMAX_JOB_PANELS=2", "-DMAX_GROUPED_ROWS=0", "-O1"))
     yield native
     native.close()
 
@@ -93,7 +93,7 @@ def other_cpus() -> list[str]:
 
 @pytest.mark.parametrize("march", other_cpus())
 def test_every_kind_of_cpu_computes_the_same(native: Native, march: str):
-    other = Native(2, load_library(f"-march={march}"))
+    other = Native(2, load_library(f"-march={march}", "-O1"))
     for kind in STRIP_KINDS:
         rows, x = random_rows(kind, 72, 768), draw(40, 768)
         for num_rows in (1, 2, 3, 12, 40):
