@@ -27,7 +27,7 @@ SHAPES = [  # rows, inputs, columns
 @pytest.fixture(scope="module", params=[1, 3], ids=["one-worker", "three-workers"])
 def native(request: pytest.FixtureRequest) -> Iterator[Native]:
     # Small chunks and jobs, so that there are several of them in each direction.
-    library = load_library("-DCHUNK_STEPS=8", "-DMAX_JOB_BLOCKS=2", "-DMIN_JOB_BLOCKS=1", "-DMAX_JOB_PANELS=2")
+    library = load_library("-DCHUNK_STEPS=8", "-DMAX_JOB_BLOCKS=2", "-DMIN_JOB_BLOCKS=1", "-DMAX_JOB_PANELS=2", "-O1")
     native = Native(request.param, library)
     yield native
     native.close()
