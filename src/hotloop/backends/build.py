@@ -68,8 +68,7 @@ class Library:
 
 
 def _decoder(attention: str, *flags: str, cpus: Cpus | None = None) -> Library:
-    files = "native/decoder.cpp", f"openvino/native/{attention}.cpp"
-    return Library(files, ("-pthread", "-ffp-contract=off", *flags), cpus, has_tbb=False)
+    return Library(("native/decoder.cpp", attention), ("-pthread", "-ffp-contract=off", *flags), cpus, has_tbb=False)
 
 
 LIBRARIES = {
@@ -78,10 +77,10 @@ LIBRARIES = {
     "portable-int8_t": Library(("openvino/native/portable.cpp",), ("-DKV=int8_t",)),
     "experts": Library(("openvino/native/experts.cpp",)),
     "linear": Library(("openvino/native/linear.cpp",)),
-    "decoder-bf16": _decoder("attention", cpus={"x86_64": _AMX}),
-    "decoder-float": _decoder("portable", "-DKV=float"),
-    "decoder-half": _decoder("portable", "-DKV=half"),
-    "decoder-int8_t": _decoder("portable", "-DKV=int8_t"),
+    "decoder-bf16": _decoder("native/attention.cpp", cpus={"x86_64": _AMX}),
+    "decoder-float": _decoder("openvino/native/portable.cpp", "-DKV=float"),
+    "decoder-half": _decoder("openvino/native/portable.cpp", "-DKV=half"),
+    "decoder-int8_t": _decoder("openvino/native/portable.cpp", "-DKV=int8_t"),
 }
 
 

@@ -13,6 +13,7 @@
     matmul.h     their products with weights
     decoder.h    a step: from token ids to logits
     decoder.cpp  the C interface
+    attention.cpp, in tiles: bf16 keys and values, stored as AMX wants them
     tbb/         what the attention kernels use of TBB, on our threads
 
 Without AMX strips are multiplied as they are. All other weights need tiles, which are emulated then, for tests.

@@ -16,8 +16,6 @@ Context* native_create(int num_workers) {
 
 void native_destroy(Context* context) { delete context; }
 
-int native_has_amx() { return HAS_AMX; }
-
 // matrix: [num_out][num_in], gate before up if it is gated; bias: [num_out] or null. Null if there is no memory.
 Weights* native_pack(Context* context, int format, const float* matrix, const float* bias, int num_out, int num_in,
                      int is_gated) {

@@ -4,6 +4,7 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -40,7 +41,7 @@ def load_library(*flags: str, kv_type: KvType = "float") -> ctypes.CDLL:
 @cache
 def load_kernel(kv_type: KvType = "float") -> Kernel:
     """The attention of that library, which runs on the workers of whoever is at it."""
-    source = SOURCES / ("attention.cpp" if kv_type == "bf16" else "portable.cpp")
+    source = Path(__file__).with_name("attention.cpp") if kv_type == "bf16" else SOURCES / "portable.cpp"
     return kernel_of(load_library(kv_type=kv_type), source, ITEM_BYTES[kv_type])
 
 
@@ -49,7 +50,6 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
     signatures: dict[str, tuple[Any, list[Any]]] = {
         "native_create": (pointer, [number]),
         "native_destroy": (None, [pointer]),
-        "native_has_amx": (number, []),
         "native_pack": (pointer, [pointer, number, pointer, pointer, number, number, number]),
         "native_pack_strips": (pointer, [pointer, number, pointer, pointer, number, number]),
         "native_drop": (None, [pointer]),

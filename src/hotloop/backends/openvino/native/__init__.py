@@ -1,12 +1,11 @@
-"""Kernels of our own, in C++. Attention is one set of functions, written twice.
+"""Kernels of our own, in C++.
 
-    attention.cpp   for CPUs with AMX: bf16 keys and values, stored as AMX tiles
     portable.cpp    for any CPU: keys and values in float32, float16 or int8; sliding windows, sinks and latents
     experts.cpp     a mixture of experts on any CPU (mixture.py)
     linear.cpp      linear attention by the gated delta rule on any CPU (delta.py)
 
 They come with a wheel, or are compiled once by the machine's own C++ compiler (../../build.py). Where a kernel cannot
-be had, `load_portable` gives nothing and says why in the log; attention.cpp is the native decoder's (../../native).
+be had, `load_portable` gives nothing and says why in the log. Attention for AMX is the native decoder's (../../native).
 """
 
 import ctypes
