@@ -31,6 +31,12 @@ using half = _Float16;
 
 constexpr int NUM_LANES = LANE_BYTES / 4;
 
+#if defined(__AVX512F__) || defined(__ARM_NEON)
+constexpr bool HAS_32_REGISTERS = true;
+#else
+constexpr bool HAS_32_REGISTERS = false;
+#endif
+
 // Dot products are of signed codes on ARM, where the center can be subtracted before, and of unsigned ones elsewhere.
 #if defined(__ARM_FEATURE_DOTPROD)
 using Code = int8_t;

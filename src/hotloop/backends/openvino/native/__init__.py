@@ -33,7 +33,7 @@ AMX_HEAD_DIMS = (64, 96, 128)
 SOURCES = Path(__file__).parent
 ITEM_BYTES = {"float": 4, "half": 2, "int8_t": 1, "bf16": 2}
 """What attention can be compiled for, in tiles for bf16, and what a number takes then."""
-_SPAN = 32  # numbers that portable.cpp sums up side by side
+_PANEL = 32  # outputs that stand together in a matrix of portable.cpp
 
 
 class NativeAttention:
@@ -97,7 +97,7 @@ class NativeAttention:
 def _in_spans(up: NDArray[np.float32]) -> NDArray[np.float32]:
     """[heads, in, out] as the kernel reads it: [heads, spans of outputs, in, outputs of a span]"""
     heads, num_in, num_out = up.shape
-    padded = np.pad(up, ((0, 0), (0, 0), (0, -num_out % _SPAN))).reshape(heads, num_in, -1, _SPAN)
+    padded = np.pad(up, ((0, 0), (0, 0), (0, -num_out % _PANEL))).reshape(heads, num_in, -1, _PANEL)
     return np.ascontiguousarray(padded.transpose(0, 2, 1, 3), np.float32)
 
 

@@ -1,7 +1,7 @@
 // Attention over paged KV on any CPU, in registers of its own width.
 //
-// A query row is computed in the same way whatever else is in the step: its keys come block by block in their order, a
-// score is summed over the dimensions in their order, and rows share nothing but the reading of a block. So batching,
+// A query row is computed in the same way whatever else is in the step: its keys come chunk by chunk in their order, a
+// score is summed over the dimensions in their order, and rows share nothing but the reading of a chunk. So batching,
 // chunking and caching change no bit of a result.
 //
 // KV, float, half or int8_t, is what keys and values are stored in. Of each layer, block and KV head, one after the other:
@@ -28,18 +28,21 @@
 #include <tbb/parallel_for.h>
 
 #include "../../native/lanes.h"
+#include "../../native/layout.h"
 
 namespace {
 
 constexpr int BLOCK = 32;        // tokens a KV block holds
-constexpr int TILE = 16;         // tokens that go over a block while it is in the cache
+constexpr int CHUNK = 256;       // keys at most between two looks at the running maximum
+constexpr int ROOM = 65536;      // floats of keys and values of a chunk, so that they stay in the second cache
+constexpr int TILE = 16;         // tokens that go over a chunk while it is in the cache; twice as many of a long prompt
 constexpr int LATENT_HEADS = 4;  // query heads of a job, where one key serves all of them
 constexpr float NEVER = -1e30f;  // the running maximum before any key was seen
 constexpr bool HAS_SCALES = sizeof(KV) == 1;
 
-// So many registers, and rows that go over keys together, that neither loads nor multiplications wait for each other.
-constexpr int SPAN = 32, NUM_VECTORS = SPAN / NUM_LANES, MAX_ROWS = LANE_BYTES == 64 ? 8 : 2;
-static_assert(SPAN == BLOCK, "the scores of a block are one span");
+// So many rows and registers at once that neither loads nor multiplications wait for each other.
+constexpr int MAX_ROWS = 6, NUM_VECTORS = HAS_32_REGISTERS ? 4 : 2, SPAN = NUM_VECTORS * NUM_LANES;
+constexpr int PANEL = 32;        // outputs of a product that stand together
 
 // Tokens [first, first + count) of the step, all of one sequence.
 struct Item {
@@ -74,6 +77,7 @@ struct Attention {
     int group() const { return is_latent() ? std::min(num_heads, LATENT_HEADS) : num_heads / num_kv_heads; }
     int num_jobs() const { return (num_heads + group() - 1) / group(); }  // of an item
     int num_tokens() const { return (int)positions.size(); }
+    int chunk() const { return std::clamp(ROOM / (key_dim + value_dim) / BLOCK * BLOCK, BLOCK, CHUNK); }
     size_t head_bytes() const {
         const size_t token_bytes = (key_dim + (is_latent() ? 0 : value_dim)) * sizeof(KV);
         return (token_bytes + (HAS_SCALES ? 2 * sizeof(float) : 0)) * BLOCK;
@@ -154,27 +158,45 @@ void write_latent(Attention& a, int layer, int token, const float* row) {
     for (int d = 0; d < rope; d++) keys[(a.value_dim + d) * BLOCK] = (KV)turned[d];
 }
 
+// Keys and values of a block as floats.
+struct Block {
+    const float *keys, *values;
+};
+
+// Neighbours of one another, which a row's scores are weighed together for.
+struct Chunk {
+    Block blocks[CHUNK / BLOCK];
+    int num_keys;
+
+    int num_blocks() const { return (num_keys + BLOCK - 1) / BLOCK; }
+};
+
+// Which keys of a chunk a row sees: [first, end).
+struct Sight {
+    int first, end;
+};
+
 // e^x for x <= 0; nothing where it is less than a float can be.
 inline Floats exp_of(Floats x) {
     const Floats lowest = all(-87), zero = {};
     return x < lowest ? zero : exponential(x < lowest ? lowest : x);
 }
 
-// Scores become weights: e to the power of each, less the largest so far. Only slots [first, count) are to be seen.
-// Returns what the weights of earlier blocks shrink by, now that there may be a larger score.
-inline float weigh(Row& row, float* scores, int first, int count) {
-    for (int j = 0; j < first; j++) scores[j] = -INFINITY;
-    for (int j = count; j < BLOCK; j++) scores[j] = -INFINITY;
+// Scores of `size` keys become weights: e to the power of each, less the largest so far. Returns what the weights of
+// earlier keys shrink by, now that there may be a larger score.
+inline float weigh(Row& row, float* scores, Sight sight, int size) {
+    for (int j = 0; j < sight.first; j++) scores[j] = -INFINITY;
+    for (int j = sight.end; j < size; j++) scores[j] = -INFINITY;
     Floats high = load_floats(scores), sums = {};
-    for (int i = 1; i < NUM_VECTORS; i++) {
-        const Floats other = load_floats(scores + NUM_LANES * i);
+    for (int j = NUM_LANES; j < size; j += NUM_LANES) {
+        const Floats other = load_floats(scores + j);
         high = other > high ? other : high;
     }
     const float largest = std::max(row.largest, largest_of(high));
-    for (int i = 0; i < NUM_VECTORS; i++) {
-        const Floats weights = exp_of(load_floats(scores + NUM_LANES * i) - largest);
+    for (int j = 0; j < size; j += NUM_LANES) {
+        const Floats weights = exp_of(load_floats(scores + j) - largest);
         sums += weights;
-        store_floats(scores + NUM_LANES * i, weights);
+        store_floats(scores + j, weights);
     }
     const float shrink = exp_of(all(row.largest - largest))[0];
     row.total = row.total * shrink + sum_of(sums);
@@ -182,53 +204,91 @@ inline float weigh(Row& row, float* scores, int first, int count) {
     return shrink;
 }
 
-// For each of N rows, `count` spans of floats weighed and added to its sums, which are shrunk before.
-template <int N>
-inline void accumulate(float* const* sums, const float* shrinks, const float* const* weights, const float* spans,
-                       int count, int stride) {
-    Floats totals[N][NUM_VECTORS];
-    for (int n = 0; n < N; n++)
-        for (int i = 0; i < NUM_VECTORS; i++) totals[n][i] = load_floats(sums[n] + NUM_LANES * i) * shrinks[n];
-    for (int j = 0; j < count; j++)
-        for (int i = 0; i < NUM_VECTORS; i++) {
-            const Floats span = load_floats(spans + (size_t)j * stride + NUM_LANES * i);
-            for (int n = 0; n < N; n++) totals[n][i] = times_plus(all(weights[n][j]), span, totals[n][i]);
+// M registers of floats for each of N rows.
+template <int N, int M>
+struct Sums {
+    Floats totals[N][M] = {};
+
+    void load(const float* const* from, const float* factors) {
+        for (int n = 0; n < N; n++)
+            for (int i = 0; i < M; i++) totals[n][i] = load_floats(from[n] + NUM_LANES * i) * factors[n];
+    }
+
+    // `count` spans of M registers, each so far from the one before, weighed by each row's own weights.
+    void add(const float* const* weights, const float* const* spans, int count, int stride) {
+        for (int j = 0; j < count; j++) {
+            Floats span[M];
+            for (int i = 0; i < M; i++) span[i] = load_floats(spans[i] + (size_t)j * stride);
+            for (int n = 0; n < N; n++) {
+                const Floats weight = all(weights[n][j]);
+                for (int i = 0; i < M; i++) totals[n][i] = times_plus(weight, span[i], totals[n][i]);
+            }
         }
-    for (int n = 0; n < N; n++)
-        for (int i = 0; i < NUM_VECTORS; i++) store_floats(sums[n] + NUM_LANES * i, totals[n][i]);
-}
+    }
 
-// A block's scores or weights times the scales of its tokens, if there are any.
-inline void scale_all([[maybe_unused]] float* numbers, [[maybe_unused]] const float* scales) {
-    if constexpr (HAS_SCALES)
-        for (int j = 0; j < BLOCK; j++) numbers[j] *= scales[j];
-}
+    void store(float* const* to) const {
+        for (int n = 0; n < N; n++)
+            for (int i = 0; i < M; i++) store_floats(to[n] + NUM_LANES * i, totals[n][i]);
+    }
+};
 
-// N rows that see the same keys of a block, which are loaded once for all of them.
 template <int N>
-void attend_block(Row* rows, int K, int V, const float* keys, const float* values, const float* scales, int first,
-                  int count) {
-    float scores[N][BLOCK] = {}, shrinks[N];
-    float* sums[N];
-    const float* weights[N];
-    for (int n = 0; n < N; n++) sums[n] = scores[n], weights[n] = rows[n].query, shrinks[n] = 1;
-    accumulate<N>(sums, shrinks, weights, keys, K, BLOCK);
-    for (int n = 0; n < N; n++) {
-        scale_all(scores[n], scales);
-        weights[n] = scores[n], shrinks[n] = weigh(rows[n], scores[n], first, count);
-        scale_all(scores[n], scales + BLOCK);
-    }
+void score_rows(const Row* rows, int K, const Chunk& chunk, float (*scores)[CHUNK]) {
+    const int size = chunk.num_blocks() * BLOCK;
+    const float* queries[N];
+    for (int n = 0; n < N; n++) queries[n] = rows[n].query;
+    int key = 0;
+    auto score = [&]<int M>() {
+        const float* spans[M];
+        float* to[N];
+        for (int i = 0, at = key; i < M; i++, at += NUM_LANES) spans[i] = chunk.blocks[at / BLOCK].keys + at % BLOCK;
+        for (int n = 0; n < N; n++) to[n] = scores[n] + key;
+        Sums<N, M> sums;
+        sums.add(queries, spans, K, BLOCK);
+        sums.store(to);
+        key += M * NUM_LANES;
+    };
+    while (key + SPAN <= size) score.template operator()<NUM_VECTORS>();
+    while (key < size) score.template operator()<std::min(NUM_VECTORS, BLOCK / NUM_LANES)>();
+}
+
+template <int N>
+void mix_values(Row* rows, int V, const Chunk& chunk, const float (*weights)[CHUNK], const float* shrinks) {
+    auto num_keys = [&](int b) { return std::min(BLOCK, chunk.num_keys - b * BLOCK); };
     int d = 0;
-    for (; d + SPAN <= V; d += SPAN) {
-        for (int n = 0; n < N; n++) sums[n] = rows[n].mixed + d;
-        accumulate<N>(sums, shrinks, weights, values + d, count, V);
-    }
+    auto mix = [&]<int M>() {
+        float* to[N];
+        for (int n = 0; n < N; n++) to[n] = rows[n].mixed + d;
+        Sums<N, M> sums;
+        sums.load(to, shrinks);
+        for (int b = 0; b < chunk.num_blocks(); b++) {
+            const float *spans[M], *from[N];
+            for (int i = 0; i < M; i++) spans[i] = chunk.blocks[b].values + d + i * NUM_LANES;
+            for (int n = 0; n < N; n++) from[n] = weights[n] + b * BLOCK;
+            sums.add(from, spans, num_keys(b), V);
+        }
+        sums.store(to);
+        d += M * NUM_LANES;
+    };
+    while (d + SPAN <= V) mix.template operator()<NUM_VECTORS>();
+    while (d + NUM_LANES <= V) mix.template operator()<1>();
     for (; d < V; d++)
         for (int n = 0; n < N; n++) {
             float sum = rows[n].mixed[d] * shrinks[n];
-            for (int j = 0; j < count; j++) sum += scores[n][j] * values[j * V + d];
+            for (int b = 0; b < chunk.num_blocks(); b++)
+                for (int j = 0; j < num_keys(b); j++) sum += weights[n][b * BLOCK + j] * chunk.blocks[b].values[j * V + d];
             rows[n].mixed[d] = sum;
         }
+}
+
+// N rows over a chunk, which is loaded once for all of them. What only others see weighs nothing for a row.
+template <int N>
+void attend(Row* rows, int K, int V, const Chunk& chunk, const Sight* sights) {
+    alignas(64) float scores[N][CHUNK];
+    float shrinks[N];
+    score_rows<N>(rows, K, chunk, scores);
+    for (int n = 0; n < N; n++) shrinks[n] = weigh(rows[n], scores[n], sights[n], chunk.num_blocks() * BLOCK);
+    mix_values<N>(rows, V, chunk, scores, shrinks);
 }
 
 // A block's keys or values as floats: where they are, or widened into `room`.
@@ -246,13 +306,31 @@ const float* turn_over(const float* keys, int num_dims, float* room) {
     return room;
 }
 
+// `room` is for keys and values of a block.
+Block open_block(const Attention& a, int layer, int block, int head, float* room) {
+    const int K = a.key_dim, V = a.value_dim;
+    const float* keys = as_floats(a.keys(layer, block, head), K * BLOCK, room);
+    float* beside = room + K * BLOCK;
+    const float* values = a.is_latent() ? turn_over(keys, V, beside)
+                                        : as_floats(a.values(layer, block, head), V * BLOCK, beside);
+    if constexpr (HAS_SCALES) {
+        const float* scales = a.scales(layer, block, head);
+        for (int d = 0; d < K; d++)
+            for (int j = 0; j < BLOCK; j++) room[d * BLOCK + j] *= scales[j];
+        for (int j = 0; j < BLOCK; j++)
+            for (int d = 0; d < V; d++) beside[j * V + d] *= scales[BLOCK + j];
+    }
+    return {keys, values};
+}
+
 // The query heads of a job: all of a KV head, or some of those that have a latent in common.
 void run_item(const Attention& a, int layer, int job, const Item& item, float* output) {
     const int K = a.key_dim, V = a.value_dim, first_head = job * a.group();
     const int head = a.is_latent() ? 0 : job, group = std::min(a.group(), a.num_heads - first_head);
     const int num_rows = item.count * group;
-    thread_local std::vector<float> room;
-    room.resize((K + V) * BLOCK);
+    thread_local Memory memory;
+    memory.reserve((size_t)(K + V) * a.chunk() * sizeof(float));
+    float* const room = (float*)memory.data();
     std::vector<Row> rows(num_rows);
     for (int r = 0; r < num_rows; r++) {
         const size_t at = (size_t)(item.first + r / group) * a.num_heads + first_head + r % group;
@@ -263,27 +341,28 @@ void run_item(const Attention& a, int layer, int job, const Item& item, float* o
     }
     const int first_position = a.positions[item.first], num_keys = first_position + item.count;
     const int window = a.windows[layer] ? a.windows[layer] : num_keys;
-    for (int begin = std::max(0, first_position + 1 - window) / BLOCK * BLOCK; begin < num_keys; begin += BLOCK) {
-        const int block = item.table[begin / BLOCK];
-        const float* keys = as_floats(a.keys(layer, block, head), K * BLOCK, room.data());
-        float* beside = room.data() + K * BLOCK;
-        const float* values = a.is_latent() ? turn_over(keys, V, beside)
-                                            : as_floats(a.values(layer, block, head), V * BLOCK, beside);
-        const float* scales = a.scales(layer, block, head);
-        auto visible = [&](int r) { return std::min(first_position + r / group + 1 - begin, BLOCK); };
-        auto hidden = [&](int r) { return std::max(0, first_position + r / group + 1 - window - begin); };
-        auto are_alike = [&](int r, int n) {
-            return r + n <= num_rows && visible(r) == visible(r + n - 1) && hidden(r) == hidden(r + n - 1);
+    for (int begin = std::max(0, first_position + 1 - window) / BLOCK * BLOCK, end; begin < num_keys; begin = end) {
+        end = std::min(begin / a.chunk() * a.chunk() + a.chunk(), num_keys);
+        Chunk chunk;
+        chunk.num_keys = end - begin;
+        for (int b = 0; b < chunk.num_blocks(); b++)
+            chunk.blocks[b] = open_block(a, layer, item.table[begin / BLOCK + b], head, room + (K + V) * BLOCK * b);
+        auto sight = [&](int r) {
+            const int position = first_position + r / group - begin;
+            return Sight{std::max(0, position + 1 - window), std::min(position + 1, chunk.num_keys)};
         };
-        for (int r = std::max(0, begin - first_position) * group; r < num_rows && hidden(r) < BLOCK;) {
-            auto attend = [&]<int N>() {
-                attend_block<N>(&rows[r], K, V, keys, values, scales, hidden(r), visible(r));
+        for (int r = std::max(0, begin - first_position) * group; r < num_rows && sight(r).first < chunk.num_keys;) {
+            auto go = [&]<int N>() {
+                Sight sights[N];
+                for (int n = 0; n < N; n++) sights[n] = sight(r + n);
+                attend<N>(&rows[r], K, V, chunk, sights);
                 r += N;
             };
-            if (are_alike(r, MAX_ROWS)) attend.template operator()<MAX_ROWS>();
-            else if (MAX_ROWS > 4 && are_alike(r, 4)) attend.template operator()<4>();
-            else if (are_alike(r, 2)) attend.template operator()<2>();
-            else attend.template operator()<1>();
+            const int num_left = num_rows - r;
+            if (num_left >= MAX_ROWS) go.template operator()<MAX_ROWS>();
+            else if (num_left >= 3) go.template operator()<3>();
+            else if (num_left >= 2) go.template operator()<2>();
+            else go.template operator()<1>();
         }
     }
     for (Row& row : rows)
@@ -291,28 +370,31 @@ void run_item(const Attention& a, int layer, int job, const Item& item, float* o
 }
 
 // Rows of numbers by a matrix, each as if it were alone. Rows of either side are so far apart. The matrix is
-// [span of outputs][input][SPAN], the last span filled up, so that it is read from end to end.
+// [panel of outputs][input][PANEL], the last panel filled up, so that it is read from end to end.
 struct Product {
     int num_in, num_out;
     size_t in_stride, out_stride;
 
-    size_t size() const { return (size_t)(num_out + SPAN - 1) / SPAN * SPAN * num_in; }
+    size_t size() const { return (size_t)(num_out + PANEL - 1) / PANEL * PANEL * num_in; }
 };
 
 template <int N>
 void project_rows(const Product& p, const float* x, const float* matrix, int begin, float* out) {
-    const float shrinks[2] = {1, 1};
-    float found[N][SPAN] = {};
-    float* sums[N];
-    const float* weights[N];
-    for (int n = 0; n < N; n++) sums[n] = found[n], weights[n] = x + n * p.in_stride;
-    accumulate<N>(sums, shrinks, weights, matrix + (size_t)begin * p.num_in, p.num_in, SPAN);
+    constexpr int M = PANEL / NUM_LANES;
+    float found[N][PANEL];
+    float* to[N];
+    const float *weights[N], *spans[M];
+    for (int n = 0; n < N; n++) to[n] = found[n], weights[n] = x + n * p.in_stride;
+    for (int i = 0; i < M; i++) spans[i] = matrix + (size_t)begin * p.num_in + i * NUM_LANES;
+    Sums<N, M> sums;
+    sums.add(weights, spans, p.num_in, PANEL);
+    sums.store(to);
     for (int n = 0; n < N; n++)
-        std::copy_n(found[n], std::min(SPAN, p.num_out - begin), out + n * p.out_stride + begin);
+        std::copy_n(found[n], std::min(PANEL, p.num_out - begin), out + n * p.out_stride + begin);
 }
 
 void project(const Product& p, const float* x, const float* matrix, int count, float* out) {
-    for (int begin = 0; begin < p.num_out; begin += SPAN) {
+    for (int begin = 0; begin < p.num_out; begin += PANEL) {
         int t = 0;
         for (; t + 2 <= count; t += 2) project_rows<2>(p, x + t * p.in_stride, matrix, begin, out + t * p.out_stride);
         if (t < count) project_rows<1>(p, x + t * p.in_stride, matrix, begin, out + t * p.out_stride);
@@ -421,8 +503,9 @@ void attention_plan(Attention* a, int num_sequences, const int* begins, const in
             a->positions[t] = position;
             a->slots[t] = table[position / BLOCK] * BLOCK + position % BLOCK;
         }
-        for (int t = begins[i]; t < begins[i + 1]; t += TILE)
-            a->items.push_back({t, std::min(TILE, begins[i + 1] - t), table});
+        const int tile = begins[i + 1] - begins[i] < 8 * TILE ? TILE : 2 * TILE;
+        for (int t = begins[i]; t < begins[i + 1]; t += tile)
+            a->items.push_back({t, std::min(tile, begins[i + 1] - t), table});
     }
 }
 
