@@ -116,6 +116,15 @@ def test_alone_a_step_is_as_long_as_the_backend_says_once_it_is_known_what_one_t
     assert begin(budget, 2) == pytest.approx(3 * PER_PROMPT * PLAIN_S, rel=0.1)
 
 
+def test_on_a_cpu_a_single_prompt_is_prefilled_whole_if_that_does_not_take_long() -> None:
+    budget = PrefillBudget(token_s=TOKEN_S, max_alone=16.0)
+    budget.learn([decode()], PLAIN_S)
+    budget.learn([prefill(0, 2000)], took_s(prefill(0, 2000)))
+    assert begin(budget, 1, num_decoding=3, prefill_s=8 * PLAIN_S) == pytest.approx(8 * PLAIN_S, rel=0.02)
+    assert begin(budget, 1, num_decoding=3, prefill_s=9 * PLAIN_S) == pytest.approx(2 * PER_PROMPT * PLAIN_S, rel=0.1)
+    assert begin(budget, 2, num_decoding=3, prefill_s=8 * PLAIN_S) == pytest.approx(3 * PER_PROMPT * PLAIN_S, rel=0.1)
+
+
 def test_the_more_prompts_wait_the_longer_a_step_may_be(budget: PrefillBudget) -> None:
     rooms_s = [begin(budget, num_waiting) for num_waiting in (2, 4, 5)]
     assert rooms_s == pytest.approx([each * PER_PROMPT * PLAIN_S for each in (3, 5, 6)], rel=0.1)

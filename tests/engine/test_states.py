@@ -355,4 +355,4 @@ def test_after_a_wrong_draft_what_was_right_is_computed_again() -> None:
     first = next(i for i, begin in enumerate(begins) if begins.count(begin) == 2)
     (begin, num_drafted), (same, num_again) = steps[first : first + 2]
     assert begin == same
-    assert (num_drafted, num_again) == (1 + 4, 9 + len(said[:4]) - begin)
+    assert num_again == 9 + len(said[:4]) - begin < num_drafted  # how far it drafts is up to what steps take

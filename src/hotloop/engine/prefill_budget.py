@@ -10,7 +10,9 @@
 3. A request less urgent than a running one has `Priority.max_share` of the time at most.
 
 Who is alone, and was for a moment, has all the time there is; where small steps are as quick as large ones, on a CPU,
-`Backend.max_alone` times what a decoding step takes, so that one who comes does not wait for a step of seconds.
+`Backend.max_alone` times what a decoding step takes, so that one who comes does not wait for a step of seconds. There
+steps are long, so a single prompt that takes no more than half of that is prefilled whole, whoever decodes: an agent's
+next turn.
 """
 
 import math
@@ -31,6 +33,7 @@ PROBE_S = 1.0
 """So often, while requests decode, a step prefills nothing, to see how long that takes now."""
 
 _LEARNING_RATE = 0.1
+_MORE = 1.01  # than it takes: a token too few would be left for a step of its own
 _FADE = 0.02  # of what was learnt from the steps before is forgotten with each one
 _FEW = 128  # tokens; of more than that not twice as many as ever before are prefilled in a step that others wait for
 
@@ -83,6 +86,8 @@ class PrefillBudget:
             self._left_s = 0.0
         elif self.plain_s and now - self._shared_at <= MOMENT_S:
             self._left_s = PER_PROMPT * (1 + num_waiting) * self.plain_s
+            if num_waiting == 1 and waiting[0][1] <= self._max_alone / 2 * self.plain_s < math.inf:
+                self._left_s = max(self._left_s, _MORE * waiting[0][1])
         for priority in Priority:
             share_s = self._share_s(priority, decoding, waiting, lead)
             debt_s = min(0.0, self._class_left_s[priority]) if share_s < math.inf else 0.0
