@@ -221,6 +221,7 @@ def test_without_a_compiler_there_is_none_and_the_log_says_so(
     empty_home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
     assert load_portable.__wrapped__("float") is None
     assert "numpy" in caplog.text
     assert "no C++ compiler" in caplog.text

@@ -30,19 +30,23 @@ SCALES = {  # where a block has its halves
 SCALE_ERROR = 2**-11  # a group's scale is held as a half
 
 
-@pytest.fixture(scope="module")
-def native() -> Iterator[Native]:
-    native = Native(2, load_library("-DMAX_JOB_BLOCKS=2", "-DMAX_JOB_PANELS=2", "-O1"))  # which compiles sooner
+def open_native(max_grouped_rows: int) -> Iterator[Native]:
+    small_jobs = "-DMAX_JOB_BLOCKS=2", "-DMAX_JOB_PANELS=2"
+    native = Native(2, load_library(*small_jobs, f"-DMAX_GROUPED_ROWS={max_grouped_rows}", "-O1"))  # compiles sooner
     yield native
     native.close()
+
+
+@pytest.fixture(scope="module")
+def native() -> Iterator[Native]:
+    """As without AMX: strips are multiplied as they are."""
+    yield from open_native(1 << 30)
 
 
 @pytest.fixture(scope="module")
 def tiled() -> Iterator[Native]:
     """As with AMX and many rows: strips are widened into tiles."""
-    native = Native(2, load_library("-DMAX_JOB_BLOCKS=2", "-DMAX_JOB_PANELS=2", "-DMAX_GROUPED_ROWS=0", "-O1"))
-    yield native
-    native.close()
+    yield from open_native(0)
 
 
 def random_rows(kind: str, num_rows: int, num_in: int, seed: int = 0) -> Stored:
