@@ -202,14 +202,28 @@ def test_what_a_block_held_before_does_not_matter(kernel: Kernel, max_error: flo
 
 
 @every_portable_kernel
+def test_a_row_is_the_same_to_the_bit_whoever_shares_its_blocks(kernel: Kernel, max_error: float) -> None:
+    with make_rig(make_spec(), kernel) as rig:
+        tables = make_tables(8)
+        trunk = Sequence([*chain(*tables[:2])])
+        assert rig.step((trunk, 20 * BLOCK)) < max_error
+        forks = [trunk.fork(at, tables[2 + i]) for i, at in enumerate((20, 20, 16, 9, 20))]
+        assert rig.step(*((fork, 1 + i % 3) for i, fork in enumerate(forks))) < max_error
+        pasts = [fork.length - 1 - i % 3 for i, fork in enumerate(forks)]
+        together = rig.run(*zip(forks, pasts, strict=True))
+        alone = [rig.run((fork, past)) for fork, past in zip(forks, pasts, strict=True)]
+        assert (together == np.concatenate(alone)).all()
+
+
+@every_portable_kernel
 @pytest.mark.parametrize("spec", [make_spec(), make_spec(48, 4, 2, has_qk_norm=True), make_spec(16, 3, 3)], ids=str)
 def test_a_row_is_the_same_to_the_bit_however_it_is_computed(kernel: Kernel, max_error: float, spec: ModelSpec) -> None:
     with make_rig(spec, kernel) as rig:
         tables = make_tables(4)
         whole, other = Sequence(tables[0]), Sequence(tables[1])
-        assert rig.step((whole, 200), (other, 3)) < max_error
+        assert rig.step((whole, 600), (other, 3)) < max_error
         want = rig.run((whole, 0))
-        for cut in (1, 31, 32, 33, 100, 199):
+        for cut in (1, 31, 32, 33, 100, 255, 256, 257, 599):
             chunks = Sequence(tables[2], whole.rows[:cut])
             assert (rig.run((chunks, 0)) == want[:cut]).all()
             chunks.rows.extend(whole.rows[cut:])

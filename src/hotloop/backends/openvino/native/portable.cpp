@@ -23,6 +23,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <thread>
 #include <vector>
 
 #include <tbb/parallel_for.h>
@@ -45,10 +46,13 @@ constexpr int MAX_ROWS = 6, NUM_VECTORS = HAS_32_REGISTERS ? 4 : 2, SPAN = NUM_V
 constexpr int PANEL = 32;        // outputs of a product that stand together
 
 // Tokens [first, first + count) of the step, all of one sequence.
-struct Item {
+struct Run {
     int first, count;
     const int* table;
 };
+
+// What goes over keys together: a run, or several that begin with the same chunk.
+using Item = std::vector<Run>;
 
 // What heads make of latents; all zero if keys and values are stored as they are.
 struct Latent {
@@ -78,6 +82,7 @@ struct Attention {
     int num_jobs() const { return (num_heads + group() - 1) / group(); }  // of an item
     int num_tokens() const { return (int)positions.size(); }
     int chunk() const { return std::clamp(ROOM / (key_dim + value_dim) / BLOCK * BLOCK, BLOCK, CHUNK); }
+    int num_keys(const Run& run) const { return positions[run.first] + run.count; }  // that its last token sees
     size_t head_bytes() const {
         const size_t token_bytes = (key_dim + (is_latent() ? 0 : value_dim)) * sizeof(KV);
         return (token_bytes + (HAS_SCALES ? 2 * sizeof(float) : 0)) * BLOCK;
@@ -96,6 +101,7 @@ struct Row {
     const float* query;
     float largest, total;
     float* mixed;
+    int position;
 };
 
 // Normalise a head where the model does, and turn it by its position's angles.
@@ -323,49 +329,83 @@ Block open_block(const Attention& a, int layer, int block, int head, float* room
     return {keys, values};
 }
 
-// The query heads of a job: all of a KV head, or some of those that have a latent in common.
-void run_item(const Attention& a, int layer, int job, const Item& item, float* output) {
-    const int K = a.key_dim, V = a.value_dim, first_head = job * a.group();
-    const int head = a.is_latent() ? 0 : job, group = std::min(a.group(), a.num_heads - first_head);
-    const int num_rows = item.count * group;
+// The rows of an item, and the query heads of a job: all of a KV head, or some of those that have a latent in common.
+struct Pass {
+    const Attention& a;
+    const Item& runs;
+    int layer, head, group;
+    std::vector<Row> rows;
+    std::vector<int> row_begins;  // of each run, and where the last one ends
+    float* room;
+};
+
+// Rows [r, end) over keys [begin, end_key), which are at most a chunk.
+void attend_keys(Pass& p, int r, int end, const int* table, int begin, int end_key) {
+    const int K = p.a.key_dim, V = p.a.value_dim, window = p.a.windows[p.layer];
+    Chunk chunk;
+    chunk.num_keys = end_key - begin;
+    for (int b = 0; b < chunk.num_blocks(); b++)
+        chunk.blocks[b] = open_block(p.a, p.layer, table[begin / BLOCK + b], p.head, p.room + (K + V) * BLOCK * b);
+    auto sight = [&](int r) {
+        const int seen = p.rows[r].position + 1 - begin;
+        return Sight{window ? std::max(0, seen - window) : 0, std::min(seen, chunk.num_keys)};
+    };
+    while (r < end && p.rows[r].position < begin) r++;
+    while (r < end && sight(r).first < chunk.num_keys) {
+        auto go = [&]<int N>() {
+            Sight sights[N];
+            for (int n = 0; n < N; n++) sights[n] = sight(r + n);
+            attend<N>(&p.rows[r], K, V, chunk, sights);
+            r += N;
+        };
+        if (end - r >= MAX_ROWS) go.template operator()<MAX_ROWS>();
+        else if (end - r >= 3) go.template operator()<3>();
+        else if (end - r >= 2) go.template operator()<2>();
+        else go.template operator()<1>();
+    }
+}
+
+// Whether two runs have the chunk at `begin` in common, and all of their tokens come after it.
+bool share_chunk(const Attention& a, const Run& one, const Run& other, int begin) {
+    const int end = begin + a.chunk(), *blocks = one.table + begin / BLOCK;
+    return std::min(a.positions[one.first], a.positions[other.first]) >= end &&
+           std::equal(blocks, blocks + a.chunk() / BLOCK, other.table + begin / BLOCK);
+}
+
+// Runs [first, last), which have all keys before `begin` in common, over the others: as far as they go the same way together.
+void attend_runs(Pass& p, int first, int last, int begin) {
+    const Run& run = p.runs[first];
+    for (int end; begin < p.a.num_keys(run); begin = end) {
+        int next = first + 1;
+        while (next < last && share_chunk(p.a, run, p.runs[next], begin)) next++;
+        if (next < last) attend_runs(p, next, last, begin), last = next;
+        end = std::min(begin / p.a.chunk() * p.a.chunk() + p.a.chunk(), p.a.num_keys(run));
+        attend_keys(p, p.row_begins[first], p.row_begins[last], run.table, begin, end);
+    }
+}
+
+void run_item(const Attention& a, int layer, int job, const Item& runs, float* output) {
+    const int K = a.key_dim, V = a.value_dim, first_head = job * a.group(), window = a.windows[layer];
+    const float* sinks = a.sinks[layer];
     thread_local Memory memory;
     memory.reserve((size_t)(K + V) * a.chunk() * sizeof(float));
-    float* const room = (float*)memory.data();
-    std::vector<Row> rows(num_rows);
-    for (int r = 0; r < num_rows; r++) {
-        const size_t at = (size_t)(item.first + r / group) * a.num_heads + first_head + r % group;
-        const float* sinks = a.sinks[layer];
-        const float sink = sinks ? sinks[first_head + r % group] : NEVER;
-        rows[r] = {a.queries.data() + at * K, sink, sinks ? 1.0f : 0.0f, output + at * V};
-        memset(output + at * V, 0, V * sizeof(float));
-    }
-    const int first_position = a.positions[item.first], num_keys = first_position + item.count;
-    const int window = a.windows[layer] ? a.windows[layer] : num_keys;
-    for (int begin = std::max(0, first_position + 1 - window) / BLOCK * BLOCK, end; begin < num_keys; begin = end) {
-        end = std::min(begin / a.chunk() * a.chunk() + a.chunk(), num_keys);
-        Chunk chunk;
-        chunk.num_keys = end - begin;
-        for (int b = 0; b < chunk.num_blocks(); b++)
-            chunk.blocks[b] = open_block(a, layer, item.table[begin / BLOCK + b], head, room + (K + V) * BLOCK * b);
-        auto sight = [&](int r) {
-            const int position = first_position + r / group - begin;
-            return Sight{std::max(0, position + 1 - window), std::min(position + 1, chunk.num_keys)};
-        };
-        for (int r = std::max(0, begin - first_position) * group; r < num_rows && sight(r).first < chunk.num_keys;) {
-            auto go = [&]<int N>() {
-                Sight sights[N];
-                for (int n = 0; n < N; n++) sights[n] = sight(r + n);
-                attend<N>(&rows[r], K, V, chunk, sights);
-                r += N;
-            };
-            const int num_left = num_rows - r;
-            if (num_left >= MAX_ROWS) go.template operator()<MAX_ROWS>();
-            else if (num_left >= 3) go.template operator()<3>();
-            else if (num_left >= 2) go.template operator()<2>();
-            else go.template operator()<1>();
+    const int head = a.is_latent() ? 0 : job, group = std::min(a.group(), a.num_heads - first_head);
+    Pass p = {a, runs, layer, head, group, {}, {0}, (float*)memory.data()};
+    for (const Run& run : runs) {
+        for (int r = 0; r < run.count * group; r++) {
+            const int token = run.first + r / group;
+            const size_t at = (size_t)token * a.num_heads + first_head + r % group;
+            const float sink = sinks ? sinks[first_head + r % group] : NEVER;
+            p.rows.push_back({a.queries.data() + at * K, sink, sinks ? 1.0f : 0.0f, output + at * V, a.positions[token]});
+            memset(output + at * V, 0, V * sizeof(float));
         }
+        p.row_begins.push_back((int)p.rows.size());
     }
-    for (Row& row : rows)
+    if (window)  // what is before it may be another's by now
+        for (int i = 0; i < (int)runs.size(); i++)
+            attend_runs(p, i, i + 1, std::max(0, a.positions[runs[i].first] + 1 - window) / BLOCK * BLOCK);
+    else attend_runs(p, 0, (int)runs.size(), 0);
+    for (Row& row : p.rows)
         for (int d = 0; d < V; d++) row.mixed[d] /= row.total;
 }
 
@@ -436,6 +476,21 @@ void each_head(const Attention& a, Act act) {
     });
 }
 
+// Runs of a few tokens: those that begin with the same chunk together, if as many jobs are left as there are threads.
+void plan_few(Attention& a, std::vector<Run>& few) {
+    auto end = [&](const Run& run) { return run.table + (a.num_keys(run) + BLOCK - 1) / BLOCK; };
+    std::sort(few.begin(), few.end(), [&](const Run& one, const Run& other) {
+        return std::lexicographical_compare(one.table, end(one), other.table, end(other));
+    });
+    const int num_parts = divide_up(std::max(1, (int)std::thread::hardware_concurrency()), a.num_jobs());
+    const size_t most = divide_up((int)few.size(), num_parts);
+    for (const Run& run : few) {
+        const bool follows = &run != few.data() && share_chunk(a, a.items.back()[0], run, 0);
+        if (follows && a.items.back().size() < most) a.items.back().push_back(run);
+        else a.items.push_back({run});
+    }
+}
+
 Attention* create(const Attention& shape) {
     char* memory = (char*)calloc((size_t)shape.num_layers * shape.num_blocks * shape.num_kv_heads, shape.head_bytes());
     if (!memory) return nullptr;
@@ -497,16 +552,20 @@ void attention_plan(Attention* a, int num_sequences, const int* begins, const in
     if (a->is_latent()) a->mixed.resize((size_t)num_tokens * a->num_heads * a->value_dim);
     a->tables.assign(block_ids, block_ids + block_begins[num_sequences]);
     a->items.clear();
+    std::vector<Run> few;
     for (int i = 0; i < num_sequences; i++) {
         const int* table = a->tables.data() + block_begins[i];
         for (int t = begins[i], position = past_lens[i]; t < begins[i + 1]; t++, position++) {
             a->positions[t] = position;
             a->slots[t] = table[position / BLOCK] * BLOCK + position % BLOCK;
         }
-        const int tile = begins[i + 1] - begins[i] < 8 * TILE ? TILE : 2 * TILE;
-        for (int t = begins[i]; t < begins[i + 1]; t += tile)
-            a->items.push_back({t, std::min(tile, begins[i + 1] - t), table});
+        const int count = begins[i + 1] - begins[i], tile = count < 8 * TILE ? TILE : 2 * TILE;
+        if (count <= TILE) few.push_back({begins[i], count, table});
+        else
+            for (int t = 0; t < count; t += tile)
+                a->items.push_back({{begins[i] + t, std::min(tile, count - t), table}});
     }
+    plan_few(*a, few);
 }
 
 // qkv: [token][query heads, key heads, value heads][head_dim]; output: [token][query heads][head_dim]
