@@ -52,7 +52,7 @@ TESTS: Mapping[str, list[str]] = {
     "engine/holds.py": _engine("retention", "radix", "radix_host"),
     "engine/eviction.py": _engine("retention", "radix", "radix_host"),
     "engine/retention.py": _engine("retention", "radix", "radix_host"),
-    "engine/radix.py": _engine("radix", "radix_host", "retention", "states"),
+    "engine/radix.py": _engine("radix", "radix_host", "retention", "states_host", "states"),
     "engine/states.py": _engine("states_places", "states_host", "states", "scheduler"),
     "engine/fairness.py": _engine("fairness", "scheduler"),
     "engine/admission.py": _engine("admission", "scheduler_rooms", "scheduler"),
