@@ -1,5 +1,6 @@
 """What a listener bears from whoever can reach it, keys or not: over real sockets, with limits small enough to meet."""
 
+import asyncio
 import json
 import socket
 import threading
@@ -18,7 +19,8 @@ HELLO = b"GET /hello HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
 async def read_all(scope: Any, receive: Any, send: Any) -> None:
-    """Reads its body, unless it is told not to, and says how long that was."""
+    """Reads its body, unless it is told not to, and says how long that was, at once or after a while."""
+    await asyncio.sleep(0.3 if scope["path"] == "/slow" else 0)
     num_bytes, more = 0, scope["path"] != "/unread"
     while more:
         message = await receive()
@@ -212,6 +214,17 @@ def test_pipelined_requests_are_all_answered() -> None:
         data = b""
         while data.count(b"HTTP/1.1 200") < 3:
             data += connection.recv(65536)
+
+
+def test_who_is_answered_after_the_connection_was_closed_for_writing_does_not_fail(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with listening() as address, connect(address) as connection:
+        connection.sendall(HELLO.replace(b"/hello", b"/slow") + HELLO + b"\x16\x03\x01 hello\r\n\r\n")
+        assert code(read_answer(connection)) == (400, "invalid_http")
+        assert is_closed(connection)
+        time.sleep(0.5)
+    assert "Traceback" not in caplog.text
 
 
 def test_a_stop_does_not_wait_for_half_a_request() -> None:

@@ -32,9 +32,13 @@ HEAD = re.compile(rb"(GET|POST|DELETE) (/[!-~]*) HTTP/1\.1\r\n((?:[!#$%&'*+.^_`|
 Seen = tuple[str, bytes]
 
 
+def is_about_an_answer(path: str) -> bool:
+    """Which goes on without a body, whether that comes or not."""
+    return path.startswith("/v1/responses/")
+
+
 def request_key(path: str, body: bytes) -> Seen:
-    """What is asked about an answer goes on without a body."""
-    return path, b"" if path.startswith("/v1/responses/") else body
+    return path, b"" if is_about_an_answer(path) else body
 
 
 class StrictReplica:
@@ -66,21 +70,22 @@ class StrictReplica:
 
 
 class Overheard:
-    """An application, and the requests that it was told of to their end."""
+    """An application, and the requests that it was told of, to their end where that goes on."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
         self.seen = Counter[Seen]()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        body = b""
+        body, path = b"", quote(scope["path"])
+        self.seen[request_key(path, body)] += is_about_an_answer(path)
 
         async def hear() -> Any:
             nonlocal body
             message = await receive()
             body += message.get("body", b"")
             if message["type"] == "http.request" and not message.get("more_body"):
-                self.seen[request_key(quote(scope["path"]), body)] += 1
+                self.seen[request_key(path, body)] += not is_about_an_answer(path)
             return message
 
         await self._app(scope, hear, send)

@@ -171,7 +171,11 @@ class _LingeringTransport:
     def __init__(self, inner: asyncio.Transport, protocol: BoundedProtocol) -> None:
         self._inner = inner
         self._protocol = protocol
-        self.write = inner.write
+
+    def write(self, data: bytes) -> None:
+        """What comes after a refusal is for nobody: an earlier request of the connection may still be answered."""
+        if not self._protocol.is_lingering:
+            self._inner.write(data)
 
     def close(self) -> None:
         self._protocol.close()
