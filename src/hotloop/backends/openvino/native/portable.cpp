@@ -79,7 +79,7 @@ struct Attention {
 
     bool is_latent() const { return latent.rope_dim > 0; }
     int group() const { return is_latent() ? std::min(num_heads, LATENT_HEADS) : num_heads / num_kv_heads; }
-    int num_jobs() const { return (num_heads + group() - 1) / group(); }  // of an item
+    int num_jobs() const { return divide_up(num_heads, group()); }  // of an item
     int num_tokens() const { return (int)positions.size(); }
     int chunk() const { return std::clamp(ROOM / (key_dim + value_dim) / BLOCK * BLOCK, BLOCK, CHUNK); }
     int num_keys(const Run& run) const { return positions[run.first] + run.count; }  // that its last token sees
@@ -174,7 +174,7 @@ struct Chunk {
     Block blocks[CHUNK / BLOCK];
     int num_keys;
 
-    int num_blocks() const { return (num_keys + BLOCK - 1) / BLOCK; }
+    int num_blocks() const { return divide_up(num_keys, BLOCK); }
 };
 
 // Which keys of a chunk a row sees: [first, end).
@@ -333,7 +333,7 @@ Block open_block(const Attention& a, int layer, int block, int head, float* room
 struct Pass {
     const Attention& a;
     const Item& runs;
-    int layer, head, group;
+    int layer, head;
     std::vector<Row> rows;
     std::vector<int> row_begins;  // of each run, and where the last one ends
     float* room;
@@ -390,7 +390,7 @@ void run_item(const Attention& a, int layer, int job, const Item& runs, float* o
     thread_local Memory memory;
     memory.reserve((size_t)(K + V) * a.chunk() * sizeof(float));
     const int head = a.is_latent() ? 0 : job, group = std::min(a.group(), a.num_heads - first_head);
-    Pass p = {a, runs, layer, head, group, {}, {0}, (float*)memory.data()};
+    Pass p = {a, runs, layer, head, {}, {0}, (float*)memory.data()};
     for (const Run& run : runs) {
         for (int r = 0; r < run.count * group; r++) {
             const int token = run.first + r / group;
@@ -415,7 +415,7 @@ struct Product {
     int num_in, num_out;
     size_t in_stride, out_stride;
 
-    size_t size() const { return (size_t)(num_out + PANEL - 1) / PANEL * PANEL * num_in; }
+    size_t size() const { return (size_t)divide_up(num_out, PANEL) * PANEL * num_in; }
 };
 
 template <int N>
@@ -469,7 +469,7 @@ void make_values(const Attention& a, int layer, int head, int first, int count, 
 // For each head and each tile of tokens.
 template <typename Act>
 void each_head(const Attention& a, Act act) {
-    const int num_tiles = (a.num_tokens() + TILE - 1) / TILE;
+    const int num_tiles = divide_up(a.num_tokens(), TILE);
     tbb::parallel_for(0, num_tiles * a.num_heads, [&](int job) {
         const int first = job / a.num_heads * TILE;
         act(job % a.num_heads, first, std::min(TILE, a.num_tokens() - first));
@@ -478,7 +478,7 @@ void each_head(const Attention& a, Act act) {
 
 // Runs of a few tokens: those that begin with the same chunk together, if as many jobs are left as there are threads.
 void plan_few(Attention& a, std::vector<Run>& few) {
-    auto end = [&](const Run& run) { return run.table + (a.num_keys(run) + BLOCK - 1) / BLOCK; };
+    auto end = [&](const Run& run) { return run.table + divide_up(a.num_keys(run), BLOCK); };
     std::sort(few.begin(), few.end(), [&](const Run& one, const Run& other) {
         return std::lexicographical_compare(one.table, end(one), other.table, end(other));
     });
