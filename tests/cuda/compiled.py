@@ -1,5 +1,6 @@
-"""Compiles kernels for a Hopper card without one, which the interpreter does not: run by test_compile.py, by itself."""
+"""Compiles kernels for a Hopper card without one, which the interpreter does not, a family at a time."""
 
+import sys
 from typing import Any
 
 import triton
@@ -57,6 +58,7 @@ ROUTED = {
 MXFP4 = {
     "values": "*u8", "scales": "*u8", "out": "*bf16", "num_groups": "i32", "tile": 256, "is_overlapped": True,
 }  # fmt: skip
+WHOLE_LATENTS = {"splits": None, "outs": "*bf16", "lses": "*bf16", "is_whole": True}
 WIDE = {"head_dim": 256, "dim_tile": 256, "num_heads": 16, "window": None, "is_whole": False}
 MAX_SHARED_BYTES = 227 << 10
 
@@ -75,29 +77,52 @@ def in_float32(arguments: dict[str, Any]) -> dict[str, Any]:
     return {name: "*fp32" if each == "*bf16" else each for name, each in arguments.items()}
 
 
-if __name__ == "__main__":
+def attention() -> None:
     for window, sinks in ((None, None), (128, "*bf16")):
         for kernel in (_attend, _prefill):
             compile_kernel(kernel, ATTENTION | {"window": window, "is_whole": window is not None, "sinks": sinks})
-    for weights, scales, limit in (("*bf16", None, None), ("*fp8e4nv", "*fp32", None), ("*u8", "*u8", 7.0)):
-        for kernel in (_few_gated, _grouped):
-            compile_kernel(kernel, EXPERTS | {"w": weights, "scales": scales, "limit": limit})
+
+
+def wide_attention() -> None:
     wide = ATTENTION | WIDE
     compile_kernel(_attend, wide | {"tile_pairs": 128}, num_warps=8, num_stages=3)
     compile_kernel(_prefill, wide, num_stages=3)
     for kernel in (_attend, _prefill):
         compile_kernel(kernel, in_float32(wide) | {"tile_pairs": WIDE_TILE, "tile_rows": WIDE_TILE}, num_stages=1)
-    for kernel, num_warps in ((_convolve, 4), (_recur, 8), (_prepare, 8), (_carry, 4), (_read, 4)):
-        compile_kernel(kernel, DELTA, num_warps=num_warps, num_stages=2)
-    compile_kernel(_read, in_float32(DELTA))
-    compile_kernel(_carry, in_float32(DELTA), num_stages=2)
-    compile_kernel(_convolve, DELTA | {"tile_rows": 1, "is_whole": True}, num_warps=1)
-    for kernel in (_attend_latents, _heads_product, _rotate_and_keep, _prefill_made):
-        compile_kernel(kernel, LATENTS)
-    whole = {"splits": None, "outs": "*bf16", "lses": "*bf16", "is_whole": True}
-    compile_kernel(_attend_latents, LATENTS | whole)
-    large = {"rank": 512, "rank_tile": 512, "rope_dim": 64, "rope_tile": 64, "head_dim": 192, "num_heads": 16}
-    compile_kernel(_attend_latents, LATENTS | large | {"tile_pairs": 64}, num_warps=8, num_stages=3)
-    compile_kernel(_attend_latents, in_float32(LATENTS | large | whole), num_stages=1)
+
+
+def experts() -> None:
+    for weights, scales, limit in (("*bf16", None, None), ("*fp8e4nv", "*fp32", None), ("*u8", "*u8", 7.0)):
+        for kernel in (_few_gated, _grouped):
+            compile_kernel(kernel, EXPERTS | {"w": weights, "scales": scales, "limit": limit})
     compile_kernel(_widen, MXFP4)
     compile_kernel(_route, ROUTED)
+
+
+def delta() -> None:
+    for kernel, num_warps in ((_convolve, 4), (_recur, 8), (_prepare, 8), (_carry, 4), (_read, 4)):
+        compile_kernel(kernel, DELTA, num_warps=num_warps, num_stages=2)
+    compile_kernel(_convolve, DELTA | {"tile_rows": 1, "is_whole": True}, num_warps=1)
+
+
+def delta_in_float32() -> None:
+    compile_kernel(_read, in_float32(DELTA))
+    compile_kernel(_carry, in_float32(DELTA), num_stages=2)
+
+
+def latents() -> None:
+    for kernel in (_attend_latents, _heads_product, _rotate_and_keep, _prefill_made):
+        compile_kernel(kernel, LATENTS)
+    compile_kernel(_attend_latents, LATENTS | WHOLE_LATENTS)
+
+
+def large_latents() -> None:
+    large = {"rank": 512, "rank_tile": 512, "rope_dim": 64, "rope_tile": 64, "head_dim": 192, "num_heads": 16}
+    compile_kernel(_attend_latents, LATENTS | large | {"tile_pairs": 64}, num_warps=8, num_stages=3)
+    compile_kernel(_attend_latents, in_float32(LATENTS | large | WHOLE_LATENTS), num_stages=1)
+
+
+FAMILIES = (attention, wide_attention, experts, delta, delta_in_float32, latents, large_latents)
+
+if __name__ == "__main__":
+    {each.__name__: each for each in FAMILIES}[sys.argv[1]]()

@@ -5,9 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
-def test_kernels_compile_without_a_card(tmp_path: Path) -> None:
+from tests.cuda import compiled
+
+
+@pytest.mark.parametrize("family", [each.__name__ for each in compiled.FAMILIES])
+def test_kernels_compile_without_a_card(family: str, tmp_path: Path) -> None:
     environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
-    command = [sys.executable, "-W", "ignore", "-m", "tests.cuda.compiled"]
+    command = [sys.executable, "-W", "ignore", "-m", "tests.cuda.compiled", family]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
