@@ -43,7 +43,7 @@ format: $(STAMP) ## Rewrite the code as `make check` wants it
 	$(BIN)/ruff format
 
 test: model ## Run the tests
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
+	OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test-page: model ## Run the page's tests in Chromium, which is installed where Debian's packages can be
 	@$(PIP) install playwright -c constraints.txt
@@ -80,7 +80,7 @@ $(KERNELS)/.installed: pyproject.toml constraints.txt constraints-kernels.txt
 	@touch $@
 
 test-kernels: $(KERNELS)/.installed ## Run the CUDA backend's tests without a card, in Triton's interpreter
-	$(KERNELS)/bin/python -m pytest -n 2 tests/cuda
+	OMP_NUM_THREADS=1 $(KERNELS)/bin/python -m pytest -n 2 tests/cuda
 
 $(CUDA)/.installed: pyproject.toml constraints.txt
 	@$(CUDA)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(CUDA)

@@ -14,6 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from hotloop.backends.backend import Batch
+from hotloop.backends.build import BUILD_ERRORS, EMULATED
 from hotloop.backends.native.library import load_kernel
 from hotloop.backends.openvino.attention import Attention, Kernel, numpy_kernel
 from hotloop.backends.openvino.native import has_amx, load_portable
@@ -32,7 +33,15 @@ def case(name: str, kernel: Kernel | None, max_error: float, needs: str = "a C++
     return pytest.param(kernel, max_error, id=name, marks=marks)
 
 
-AMX = case("amx", load_kernel("bf16") if has_amx() else None, 0.02, needs="a CPU with AMX and a C++ compiler")
+def load_tiles() -> Kernel | None:
+    """On a CPU without AMX its tiles are emulated."""
+    try:
+        return load_kernel("bf16", *(() if has_amx() else (EMULATED,)))
+    except BUILD_ERRORS:
+        return None
+
+
+TILES = case("tiles", load_tiles(), 0.02)
 INT8 = case("int8", load_portable("int8_t"), 0.05)
 EXACT = (
     case("f16", load_portable("half"), 0.004),
@@ -40,7 +49,7 @@ EXACT = (
     case("numpy", numpy_kernel(np.float32), 1e-5),
 )
 
-every_kernel = pytest.mark.parametrize(("kernel", "max_error"), [AMX, INT8, *EXACT])
+every_kernel = pytest.mark.parametrize(("kernel", "max_error"), [TILES, INT8, *EXACT])
 every_portable_kernel = pytest.mark.parametrize(("kernel", "max_error"), [INT8, *EXACT])
 every_exact_kernel = pytest.mark.parametrize(("kernel", "max_error"), EXACT)
 
@@ -199,6 +208,18 @@ def test_what_a_block_held_before_does_not_matter(kernel: Kernel, max_error: flo
         poison = np.full((40, 15 * 64), np.nan, np.float32)
         rig.attention.run(0, poison, np.empty((40, 9 * 64), np.float32))
         assert rig.step((Sequence(table), 3)) < max_error
+
+
+@every_kernel
+@pytest.mark.parametrize("spec", [make_spec(), make_spec(128, 4, 2)], ids=["64", "128"])
+def test_scores_that_outgrow_all_before_them(spec: ModelSpec, kernel: Kernel, max_error: float) -> None:
+    with make_rig(spec, kernel) as rig:
+        rows = rig.rng.standard_normal((700, rig.width)).astype(np.float32)
+        rows[:, : -spec.num_kv_heads * spec.head_dim] *= np.linspace(0.1, 3, len(rows), dtype=np.float32)[:, None]
+        sequence = Sequence(make_tables(1)[0], [*rows])
+        errors = np.abs(rig.run((sequence, 0)) - rig.expected(sequence, 0))
+        assert errors.max() < 4 * max_error  # a score of 50 is off by more than one of 1
+        assert errors.mean() < max_error / 8
 
 
 @every_portable_kernel

@@ -17,11 +17,6 @@
 //
 // Rows with few queries (decoding, drafts) are split over ranges of keys and merged; long chunks are not.
 
-#include <immintrin.h>
-#include <sys/mman.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -31,17 +26,23 @@
 
 #include <tbb/parallel_for.h>
 
+#include "layout.h"
+#include "tiles.h"
+
 namespace {
 
 using bf16 = uint16_t;
 
 constexpr int BLOCK = 32;         // tokens a KV block holds
-constexpr int ROWS = 32;          // query rows computed at once: two AMX tiles
-constexpr int STACK = 4;          // times ROWS that go over a chunk of keys while it is in the cache
-constexpr int CHUNK = 256;        // keys between two looks at the running maximum
+constexpr int ROWS = 32;          // query rows computed at once: two tiles
+constexpr int MAX_STACK = 8;      // times ROWS that go over a chunk of keys while it is in the cache
+constexpr int CHUNK = 256;        // keys whose weights are multiplied with values at once
+constexpr int STRETCH = 128;      // keys whose scores become weights while they are in the first cache
 constexpr int SPLIT = 1024;       // keys an item of a split row covers
-constexpr int TILE = 512;         // bf16 values in a tile: 16 rows of 64 bytes
+constexpr int MIN_JOBS = 8;       // pieces of a layer's work, so that no worker waits long for the last
+constexpr int TILE = TILE_BYTES / sizeof(bf16);
 constexpr float NEVER = -1e30f;   // the running maximum before any key was seen
+constexpr float SLACK = 8;        // by how many powers of two a score may exceed it before it is raised
 
 // Rows [first, first + count) of the step, all of one sequence; row r of a KV head is token r / group, head r % group.
 struct Run {
@@ -61,8 +62,7 @@ struct Attention {
     float norm_eps;
     const float* angles;                        // [position][cos of head_dim / 2, sin of head_dim / 2]
     std::vector<const float*> q_norm, k_norm;   // a layer's weights, or null
-    bf16* kv;                                   // [layer][block][KV head][keys, values]
-    size_t kv_bytes;
+    Memory kv;                                  // [layer][block][KV head][keys, values]
 
     int num_tokens = 0, num_parts = 0;
     std::vector<int> positions, slots;          // of each token: its position, its block * BLOCK + offset
@@ -78,7 +78,7 @@ struct Attention {
     int group() const { return num_heads / num_kv_heads; }
     bf16* keys(int layer, int block, int head) const {
         size_t half = (size_t)head_dim * BLOCK;
-        return kv + (((size_t)layer * num_blocks + block) * num_kv_heads + head) * 2 * half;
+        return (bf16*)kv.data() + (((size_t)layer * num_blocks + block) * num_kv_heads + head) * 2 * half;
     }
     bf16* values(int layer, int block, int head) const { return keys(layer, block, head) + (size_t)head_dim * BLOCK; }
     float* partial(int head, int part) {
@@ -88,8 +88,7 @@ struct Attention {
 
 template <int D>
 void round_row(const float* from, bf16* to) {
-    for (int d = 0; d < D; d += 16)
-        _mm256_storeu_si256((__m256i*)(to + d), (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(from + d)));
+    for (int d = 0; d < D; d += LANES) store(to + d, load(from + d));
 }
 
 struct Sequence {
@@ -147,183 +146,249 @@ void plan_family(Attention& a, const Family& family, int begin) {
     for (const auto& branch : branches) plan_family(a, branch.second, end);
 }
 
+// A long run of one sequence, in as large pieces as leave every worker some.
 void plan_chunk(Attention& a, const Sequence& s) {
-    int group = a.group(), num_rows = s.num_tokens * group;
-    for (int row = 0; row < num_rows; row += STACK * ROWS) {
-        int count = std::min(STACK * ROWS, num_rows - row);
+    const int group = a.group(), num_rows = s.num_tokens * group;
+    int stack = MAX_STACK;
+    while (stack > 1 && divide_up(num_rows, stack * ROWS) * a.num_kv_heads < MIN_JOBS) stack /= 2;
+    for (int row = 0; row < num_rows; row += stack * ROWS) {
+        int count = std::min(stack * ROWS, num_rows - row);
         int end = s.past + (row + count - 1) / group + 1;
         a.items.push_back({{{s.first_token * group + row, count}}, s.table, 0, end, -1});
     }
 }
 
-struct alignas(64) TileConfig {
-    uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-};
-
-// ROWS queries and what they know so far: the largest score, the sum of the weights, the weighted values.
+// ROWS queries and what they know so far. Scores are powers of two here: `largest` is a whole number that no score has
+// exceeded by more than SLACK. It is raised seldom, and then what was weighed by it is scaled without an error.
 template <int D>
-struct alignas(64) Tile {
-    bf16 queries[ROWS * D];
-    float values[ROWS * D];
-    float largest[ROWS], total[ROWS];
+struct alignas(64) Queries {
+    bf16 words[2][D / 32][TILE];             // [tile of 16 rows][dimensions of a tile], as layout.h has rows
+    float values[2][D / 16][TILE_SUMS];      // the weighted values: [tile of 16 rows][16 dimensions]
+    Vector total[ROWS];                      // the sums of the weights, in parts
+    float largest[ROWS];
     int seen[ROWS], rows[ROWS];
     int num_rows;
 
     void begin() {
         num_rows = 0;
-        std::fill_n(queries, ROWS * D, 0);
-        std::fill_n(values, ROWS * D, 0.0f);
+        memset(words, 0, sizeof(words));
+        memset(values, 0, sizeof(values));
+        std::fill_n(total, ROWS, Vector{});
         std::fill_n(largest, ROWS, NEVER);
-        std::fill_n(total, ROWS, 0.0f);
     }
+
+    bool fills_two() const { return num_rows > 16; }
+    bf16* word(int row, int d) { return words[row / 16][d / 32] + row % 16 * 32 + d % 32; }
+    float* value(int row, int d) { return values[row / 16][d / 16] + row % 16 * 16 + d % 16; }
 };
 
-// Scores and weights of one tile over one chunk, block by block: [CHUNK / BLOCK][ROWS][BLOCK]
-constexpr int PATCH = ROWS * BLOCK;
+// Of 32 rows: the scores of a stretch of keys, 16 at a time, and the weights of a chunk of them, a block at a time.
 struct alignas(64) Scratch {
-    float scores[CHUNK / BLOCK * PATCH];
-    bf16 weights[CHUNK / BLOCK * PATCH];
+    float scores[STRETCH / 16][2][TILE_SUMS];   // [16 keys][tile of 16 rows][row][key]
+    bf16 weights[CHUNK / BLOCK][2][TILE];       // [32 keys][tile of 16 rows][row][key]
 };
 
-// The compiler does not know that tile loads read memory: what they read must be there before.
-inline void settle_memory() { asm volatile("" ::: "memory"); }
+// Keys or values of blocks that follow one another in a sequence.
+struct Blocks {
+    const bf16* first;
+    size_t block_size;
+    const int* table;
+    const bf16* at(int i) const { return first + table[i] * block_size; }
+};
 
-// scores[32 rows][32 keys] = queries[32][D] * keys of one block
-template <int D>
-void score_block(const bf16* queries, const bf16* keys, float* scores, bool two) {
-    settle_memory();
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-    for (int d = 0; d < D / 32; d++) {
-        _tile_loadd(4, queries + d * 32, D * 2);
-        _tile_loadd(6, keys + d * TILE, 64);
-        _tile_loadd(7, keys + (D / 32 + d) * TILE, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(1, 4, 7);
-        if (!two) continue;
-        _tile_loadd(5, queries + 16 * D + d * 32, D * 2);
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_dpbf16ps(3, 5, 7);
+// A tile of 16 keys by both tiles of queries, which stay where they are: eight tiles hold all that.
+void score_64(const Queries<64>& q, const Blocks& keys, int num_keys, Scratch& scratch) {
+    tile_load(4, q.words[0][0]);
+    tile_load(5, q.words[0][1]);
+    tile_load(6, q.words[1][0]);
+    tile_load(7, q.words[1][1]);
+    for (int i = 0; i < num_keys / 16; i++) {
+        const bf16* tile = keys.at(i / 2) + i % 2 * 2 * TILE;
+        tile_load(2, tile);
+        tile_load(3, tile + TILE);
+        tile_zero(0);
+        tile_zero(1);
+        tile_dot(0, 4, 2);
+        tile_dot(1, 6, 2);
+        tile_dot(0, 5, 3);
+        tile_dot(1, 7, 3);
+        tile_store(0, scratch.scores[i][0]);
+        tile_store(1, scratch.scores[i][1]);
     }
-    _tile_stored(0, scores, BLOCK * 4);
-    _tile_stored(1, scores + 16, BLOCK * 4);
-    if (!two) return;
-    _tile_stored(2, scores + 16 * BLOCK, BLOCK * 4);
-    _tile_stored(3, scores + 16 * BLOCK + 16, BLOCK * 4);
 }
 
-// sums[32 rows][32 dims] += weights[32][num_keys] * values of the blocks; `d` picks the 32 dims
+// The same where the queries are too wide to stay, or are but one tile.
 template <int D>
-void add_values(const Attention& a, int layer, int head, const int* table, int num_keys, int d, const bf16* weights,
-                float* sums, bool two) {
-    settle_memory();
-    _tile_loadd(0, sums, D * 4);
-    _tile_loadd(1, sums + 16, D * 4);
-    if (two) {
-        _tile_loadd(2, sums + 16 * D, D * 4);
-        _tile_loadd(3, sums + 16 * D + 16, D * 4);
-    }
-    for (int key = 0; key < num_keys; key += BLOCK) {
-        const bf16* block = a.values(layer, table[key / BLOCK], head) + d * 2 * TILE;
-        _tile_loadd(4, weights + key * ROWS, BLOCK * 2);
-        _tile_loadd(6, block, 64);
-        _tile_loadd(7, block + TILE, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(1, 4, 7);
-        if (!two) continue;
-        _tile_loadd(5, weights + key * ROWS + 16 * BLOCK, BLOCK * 2);
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_dpbf16ps(3, 5, 7);
-    }
-    _tile_stored(0, sums, D * 4);
-    _tile_stored(1, sums + 16, D * 4);
-    if (!two) return;
-    _tile_stored(2, sums + 16 * D, D * 4);
-    _tile_stored(3, sums + 16 * D + 16, D * 4);
-}
-
-// 2^x for x <= 0, to well under a bf16's precision: a cubic on the fraction, scaled by the whole.
-__m512 exp2_of(__m512 x) {
-    __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    __m512 f = _mm512_sub_ps(x, whole);
-    __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(0.05517166f), f, _mm512_set1_ps(0.24261112f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.69326099f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.99992807f));
-    return _mm512_scalef_ps(p, whole);
-}
-
-// One row of scores to weights: those of keys beyond `num_seen` are zero. Keeps the row's state in step.
-template <int D>
-void weigh_row(const float* scores, bf16* weights, int num_keys, int num_seen, float scale, float* values,
-               float& largest, float& total) {
-    auto mask = [&](int i) { return (__mmask16)((1u << std::clamp(num_seen - i, 0, 16)) - 1); };
-    auto score = [&](int i) { return _mm512_load_ps(scores + i / BLOCK * PATCH + i % BLOCK); };
-    __m512 most = _mm512_set1_ps(NEVER), more = most;
-    int i = 0;
-    for (; i + BLOCK <= num_seen; i += BLOCK) {
-        most = _mm512_max_ps(most, score(i));
-        more = _mm512_max_ps(more, score(i + 16));
-    }
-    for (; i < num_seen; i += 16) most = _mm512_mask_max_ps(most, mask(i), most, score(i));
-    float next = std::max(largest, _mm512_reduce_max_ps(_mm512_max_ps(most, more)) * scale);
-    __m512 factor = _mm512_set1_ps(scale), offset = _mm512_set1_ps(next);
-    __m512 sum = _mm512_setzero_ps();
-    for (i = 0; i < num_keys; i += BLOCK) {
-        __m512 low = exp2_of(_mm512_fmsub_ps(score(i), factor, offset));
-        __m512 high = exp2_of(_mm512_fmsub_ps(score(i + 16), factor, offset));
-        if (i + BLOCK > num_seen) {
-            low = _mm512_maskz_mov_ps(mask(i), low);
-            high = _mm512_maskz_mov_ps(mask(i + 16), high);
+void score_wide(const Queries<D>& q, const Blocks& keys, int num_keys, Scratch& scratch) {
+    constexpr int STEPS = D / 32;
+    const bool two = q.fills_two();
+    for (int i = 0; i < num_keys / BLOCK; i++) {
+        const bf16* block = keys.at(i);
+        tile_zero(0);
+        tile_zero(1);
+        tile_zero(2);
+        tile_zero(3);
+        for (int d = 0; d < STEPS; d++) {
+            tile_load(4, q.words[0][d]);
+            tile_load(6, block + d * TILE);
+            tile_dot(0, 4, 6);
+            tile_load(7, block + (STEPS + d) * TILE);
+            tile_dot(1, 4, 7);
+            if (!two) continue;
+            tile_load(5, q.words[1][d]);
+            tile_dot(2, 5, 6);
+            tile_dot(3, 5, 7);
         }
-        sum = _mm512_add_ps(sum, _mm512_add_ps(low, high));
-        _mm512_store_si512(weights + i / BLOCK * PATCH, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+        tile_store(0, scratch.scores[2 * i][0]);
+        tile_store(1, scratch.scores[2 * i + 1][0]);
+        if (!two) continue;
+        tile_store(2, scratch.scores[2 * i][1]);
+        tile_store(3, scratch.scores[2 * i + 1][1]);
     }
-    if (next != largest) {
-        float shrink = largest == NEVER ? 0.0f : exp2f(largest - next);
-        total *= shrink;
-        for (int d = 0; d < D; d += 16)
-            _mm512_store_ps(values + d, _mm512_mul_ps(_mm512_load_ps(values + d), _mm512_set1_ps(shrink)));
-        largest = next;
-    }
-    total += _mm512_reduce_add_ps(sum);
 }
 
-// The keys [key, key + num_keys) of the blocks at `table`, for the rows of one tile.
+// 32 dimensions, `d` says which, of the values of both tiles of rows: += weights * values
 template <int D>
-void attend(const Attention& a, int layer, int head, const int* table, int key, int num_keys, int end, Tile<D>& tile) {
+void add_values(Queries<D>& q, const Blocks& values, int num_keys, int d, const Scratch& scratch) {
+    const bool two = q.fills_two();
+    float(&first)[2][TILE_SUMS] = (float(&)[2][TILE_SUMS])q.values[0][2 * d];
+    float(&second)[2][TILE_SUMS] = (float(&)[2][TILE_SUMS])q.values[1][2 * d];
+    tile_load(0, first[0]);
+    tile_load(1, first[1]);
+    if (two) {
+        tile_load(2, second[0]);
+        tile_load(3, second[1]);
+    }
+    for (int i = 0; i < num_keys / BLOCK; i++) {
+        const bf16* block = values.at(i) + d * 2 * TILE;
+        tile_load(4, scratch.weights[i][0]);
+        tile_load(6, block);
+        tile_dot(0, 4, 6);
+        tile_load(7, block + TILE);
+        tile_dot(1, 4, 7);
+        if (!two) continue;
+        tile_load(5, scratch.weights[i][1]);
+        tile_dot(2, 5, 6);
+        tile_dot(3, 5, 7);
+    }
+    tile_store(0, first[0]);
+    tile_store(1, first[1]);
+    if (!two) return;
+    tile_store(2, second[0]);
+    tile_store(3, second[1]);
+}
+
+// 2^x to well under a bf16's precision: a cubic on the fraction, scaled by the whole.
+inline Vector exp2_of(Vector x) {
+#if defined(__AVX512F__)
+    const Vector whole = (Vector)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#else
+    x = larger(x, Vector{} - 126.0f);
+    const Vector whole = floats(nearest(x));
+#endif
+    const Vector f = x - whole;
+    Vector p = multiply_add(f, Vector{} + 0.05517166f, Vector{} + 0.24261112f);
+    p = multiply_add(p, f, Vector{} + 0.69326099f);
+    p = multiply_add(p, f, Vector{} + 0.99992807f);
+#if defined(__AVX512F__)
+    return (Vector)_mm512_scalef_ps((__m512)p, (__m512)whole);
+#else
+    return (Vector)((Integers)p + (nearest(x) << 23));
+#endif
+}
+
+inline bool exceeds(Vector v, float bound) {
+#if defined(__AVX512F__)
+    return _mm512_cmp_ps_mask((__m512)v, _mm512_set1_ps(bound), _CMP_GT_OQ);
+#else
+    return largest_of(v) > bound;
+#endif
+}
+
+// The first `count` of them; `other` instead of the rest.
+inline Vector first_of(Vector v, int count, float other) {
+    constexpr Integers LANE = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    return LANE < count ? v : Vector{} + other;
+}
+
+// A row's scores have outgrown what it weighed by: all that it weighed before shrinks by a power of two.
+template <int D>
+void raise(Queries<D>& q, int row, float score, int num_weighed, Scratch& scratch) {
+    const float next = std::ceil(score), shrink = q.largest[row] == NEVER ? 0.0f : std::exp2(q.largest[row] - next);
+    q.largest[row] = next;
+    q.total[row] *= shrink;
+    for (int d = 0; d < D; d += LANES) store(q.value(row, d), load(q.value(row, d)) * shrink);
+    for (int i = 0; i < num_weighed / BLOCK; i++) {
+        bf16* weights = scratch.weights[i][row / 16] + row % 16 * BLOCK;
+        store(weights, load(weights) * shrink, load(weights + LANES) * shrink);
+    }
+}
+
+// A stretch of a row's scores to weights, after so many of the chunk; those of keys that it does not see are zero.
+template <int D>
+void weigh_row(Queries<D>& q, int row, int num_weighed, int num_keys, int num_seen, float scale, Scratch& scratch) {
+    const int half = row / 16, at = row % 16, whole = num_seen / BLOCK * BLOCK, end = divide_up(num_seen, BLOCK) * BLOCK;
+    bf16(*weights)[2][TILE] = scratch.weights + num_weighed / BLOCK;
+    auto score = [&](int i) { return load(scratch.scores[i / 16][half] + at * 16); };
+    auto seen = [&](int i) { return first_of(score(i), num_seen - i, NEVER); };
+    Vector most = Vector{} + NEVER, more = most, sum = {};
+    for (int i = 0; i < whole; i += BLOCK) {
+        most = larger(most, score(i));
+        more = larger(more, score(i + LANES));
+    }
+    if (whole < end) most = larger(most, larger(seen(whole), seen(whole + LANES)));
+    most = larger(most, more) * scale;
+    if (exceeds(most, q.largest[row] + SLACK)) raise(q, row, largest_of(most), num_weighed, scratch);
+    const Vector factor = Vector{} + scale, offset = Vector{} - q.largest[row];
+    auto weigh = [&](int i, Vector low, Vector high) {
+        low = exp2_of(multiply_add(low, factor, offset));
+        high = exp2_of(multiply_add(high, factor, offset));
+        sum += low + high;
+        store(weights[i / BLOCK][half] + at * BLOCK, low, high);
+    };
+    for (int i = 0; i < whole; i += BLOCK) weigh(i, score(i), score(i + LANES));
+    if (whole < end) weigh(whole, seen(whole), seen(whole + LANES));
+    for (int i = end; i < num_keys; i += BLOCK) memset(weights[i / BLOCK][half] + at * BLOCK, 0, BLOCK * sizeof(bf16));
+    q.total[row] += sum;
+}
+
+// The chunk of keys [key, key + num_keys) for 32 rows.
+template <int D>
+void attend(Queries<D>& q, Blocks keys, Blocks values, int key, int num_keys, int end) {
     static thread_local Scratch scratch;
     const float scale = 1.4426950f / sqrtf((float)D);  // log2(e) / sqrt(D): the exponentials are powers of two
-    const bool two = tile.num_rows > 16;
-    for (int i = 0; i < num_keys; i += BLOCK)
-        score_block<D>(tile.queries, a.keys(layer, table[i / BLOCK], head), scratch.scores + i * ROWS, two);
-    for (int row = 0; row < tile.num_rows; row++) {
-        int num_seen = std::clamp(std::min(tile.seen[row], end) - key, 0, num_keys);
-        weigh_row<D>(scratch.scores + row * BLOCK, scratch.weights + row * BLOCK, num_keys, num_seen, scale,
-                     tile.values + row * D, tile.largest[row], tile.total[row]);
+    for (int begin = 0; begin < num_keys; begin += STRETCH, keys.table += STRETCH / BLOCK) {
+        const int count = std::min(STRETCH, num_keys - begin);
+        settle_memory();
+        if constexpr (D == 64)
+            q.fills_two() ? score_64(q, keys, count, scratch) : score_wide(q, keys, count, scratch);
+        else score_wide(q, keys, count, scratch);
+        settle_memory();
+        for (int row = 0; row < q.num_rows; row++) {
+            const int num_seen = std::clamp(std::min(q.seen[row], end) - key - begin, 0, count);
+            weigh_row(q, row, begin, count, num_seen, scale, scratch);
+        }
     }
-    for (int d = 0; d < D / 32; d++)
-        add_values<D>(a, layer, head, table, num_keys, d, scratch.weights, tile.values + d * 32, two);
+    settle_memory();
+    for (int d = 0; d < D / 32; d++) add_values(q, values, num_keys, d, scratch);
+    settle_memory();
 }
 
-// The item's rows, in tiles of ROWS; returns how many tiles.
+// The item's rows; returns how many times ROWS they are.
 template <int D>
-int gather_rows(const Attention& a, int head, const Item& item, Tile<D>* tiles) {
+int gather_rows(const Attention& a, int head, const Item& item, Queries<D>* stack) {
     const int group = a.group();
     int last = 0;
-    tiles[0].begin();
+    stack[0].begin();
     for (const Run& run : item.runs) {
         for (int row = run.first; row < run.first + run.count; row++) {
-            if (tiles[last].num_rows == ROWS) tiles[++last].begin();
-            Tile<D>& tile = tiles[last];
-            int i = tile.num_rows++;
+            if (stack[last].num_rows == ROWS) stack[++last].begin();
+            Queries<D>& q = stack[last];
+            int i = q.num_rows++;
             const bf16* from = a.queries.data() + ((size_t)head * a.num_tokens * group + row) * D;
-            memcpy(tile.queries + i * D, from, D * sizeof(bf16));
-            tile.seen[i] = a.visible[row / group];
-            tile.rows[i] = row;
+            for (int d = 0; d < D; d += 32) memcpy(q.word(i, d), from + d, 32 * sizeof(bf16));
+            q.seen[i] = a.visible[row / group];
+            q.rows[i] = row;
         }
     }
     return last + 1;
@@ -331,26 +396,28 @@ int gather_rows(const Attention& a, int head, const Item& item, Tile<D>* tiles) 
 
 template <int D>
 void run_item(Attention& a, int layer, int head, const Item& item, float* output) {
-    static thread_local Tile<D> tiles[STACK];
-    const int num_tiles = gather_rows<D>(a, head, item, tiles), group = a.group();
+    static thread_local Queries<D> stack[MAX_STACK];
+    const int height = gather_rows<D>(a, head, item, stack), group = a.group();
+    const size_t block_size = (size_t)a.num_kv_heads * 2 * D * BLOCK;
     for (int key = item.begin; key < item.end; key += CHUNK) {
-        int num_keys = std::min(CHUNK, (item.end - key + BLOCK - 1) / BLOCK * BLOCK);
-        for (int t = 0; t < num_tiles; t++)
-            attend<D>(a, layer, head, item.table + key / BLOCK, key, num_keys, item.end, tiles[t]);
+        const int num_keys = std::min(CHUNK, divide_up(item.end - key, BLOCK) * BLOCK);
+        const int* table = item.table + key / BLOCK;
+        const Blocks keys = {a.keys(layer, 0, head), block_size, table};
+        const Blocks values = {a.values(layer, 0, head), block_size, table};
+        for (int i = 0; i < height; i++) attend(stack[i], keys, values, key, num_keys, item.end);
     }
-    for (int t = 0; t < num_tiles; t++) {
-        for (int i = 0; i < tiles[t].num_rows; i++) {
-            const float* values = tiles[t].values + i * D;
-            int row = tiles[t].rows[i];
-            if (item.part < 0) {
-                float* to = output + ((size_t)(row / group) * a.num_heads + head * group + row % group) * D;
-                for (int d = 0; d < D; d++) to[d] = values[d] / tiles[t].total[i];
-            } else {
-                float* to = a.partial(head, item.part + t * ROWS + i);
-                memcpy(to, values, D * sizeof(float));
-                to[D] = tiles[t].largest[i];
-                to[D + 1] = tiles[t].total[i];
-            }
+    for (int i = 0; i < height; i++) {
+        Queries<D>& q = stack[i];
+        for (int r = 0; r < q.num_rows; r++) {
+            const int row = q.rows[r];
+            const float total = sum_of(q.total[r]);
+            const bool is_whole = item.part < 0;
+            float* to = is_whole ? output + ((size_t)(row / group) * a.num_heads + head * group + row % group) * D
+                                 : a.partial(head, item.part + i * ROWS + r);
+            for (int d = 0; d < D; d += LANES) store(to + d, load(q.value(r, d)) * (is_whole ? 1 / total : 1.0f));
+            if (is_whole) continue;
+            to[D] = q.largest[r];
+            to[D + 1] = total;
         }
     }
 }
@@ -414,7 +481,7 @@ void write_token(Attention& a, int layer, int token, const float* row) {
 template <int D>
 void run_layer(Attention& a, int layer, const float* qkv, float* output) {
     const size_t width = (size_t)(a.num_heads + 2 * a.num_kv_heads) * D;
-    const int num_jobs = (int)a.items.size() * a.num_kv_heads;
+    const int num_items = (int)a.items.size(), num_jobs = num_items * a.num_kv_heads;
     // A weight of zero does not silence a NaN that a block's last owner left behind.
     for (int block : a.fresh)
         for (int head = 0; head < a.num_kv_heads; head++)
@@ -422,12 +489,12 @@ void run_layer(Attention& a, int layer, const float* qkv, float* output) {
     tbb::parallel_for(tbb::blocked_range<int>(0, a.num_tokens, 8), [&](const tbb::blocked_range<int>& range) {
         for (int t = range.begin(); t < range.end(); t++) write_token<D>(a, layer, t, qkv + t * width);
     });
+    // All items of a head one after the other, so that its keys and values stay in the second cache.
     tbb::parallel_for(tbb::blocked_range<int>(0, num_jobs, 1), [&](const tbb::blocked_range<int>& range) {
-        static const TileConfig config;
-        _tile_loadconfig(&config);
+        tiles_begin(16);
         for (int job = range.begin(); job < range.end(); job++)
-            run_item<D>(a, layer, job % a.num_kv_heads, a.items[job / a.num_kv_heads], output);
-        _tile_release();
+            run_item<D>(a, layer, job / num_items, a.items[job % num_items], output);
+        tiles_end();
     });
     for (int row : a.split_rows)
         for (int head = 0; head < a.num_kv_heads; head++) merge_row<D>(a, head, row, output);
@@ -437,30 +504,30 @@ void run_layer(Attention& a, int layer, const float* qkv, float* output) {
 
 extern "C" {
 
-// Null if this CPU has no AMX, the head size is not built, or there is no memory.
+// Null if the system permits no tiles, the head size is not built, or there is no memory.
 Attention* attention_create(int num_layers, int num_heads, int num_kv_heads, int head_dim, int num_blocks, float norm_eps,
                             const float* angles) {
-    const int request_permission = 0x1023, tile_data = 18;
-    __builtin_cpu_init();
-    if (!__builtin_cpu_supports("avx512f") || syscall(SYS_arch_prctl, request_permission, tile_data)) return nullptr;
-    if (head_dim != 64 && head_dim != 96 && head_dim != 128) return nullptr;
-    size_t bytes = (size_t)num_layers * num_blocks * num_kv_heads * 2 * head_dim * BLOCK * sizeof(bf16);
-    void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (memory == MAP_FAILED) return nullptr;
-    madvise(memory, bytes, MADV_HUGEPAGE);
-    auto* a = new Attention{num_layers, num_heads, num_kv_heads, head_dim, num_blocks, norm_eps, angles};
-    a->q_norm.resize(num_layers), a->k_norm.resize(num_layers);
-    a->kv = (bf16*)memory;
-    a->kv_bytes = bytes;
-    return a;
+    if (!permit_tiles() || (head_dim != 64 && head_dim != 96 && head_dim != 128)) return nullptr;
+    try {
+        Memory kv((size_t)num_layers * num_blocks * num_kv_heads * 2 * head_dim * BLOCK * sizeof(bf16));
+        return new Attention{num_layers,
+                             num_heads,
+                             num_kv_heads,
+                             head_dim,
+                             num_blocks,
+                             norm_eps,
+                             angles,
+                             std::vector<const float*>(num_layers),
+                             std::vector<const float*>(num_layers),
+                             std::move(kv)};
+    } catch (const std::bad_alloc&) {
+        return nullptr;
+    }
 }
 
-void attention_destroy(Attention* a) {
-    munmap(a->kv, a->kv_bytes);
-    delete a;
-}
+void attention_destroy(Attention* a) { delete a; }
 
-void* attention_kv(Attention* a) { return a->kv; }
+void* attention_kv(Attention* a) { return a->kv.data(); }
 
 void attention_set_norms(Attention* a, int layer, const float* q_norm, const float* k_norm) {
     a->q_norm[layer] = q_norm;

@@ -39,10 +39,10 @@ def load_library(*flags: str, kv_type: KvType = "float") -> ctypes.CDLL:
 
 
 @cache
-def load_kernel(kv_type: KvType = "float") -> Kernel:
+def load_kernel(kv_type: KvType = "float", *flags: str) -> Kernel:
     """The attention of that library, which runs on the workers of whoever is at it."""
     source = Path(__file__).with_name("attention.cpp") if kv_type == "bf16" else SOURCES / "portable.cpp"
-    return kernel_of(load_library(kv_type=kv_type), source, ITEM_BYTES[kv_type])
+    return kernel_of(load_library(*flags, kv_type=kv_type), source, ITEM_BYTES[kv_type])
 
 
 def _declare(library: ctypes.CDLL) -> ctypes.CDLL:

@@ -59,7 +59,7 @@ inline void tiles_end() { _tile_release(); }
 
 #define HAS_AMX 0
 
-struct Tile {
+struct alignas(64) Tile {
     uint8_t bytes[1024];
 };
 
@@ -74,21 +74,22 @@ inline void tile_load_once(int tile, const void* from) { tile_load(tile, from); 
 inline void tile_store(int tile, void* to) { memcpy(to, tile_at(tile).bytes, 1024); }
 
 inline void tile_dot(int sums, int rows, int weights) {
-    auto* c = (float*)tile_at(sums).bytes;
-    auto *a = (const uint16_t*)tile_at(rows).bytes, *b = (const uint16_t*)tile_at(weights).bytes;
+    auto* c = (Vector*)tile_at(sums).bytes;
+    auto* a = (const uint16_t*)tile_at(rows).bytes;
+    auto* b = (const Bits*)tile_at(weights).bytes;
     for (int m = 0; m < 16; m++)
-        for (int k = 0; k < 32; k++)
-            for (int n = 0; n < 16; n++)
-                c[m * 16 + n] += widened(a[m * 32 + k]) * widened(b[(k / 2 * 16 + n) * 2 + k % 2]);
+        for (int k = 0; k < 16; k++) {
+            c[m] += widened(a[m * 32 + 2 * k]) * (Vector)(b[k] << 16);
+            c[m] += widened(a[m * 32 + 2 * k + 1]) * (Vector)(b[k] & 0xffff0000);
+        }
 }
 
 inline void tile_dot_bytes(int sums, int rows, int weights) {
-    auto* c = (int32_t*)tile_at(sums).bytes;
+    auto* c = (Integers*)tile_at(sums).bytes;
     const uint8_t* a = tile_at(rows).bytes;
-    const auto* b = (const int8_t*)tile_at(weights).bytes;
+    auto* b = (const Integers*)tile_at(weights).bytes;
     for (int m = 0; m < 16; m++)
-        for (int k = 0; k < 64; k++)
-            for (int n = 0; n < 16; n++) c[m * 16 + n] += a[m * 64 + k] * b[(k / 4 * 16 + n) * 4 + k % 4];
+        for (int k = 0; k < 64; k++) c[m] += (int)a[m * 64 + k] * (b[k / 4] << (24 - k % 4 * 8) >> 24);
 }
 
 inline bool permit_tiles() { return true; }
