@@ -27,13 +27,11 @@ def empty_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def pytest_configure() -> None:
     os.environ["HOTLOOP_TRACE"] = "off"  # what tests run is not one of the user's runs
-    hypothesis.settings.register_profile(  # a busy machine kills no mutant
-        "mutants",
-        phases=[Phase.explicit, Phase.generate],
-        database=None,
-        deadline=None,
-        suppress_health_check=[HealthCheck.too_slow],
-    )
+    unchecked = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+    steady = hypothesis.settings(deadline=None, suppress_health_check=unchecked)  # busy machines are slow
+    hypothesis.settings.register_profile("steady", steady)
+    hypothesis.settings.register_profile("mutants", steady, phases=[Phase.explicit, Phase.generate], database=None)
+    hypothesis.settings.load_profile("steady")
     # A shell that starts us in the background has SIGINT ignored. What tests start would inherit that, and go on for
     # ever where a test interrupts it.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.chat.speaking import (
     FORMATS,
@@ -304,7 +304,7 @@ def without_limits(tool: Tool) -> Tool:
 
 
 @every_family
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25)
 @given(case=tools_and_calls(), prose=st.sampled_from(["", "Well.", "a < b"]))
 def test_what_is_accepted_is_read_back(
     name: str, case: tuple[tuple[Tool, ...], list[tuple[Tool, dict[str, Any]]]], prose: str
@@ -330,7 +330,7 @@ SPACES = st.text(" \t\r\n", max_size=3)
 
 
 @fenced_families
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25)
 @given(case=tools_and_calls(), prose=st.sampled_from(["", "Well.", "`a`"]), space=SPACES, has_label=st.booleans())
 def test_what_is_accepted_in_fences_is_read_back(
     name: str,

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.chat.speaking import FORMATS, Language, hear, hear_cut_anywhere, write_call
 
@@ -56,7 +56,6 @@ PIECES = st.sampled_from(
 )
 
 
-@settings(deadline=None)
 @given(st.lists(PIECES, max_size=25), st.data())
 def test_nothing_breaks_the_parser_and_no_cut_matters(pieces: list[str], data: st.DataObject) -> None:
     answer = "".join(["<|tool_call>call:f{"] * data.draw(st.integers(0, 1)) + pieces)

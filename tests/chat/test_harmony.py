@@ -74,7 +74,7 @@ def test_a_call_nobody_offered_is_not_told_as_one() -> None:
     ]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.sampled_from([HM, NEXT, FINAL, CALL, "<|end|>", "<|", "a", "<|mess"]), max_size=8), st.data())
 def test_how_an_answer_is_cut_changes_nothing(answer: list[str], data: st.DataObject) -> None:
     text = "".join(answer)

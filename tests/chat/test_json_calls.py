@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.chat.speaking import FORMATS, Heard, hear, hear_cut_anywhere
 
@@ -266,7 +266,6 @@ PIECES = st.sampled_from(
 )
 
 
-@settings(deadline=None)
 @given(
     st.sampled_from(["hermes", "llama3", "mistral", "deepseek", "kimi", "granite"]),
     st.lists(PIECES, max_size=25),

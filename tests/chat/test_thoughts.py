@@ -117,7 +117,7 @@ def test_half_a_call_in_a_thought_that_was_cut_is_not_told() -> None:
 words = st.sampled_from(["<think>", "</think>", CALL, CALL[:20], "Well", ".", " ", "\n", "<", "tool_call>", "{", "a"])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(words, max_size=12), st.data(), st.booleans())
 def test_how_an_answer_is_cut_changes_nothing(answer: list[str], data: st.DataObject, is_open: bool) -> None:
     text = "".join(answer)

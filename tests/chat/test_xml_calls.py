@@ -1,7 +1,7 @@
 """Calls that are tags become JSON as they come, each value of the type its schema asks for."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.chat.speaking import Heard, hear, hear_cut_anywhere
 
@@ -129,7 +129,6 @@ def words_of(marks: TagMarks) -> list[str]:
 
 
 @pytest.mark.parametrize("marks", [QWEN_CODER, GLM, MINIMAX, DSML], ids=lambda marks: marks.opening)
-@settings(deadline=None)
 @given(data=st.data())
 def test_nothing_breaks_the_parser_and_no_cut_matters(marks: TagMarks, data: st.DataObject) -> None:
     answer = "".join(data.draw(st.lists(st.sampled_from([*words_of(marks), *VALUES]), max_size=25)))

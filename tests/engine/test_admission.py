@@ -348,4 +348,4 @@ class Life(RuleBasedStateMachine):
 
 
 TestLife = Life.TestCase
-TestLife.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+TestLife.settings = settings(max_examples=50, stateful_step_count=40)

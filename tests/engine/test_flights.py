@@ -161,7 +161,7 @@ def make_jobs(seed: int, num_jobs: int = 12, num_trunks: int = 1, num_common: in
     return jobs
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, 1 << 32), st.booleans(), st.booleans())
 def test_nothing_is_lost_or_changed_with_steps_in_flight(seed: int, has_drafts: bool, can_fail: bool) -> None:
     rng = random.Random(seed)
@@ -171,7 +171,7 @@ def test_nothing_is_lost_or_changed_with_steps_in_flight(seed: int, has_drafts: 
     check_answers(engine, jobs, run_all(engine, rng, jobs, 0.4, can_fail=can_fail))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, 1 << 32), st.integers(2, 24), st.booleans())
 def test_no_recurrent_state_is_lost_or_changed_either(seed: int, num_states: int, can_fail: bool) -> None:
     rng = random.Random(seed)

@@ -61,7 +61,7 @@ def test_the_same_is_said_however_it_is_computed(changes: dict[str, Any], undist
     assert stats.num_blocks_used == stats.states.num_used == 0
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     seed=st.integers(0, 1000),
     num_blocks=st.integers(26, 60),

@@ -121,7 +121,7 @@ def test_the_same_is_said_over_both(changes: dict[str, Any]) -> None:
     assert stats.num_blocks_used == stats.states.num_used == 0
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.integers(0, 1 << 32),
     st.booleans(),

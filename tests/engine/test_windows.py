@@ -71,7 +71,7 @@ def test_the_same_is_said_however_it_is_computed(changes: dict[str, Any], undist
         assert engine._core.scheduler.tree.windows.pool.num_used == 0
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     seed=st.integers(0, 1000),
     num_blocks=st.integers(26, 60),

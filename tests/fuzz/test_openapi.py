@@ -49,9 +49,7 @@ def shorten(body: dict[str, Any], path: str) -> None:
 
 
 @schema.parametrize()
-@settings(
-    max_examples=NUM_EXAMPLES, deadline=None, suppress_health_check=[*HealthCheck], derandomize=True, database=None
-)
+@settings(max_examples=NUM_EXAMPLES, suppress_health_check=[*HealthCheck], derandomize=True, database=None)
 def test_whatever_is_sent_the_answer_is_as_described(case, serving: Serving) -> None:
     if isinstance(case.body, dict):
         case.body.pop("model", None)  # any other than its own is refused before the rest is read

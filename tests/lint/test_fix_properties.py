@@ -62,7 +62,7 @@ def without_required_order(tool):
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(talks, tools, st.sampled_from(CHANGES))
 def test_mending_is_idempotent_loses_nothing_and_helps(talk, offered, change):
     pairs = chat(talk, offered, change)
@@ -81,7 +81,7 @@ def test_mending_is_idempotent_loses_nothing_and_helps(talk, offered, change):
         assert [m["role"] for m in given_["messages"]] == [m["role"] for m in fixed["messages"]]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(1, 4), st.sets(st.integers(0, 6), max_size=6))
 def test_breakpoints_are_all_that_is_moved(num_turns, places):
     pairs = messages_bodies(num_turns=num_turns, mark=lambda body, number: mark(places, body))

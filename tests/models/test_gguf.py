@@ -4,14 +4,14 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.models.tiny import tiny_spec, tiny_weights, write_gguf
 
 from hotloop.core.errors import ModelError
 from hotloop.models.gguf import read_gguf_file, widen
 
-reuse = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200, deadline=None)
+reuse = settings(max_examples=200)
 
 
 @pytest.fixture(scope="module")

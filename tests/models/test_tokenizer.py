@@ -49,7 +49,7 @@ PIECES = [
     "()",
 ]
 texts = st.one_of(st.text(), st.lists(st.sampled_from(PIECES), max_size=30).map("".join))
-many = settings(max_examples=200, deadline=None)
+many = settings(max_examples=200)
 
 
 def from_metadata(changes: dict[str, Any], arch: str = "llama") -> Tokenizer:

@@ -5,7 +5,7 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.server.serving import HELLO, MODEL, Serving, check_error
 
@@ -238,7 +238,7 @@ JSON_VALUES = st.recursive(
 FIELDS = sorted({name for fields, _ in BAD_FIELDS + BAD_COMPLETIONS for name in fields})
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300)
 @given(
     path=st.sampled_from(["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"]),
     fields=st.dictionaries(st.sampled_from([*FIELDS, "tokens"]), JSON_VALUES, max_size=4),
@@ -252,7 +252,7 @@ def test_no_json_is_ever_a_500(serving: Serving, path: str, fields: dict[str, An
         check_error(response, response.status_code)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100)
 @given(content=st.binary(max_size=64))
 def test_no_bytes_are_ever_a_500(serving: Serving, content: bytes) -> None:
     check_error(serving.http.post("/v1/chat/completions", content=content, headers=JSON), 400)

@@ -5,7 +5,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.trace.spans import DAWN_NS, MS, SERVER, a_request, span
@@ -341,7 +341,6 @@ def traces(draw: Any) -> list[Span]:
     return spans
 
 
-@settings(deadline=None)
 @given(traces(), st.randoms(use_true_random=False))
 def test_the_parts_make_up_the_whole_of_anything(spans: list[Span], random: Random):
     ledger = build_ledger(spans)

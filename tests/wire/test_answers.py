@@ -108,7 +108,7 @@ def test_a_stream_cut_anywhere_is_the_answer_that_was_written(api: Api, whole: A
 
 
 @pytest.mark.parametrize("api", APIS)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(whole=answers)
 def test_a_stream_that_comes_byte_by_byte(api: Api, whole: Any) -> None:
     written = writer(api)

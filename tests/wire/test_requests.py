@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tests.wire.nouns import requests
 
@@ -20,7 +20,7 @@ values = st.recursive(
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
     max_leaves=4,
 )
-_slow = settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+_slow = settings(max_examples=40)
 
 
 def parse(api: Api, body: Any) -> ApiRequest:

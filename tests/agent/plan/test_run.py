@@ -117,7 +117,7 @@ def graphs(draw: st.DrawFn) -> dict[str, list[str]]:
 
 
 @given(graphs(), st.randoms(use_true_random=False), st.integers(1, 40))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_graph_runs_as_parallel_as_it_can(graph: dict[str, list[str]], chance: Any, piece: int) -> None:
     """Whenever nothing moves any more, exactly the steps whose needs are done run; then a random one of them ends."""
 

@@ -150,7 +150,7 @@ def test_the_same_runs_teach_the_same():
     assert msgspec.json.encode(taught(8)) == msgspec.json.encode(taught(8))
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(st.randoms(use_true_random=False))
 def test_memory_is_bounded_whatever_is_called(chance: random.Random):
     predictor = Predictor()
@@ -167,7 +167,7 @@ def test_memory_is_bounded_whatever_is_called(chance: random.Random):
     assert msgspec.json.encode(msgspec.json.decode(written, type=Predictor)) == written
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.tuples(st.sampled_from(["user", "assistant", "tool", "system"]), st.text(max_size=30)), max_size=12))
 def test_any_conversation_can_be_learned_from(turns: list[tuple[str, str]]):
     predictor = Predictor()

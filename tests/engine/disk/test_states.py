@@ -146,7 +146,7 @@ def test_a_folder_is_used_as_configured(tmp_path: Path) -> None:
     assert [each.usage.num_restored for each in said[1]] == [192, 0]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     seed=st.integers(0, 1000),
     num_blocks=st.integers(26, 60),

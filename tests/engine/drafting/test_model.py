@@ -217,7 +217,7 @@ def test_a_failure_ends_the_guessing_and_nothing_else(caplog: pytest.LogCaptureF
     drafter.close()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 10_000))
 def test_every_guess_is_its_models_own_whatever_happens(seed: int) -> None:
     rng = random.Random(seed)

@@ -155,7 +155,7 @@ SCHEMAS = st.recursive(LEAVES, deeper, max_leaves=6)
 VALUES: list[Any] = [None, True, 0, 1, 2, "a", "b", "ab", {}, {"a": "a"}, {"a": 1}, {"b": "a"}, {"a": "a", "b": "b"}]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(SCHEMAS)
 def test_whatever_is_accepted_means_the_same(schema: Any) -> None:
     try:

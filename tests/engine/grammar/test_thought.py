@@ -118,7 +118,7 @@ def test_who_is_guided_by_what() -> None:
 TEXTS = ("<think>a</think>\n\n{", "<thi", "</think>", "ab", '{"n": 12}', "\n", "<think>")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.sampled_from([None, OBJECT, PROSE]),
     st.booleans(),

@@ -66,10 +66,10 @@ class Machine(RuleBasedStateMachine):
 
 
 TestIndex = Machine.TestCase
-TestIndex.settings = settings(max_examples=30, stateful_step_count=20, deadline=None)
+TestIndex.settings = settings(max_examples=30, stateful_step_count=20)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.sampled_from(REPLICAS), prompts), max_size=40), st.integers(1, 15))
 def test_a_bound_is_kept_and_the_newest_stays(inserts: list[tuple[str, list[int]]], max_blocks: int) -> None:
     index = PrefixIndex()

@@ -43,7 +43,7 @@ views = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(views, st.sampled_from(sorted(SIMULATED)), st.integers(0, 2000), st.integers(0, 99))
 def test_somebody_is_always_chosen_from_those_there_are(
     seen: list[ReplicaView], name: str, tokens: int, turn: int

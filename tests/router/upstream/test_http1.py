@@ -93,7 +93,7 @@ async def test_pieces_come_as_they_are_sent_neither_merged_nor_held_back() -> No
     splits=st.lists(st.integers(1, 300), max_size=30),
     is_chunked=st.booleans(),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_body_comes_byte_for_byte_however_it_is_cut(
     body: bytes, cuts: list[int], splits: list[int], is_chunked: bool
 ) -> None:

@@ -75,7 +75,7 @@ async def test_what_is_idle_too_long_is_closed() -> None:
 
 
 @given(seed=st.integers(0, 2**32), max_open=st.integers(1, 4), num_steps=st.integers(1, 80))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_places_add_up(seed: int, max_open: int, num_steps: int) -> None:
     asyncio.run(_wander(random.Random(seed), Pool(max_open), num_steps))
 
