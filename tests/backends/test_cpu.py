@@ -38,13 +38,6 @@ def model() -> Model:
     return tiny_model("llama", head_dim=64)
 
 
-@pytest.fixture(scope="session")
-def kernels() -> None:
-    """Compiled before a test has a home of its own, where they would be compiled again."""
-    if compiler():
-        load_kernel("half"), load_kernel("int8_t")
-
-
 @pytest.fixture
 def amx(monkeypatch: pytest.MonkeyPatch, kernels: None, empty_home: Path) -> None:
     """A CPU with AMX; the decoder emulates it where there is none, but for attention."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import pytest
@@ -27,12 +27,6 @@ BLOCK = 32
 NUM_BLOCKS = 400
 
 
-def case(name: str, kernel: Kernel | None, max_error: float, needs: str = "a C++ compiler") -> Any:
-    """What computes, and how far it may be off with values around 1, rounded to what they are stored in."""
-    marks = pytest.mark.skipif(kernel is None, reason=f"needs {needs}")
-    return pytest.param(kernel, max_error, id=name, marks=marks)
-
-
 def load_tiles() -> Kernel | None:
     """On a CPU without AMX its tiles are emulated."""
     try:
@@ -41,17 +35,19 @@ def load_tiles() -> Kernel | None:
         return None
 
 
-TILES = case("tiles", load_tiles(), 0.02)
-INT8 = case("int8", load_portable("int8_t"), 0.05)
+# What computes, and how far it may be off with values around 1, rounded to what they are stored in.
+TILES = pytest.param(load_tiles, 0.02, id="tiles")
+INT8 = pytest.param(partial(load_portable, "int8_t"), 0.05, id="int8")
 EXACT = (
-    case("f16", load_portable("half"), 0.004),
-    case("f32", load_portable("float"), 1e-5),
-    case("numpy", numpy_kernel(np.float32), 1e-5),
+    pytest.param(partial(load_portable, "half"), 0.004, id="f16"),
+    pytest.param(partial(load_portable, "float"), 1e-5, id="f32"),
+    pytest.param(partial(numpy_kernel, np.float32), 1e-5, id="numpy"),
 )
 
-every_kernel = pytest.mark.parametrize(("kernel", "max_error"), [TILES, INT8, *EXACT])
-every_portable_kernel = pytest.mark.parametrize(("kernel", "max_error"), [INT8, *EXACT])
-every_exact_kernel = pytest.mark.parametrize(("kernel", "max_error"), EXACT)
+with_kernels = partial(pytest.mark.parametrize, ("kernel", "max_error"), indirect=["kernel"])
+every_kernel = with_kernels([TILES, INT8, *EXACT])
+every_portable_kernel = with_kernels([INT8, *EXACT])
+every_exact_kernel = with_kernels(EXACT)
 
 
 def make_spec(head_dim: int = 64, num_heads: int = 9, num_kv_heads: int = 3, has_qk_norm: bool = False) -> ModelSpec:

@@ -18,11 +18,14 @@ from tests.models.tiny import DictWeights
 
 from hotloop.backends.build import compiler
 from hotloop.backends.native.backend import NativeBackend
-from hotloop.backends.native.library import Format, load_kernel, load_library
+from hotloop.backends.native.library import Format, load_kernel
 from hotloop.models.model import Model
 from hotloop.models.spec import Family, ModelSpec
 
-pytestmark = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
+pytestmark = [
+    pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler"),
+    pytest.mark.usefixtures("kernels"),
+]
 
 FAMILIES: tuple[Family, ...] = ("llama", "qwen2", "qwen3")
 KV_BYTES = 8 << 20
@@ -115,9 +118,8 @@ def test_a_model_that_cannot_be_read_leaves_no_threads_behind(form: Format, empt
     assert len(os.listdir("/proc/self/task")) == num_threads
 
 
-def test_where_the_system_has_no_more_threads_it_says_so(empty_home: Path) -> None:
+def test_where_the_system_has_no_more_threads_it_says_so() -> None:
     """In a process with little room for their stacks: it would end if those it has got were left to themselves."""
-    load_library()
     code = """
 import resource
 from hotloop.backends.native.library import Native, load_library

@@ -170,7 +170,7 @@ def test_parts_whose_strips_would_mix_kinds_become_alike():
 
 @pytest.mark.parametrize("is_tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
-def test_a_model_computes_with_the_rows_of_its_file(family: Family, is_tied: bool, empty_home: Path):
+def test_a_model_computes_with_the_rows_of_its_file(family: Family, is_tied: bool, kernels: None, empty_home: Path):
     model = quantised_model(tiny_model(family, head_dim=64, has_tied_head=is_tied))
     backend = NativeBackend(model, KV_BYTES, load_kernel(), form="strips", num_workers=2)
     prompt = make_prompt(model, 50)

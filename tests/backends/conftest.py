@@ -1,0 +1,23 @@
+"""Kernels are compiled when a test first needs one, not while tests are collected: each worker collects all of them."""
+
+import pytest
+
+from hotloop.backends.build import compiler
+from hotloop.backends.native.library import load_kernel
+from hotloop.backends.openvino.attention import Kernel
+
+
+@pytest.fixture(scope="session")
+def kernels() -> None:
+    """Compiled before a test has a home of its own, where they would be compiled again."""
+    if compiler():
+        load_kernel("float"), load_kernel("half"), load_kernel("int8_t")
+
+
+@pytest.fixture
+def kernel(request: pytest.FixtureRequest) -> Kernel:
+    """What the parameter loads; skipped where it gives nothing."""
+    kernel = request.param()
+    if kernel is None:
+        pytest.skip("needs a C++ compiler")
+    return kernel
