@@ -1,6 +1,7 @@
 """Kernels are compiled when a test first needs one, not while tests are collected: each worker collects all of them."""
 
 import pytest
+from tests.backends.kernels import load_tiles
 
 from hotloop.backends.build import compiler
 from hotloop.backends.native.library import load_kernel
@@ -12,6 +13,12 @@ def kernels() -> None:
     """Compiled before a test has a home of its own, where they would be compiled again."""
     if compiler():
         load_kernel("float"), load_kernel("half"), load_kernel("int8_t")
+
+
+@pytest.fixture(scope="session")
+def tiles() -> Kernel | None:
+    """Compiled as early."""
+    return load_tiles()
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from hotloop.backends.build import compiler
 from hotloop.backends.cpu import describe_cpu, open_cpu, why_not_native
 from hotloop.backends.native.backend import NativeBackend, strips_bytes
 from hotloop.backends.native.library import load_kernel
-from hotloop.backends.openvino.native import has_amx
+from hotloop.backends.openvino.attention import Kernel
 from hotloop.core.config import EngineConfig, KvPrecision, Precision, WeightFormat
 from hotloop.core.errors import ConfigError
 from hotloop.models.gguf import widen
@@ -39,11 +39,10 @@ def model() -> Model:
 
 
 @pytest.fixture
-def amx(monkeypatch: pytest.MonkeyPatch, kernels: None, empty_home: Path) -> None:
-    """A CPU with AMX; the decoder emulates it where there is none, but for attention."""
+def amx(monkeypatch: pytest.MonkeyPatch, kernels: None, tiles: Kernel | None, empty_home: Path) -> None:
+    """A CPU with AMX, which is emulated where there is none."""
     monkeypatch.setattr(cpu, "has_amx", lambda: True)
-    if not has_amx():
-        monkeypatch.setattr(cpu, "load_kernel", lambda kv_type: load_kernel("half" if kv_type == "bf16" else kv_type))
+    monkeypatch.setattr(cpu, "load_kernel", lambda kv_type: tiles if kv_type == "bf16" else load_kernel(kv_type))
 
 
 def check_native(backend: Backend, model: Model) -> None:

@@ -12,12 +12,11 @@ from typing import TypeVar
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.backends.kernels import load_tiles
 
 from hotloop.backends.backend import Batch
-from hotloop.backends.build import BUILD_ERRORS, EMULATED
-from hotloop.backends.native.library import load_kernel
 from hotloop.backends.openvino.attention import Attention, Kernel, numpy_kernel
-from hotloop.backends.openvino.native import has_amx, load_portable
+from hotloop.backends.openvino.native import load_portable
 from hotloop.models.rope import rotary_frequencies, rotary_table
 from hotloop.models.spec import ModelSpec
 
@@ -25,14 +24,6 @@ Array = NDArray[np.float32]
 
 BLOCK = 32
 NUM_BLOCKS = 400
-
-
-def load_tiles() -> Kernel | None:
-    """On a CPU without AMX its tiles are emulated."""
-    try:
-        return load_kernel("bf16", *(() if has_amx() else (EMULATED,)))
-    except BUILD_ERRORS:
-        return None
 
 
 # What computes, and how far it may be off with values around 1, rounded to what they are stored in.

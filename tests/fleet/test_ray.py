@@ -8,7 +8,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +108,24 @@ def fleet() -> Iterator[TinyFleet]:
             fleet.process.wait(60)
             assert fleet.process.stdout
             fleet.process.stdout.close()
+
+
+@pytest.mark.parametrize("num_failures", [0, 2, 3])
+def test_a_slow_start_is_tried_again_and_then_said(num_failures: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hotloop.fleet import cluster  # noqa: PLC0415 - where there is no Ray it cannot be imported
+
+    failures = [Exception("The current node timed out during startup.")] * num_failures
+
+    def init(*_: object, **__: object) -> None:
+        if failures:
+            raise failures.pop()
+
+    monkeypatch.setattr(cluster.ray, "init", init)
+    monkeypatch.setattr(cluster.ray, "shutdown", lambda: None)
+    expected = pytest.raises(cluster.ClusterError, match="timed out") if num_failures == 3 else nullcontext()
+    with expected, cluster.connected(None):
+        pass
+    assert not failures
 
 
 def test_every_api_answers_and_placement_says_why(fleet: TinyFleet):

@@ -11,13 +11,17 @@ from dataclasses import dataclass, field
 
 import ray
 from ray import serve
-from ray.exceptions import RayError
 
 from hotloop.border.listen import bind
 from hotloop.core.errors import HotloopError
 from hotloop.fleet.app import ENGINES, NAME
 from hotloop.fleet.config import RayConfig
 
+log = logging.getLogger(__name__)
+
+_QUIET = {"logging_level": logging.ERROR, "log_to_driver": False}
+_NUM_TRIES = 3
+"""On a busy machine it takes longer than the half minute that Ray waits for itself."""
 _OBJECT_STORE_BYTES = 256 << 20
 """Requests and pieces of answers pass through it, nothing stays."""
 _KEEP_ALIVE_S = 75  # an agent comes back on its connection after its tool has run
@@ -45,13 +49,12 @@ class Status:
 
 @contextmanager
 def connected(address: str | None) -> Iterator[None]:
-    quiet = {"logging_level": logging.ERROR, "log_to_driver": False}
     try:
         if address:
-            ray.init(address, **quiet)
+            ray.init(address, **_QUIET)
         else:
-            ray.init("local", include_dashboard=False, object_store_memory=_OBJECT_STORE_BYTES, **quiet)
-    except (ConnectionError, RuntimeError, ValueError, RayError) as error:
+            _start_here(_NUM_TRIES)
+    except Exception as error:  # Ray's own are of all kinds, and some of none
         where = f"at {address}" if address else "on this machine"
         raise ClusterError(f"no Ray {where}: {error}") from None
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
@@ -59,6 +62,16 @@ def connected(address: str | None) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def _start_here(num_tries: int) -> None:
+    try:
+        ray.init("local", include_dashboard=False, object_store_memory=_OBJECT_STORE_BYTES, **_QUIET)
+    except Exception as error:
+        if num_tries == 1 or "timed out during startup" not in str(error):
+            raise
+        log.warning("Ray took longer to start than it gives itself; it is started again")
+        _start_here(num_tries - 1)
 
 
 def deploy(application: serve.Application, config: RayConfig) -> None:
