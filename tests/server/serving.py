@@ -183,7 +183,7 @@ class Serving:
 
 def until(is_true: Callable[[], bool]) -> None:
     """Wait for what another thread is about to do."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not is_true():
         assert time.monotonic() < deadline, "it never came true"
         time.sleep(0.002)
