@@ -1,6 +1,6 @@
 """A data assistant over a SQLite file, which it makes itself.
 
-    hotloop run examples/shop.py "Show me the sales by country."
+    hotloop run examples/shop.py "Show me the sales by product."
     hotloop run examples/shop.py "Does Ada have open orders, and how many are there in all?" --url http://localhost:8000/v1
 
 All tools only read, and say so: then they may be tried again, and be started before they are asked for.
