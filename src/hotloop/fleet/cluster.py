@@ -53,7 +53,7 @@ def connected(address: str | None) -> Iterator[None]:
         if address:
             ray.init(address, **_QUIET)
         else:
-            _start_here(_NUM_TRIES)
+            _start_here()
     except Exception as error:  # Ray's own are of all kinds, and some of none
         where = f"at {address}" if address else "on this machine"
         raise ClusterError(f"no Ray {where}: {error}") from None
@@ -64,14 +64,17 @@ def connected(address: str | None) -> Iterator[None]:
         ray.shutdown()
 
 
-def _start_here(num_tries: int) -> None:
-    try:
-        ray.init("local", include_dashboard=False, object_store_memory=_OBJECT_STORE_BYTES, **_QUIET)
-    except Exception as error:
-        if num_tries == 1 or "timed out during startup" not in str(error):
-            raise
-        log.warning("Ray took longer to start than it gives itself; it is started again")
-        _start_here(num_tries - 1)
+def _start_here() -> None:
+    """A start that was too slow leaves processes behind, which end with this one."""
+    for num_left in reversed(range(_NUM_TRIES)):
+        try:
+            ray.init("local", include_dashboard=False, object_store_memory=_OBJECT_STORE_BYTES, **_QUIET)
+        except Exception as error:
+            if not num_left or "timed out during startup" not in str(error):
+                raise
+            log.warning("Ray took longer to start than it gives itself; it is started again")
+        else:
+            return
 
 
 def deploy(application: serve.Application, config: RayConfig) -> None:

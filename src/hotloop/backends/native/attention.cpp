@@ -251,8 +251,7 @@ void score_wide(const Queries<D>& q, const Blocks& keys, int num_keys, Scratch& 
 template <int D>
 void add_values(Queries<D>& q, const Blocks& values, int num_keys, int d, const Scratch& scratch) {
     const bool two = q.fills_two();
-    float(&first)[2][TILE_SUMS] = (float(&)[2][TILE_SUMS])q.values[0][2 * d];
-    float(&second)[2][TILE_SUMS] = (float(&)[2][TILE_SUMS])q.values[1][2 * d];
+    float(*first)[TILE_SUMS] = q.values[0] + 2 * d, (*second)[TILE_SUMS] = q.values[1] + 2 * d;
     tile_load(0, first[0]);
     tile_load(1, first[1]);
     if (two) {
@@ -510,16 +509,9 @@ Attention* attention_create(int num_layers, int num_heads, int num_kv_heads, int
     if (!permit_tiles() || (head_dim != 64 && head_dim != 96 && head_dim != 128)) return nullptr;
     try {
         Memory kv((size_t)num_layers * num_blocks * num_kv_heads * 2 * head_dim * BLOCK * sizeof(bf16));
-        return new Attention{num_layers,
-                             num_heads,
-                             num_kv_heads,
-                             head_dim,
-                             num_blocks,
-                             norm_eps,
-                             angles,
-                             std::vector<const float*>(num_layers),
-                             std::vector<const float*>(num_layers),
-                             std::move(kv)};
+        const std::vector<const float*> none(num_layers);
+        return new Attention{num_layers, num_heads, num_kv_heads, head_dim, num_blocks,
+                             norm_eps,   angles,    none,         none,     std::move(kv)};
     } catch (const std::bad_alloc&) {
         return nullptr;
     }
