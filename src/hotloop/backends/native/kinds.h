@@ -6,6 +6,9 @@
 
 #pragma once
 
+#include <algorithm>
+#include <cmath>
+
 #include "lanes.h"
 
 constexpr int GROUP = 32;  // neighbours along K
@@ -15,22 +18,22 @@ enum class Kind { Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q2_K = 10, Q
 struct KindInfo {
     int block_items, block_bytes;
     int bits;  // of a code as we store it
-    int center;
+    int center, most;  // the code that stands for nothing but the min, and the largest one
     bool has_halves, has_mins;
 };
 
 inline KindInfo info_of(Kind kind) {
     switch (kind) {
-        case Kind::Q4_0: return {32, 18, 4, 8, false, false};
-        case Kind::Q4_1: return {32, 20, 4, 0, false, true};
-        case Kind::Q5_0: return {32, 22, 5, 16, false, false};
-        case Kind::Q5_1: return {32, 24, 5, 0, false, true};
-        case Kind::Q8_0: return {32, 34, 8, 128, false, false};
-        case Kind::Q2_K: return {256, 84, 4, 0, true, true};
-        case Kind::Q3_K: return {256, 110, 4, 4, true, false};
-        case Kind::Q4_K: return {256, 144, 4, 0, false, true};
-        case Kind::Q5_K: return {256, 176, 5, 0, false, true};
-        case Kind::Q6_K: return {256, 210, 6, 32, true, false};
+        case Kind::Q4_0: return {32, 18, 4, 8, 15, false, false};
+        case Kind::Q4_1: return {32, 20, 4, 0, 15, false, true};
+        case Kind::Q5_0: return {32, 22, 5, 16, 31, false, false};
+        case Kind::Q5_1: return {32, 24, 5, 0, 31, false, true};
+        case Kind::Q8_0: return {32, 34, 8, 128, 255, false, false};
+        case Kind::Q2_K: return {256, 84, 4, 0, 3, true, true};
+        case Kind::Q3_K: return {256, 110, 4, 4, 7, true, false};
+        case Kind::Q4_K: return {256, 144, 4, 0, 15, false, true};
+        case Kind::Q5_K: return {256, 176, 5, 0, 31, false, true};
+        case Kind::Q6_K: return {256, 210, 6, 32, 63, true, false};
     }
     return {};
 }
@@ -126,6 +129,14 @@ inline void read_group(Kind kind, const uint8_t* row, int i, Group& g) {
         case Kind::Q5_K: return read_q45_k(block, at, true, g);
         case Kind::Q6_K: return read_q6_k(block, at, g);
     }
+}
+
+// What no number of a group is larger than.
+inline float bound_of(const Group& g, const KindInfo& info) {
+    float bound = 0;
+    for (int half = 0; half < 2; half++)
+        for (int code : {0, info.most}) bound = std::max(bound, std::abs(g.scales[half] * (code - info.center) - g.mins[half]));
+    return bound;
 }
 
 inline size_t row_bytes(Kind kind, int num_in) {

@@ -1,8 +1,8 @@
 // The order in which numbers stand in memory, and the memory.
 //
 // A step of K is a pair of tiles of rows and a pair of weights, of which four tiles of sums come: a unit. A row or a column
-// has 64 bytes in a step, which are 32 numbers in bf16 and 64 in bytes. A panel is 32 columns; a block is 32 rows in bf16,
-// but 16 in bytes, where the first of two tiles has the high bytes of integers and the second the low ones:
+// has 64 bytes in a step, which are 32 numbers in bf16 and 64 in bytes. A panel is 32 columns; a block is 32 rows, but 16
+// of integers of two bytes, where the first of two tiles has the high bytes and the second the low ones:
 //
 //     rows     [block][step][2 tiles of 16 rows]             weights     [panel][step][2 tiles of 16 columns]
 //              [block][step][2 halves of 16 rows]
@@ -21,6 +21,17 @@ constexpr int WORD_BYTES = 4, PANEL_COLUMNS = 32;
 constexpr int TILE_COLUMNS = 16, TILE_SUMS = 16 * TILE_COLUMNS, UNIT_SUMS = 4 * TILE_SUMS;
 
 inline int divide_up(int a, int b) { return (a + b - 1) / b; }
+
+#ifndef CHUNK_STEPS
+#define CHUNK_STEPS 24  // 48 KiB of weights: as much as the first cache
+#endif
+
+// K in parts of as many steps each, but for the last, as the first cache has room for the weights of.
+struct Chunks {
+    int num_steps = 1, count = divide_up(num_steps, CHUNK_STEPS), size = divide_up(num_steps, count);
+    int begin(int chunk) const { return chunk * size; }
+    int end(int chunk) const { return chunk + 1 < count ? begin(chunk + 1) : num_steps; }
+};
 
 // Into the second cache.
 constexpr int LINE_BYTES = 64;

@@ -6,7 +6,8 @@
 //     for each chunk of K                   rows of a chunk stay in the second cache for all panels of the job
 //         for each panel                    its chunk, unpacked if need be, stays in the first one for all blocks,
 //                                           past which rows go
-//             for each block                sums go on from where the chunk before left them
+//             for each block                sums go on from where the chunk before left them, or, where rows are bytes,
+//                                           are scaled and added to those of the chunk before
 //
 // With one block, as in decoding, nothing is there to be used twice: weights are read from end to end, panel by panel.
 // What comes next is fetched meanwhile, and what is done is finished: sums become results while the next ones are summed.
@@ -15,9 +16,6 @@
 
 #include "rows.h"
 
-#ifndef CHUNK_STEPS
-#define CHUNK_STEPS 24  // 48 KiB of weights: as much as the first cache
-#endif
 #ifndef MAX_JOB_BLOCKS
 #define MAX_JOB_BLOCKS 16
 #endif
@@ -44,14 +42,14 @@ inline void put(float* to, Vector v, int count, bool is_added) {
     for (int i = 0; i < count; i++) to[i] = is_added ? to[i] + v[i] : v[i];
 }
 
-// A unit whose sums are not results yet, a row at a time.
+// A unit whose sums are not results yet, a row at a time; partial: [4 tiles], where chunks of bytes add up.
 class Unfinished {
    public:
     Unfinished(const Rows& rows, const Weights& w, const Target& target) : rows_(rows), w_(w), target_(target) {}
 
-    void begin(int block, int panel, const float* sums) {
+    void begin(int block, int panel, int chunk, const float* sums, float* partial) {
         first_ = row_ = block * rows_.block_rows(), end_ = std::min(first_ + rows_.block_rows(), rows_.num_rows);
-        panel_ = panel, sums_ = sums;
+        panel_ = panel, chunk_ = chunk, sums_ = sums, partial_ = partial;
     }
 
     void finish(int count) {
@@ -59,26 +57,43 @@ class Unfinished {
     }
 
    private:
+    int place(int half) const {
+        const int row = row_ - first_;
+        return (row / 16 * 2 + half) * TILE_SUMS + row % 16 * 16;
+    }
+
     // Of one half of the panel.
+    Vector scaled_bytes(int half) const {
+        Integers whole;
+        memcpy(&whole, sums_ + place(half), sizeof(whole));
+        const Vector sum = floats(whole) * rows_.chunk_scale(row_, chunk_);
+        return chunk_ ? sum + load(partial_ + place(half)) : sum;
+    }
+
+    Vector joined_words(int half) const {
+        const float* sums = sums_ + half * TILE_SUMS + (row_ - first_) * 16;
+        Integers high, low, bytes;
+        memcpy(&high, sums, sizeof(high));
+        memcpy(&low, sums + rows_.low_sums(), sizeof(low));
+        memcpy(&bytes, &w_.sums[panel_ * PANEL_COLUMNS + half * 16], sizeof(bytes));
+        high -= bytes * (LEAST / 256);
+        return multiply_add(floats(high), Vector{} + 256.0f, floats(low)) * rows_.scales[row_];
+    }
+
     Vector result(int half) const {
-        const int row = row_ - first_, column = panel_ * PANEL_COLUMNS + half * 16;
-        Vector sum, scale = load(&w_.scales[column]);
-        if (rows_.form == RowForm::BYTES) {
-            Integers high, low, bytes;
-            memcpy(&high, sums_ + half * TILE_SUMS + row * 16, sizeof(high));
-            memcpy(&low, sums_ + half * TILE_SUMS + row * 16 + rows_.low_sums(), sizeof(low));
-            memcpy(&bytes, &w_.sums[column], sizeof(bytes));
-            high -= bytes * (LEAST / 256);
-            sum = multiply_add(floats(high), Vector{} + 256.0f, floats(low));
-            scale *= rows_.scales[row_];
-        } else {
-            sum = load(sums_ + (row / 16 * 2 + half) * TILE_SUMS + row % 16 * 16);
+        const int column = panel_ * PANEL_COLUMNS + half * 16;
+        const Vector scale = load(&w_.scales[column]), bias = load(&w_.bias[column]);
+        switch (rows_.form) {
+            case RowForm::BYTES: return multiply_add(scaled_bytes(half), scale, bias);
+            case RowForm::WORDS: return multiply_add(joined_words(half), scale, bias);
+            default: return load(sums_ + place(half)) + bias;
         }
-        return multiply_add(sum, scale, load(&w_.bias[column]));
     }
 
     void finish_row() const {
-        if (target_.then == Then::GATE) {
+        if (rows_.form == RowForm::BYTES && chunk_ + 1 < rows_.chunks.count) {
+            for (int half = 0; half < 2; half++) store(partial_ + place(half), scaled_bytes(half));
+        } else if (target_.then == Then::GATE) {
             uint16_t* to = (uint16_t*)target_.out + row_ * target_.stride + panel_ * 16;
             const int left = w_.num_out / 2 - panel_ * 16;
             const Vector gated = silu(result(0)) * result(1);
@@ -97,8 +112,9 @@ class Unfinished {
     const Rows& rows_;
     const Weights& w_;
     const Target target_;
-    int first_ = 0, row_ = 0, end_ = 0, panel_ = 0;
+    int first_ = 0, row_ = 0, end_ = 0, panel_ = 0, chunk_ = 0;
     const float* sums_ = nullptr;
+    float* partial_ = nullptr;
 };
 
 // What is done with each step besides: so many lines of memory are fetched, and so many rows finished.
@@ -114,12 +130,14 @@ struct Meanwhile {
     }
 };
 
-// sums[4 tiles] = (or +=, if it goes on) a block of rows * a panel of weights. One: the block has no second tile of rows.
-template <bool IS_BYTES>
-void multiply(const uint8_t* rows, const uint8_t* weights, int num_steps, bool one, bool goes_on, float* sums,
-              Meanwhile meanwhile) {
+// sums[4 tiles] = (or +=, if it goes on) a block of rows * a panel of weights, and one more step of them, if there is one
+// to come last. One: the block has no second tile of rows.
+template <RowForm FORM>
+void multiply(const uint8_t* rows, const uint8_t* weights, int num_steps, const uint8_t* last, bool one, bool goes_on,
+              float* sums, Meanwhile meanwhile) {
 #define DOT(sums, rows, weights) \
-    if constexpr (IS_BYTES) tile_dot_bytes(sums, rows, weights); \
+    if constexpr (FORM == RowForm::BYTES) tile_dot_bytes(sums, rows, weights); \
+    else if constexpr (FORM == RowForm::WORDS) tile_dot_unsigned(sums, rows, weights); \
     else tile_dot(sums, rows, weights)
     settle_memory();
     if (goes_on) {
@@ -133,7 +151,8 @@ void multiply(const uint8_t* rows, const uint8_t* weights, int num_steps, bool o
         tile_zero(2);
         tile_zero(3);
     }
-    for (int step = 0; step < num_steps; step++, rows += PAIR_BYTES, weights += PAIR_BYTES) {
+    for (int step = 0; step < num_steps + (last != nullptr); step++, rows += PAIR_BYTES, weights += PAIR_BYTES) {
+        if (step == num_steps) weights = last;
         tile_load(6, weights);
         tile_load_once(4, rows);
         DOT(0, 4, 6);
@@ -161,43 +180,49 @@ struct Job {
     int block_begin, block_end, panel_begin, panel_end;
 };
 
-// Room for the chunk of a panel that a worker unpacked, and for the sums that it has under way.
+// Room for the chunk of a panel that a worker unpacked, for the weights of its slots, and for the sums that it has under way.
 struct Scratch {
-    Memory chunk{(size_t)CHUNK_STEPS * PAIR_BYTES};
-    Memory sums{(size_t)MAX_JOB_BLOCKS * MAX_JOB_PANELS * UNIT_SUMS * sizeof(float)};
+    Memory chunk{(size_t)CHUNK_STEPS * PAIR_BYTES}, slots{PAIR_BYTES};
+    Memory sums{(size_t)(MAX_JOB_BLOCKS * MAX_JOB_PANELS + 2) * UNIT_SUMS * sizeof(float)};
     Unpacked unpacked;
 
     float* unit(int i) const { return (float*)sums.data() + (size_t)i * UNIT_SUMS; }
+    float* next(int num_done) const { return unit(MAX_JOB_BLOCKS * MAX_JOB_PANELS + num_done % 2); }
 };
 
 inline void run_job(const Rows& rows, const Weights& w, const Target& target, const Job& job, Scratch& scratch) {
     const int num_blocks = job.block_end - job.block_begin, num_steps = w.num_steps;
-    const bool is_read_once = num_blocks == 1 && w.format != Format::STRIPS;
-    const int num_chunks = is_read_once ? 1 : divide_up(num_steps, CHUNK_STEPS), size = divide_up(num_steps, num_chunks);
+    const bool is_read_once = num_blocks == 1 && w.format != Format::STRIPS, are_bytes = rows.form == RowForm::BYTES;
+    const Chunks chunks = is_read_once && !are_bytes ? Chunks{num_steps, 1} : rows.chunks;
+    const auto run = are_bytes                     ? multiply<RowForm::BYTES>
+                     : rows.form == RowForm::WORDS ? multiply<RowForm::WORDS>
+                                                   : multiply<RowForm::BF16>;
     Unfinished unfinished(rows, w, target);
     int num_done = 0;
     if (is_read_once) fetch(w.place(job.panel_begin, 0), FETCH_BYTES);
-    auto run_chunk = [&](int step, int panel) {
-        const int count = std::min(size, num_steps - step);
+    auto run_chunk = [&](int chunk, int panel) {
+        const int step = chunks.begin(chunk), count = chunks.end(chunk) - step;
         const uint8_t* weights = tiles_of(w, panel, step, count, scratch.chunk.data());
+        if (are_bytes) gather_slots(rows.slots[chunk], weights, scratch.slots.data());
         const uint8_t* next = is_read_once                ? weights + FETCH_BYTES
                               : panel + 1 < job.panel_end ? w.place(panel + 1, step)
                                                           : w.place(job.panel_begin, step + count);
         const int lines = w.format == Format::STRIPS ? 0 : divide_up(PAIR_BYTES / LINE_BYTES, num_blocks);
         for (int i = 0; i < num_blocks; i++, num_done++) {
             const int block = job.block_begin + i;
-            const bool one = rows.are_few() || (rows.form == RowForm::BF16 && rows.num_rows - block * 32 <= 16);
-            float* sums = scratch.unit(num_chunks == 1 ? num_done % 2 : (panel - job.panel_begin) * num_blocks + i);
+            const bool one = rows.are_few() || (rows.form != RowForm::WORDS && rows.num_rows - block * 32 <= 16);
+            float* unit = scratch.unit((panel - job.panel_begin) * num_blocks + i);
+            float* sums = are_bytes || chunks.count == 1 ? scratch.next(num_done) : unit;
             const Meanwhile meanwhile = {next + (size_t)i * count * lines * LINE_BYTES, lines, unfinished,
                                          divide_up(rows.block_rows(), count)};
-            const uint8_t* from = rows.block(block) + (size_t)step * PAIR_BYTES;
-            (rows.form == RowForm::BYTES ? multiply<true> : multiply<false>)(from, weights, count, one, step > 0, sums,
-                                                                             meanwhile);
-            if (step + count == num_steps) unfinished.begin(block, panel, sums);
+            const uint8_t* from = rows.block(block) + (are_bytes ? rows.chunk_offset(chunk) : (size_t)step * PAIR_BYTES);
+            run(from, weights, count, are_bytes ? scratch.slots.data() : nullptr, one, !are_bytes && step > 0, sums,
+                meanwhile);
+            if (are_bytes || chunk + 1 == chunks.count) unfinished.begin(block, panel, chunk, sums, unit);
         }
     };
-    for (int step = 0; step < num_steps; step += size)
-        for (int panel = job.panel_begin; panel < job.panel_end; panel++) run_chunk(step, panel);
+    for (int chunk = 0; chunk < chunks.count; chunk++)
+        for (int panel = job.panel_begin; panel < job.panel_end; panel++) run_chunk(chunk, panel);
     unfinished.finish(rows.block_rows());
 }
 
@@ -230,7 +255,8 @@ inline void run_grouped_job(const Rows& rows, const Weights& w, const Target& ta
     Unfinished unfinished(rows, w, target);
     for (int panel = 0; panel < num_panels; panel++)
         for (int block = 0; block < num_blocks; block++) {
-            unfinished.begin(job.block_begin + block, job.panel_begin + panel, scratch.unit(panel * num_blocks + block));
+            float* unit = scratch.unit(panel * num_blocks + block);
+            unfinished.begin(job.block_begin + block, job.panel_begin + panel, 0, unit, nullptr);
             unfinished.finish(rows.block_rows());
         }
 }

@@ -1,6 +1,6 @@
 // Weights as they are held, and as tiles: bf16 and int8 (a scale for each column of the result, which waits for the sums)
-// are read where they stand. Strips of a GGUF file's codes are widened to bf16 on the way into tiles, a chunk of a panel at
-// a time, scales and all, or multiplied as they are (grouped.h).
+// are read where they stand. Strips of a GGUF file's codes become int8 on the way into tiles, a chunk of a panel at a time,
+// or are multiplied as they are (grouped.h).
 
 #pragma once
 
@@ -16,7 +16,7 @@
 enum class Format { INT8, BF16, STRIPS };
 
 // Numbers of K.
-inline int step_of(Format format) { return format == Format::INT8 ? 64 : 32; }
+inline int step_of(Format format) { return format == Format::BF16 ? 32 : 64; }
 
 // One matrix. Gated: it is two, gate and up, of which a panel has 16 columns each, so that they meet in its sums.
 struct Weights {
@@ -25,7 +25,7 @@ struct Weights {
     bool is_gated;
     int num_steps, num_panels;
     Memory numbers;                   // in the order of tiles
-    std::vector<float> scales, bias;  // of each column of the panels
+    std::vector<float> scales, bias;  // of each column of the panels; strips: what they have as int8
     std::vector<int32_t> sums = {};   // of the bytes of a column, if they are bytes
     std::vector<Strip> strips = {};   // two for each panel
 
@@ -40,54 +40,68 @@ struct Weights {
     }
 };
 
-// A group of a strip as one tile of a pair. Codes become floats by their place: in bits 15 to 22 of 256.0 they add themselves.
+// A group of a strip as half a tile of int8. In integers of 16 bits a code is multiplied with its scale and added to what it
+// is an offset from, both 256 times as large: the upper byte is the number to the nearest. inverse: 256 / a column's scale.
 template <int BITS>
-void widen_group(const Strip& strip, const uint8_t* group, uint16_t* to) {
+void narrow_group(const Strip& strip, const uint8_t* group, Vector inverse, uint8_t* to) {
+    using Pairs = uint16_t __attribute__((vector_size(64)));
     const half *scales = (const half*)group, *mins = scales + strip.num_scales();
-    Vector scale[2], offset[2];
+    auto both = [](Integers v) { return (Pairs)((Bits)v << 16 | ((Bits)v & 0xffff)); };
+    Pairs scale[2], offset[2];
     for (int part = 0; part < (strip.info.has_halves ? 2 : 1); part++) {
-        scale[part] = load(scales + part * STRIP), offset[part] = scale[part] * -(256.0f + strip.info.center);
-        if (strip.info.has_mins) offset[part] -= load(mins + part * STRIP);
+        const Integers each = nearest(load(scales + part * STRIP) * inverse);
+        Integers zero = 128 - each * strip.info.center;
+        if (strip.info.has_mins) zero -= nearest(load(mins + part * STRIP) * inverse);
+        scale[part] = both(each), offset[part] = both(zero);
     }
     if (!strip.info.has_halves) scale[1] = scale[0], offset[1] = offset[0];
-    auto widen_word = [&](int row, Bits four) __attribute__((always_inline)) {
-        auto number = [&](Bits shifted) {
-            return multiply_add((Vector)((shifted & 0x7f8000) | 0x43800000), scale[row / 4], offset[row / 4]);
-        };
-        store_pairs(to + row * 64, number(four << 15), number(four << 7));
-        store_pairs(to + row * 64 + 32, number(four >> 1), number(four >> 9));
+    auto narrow_word = [&](int row, Bits four) __attribute__((always_inline)) {
+        const Pairs even = (Pairs)(four & 0xff00ff) * scale[row / 4] + offset[row / 4];
+        const Pairs odd = (Pairs)(four >> 8 & 0xff00ff) * scale[row / 4] + offset[row / 4];
+        const Bits narrow = ((Bits)even >> 8 & 0xff00ff) | ((Bits)odd & 0xff00ff00);
+        memcpy(to + row * STEP_BYTES, &narrow, sizeof(narrow));
     };
     const uint8_t* codes = group + strip.code_offset();
-    auto widen_words = [&]<int ROW>() __attribute__((always_inline)) {
+    auto narrow_words = [&]<int ROW>() __attribute__((always_inline)) {
         Bits low, high;
         for (int piece = 0; piece < STRIP * 4; piece += LANE_BYTES) {
             Codes a, b;
             unpack_piece<BITS, ROW>(codes + piece, a, b);
             store_codes((uint8_t*)&low + piece, a), store_codes((uint8_t*)&high + piece, b);
         }
-        widen_word(ROW, low), widen_word(ROW + 4, high);
+        narrow_word(ROW, low), narrow_word(ROW + 4, high);
     };
-    widen_words.template operator()<0>(), widen_words.template operator()<1>();
-    widen_words.template operator()<2>(), widen_words.template operator()<3>();
+    narrow_words.template operator()<0>(), narrow_words.template operator()<1>();
+    narrow_words.template operator()<2>(), narrow_words.template operator()<3>();
 }
 
-inline void widen_strip(const Strip& strip, int first, int count, uint8_t* to) {
-    for (int i = first; i < first + count; i++, to += PAIR_BYTES) {
+// Groups [first, first + count) of a strip, from the first row of a tile on.
+inline void narrow_strip(const Strip& strip, int first, int count, Vector inverse, uint8_t* to) {
+    for (int i = 0; i < count; i++) {
+        const uint8_t* group = strip.group(first + i);
+        uint8_t* half = to + i / 2 * PAIR_BYTES + i % 2 * TILE_BYTES / 2;
         switch (strip.info.bits) {
-            case 4: widen_group<4>(strip, strip.group(i), (uint16_t*)to); break;
-            case 5: widen_group<5>(strip, strip.group(i), (uint16_t*)to); break;
-            case 6: widen_group<6>(strip, strip.group(i), (uint16_t*)to); break;
-            default: widen_group<8>(strip, strip.group(i), (uint16_t*)to);
+            case 4: narrow_group<4>(strip, group, inverse, half); break;
+            case 5: narrow_group<5>(strip, group, inverse, half); break;
+            case 6: narrow_group<6>(strip, group, inverse, half); break;
+            default: narrow_group<8>(strip, group, inverse, half);
         }
     }
+    if (count % 2) memset(to + count / 2 * PAIR_BYTES + TILE_BYTES / 2, 0, TILE_BYTES / 2);
 }
 
-// Steps [step, step + count) of a panel as tiles: where they stand, or unpacked into `room`.
+// Steps [step, step + count) of a panel as tiles: where they stand, or made from strips in `room`.
 inline const uint8_t* tiles_of(const Weights& w, int panel, int step, int count, uint8_t* room) {
     if (w.format != Format::STRIPS) return w.place(panel, step);
-    for (int half = 0; half < 2; half++) widen_strip(w.strips[2 * panel + half], step, count, room + half * TILE_BYTES);
+    const int group = 2 * step, num_groups = std::min(2 * count, w.num_in / GROUP - group);
+    for (int half = 0; half < 2; half++) {
+        const int strip = 2 * panel + half;
+        const Vector scale = load(&w.scales[strip * STRIP]);
+        const Vector inverse = scale > 0 ? 256.0f / scale : Vector{};
+        narrow_strip(w.strips[strip], group, num_groups, inverse, room + half * TILE_BYTES);
+    }
     for (int i = 2 * panel + 2; i < std::min(2 * panel + 4, (int)w.strips.size()); i++)
-        fetch(w.strips[i].group(step), count * w.strips[i].group_bytes());
+        fetch(w.strips[i].group(group), num_groups * w.strips[i].group_bytes());
     return room;
 }
 
@@ -166,8 +180,9 @@ inline Weights* pack_strips(Workers& workers, const std::vector<Part>& parts, co
             rows.emplace_back(part.kind, part.rows + (size_t)i * row_bytes(part.kind, num_in));
     const int columns = is_gated ? divide_up(num_out / 2, 16) * PANEL_COLUMNS : num_out;
     const int num_groups = num_in / GROUP, num_panels = divide_up(columns, PANEL_COLUMNS);
-    auto w = std::make_unique<Weights>(Weights{Format::STRIPS, num_out, num_in, is_gated, num_groups, num_panels, {}, {}, {}});
-    w->scales.assign(num_panels * PANEL_COLUMNS, 1.0f), w->bias.assign(num_panels * PANEL_COLUMNS, 0.0f);
+    const int num_steps = divide_up(num_in, step_of(Format::STRIPS));
+    auto w = std::make_unique<Weights>(Weights{Format::STRIPS, num_out, num_in, is_gated, num_steps, num_panels, {}, {}, {}});
+    w->scales.assign(num_panels * PANEL_COLUMNS, 0.0f), w->bias = w->scales;
     std::vector<Kind> kinds;
     std::vector<size_t> offsets = {0};
     for (int i = 0; i < 2 * num_panels; i++) {
@@ -191,7 +206,7 @@ inline Weights* pack_strips(Workers& workers, const std::vector<Part>& parts, co
                 columns[j] = source < 0 ? nullptr : rows[source].second;
             }
             w->strips[i].at = w->numbers.data() + offsets[i];
-            pack_strip(w->strips[i], kinds[i], columns, num_groups);
+            pack_strip(w->strips[i], kinds[i], columns, num_groups, &w->scales[i * STRIP]);
         }
     });
     return w.release();

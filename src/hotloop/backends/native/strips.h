@@ -68,7 +68,8 @@ inline void pack_codes(const uint8_t (*codes)[STRIP * 4], int bits, uint8_t* to)
 }
 
 // rows: those of the file that the columns are, null where a column only fills up. The memory has to be zero.
-inline void pack_strip(const Strip& strip, Kind kind, const uint8_t* const* rows, int num_groups) {
+// byte_scales: what a column has to be divided by to fit into bytes
+inline void pack_strip(const Strip& strip, Kind kind, const uint8_t* const* rows, int num_groups, float* byte_scales) {
     Group g;
     for (int i = 0; i < num_groups; i++) {
         uint8_t codes[WORD_ROWS][STRIP * 4] = {}, *to = strip.at + (size_t)i * strip.group_bytes();
@@ -76,6 +77,7 @@ inline void pack_strip(const Strip& strip, Kind kind, const uint8_t* const* rows
         for (int column = 0; column < STRIP; column++) {
             if (!rows[column]) continue;
             read_group(kind, rows[column], i, g);
+            byte_scales[column] = std::max(byte_scales[column], bound_of(g, strip.info) / 127.0f);
             for (int part = 0; part < (strip.info.has_halves ? 2 : 1); part++) {
                 scales[part * STRIP + column] = (half)g.scales[part];
                 if (strip.info.has_mins) scales[strip.num_scales() + part * STRIP + column] = (half)g.mins[part];

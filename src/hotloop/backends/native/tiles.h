@@ -4,7 +4,7 @@
 //                                                     weights   [numbers 2k and 2k + 1 of column n] at row k, word n
 //                                                     sums      16 x 16 floats
 //
-// or of bytes: 64 of each row, unsigned, with weights' [4k .. 4k + 3], signed, at row k; sums are 32-bit integers.
+// or of bytes: 64 of each row, signed or not, with weights' [4k .. 4k + 3], signed, at row k; sums are 32-bit integers.
 //
 // On a CPU with AMX these are its instructions. Everywhere else, and with -DEMULATE_TILES, they are loops that do the
 // same, slowly: so that whatever is built on them can be tested on any machine. Tiles are named by literals.
@@ -28,7 +28,8 @@
 #define tile_load_once(tile, from) _tile_stream_loadd(tile, from, 64)  // leaves the first cache to others
 #define tile_store(tile, to) _tile_stored(tile, to, 64)
 #define tile_dot(sums, rows, weights) _tile_dpbf16ps(sums, rows, weights)
-#define tile_dot_bytes(sums, rows, weights) _tile_dpbusd(sums, rows, weights)
+#define tile_dot_bytes(sums, rows, weights) _tile_dpbssd(sums, rows, weights)
+#define tile_dot_unsigned(sums, rows, weights) _tile_dpbusd(sums, rows, weights)
 
 struct alignas(64) TileConfig {
     uint8_t palette = 1, start_row = 0, reserved[14] = {};
@@ -84,13 +85,17 @@ inline void tile_dot(int sums, int rows, int weights) {
         }
 }
 
-inline void tile_dot_bytes(int sums, int rows, int weights) {
+template <typename Byte>
+void tile_dot_integers(int sums, int rows, int weights) {
     auto* c = (Integers*)tile_at(sums).bytes;
-    const uint8_t* a = tile_at(rows).bytes;
+    auto* a = (const Byte*)tile_at(rows).bytes;
     auto* b = (const Integers*)tile_at(weights).bytes;
     for (int m = 0; m < 16; m++)
         for (int k = 0; k < 64; k++) c[m] += (int)a[m * 64 + k] * (b[k / 4] << (24 - k % 4 * 8) >> 24);
 }
+
+inline void tile_dot_bytes(int sums, int rows, int weights) { tile_dot_integers<int8_t>(sums, rows, weights); }
+inline void tile_dot_unsigned(int sums, int rows, int weights) { tile_dot_integers<uint8_t>(sums, rows, weights); }
 
 inline bool permit_tiles() { return true; }
 inline void tiles_begin(int) {}

@@ -38,6 +38,16 @@ inline float widened(uint16_t x) {  // bf16
     return wide;
 }
 
+inline Vector gather(const float* from, const int* at) {
+#if defined(__AVX512F__)
+    return (Vector)_mm512_i32gather_ps(_mm512_loadu_si512(at), from, sizeof(float));
+#else
+    Vector v;
+    for (int i = 0; i < LANES; i++) v[i] = from[at[i]];
+    return v;
+#endif
+}
+
 inline void store(float* to, Vector v) { memcpy(to, &v, sizeof(v)); }
 
 // To the nearest bf16, ties to even, in the upper half of each lane.
