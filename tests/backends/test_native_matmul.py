@@ -186,8 +186,20 @@ def test_a_row_is_the_same_whatever_else_is_in_the_batch(native: Native, form: F
         np.testing.assert_array_equal(alone[0], together[row])
 
 
-def test_rows_of_zeros_stay_zeros(native: Native):
-    out = np.full((3, 32), np.nan, np.float32)
-    native.pack_rows(np.zeros((3, 64), np.float32))
+@pytest.mark.parametrize("num_rows", [3, 20])
+def test_rows_of_zeros_stay_zeros(native: Native, num_rows: int):
+    out = np.full((num_rows, 32), np.nan, np.float32)
+    native.pack_rows(np.zeros((num_rows, 64), np.float32))
     native.matmul(native.pack(draw(32, 64), "int8"), out)
     assert not out.any()
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan, 3e38])
+def test_what_is_no_number_harms_no_other_row(native: Native, bad: float):
+    x, matrix = draw(40, 512), draw(64, 512)
+    x[7, 78] = bad
+    out = np.empty((40, 64), np.float32)
+    native.pack_rows(x)
+    native.matmul(native.pack(matrix, "int8"), out)
+    others = np.arange(40) != 7
+    assert_rows_close(out[others], x[others] @ matrix.T, 0.04)
