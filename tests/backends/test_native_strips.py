@@ -65,7 +65,7 @@ def random_rows(kind: str, num_rows: int, num_in: int, seed: int = 0) -> Stored:
 
 
 def in_bytes(rows: Stored) -> Array:
-    """Each row rounded to one of 255 numbers, the largest of them what the largest code by its scales would stand for."""
+    """Each row rounded to one of 255 numbers, the largest of them what its largest code could stand for."""
     block_bytes, (begin, end) = GGML_QUANT_SIZES[GGMLQuantizationType[rows.kind]][1], CODES[rows.kind]
     extremes = []
     for codes in (0x80, 0x7F) if rows.kind == "Q8_0" else (0, 0xFF):
