@@ -192,8 +192,8 @@ struct Scratch {
 
 inline void run_job(const Rows& rows, const Weights& w, const Target& target, const Job& job, Scratch& scratch) {
     const int num_blocks = job.block_end - job.block_begin, num_steps = w.num_steps;
-    const bool is_read_once = num_blocks == 1 && w.format != Format::STRIPS, are_bytes = rows.form == RowForm::BYTES;
-    const Chunks chunks = is_read_once && !are_bytes ? Chunks{num_steps, 1} : rows.chunks;
+    const bool are_bytes = rows.form == RowForm::BYTES, is_read_once = num_blocks == 1 && !are_bytes;
+    const Chunks chunks = is_read_once ? Chunks{num_steps, 1} : rows.chunks;
     const auto run = are_bytes                     ? multiply<RowForm::BYTES>
                      : rows.form == RowForm::WORDS ? multiply<RowForm::WORDS>
                                                    : multiply<RowForm::BF16>;

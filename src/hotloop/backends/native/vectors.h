@@ -74,19 +74,6 @@ inline void store(uint16_t* to, Vector a, Vector b) {
 #endif
 }
 
-// first[0], second[0], first[1], second[1], ...
-inline void store_pairs(uint16_t* to, Vector first, Vector second) {
-#if defined(__AVX512BF16__)
-    alignas(64) static constexpr uint16_t ORDER[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
-                                                       8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-    const auto both = (__m512i)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
-    const __m512i pairs = _mm512_permutexvar_epi16(_mm512_load_si512(ORDER), both);
-#else
-    const Bits pairs = round_bf16(first) >> 16 | (round_bf16(second) & 0xffff0000);
-#endif
-    memcpy(to, &pairs, sizeof(pairs));
-}
-
 // The nearest integers of numbers in [-2^22, 2^22], ties to even: adding 1.5 * 2^23 leaves them in the lowest bits.
 inline Integers nearest(Vector v) { return (Integers)(v + 12582912.0f) - 0x4b400000; }
 
