@@ -66,7 +66,7 @@ class Unfinished {
     Vector scaled_bytes(int half) const {
         Integers whole;
         memcpy(&whole, sums_ + place(half), sizeof(whole));
-        const Vector sum = floats(whole) * rows_.chunk_scale(row_, chunk_);
+        const Vector sum = floats(whole) * rows_.scales[rows_.scale_place(row_, chunk_)];
         return chunk_ ? sum + load(partial_ + place(half)) : sum;
     }
 

@@ -43,8 +43,7 @@ struct Rows {
     uint8_t* row(int i) const { return block(i / block_rows()) + i % block_rows() * STEP_BYTES; }
     // Where a chunk of bytes begins in a block.
     size_t chunk_offset(int chunk) const { return (size_t)(chunks.begin(chunk) + chunk) * PAIR_BYTES; }
-    float& chunk_scale(int row, int chunk) { return scales[(size_t)row * chunks.count + chunk]; }
-    float chunk_scale(int row, int chunk) const { return scales[(size_t)row * chunks.count + chunk]; }
+    size_t scale_place(int row, int chunk) const { return (size_t)row * chunks.count + chunk; }
 };
 
 inline RowForm form_for(const Weights& w, int num_rows) {
@@ -146,7 +145,7 @@ void choose_slots(Workers& workers, Rows& rows, int num_in, Prepare prepare) {
 inline void put_chunks(Rows& rows, int row, const float* x) {
     for (int i = 0; i < rows.chunks.count; i++) {
         uint8_t* to = rows.row(row) + rows.chunk_offset(i);
-        rows.chunk_scale(row, i) = put_bytes(x + rows.chunks.begin(i) * STEP_BYTES, rows.slots[i], to, PAIR_BYTES);
+        rows.scales[rows.scale_place(row, i)] = put_bytes(x + rows.chunks.begin(i) * STEP_BYTES, rows.slots[i], to);
     }
 }
 

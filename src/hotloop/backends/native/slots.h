@@ -32,7 +32,7 @@ struct Slots {
         std::fill_n(before, NUM_SLOTS, 1e30f);
         shares.assign(count, 1.0f);
         for (int channel = 0, slot = 0; channel < count; channel++) {
-            if (!(largest[channel] >= bound)) continue;
+            if (!(largest[channel] > bound)) continue;  // nor if either is no number
             int places = 1;
             for (const int most = 1 + (int)(largest[channel] / bound); places < most && slot < NUM_SLOTS; places++, slot++)
                 channels[slot] = channel, before[slot] = MOST_BYTE * places;
@@ -51,14 +51,14 @@ struct Slots {
     }
 };
 
-// A chunk of a row as bytes: a step at a time, so far from one to the next, and its slots. Returns what an integer stands for.
-inline float put_bytes(const float* row, const Slots& slots, uint8_t* to, int stride) {
+// A chunk of a row as bytes, and its slots. Returns what an integer stands for.
+inline float put_bytes(const float* row, const Slots& slots, uint8_t* to) {
     const int count = (int)slots.shares.size();
     Vector most = {};
     for (int i = 0; i < count; i += LANES) most = larger(most, absolute(load(row + i)) * load(&slots.shares[i]));
     const float scale = largest_of(most) / MOST_BYTE, inverse = scale > 0 ? 1.0f / scale : 0.0f;
     auto within = [](Vector v, Vector bound) { return v > bound ? bound : v < -bound ? -bound : v; };
-    for (int i = 0; i < count; i += STEP_BYTES, to += stride)
+    for (int i = 0; i < count; i += STEP_BYTES, to += PAIR_BYTES)
         for (int j = 0; j < STEP_BYTES; j += LANES)
             store((int8_t*)to + j, within(load(row + i + j) * inverse, Vector{} + MOST_BYTE));
     for (int j = 0; j < NUM_SLOTS; j += LANES) {
