@@ -7,7 +7,10 @@
 // A block's keys and values stand where the B tiles of AMX (16 rows of 64 bytes) want them. Word w of key k is its
 // dimensions 2w and 2w + 1; pair r of the values is that of keys 2r and 2r + 1:
 //
-//     keys     [k / 16][w / 16][w % 16][k % 16]        values     [d / 16][r][d % 16][2]
+//     keys     [tile][w / 16][w % 16][column]        values     [d / 16][r][d % 16][2]
+//
+// Four neighbouring keys stand in the first tile and the next four in the second: the scores of two tiles are in order
+// once the CPU has packed them into one vector of half as wide numbers.
 //
 // One call does a layer: queries and keys are normalised (where the model does) and rotated, keys and values are
 // written into their blocks, and every query row attends to what it may see:
@@ -42,7 +45,11 @@ constexpr int SPLIT = 1024;       // keys an item of a split row covers
 constexpr int MIN_JOBS = 8;       // pieces of a layer's work, so that no worker waits long for the last
 constexpr int TILE = TILE_BYTES / sizeof(bf16);
 constexpr float NEVER = -1e30f;   // the running maximum before any key was seen
-constexpr float SLACK = 8;        // by how many powers of two a score may exceed it before it is raised
+constexpr int SLACK = 8;          // by how many powers of two a score may exceed it before it is raised
+
+// Where a block's key stands.
+constexpr int key_tile(int key) { return key / 4 % 2; }
+constexpr int key_column(int key) { return key / 8 * 4 + key % 4; }
 
 // Rows [first, first + count) of the step, all of one sequence; row r of a KV head is token r / group, head r % group.
 struct Run {
@@ -277,38 +284,85 @@ void add_values(Queries<D>& q, const Blocks& values, int num_keys, int d, const 
     tile_store(3, second[1]);
 }
 
-// 2^x to well under a bf16's precision: a cubic on the fraction, scaled by the whole.
-inline Vector exp2_of(Vector x) {
-#if defined(__AVX512F__)
-    const Vector whole = (Vector)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+// A bf16 for each key of a block, as bits: where a key's weight is computed, and where it stands.
+using Words = int16_t __attribute__((vector_size(64)));
+constexpr Words KEY = {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15,
+                       16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31};
+constexpr int UNIT = 128, BIAS = 127 * UNIT;  // by how much bits grow when a number doubles, and those of 1
+
+// Numbers that belong to a block's two tiles of keys, as integers in the order of keys; those beyond 2^31, and what is no
+// number, as the least.
+inline Words in_order(Vector first, Vector second) {
+#if defined(__AVX512BW__)
+    return (Words)_mm512_packs_epi32(_mm512_cvtps_epi32((__m512)first), _mm512_cvtps_epi32((__m512)second));
 #else
-    x = larger(x, Vector{} - 126.0f);
-    const Vector whole = floats(nearest(x));
-#endif
-    const Vector f = x - whole;
-    Vector p = multiply_add(f, Vector{} + 0.05517166f, Vector{} + 0.24261112f);
-    p = multiply_add(p, f, Vector{} + 0.69326099f);
-    p = multiply_add(p, f, Vector{} + 0.99992807f);
-#if defined(__AVX512F__)
-    return (Vector)_mm512_scalef_ps((__m512)p, (__m512)whole);
-#else
-    return (Vector)((Integers)p + (nearest(x) << 23));
+    Words words;
+    for (int key = 0; key < BLOCK; key++) {
+        const float x = (key_tile(key) ? second : first)[key_column(key)];
+        const bool is_within = x > INT16_MIN && x < 0x1p31f;
+        words[key] = (int16_t)(is_within ? std::nearbyint(std::min(x, (float)INT16_MAX)) : INT16_MIN);
+    }
+    return words;
 #endif
 }
 
-inline bool exceeds(Vector v, float bound) {
-#if defined(__AVX512F__)
-    return _mm512_cmp_ps_mask((__m512)v, _mm512_set1_ps(bound), _CMP_GT_OQ);
+// A bf16's bits are BIAS + UNIT times its logarithm, if that of 1 + f is taken for f. By how much the bits of 2^f are then
+// too large, for every other of the fractions that there are:
+struct alignas(64) Excess {
+    uint8_t of[UNIT / 2];
+    Excess() {
+        for (int i = 0; i < UNIT / 2; i++) {
+            const double f = (2 * i + 0.5) / UNIT;
+            of[i] = (uint8_t)std::lround((1 + f - std::exp2(f)) * UNIT);
+        }
+    }
+} const EXCESS;
+
+// Those of a power of two, given BIAS + UNIT times its exponent: the nearest bf16, or the one beside it.
+inline Words powers(Words bits) {
+#if defined(__AVX512VBMI__)
+    const __m512i table = _mm512_load_si512(EXCESS.of), places = _mm512_srli_epi16((__m512i)bits, 1);
+    return bits - (Words)_mm512_maskz_permutexvar_epi8(0x5555555555555555, places, table);
 #else
-    return largest_of(v) > bound;
+    for (int i = 0; i < BLOCK; i++) bits[i] -= EXCESS.of[bits[i] / 2 % (UNIT / 2)];
+    return bits;
 #endif
 }
 
-// The first `count` of them; `other` instead of the rest.
-inline Vector first_of(Vector v, int count, float other) {
-    constexpr Integers LANE = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    return LANE < count ? v : Vector{} + other;
+inline bool exceeds(Words bits, int bound) {
+#if defined(__AVX512BW__)
+    return _mm512_cmpgt_epi16_mask((__m512i)bits, _mm512_set1_epi16((int16_t)bound));
+#else
+    for (int i = 0; i < BLOCK; i++)
+        if (bits[i] > bound) return true;
+    return false;
+#endif
 }
+
+inline Vector add_up(Vector sum, Words weights) {
+#if defined(__AVX512BF16__)
+    const Words ones = Words{} + (int16_t)BIAS;
+    return (Vector)_mm512_dpbf16_ps((__m512)sum, (__m512bh)weights, (__m512bh)ones);
+#else
+    return sum + (Vector)((Bits)weights << 16) + (Vector)((Bits)weights & 0xffff0000);
+#endif
+}
+
+// A row's scores of a stretch of keys, of which it sees the first so many.
+struct Scores {
+    const float* first;  // of its block's first tile; its second one's are two tiles later, as are the next block's
+    int num_seen;
+    Vector at(int key, int tile) const { return load(first + (key / 16 + tile) * 2 * TILE_SUMS); }
+
+    float largest() const {
+        constexpr Integers LANE = {0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27};
+        Vector most = Vector{} + NEVER;
+        for (int key = 0; key < num_seen; key += BLOCK)
+            for (int tile = 0; tile < 2; tile++)
+                most = larger(most, LANE + 4 * tile < num_seen - key ? at(key, tile) : Vector{} + NEVER);
+        return largest_of(most);
+    }
+};
 
 // A row's scores have outgrown what it weighed by: all that it weighed before shrinks by a power of two.
 template <int D>
@@ -323,32 +377,40 @@ void raise(Queries<D>& q, int row, float score, int num_weighed, Scratch& scratc
     }
 }
 
+// Scores to weights, a block at a time; returns whether one is more than it may be.
+inline bool weigh(const Scores& scores, float scale, float largest, bf16* weights, Vector& total) {
+    const Vector factor = Vector{} + scale * UNIT, offset = Vector{} + (BIAS - largest * UNIT);
+    Words most = {};
+    Vector sum = {};
+    for (int key = 0; key < scores.num_seen; key += BLOCK, weights += 2 * TILE) {
+        auto scaled = [&](int tile) { return multiply_add(scores.at(key, tile), factor, offset); };
+        Words bits = in_order(scaled(0), scaled(1));
+        bits = bits > 0 ? bits : 0;  // less is none
+        if (key + BLOCK > scores.num_seen) bits &= KEY < (int16_t)(scores.num_seen - key);
+        most = bits > most ? bits : most;
+        bits = powers(bits);
+        sum = add_up(sum, bits);
+        memcpy(weights, &bits, sizeof(bits));
+    }
+    total += sum;
+    return exceeds(most, BIAS + SLACK * UNIT);
+}
+
 // A stretch of a row's scores to weights, after so many of the chunk; those of keys that it does not see are zero.
 template <int D>
 void weigh_row(Queries<D>& q, int row, int num_weighed, int num_keys, int num_seen, float scale, Scratch& scratch) {
-    const int half = row / 16, at = row % 16, whole = num_seen / BLOCK * BLOCK, end = divide_up(num_seen, BLOCK) * BLOCK;
-    bf16(*weights)[2][TILE] = scratch.weights + num_weighed / BLOCK;
-    auto score = [&](int i) { return load(scratch.scores[i / 16][half] + at * 16); };
-    auto seen = [&](int i) { return first_of(score(i), num_seen - i, NEVER); };
-    Vector most = Vector{} + NEVER, more = most, sum = {};
-    for (int i = 0; i < whole; i += BLOCK) {
-        most = larger(most, score(i));
-        more = larger(more, score(i + LANES));
+    const int at = row % 16;
+    const Scores scores = {scratch.scores[0][row / 16] + at * 16, num_seen};
+    bf16* weights = scratch.weights[num_weighed / BLOCK][row / 16] + at * BLOCK;
+    if (num_seen && q.largest[row] == NEVER) raise(q, row, scores.largest() * scale, num_weighed, scratch);
+    const Vector total = q.total[row];
+    if (num_seen && weigh(scores, scale, q.largest[row], weights, q.total[row])) {
+        q.total[row] = total;
+        raise(q, row, scores.largest() * scale, num_weighed, scratch);
+        weigh(scores, scale, q.largest[row], weights, q.total[row]);
     }
-    if (whole < end) most = larger(most, larger(seen(whole), seen(whole + LANES)));
-    most = larger(most, more) * scale;
-    if (exceeds(most, q.largest[row] + SLACK)) raise(q, row, largest_of(most), num_weighed, scratch);
-    const Vector factor = Vector{} + scale, offset = Vector{} - q.largest[row];
-    auto weigh = [&](int i, Vector low, Vector high) {
-        low = exp2_of(multiply_add(low, factor, offset));
-        high = exp2_of(multiply_add(high, factor, offset));
-        sum += low + high;
-        store(weights[i / BLOCK][half] + at * BLOCK, low, high);
-    };
-    for (int i = 0; i < whole; i += BLOCK) weigh(i, score(i), score(i + LANES));
-    if (whole < end) weigh(whole, seen(whole), seen(whole + LANES));
-    for (int i = end; i < num_keys; i += BLOCK) memset(weights[i / BLOCK][half] + at * BLOCK, 0, BLOCK * sizeof(bf16));
-    q.total[row] += sum;
+    for (int i = divide_up(num_seen, BLOCK); i < num_keys / BLOCK; i++)
+        memset(weights + i * 2 * TILE, 0, BLOCK * sizeof(bf16));
 }
 
 // The chunk of keys [key, key + num_keys) for 32 rows.
@@ -469,7 +531,7 @@ void write_token(Attention& a, int layer, int token, const float* row) {
         turn<D>(row + (a.num_heads + h) * D, angles, a.k_norm[layer], a.norm_eps, rounded);
         uint32_t pairs[D / 2];
         memcpy(pairs, rounded, sizeof(pairs));
-        uint32_t* keys = (uint32_t*)a.keys(layer, block, h) + (slot / 16) * (D / 2) * 16 + slot % 16;
+        uint32_t* keys = (uint32_t*)a.keys(layer, block, h) + key_tile(slot) * (D / 2) * 16 + key_column(slot);
         for (int i = 0; i < D / 2; i++) keys[i * 16] = pairs[i];
         round_row<D>(row + (a.num_heads + a.num_kv_heads + h) * D, rounded);
         bf16* values = a.values(layer, block, h) + (slot / 2) * 32 + slot % 2;

@@ -53,7 +53,12 @@ class Unfinished {
     }
 
     void finish(int count) {
-        for (const int end = std::min(row_ + count, end_); row_ < end; row_++) finish_row();
+        const int end = std::min(row_ + count, end_);
+        switch (rows_.form) {
+            case RowForm::BYTES: return finish_rows(end, [this](int half) { return scaled_bytes(half); });
+            case RowForm::WORDS: return finish_rows(end, [this](int half) { return joined_words(half); });
+            default: return finish_rows(end, [this](int half) { return load(sums_ + place(half)); });
+        }
     }
 
    private:
@@ -80,33 +85,37 @@ class Unfinished {
         return multiply_add(floats(high), Vector{} + 256.0f, floats(low)) * rows_.scales[row_];
     }
 
-    Vector result(int half) const {
-        const int column = panel_ * PANEL_COLUMNS + half * 16;
-        const Vector scale = load(&w_.scales[column]), bias = load(&w_.bias[column]);
-        switch (rows_.form) {
-            case RowForm::BYTES: return multiply_add(scaled_bytes(half), scale, bias);
-            case RowForm::WORDS: return multiply_add(joined_words(half), scale, bias);
-            default: return load(sums_ + place(half)) + bias;
+    template <typename Sum>
+    void finish_rows(int end, Sum sum) {
+        const int column = panel_ * PANEL_COLUMNS;
+        const bool are_integers = rows_.form == RowForm::BYTES || rows_.form == RowForm::WORDS;
+        Vector scale[2], bias[2];
+        for (int half = 0; half < 2; half++) {
+            scale[half] = are_integers ? load(&w_.scales[column + half * 16]) : Vector{} + 1.0f;
+            bias[half] = load(&w_.bias[column + half * 16]);
+        }
+        auto result = [&](int half) { return multiply_add(sum(half), scale[half], bias[half]); };
+        if (rows_.form == RowForm::BYTES && chunk_ + 1 < rows_.chunks.count) {
+            for (; row_ < end; row_++)
+                for (int half = 0; half < 2; half++) store(partial_ + place(half), sum(half));
+        } else if (target_.then == Then::GATE) {
+            for (; row_ < end; row_++) put_gated(silu(result(0)) * result(1));
+        } else {
+            for (; row_ < end; row_++) {
+                float* to = (float*)target_.out + row_ * target_.stride + column;
+                for (int half = 0; half < 2; half++)
+                    put(to + half * 16, result(half), w_.num_out - column - half * 16, target_.then == Then::ADD);
+            }
         }
     }
 
-    void finish_row() const {
-        if (rows_.form == RowForm::BYTES && chunk_ + 1 < rows_.chunks.count) {
-            for (int half = 0; half < 2; half++) store(partial_ + place(half), scaled_bytes(half));
-        } else if (target_.then == Then::GATE) {
-            uint16_t* to = (uint16_t*)target_.out + row_ * target_.stride + panel_ * 16;
-            const int left = w_.num_out / 2 - panel_ * 16;
-            const Vector gated = silu(result(0)) * result(1);
-            if (left >= LANES) return store(to, gated);
-            alignas(64) uint16_t some[LANES];
-            store(some, gated);
-            memcpy(to, some, left * sizeof(uint16_t));
-        } else {
-            const int column = panel_ * PANEL_COLUMNS;
-            float* to = (float*)target_.out + row_ * target_.stride + column;
-            for (int half = 0; half < 2; half++)
-                put(to + half * 16, result(half), w_.num_out - column - half * 16, target_.then == Then::ADD);
-        }
+    void put_gated(Vector gated) const {
+        uint16_t* to = (uint16_t*)target_.out + row_ * target_.stride + panel_ * 16;
+        const int left = w_.num_out / 2 - panel_ * 16;
+        if (left >= LANES) return store(to, gated);
+        alignas(64) uint16_t some[LANES];
+        store(some, gated);
+        memcpy(to, some, left * sizeof(uint16_t));
     }
 
     const Rows& rows_;
