@@ -4,7 +4,7 @@ import pytest
 from tests.backends.kernels import load_tiles
 
 from hotloop.backends.build import compiler
-from hotloop.backends.native.library import load_kernel
+from hotloop.backends.native.library import TILES, KvType, load_kernel
 from hotloop.backends.openvino.attention import Kernel
 
 
@@ -16,9 +16,9 @@ def kernels() -> None:
 
 
 @pytest.fixture(scope="session")
-def tiles() -> Kernel | None:
+def tiles() -> dict[KvType, Kernel | None]:
     """Compiled as early."""
-    return load_tiles()
+    return {kv_type: load_tiles(kv_type) for kv_type in TILES}
 
 
 @pytest.fixture

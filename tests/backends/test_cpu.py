@@ -20,7 +20,7 @@ from hotloop.backends.backend import Backend
 from hotloop.backends.build import compiler
 from hotloop.backends.cpu import describe_cpu, open_cpu, why_not_native
 from hotloop.backends.native.backend import NativeBackend, strips_bytes
-from hotloop.backends.native.library import load_kernel
+from hotloop.backends.native.library import KvType, load_kernel
 from hotloop.backends.openvino.attention import Kernel
 from hotloop.core.config import EngineConfig, KvPrecision, Precision, WeightFormat
 from hotloop.core.errors import ConfigError
@@ -39,10 +39,10 @@ def model() -> Model:
 
 
 @pytest.fixture
-def amx(monkeypatch: pytest.MonkeyPatch, kernels: None, tiles: Kernel | None, empty_home: Path) -> None:
+def amx(monkeypatch: pytest.MonkeyPatch, kernels: None, tiles: dict[KvType, Kernel | None], empty_home: Path) -> None:
     """A CPU with AMX, which is emulated where there is none."""
     monkeypatch.setattr(cpu, "has_amx", lambda: True)
-    monkeypatch.setattr(cpu, "load_kernel", lambda kv_type: tiles if kv_type == "bf16" else load_kernel(kv_type))
+    monkeypatch.setattr(cpu, "load_kernel", lambda kv_type: tiles.get(kv_type) or load_kernel(kv_type))
 
 
 def check_native(backend: Backend, model: Model) -> None:
@@ -156,7 +156,7 @@ def gguf_model(model: Model, kernels: None, empty_home: Path) -> Model:
 
 @pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
 @pytest.mark.parametrize("kv_precision", ["f16", "int8"])
-def test_keys_and_values_may_be_other_than_tiles(amx: None, model: Model, kv_precision: KvPrecision) -> None:
+def test_keys_and_values_may_be_in_another_precision(amx: None, model: Model, kv_precision: KvPrecision) -> None:
     check_native(open_cpu(model, replace(CONFIG, kv_precision=kv_precision)), model)
 
 

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from tests.backends.batches import batch
+from tests.backends.kernels import load_tiles
 from tests.backends.reference import reference_logits
 from tests.backends.test_native import BLOCK, NUM_BLOCKS, Array, Rig, Sequence, make_spec, make_tables, open_rig
 from tests.backends.test_native_backend import assert_rows_alike
@@ -31,6 +33,8 @@ from hotloop.models.spec import LatentSpec, ModelSpec
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
 
+Bytes = NDArray[np.int8]
+
 every_shape = pytest.mark.parametrize(
     "spec",
     [make_spec(), make_spec(16, 3, 3), make_spec(48, 4, 2, has_qk_norm=True), make_spec(128, 8, 2)],
@@ -45,17 +49,19 @@ class Int8Rig(Rig):
         heads, dim = self.spec.num_kv_heads, self.spec.head_dim
         blocks = self.attention.kv[0, np.array(sequence.table)].reshape(-1, heads, 2 * (dim + 4) * BLOCK)
         keys, values, scales = np.split(blocks, [dim * BLOCK, 2 * dim * BLOCK], axis=2)
-        by_block = (-1, heads, BLOCK, dim)
         scale = np.ascontiguousarray(scales).view(np.float32).reshape(-1, heads, 2, BLOCK, 1)
-        found = (
-            keys.view(np.int8).reshape(-1, heads, dim, BLOCK).transpose(0, 1, 3, 2) * scale[:, :, 0],
-            values.view(np.int8).reshape(by_block) * scale[:, :, 1],
-        )
+        found = self.unpacked(keys.view(np.int8), values.view(np.int8), scale)
         k_found, v_found = (x.transpose(0, 2, 1, 3).reshape(-1, heads, dim)[: sequence.length] for x in found)
         for got, want in ((k_found, k), (v_found, v)):
             step = np.abs(want).max(-1, keepdims=True) / 127
             assert (np.abs(got - want) <= 0.501 * step).all()
         return k_found, v_found
+
+    def unpacked(self, keys: Bytes, values: Bytes, scales: Array) -> tuple[Array, Array]:
+        """Of [blocks, heads, bytes]: [blocks, heads, slots, dimensions]"""
+        shape = (*keys.shape[:2], BLOCK, self.spec.head_dim)
+        k, v = keys.reshape(*shape[:2], -1, BLOCK).swapaxes(2, 3), values.reshape(shape)
+        return k * scales[:, :, 0], v * scales[:, :, 1]
 
 
 make_rig = partial(open_rig, Int8Rig)
@@ -66,6 +72,29 @@ def kernel() -> Kernel:
     kernel = load_portable("int8_t")
     assert kernel
     return kernel
+
+
+class ByteTilesRig(Int8Rig):
+    def unpacked(self, keys: Bytes, values: Bytes, scales: Array) -> tuple[Array, Array]:
+        """Rows of tiles have the first numbers of 16 pairs, then the second ones."""
+        dim = self.spec.head_dim
+        slots = [key // 4 % 2 * 16 + key // 8 * 4 + key % 4 for key in range(BLOCK)]
+        by_tile = keys.reshape(*keys.shape[:2], 2, dim // 2, 2, 16).transpose(0, 1, 2, 5, 3, 4)
+        k = by_tile.reshape(*keys.shape[:2], BLOCK, dim) * scales[:, :, 0]
+        v = values.reshape(*keys.shape[:2], dim // 16, 16, 2, 16).transpose(0, 1, 3, 4, 2, 5)
+        return k[:, :, slots], v.reshape(*keys.shape[:2], BLOCK, dim) * scales[:, :, 1]
+
+
+@pytest.mark.parametrize("spec", [make_spec(), make_spec(96, 4, 4), make_spec(128, 8, 2)], ids=["64", "96", "128"])
+def test_in_tiles_too_every_row_is_what_numpy_makes_of_the_same_bytes(spec: ModelSpec) -> None:
+    kernel = load_tiles("byte_tiles")
+    assert kernel
+    with open_rig(ByteTilesRig, spec, kernel) as rig:
+        assert rig.attention.kv.nbytes == NUM_BLOCKS * BLOCK * kernel.token_bytes(spec)
+        rig.attention.kv[:] = 0xFF  # as floats these are not numbers
+        long, short = (Sequence(table) for table in make_tables(2))
+        for parts in ([(long, 300)], [(long, 33), (short, 1)], [(short, 40), (long, 1)], [(long, 1), (short, 4)]):
+            assert rig.step(*parts) < 0.02
 
 
 @every_shape

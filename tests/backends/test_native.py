@@ -28,6 +28,7 @@ NUM_BLOCKS = 400
 
 # What computes, and how far it may be off with values around 1, rounded to what they are stored in.
 TILES = pytest.param(load_tiles, 0.02, id="tiles")
+BYTE_TILES = pytest.param(partial(load_tiles, "byte_tiles"), 0.05, id="byte-tiles")
 INT8 = pytest.param(partial(load_portable, "int8_t"), 0.05, id="int8")
 EXACT = (
     pytest.param(partial(load_portable, "half"), 0.004, id="f16"),
@@ -36,7 +37,7 @@ EXACT = (
 )
 
 with_kernels = partial(pytest.mark.parametrize, ("kernel", "max_error"), indirect=["kernel"])
-every_kernel = with_kernels([TILES, INT8, *EXACT])
+every_kernel = with_kernels([TILES, BYTE_TILES, INT8, *EXACT])
 every_portable_kernel = with_kernels([INT8, *EXACT])
 every_exact_kernel = with_kernels(EXACT)
 

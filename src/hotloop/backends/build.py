@@ -80,6 +80,7 @@ LIBRARIES = {
     "experts": Library(("openvino/native/experts.cpp",)),
     "linear": Library(("openvino/native/linear.cpp",)),
     "decoder-bf16": _decoder("native/attention.cpp", cpus={"x86_64": _AMX}),
+    "decoder-byte_tiles": _decoder("native/attention.cpp", "-DKV=int8_t", cpus={"x86_64": _AMX}),
     "decoder-float": _decoder("openvino/native/portable.cpp", "-DKV=float"),
     "decoder-half": _decoder("openvino/native/portable.cpp", "-DKV=half"),
     "decoder-int8_t": _decoder("openvino/native/portable.cpp", "-DKV=int8_t"),

@@ -30,6 +30,7 @@ _RUNTIME_BYTES = 256 << 20
 
 _DTYPES: dict[KvPrecision, type[np.floating]] = {"f32": np.float32, "f16": np.float16}
 _CPP_TYPES: dict[KvPrecision, KvType] = {"f32": "float", "f16": "half", "int8": "int8_t"}
+_TILE_TYPES: dict[KvPrecision, KvType] = {"auto": "bf16", "bf16": "bf16", "int8": "byte_tiles"}
 
 Kind = Literal["native", "paged", "portable"]
 
@@ -132,10 +133,10 @@ def _has_amx_attention(spec: ModelSpec) -> bool:
 
 
 def _kv_type(spec: ModelSpec, config: EngineConfig) -> KvType:
-    """What the native decoder holds keys and values in: bf16 to attend in tiles, else for the portable attention."""
-    if config.kv_precision in _CPP_TYPES:
-        return _CPP_TYPES[config.kv_precision]
-    return "bf16" if _has_amx_attention(spec) else "half"
+    """What the native decoder holds keys and values in: as tiles where it can be, else for the portable attention."""
+    if _has_amx_attention(spec) and config.kv_precision in _TILE_TYPES:
+        return _TILE_TYPES[config.kv_precision]
+    return _CPP_TYPES.get(config.kv_precision, "half")
 
 
 def describe_cpu(model: Model, config: EngineConfig, weight_format: WeightFormat, precision: Precision) -> str:

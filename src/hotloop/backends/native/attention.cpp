@@ -12,6 +12,10 @@
 // Four neighbouring keys stand in the first tile and the next four in the second: the scores of two tiles are in order
 // once the CPU has packed them into one vector of half as wide numbers.
 //
+// They are in bf16, or, with -DKV=int8_t, in bytes, and a scale for each token's keys and one for its values follow them:
+// [tile][column], [token]. A row of a tile then has the first numbers of its pairs and after them the second ones. A chunk
+// becomes tiles of bf16 before it is used, once for all rows of an item.
+//
 // One call does a layer: queries and keys are normalised (where the model does) and rotated, keys and values are
 // written into their blocks, and every query row attends to what it may see:
 //
@@ -36,6 +40,11 @@ namespace {
 
 using bf16 = uint16_t;
 
+#ifndef KV
+#define KV bf16
+#endif
+constexpr bool ARE_BYTES = sizeof(KV) == 1;
+
 constexpr int BLOCK = 32;         // tokens a KV block holds
 constexpr int ROWS = 32;          // query rows computed at once: two tiles
 constexpr int MAX_STACK = 8;      // times ROWS that go over a chunk of keys while it is in the cache
@@ -46,6 +55,24 @@ constexpr int MIN_JOBS = 8;       // pieces of a layer's work, so that no worker
 constexpr int TILE = TILE_BYTES / sizeof(bf16);
 constexpr float NEVER = -1e30f;   // the running maximum before any key was seen
 constexpr int SLACK = 8;          // by how many powers of two a score may exceed it before it is raised
+
+// What a head of a block takes, and where its parts begin.
+constexpr size_t part_bytes(int head_dim) { return (size_t)head_dim * BLOCK * sizeof(KV); }
+constexpr size_t head_bytes(int head_dim) {
+    return 2 * part_bytes(head_dim) + (ARE_BYTES ? 2 * BLOCK * sizeof(float) : 0);
+}
+template <int D>
+KV* keys_of(uint8_t* head) {
+    return (KV*)head;
+}
+template <int D>
+KV* values_of(uint8_t* head) {
+    return (KV*)(head + part_bytes(D));
+}
+template <int D>
+float* scales_of(uint8_t* head) {
+    return (float*)(head + 2 * part_bytes(D));
+}
 
 // Where a block's key stands.
 constexpr int key_tile(int key) { return key / 4 % 2; }
@@ -69,7 +96,7 @@ struct Attention {
     float norm_eps;
     const float* angles;                        // [position][cos of head_dim / 2, sin of head_dim / 2]
     std::vector<const float*> q_norm, k_norm;   // a layer's weights, or null
-    Memory kv;                                  // [layer][block][KV head][keys, values]
+    Memory kv;                                  // [layer][block][KV head][keys, values, scales if they are bytes]
 
     int num_tokens = 0, num_parts = 0;
     std::vector<int> positions, slots;          // of each token: its position, its block * BLOCK + offset
@@ -83,20 +110,14 @@ struct Attention {
     std::vector<float> partials;                // [KV head][part][head_dim + 2]: values, largest, total
 
     int group() const { return num_heads / num_kv_heads; }
-    bf16* keys(int layer, int block, int head) const {
-        size_t half = (size_t)head_dim * BLOCK;
-        return (bf16*)kv.data() + (((size_t)layer * num_blocks + block) * num_kv_heads + head) * 2 * half;
+    size_t block_bytes() const { return num_kv_heads * head_bytes(head_dim); }
+    uint8_t* place(int layer, int block, int head) const {
+        return kv.data() + ((size_t)layer * num_blocks + block) * block_bytes() + head * head_bytes(head_dim);
     }
-    bf16* values(int layer, int block, int head) const { return keys(layer, block, head) + (size_t)head_dim * BLOCK; }
     float* partial(int head, int part) {
         return partials.data() + ((size_t)head * num_parts + part) * (head_dim + 2);
     }
 };
-
-template <int D>
-void round_row(const float* from, bf16* to) {
-    for (int d = 0; d < D; d += LANES) store(to + d, load(from + d));
-}
 
 struct Sequence {
     int first_token, num_tokens, past;
@@ -195,12 +216,21 @@ struct alignas(64) Scratch {
     bf16 weights[CHUNK / BLOCK][2][TILE];       // [32 keys][tile of 16 rows][row][key]
 };
 
-// Keys or values of blocks that follow one another in a sequence.
+// Keys or values of blocks that follow one another in a sequence, as tiles of bf16.
 struct Blocks {
-    const bf16* first;
-    size_t block_size;
-    const int* table;
-    const bf16* at(int i) const { return first + table[i] * block_size; }
+    const uint8_t* first;
+    size_t stride;
+    const int* table;  // which they are; null: one after the other
+    const bf16* at(int i) const { return (const bf16*)(first + (table ? table[i] : i) * stride); }
+    Blocks after(int count) const {
+        return table ? Blocks{first, stride, table + count} : Blocks{first + count * stride, stride, nullptr};
+    }
+};
+
+// What an item reads at once.
+struct Chunk {
+    Blocks keys, values;
+    const float* scales;  // of the keys, if they were bytes: [block][tile][column]
 };
 
 // A tile of 16 keys by both tiles of queries, which stay where they are: eight tiles hold all that.
@@ -284,19 +314,20 @@ void add_values(Queries<D>& q, const Blocks& values, int num_keys, int d, const 
     tile_store(3, second[1]);
 }
 
-// A bf16 for each key of a block, as bits: where a key's weight is computed, and where it stands.
-using Words = int16_t __attribute__((vector_size(64)));
-constexpr Words KEY = {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15,
-                       16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31};
+// The bits of a bf16 for each key of a block. Weights, which are powers of two, are computed on them: they are an integer
+// with the exponent in its upper half, so that 32 logarithms become powers in a few instructions.
+using Shorts = int16_t __attribute__((vector_size(64)));
+constexpr Shorts KEY = {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15,
+                        16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31};
 constexpr int UNIT = 128, BIAS = 127 * UNIT;  // by how much bits grow when a number doubles, and those of 1
 
 // Numbers that belong to a block's two tiles of keys, as integers in the order of keys; those beyond 2^31, and what is no
 // number, as the least.
-inline Words in_order(Vector first, Vector second) {
+inline Shorts in_order(Vector first, Vector second) {
 #if defined(__AVX512BW__)
-    return (Words)_mm512_packs_epi32(_mm512_cvtps_epi32((__m512)first), _mm512_cvtps_epi32((__m512)second));
+    return (Shorts)_mm512_packs_epi32(_mm512_cvtps_epi32((__m512)first), _mm512_cvtps_epi32((__m512)second));
 #else
-    Words words;
+    Shorts words;
     for (int key = 0; key < BLOCK; key++) {
         const float x = (key_tile(key) ? second : first)[key_column(key)];
         const bool is_within = x > INT16_MIN && x < 0x1p31f;
@@ -319,17 +350,17 @@ struct alignas(64) Excess {
 } const EXCESS;
 
 // Those of a power of two, given BIAS + UNIT times its exponent: the nearest bf16, or the one beside it.
-inline Words powers(Words bits) {
+inline Shorts powers(Shorts bits) {
 #if defined(__AVX512VBMI__)
     const __m512i table = _mm512_load_si512(EXCESS.of), places = _mm512_srli_epi16((__m512i)bits, 1);
-    return bits - (Words)_mm512_maskz_permutexvar_epi8(0x5555555555555555, places, table);
+    return bits - (Shorts)_mm512_maskz_permutexvar_epi8(0x5555555555555555, places, table);
 #else
     for (int i = 0; i < BLOCK; i++) bits[i] -= EXCESS.of[bits[i] / 2 % (UNIT / 2)];
     return bits;
 #endif
 }
 
-inline bool exceeds(Words bits, int bound) {
+inline bool exceeds(Shorts bits, int bound) {
 #if defined(__AVX512BW__)
     return _mm512_cmpgt_epi16_mask((__m512i)bits, _mm512_set1_epi16((int16_t)bound));
 #else
@@ -339,9 +370,9 @@ inline bool exceeds(Words bits, int bound) {
 #endif
 }
 
-inline Vector add_up(Vector sum, Words weights) {
+inline Vector add_up(Vector sum, Shorts weights) {
 #if defined(__AVX512BF16__)
-    const Words ones = Words{} + (int16_t)BIAS;
+    const Shorts ones = Shorts{} + (int16_t)BIAS;
     return (Vector)_mm512_dpbf16_ps((__m512)sum, (__m512bh)weights, (__m512bh)ones);
 #else
     return sum + (Vector)((Bits)weights << 16) + (Vector)((Bits)weights & 0xffff0000);
@@ -351,8 +382,12 @@ inline Vector add_up(Vector sum, Words weights) {
 // A row's scores of a stretch of keys, of which it sees the first so many.
 struct Scores {
     const float* first;  // of its block's first tile; its second one's are two tiles later, as are the next block's
+    const float* scales;
     int num_seen;
-    Vector at(int key, int tile) const { return load(first + (key / 16 + tile) * 2 * TILE_SUMS); }
+    Vector at(int key, int tile) const {
+        const Vector scores = load(first + (key / 16 + tile) * 2 * TILE_SUMS);
+        return ARE_BYTES ? scores * load(scales + key + tile * 16) : scores;
+    }
 
     float largest() const {
         constexpr Integers LANE = {0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27};
@@ -380,11 +415,11 @@ void raise(Queries<D>& q, int row, float score, int num_weighed, Scratch& scratc
 // Scores to weights, a block at a time; returns whether one is more than it may be.
 inline bool weigh(const Scores& scores, float scale, float largest, bf16* weights, Vector& total) {
     const Vector factor = Vector{} + scale * UNIT, offset = Vector{} + (BIAS - largest * UNIT);
-    Words most = {};
+    Shorts most = {};
     Vector sum = {};
     for (int key = 0; key < scores.num_seen; key += BLOCK, weights += 2 * TILE) {
         auto scaled = [&](int tile) { return multiply_add(scores.at(key, tile), factor, offset); };
-        Words bits = in_order(scaled(0), scaled(1));
+        Shorts bits = in_order(scaled(0), scaled(1));
         bits = bits > 0 ? bits : 0;  // less is none
         if (key + BLOCK > scores.num_seen) bits &= KEY < (int16_t)(scores.num_seen - key);
         most = bits > most ? bits : most;
@@ -398,9 +433,11 @@ inline bool weigh(const Scores& scores, float scale, float largest, bf16* weight
 
 // A stretch of a row's scores to weights, after so many of the chunk; those of keys that it does not see are zero.
 template <int D>
-void weigh_row(Queries<D>& q, int row, int num_weighed, int num_keys, int num_seen, float scale, Scratch& scratch) {
+void weigh_row(Queries<D>& q, int row, int num_weighed, int num_keys, int num_seen, const float* key_scales,
+               Scratch& scratch) {
+    const float scale = 1.4426950f / sqrtf((float)D);  // log2(e) / sqrt(D): the exponentials are powers of two
     const int at = row % 16;
-    const Scores scores = {scratch.scores[0][row / 16] + at * 16, num_seen};
+    const Scores scores = {scratch.scores[0][row / 16] + at * 16, key_scales, num_seen};
     bf16* weights = scratch.weights[num_weighed / BLOCK][row / 16] + at * BLOCK;
     if (num_seen && q.largest[row] == NEVER) raise(q, row, scores.largest() * scale, num_weighed, scratch);
     const Vector total = q.total[row];
@@ -415,11 +452,11 @@ void weigh_row(Queries<D>& q, int row, int num_weighed, int num_keys, int num_se
 
 // The chunk of keys [key, key + num_keys) for 32 rows.
 template <int D>
-void attend(Queries<D>& q, Blocks keys, Blocks values, int key, int num_keys, int end) {
+void attend(Queries<D>& q, const Chunk& chunk, int key, int num_keys, int end) {
     static thread_local Scratch scratch;
-    const float scale = 1.4426950f / sqrtf((float)D);  // log2(e) / sqrt(D): the exponentials are powers of two
-    for (int begin = 0; begin < num_keys; begin += STRETCH, keys.table += STRETCH / BLOCK) {
+    for (int begin = 0; begin < num_keys; begin += STRETCH) {
         const int count = std::min(STRETCH, num_keys - begin);
+        const Blocks keys = chunk.keys.after(begin / BLOCK);
         settle_memory();
         if constexpr (D == 64)
             q.fills_two() ? score_64(q, keys, count, scratch) : score_wide(q, keys, count, scratch);
@@ -427,13 +464,47 @@ void attend(Queries<D>& q, Blocks keys, Blocks values, int key, int num_keys, in
         settle_memory();
         for (int row = 0; row < q.num_rows; row++) {
             const int num_seen = std::clamp(std::min(q.seen[row], end) - key - begin, 0, count);
-            weigh_row(q, row, begin, count, num_seen, scale, scratch);
+            weigh_row(q, row, begin, count, num_seen, ARE_BYTES ? chunk.scales + begin : nullptr, scratch);
         }
     }
     settle_memory();
-    for (int d = 0; d < D / 32; d++) add_values(q, values, num_keys, d, scratch);
+    for (int d = 0; d < D / 32; d++) add_values(q, chunk.values, num_keys, d, scratch);
     settle_memory();
 }
+
+// A row of a tile: pairs of bf16, from numbers whose bits beyond that are cut off.
+inline void put_pairs(Vector first, Vector second, bf16* to) {
+    const Bits pairs = (Bits)first >> 16 | ((Bits)second & 0xffff0000);
+    memcpy(to, &pairs, sizeof(pairs));
+}
+
+// A chunk of bytes as tiles of bf16, which hold a key's bytes as they are.
+template <int D>
+struct alignas(64) Widened {
+    bf16 keys[CHUNK / BLOCK][D * BLOCK], values[CHUNK / BLOCK][D * BLOCK];
+    float scales[CHUNK / BLOCK][BLOCK];
+
+    Chunk widen(const Attention& a, int layer, int head, const int* table, int num_blocks) {
+        for (int i = 0; i < num_blocks; i++) {
+            uint8_t* from = a.place(layer, table[i], head);
+            if (i + 1 < num_blocks) fetch(a.place(layer, table[i + 1], head), head_bytes(D));
+            memcpy(scales[i], scales_of<D>(from), sizeof(scales[i]));
+            widen_block(keys_of<D>(from), values_of<D>(from), scales_of<D>(from) + BLOCK, keys[i], values[i]);
+        }
+        constexpr size_t stride = sizeof(keys[0]);
+        return {{(uint8_t*)keys, stride, nullptr}, {(uint8_t*)values, stride, nullptr}, scales[0]};
+    }
+
+    static void widen_block(const KV* keys, const KV* values, const float* scales, bf16* to_keys, bf16* to_values) {
+        for (int i = 0; i < D * BLOCK; i += BLOCK) put_pairs(load(keys + i), load(keys + i + LANES), to_keys + i);
+        alignas(64) float scale[BLOCK];  // by as much more as cutting off takes away
+        for (int i = 0; i < BLOCK; i += LANES) store(scale + i, load(scales + i) * (1 + 0x1p-9f));
+        for (int i = 0; i < D * BLOCK; i += BLOCK) {
+            const int token = i / BLOCK % 16 * 2;
+            put_pairs(load(values + i) * scale[token], load(values + i + LANES) * scale[token + 1], to_values + i);
+        }
+    }
+};
 
 // The item's rows; returns how many times ROWS they are.
 template <int D>
@@ -456,16 +527,25 @@ int gather_rows(const Attention& a, int head, const Item& item, Queries<D>* stac
 }
 
 template <int D>
+Chunk chunk_at(const Attention& a, int layer, int head, const int* table, int num_blocks) {
+    if constexpr (ARE_BYTES) {
+        static thread_local Widened<D> widened;
+        return widened.widen(a, layer, head, table, num_blocks);
+    } else {
+        uint8_t* first = a.place(layer, 0, head);
+        return {{first, a.block_bytes(), table}, {(uint8_t*)values_of<D>(first), a.block_bytes(), table}, nullptr};
+    }
+}
+
+template <int D>
 void run_item(Attention& a, int layer, int head, const Item& item, float* output) {
     static thread_local Queries<D> stack[MAX_STACK];
     const int height = gather_rows<D>(a, head, item, stack), group = a.group();
-    const size_t block_size = (size_t)a.num_kv_heads * 2 * D * BLOCK;
-    for (int key = item.begin; key < item.end; key += CHUNK) {
-        const int num_keys = std::min(CHUNK, divide_up(item.end - key, BLOCK) * BLOCK);
-        const int* table = item.table + key / BLOCK;
-        const Blocks keys = {a.keys(layer, 0, head), block_size, table};
-        const Blocks values = {a.values(layer, 0, head), block_size, table};
-        for (int i = 0; i < height; i++) attend(stack[i], keys, values, key, num_keys, item.end);
+    const int most_keys = ARE_BYTES && height == 1 ? STRETCH : CHUNK;  // few rows leave more room in the first cache
+    for (int key = item.begin; key < item.end; key += most_keys) {
+        const int num_keys = std::min(most_keys, divide_up(item.end - key, BLOCK) * BLOCK);
+        const Chunk chunk = chunk_at<D>(a, layer, head, item.table + key / BLOCK, num_keys / BLOCK);
+        for (int i = 0; i < height; i++) attend(stack[i], chunk, key, num_keys, item.end);
     }
     for (int i = 0; i < height; i++) {
         Queries<D>& q = stack[i];
@@ -499,10 +579,10 @@ void merge_row(Attention& a, int head, int row, float* output) {
     for (int d = 0; d < D; d++) to[d] = sum[d] / total;
 }
 
-// A head's vector as bf16: normalised where the model does, and turned to its position.
+// A head's vector, normalised where the model does, and turned to its position.
 template <int D>
-void turn(const float* from, const float* angles, const float* norm, float eps, bf16* to) {
-    alignas(64) float x[D], turned[D];
+void turn(const float* from, const float* angles, const float* norm, float eps, float* to) {
+    alignas(64) float x[D];
     memcpy(x, from, sizeof(x));
     if (norm) {
         float square = 0;
@@ -511,31 +591,57 @@ void turn(const float* from, const float* angles, const float* norm, float eps, 
         for (int d = 0; d < D; d++) x[d] *= inverse * norm[d];
     }
     for (int d = 0; d < D / 2; d++) {
-        turned[d] = x[d] * angles[d] - x[d + D / 2] * angles[D / 2 + d];
-        turned[d + D / 2] = x[d + D / 2] * angles[d] + x[d] * angles[D / 2 + d];
+        to[d] = x[d] * angles[d] - x[d + D / 2] * angles[D / 2 + d];
+        to[d + D / 2] = x[d + D / 2] * angles[d] + x[d] * angles[D / 2 + d];
     }
-    round_row<D>(turned, to);
 }
+
+template <int D>
+void round_row(const float* from, bf16* to) {
+    for (int d = 0; d < D; d += LANES) store(to + d, load(from + d));
+}
+
+// Returns what a byte stands for.
+template <int D>
+float round_row(const float* from, int8_t* to) {
+    Vector most = {};
+    for (int d = 0; d < D; d += LANES) most = larger(most, absolute(load(from + d)));
+    const float scale = largest_of(most) / 127, inverse = scale > 0 ? 1 / scale : 0;
+    for (int d = 0; d < D; d += LANES) store(to + d, load(from + d) * inverse);
+    return scale;
+}
+
+// Where in a row of a tile a column's first or second number stands.
+constexpr int place_of(int column, int which) { return ARE_BYTES ? which * 16 + column : column * 2 + which; }
 
 template <int D>
 void write_token(Attention& a, int layer, int token, const float* row) {
     const int group = a.group();
     const float* angles = a.angles + (size_t)a.positions[token] * D;
     const int block = a.slots[token] / BLOCK, slot = a.slots[token] % BLOCK;
+    const int tile = key_tile(slot), column = key_column(slot);
+    alignas(64) float turned[D];
     for (int h = 0; h < a.num_heads; h++) {
-        bf16* to = a.queries.data() + (((size_t)(h / group) * a.num_tokens + token) * group + h % group) * D;
-        turn<D>(row + h * D, angles, a.q_norm[layer], a.norm_eps, to);
+        turn<D>(row + h * D, angles, a.q_norm[layer], a.norm_eps, turned);
+        round_row<D>(turned, &a.queries[(((size_t)(h / group) * a.num_tokens + token) * group + h % group) * D]);
     }
-    alignas(64) bf16 rounded[D];
+    alignas(64) KV keys[D], values[D];
     for (int h = 0; h < a.num_kv_heads; h++) {
-        turn<D>(row + (a.num_heads + h) * D, angles, a.k_norm[layer], a.norm_eps, rounded);
-        uint32_t pairs[D / 2];
-        memcpy(pairs, rounded, sizeof(pairs));
-        uint32_t* keys = (uint32_t*)a.keys(layer, block, h) + key_tile(slot) * (D / 2) * 16 + key_column(slot);
-        for (int i = 0; i < D / 2; i++) keys[i * 16] = pairs[i];
-        round_row<D>(row + (a.num_heads + a.num_kv_heads + h) * D, rounded);
-        bf16* values = a.values(layer, block, h) + (slot / 2) * 32 + slot % 2;
-        for (int d = 0; d < D; d++) values[(d / 16) * TILE + (d % 16) * 2] = rounded[d];
+        uint8_t* head = a.place(layer, block, h);
+        turn<D>(row + (a.num_heads + h) * D, angles, a.k_norm[layer], a.norm_eps, turned);
+        const float* value = row + (a.num_heads + a.num_kv_heads + h) * D;
+        if constexpr (ARE_BYTES) {
+            scales_of<D>(head)[tile * 16 + column] = round_row<D>(turned, keys);
+            scales_of<D>(head)[BLOCK + slot] = round_row<D>(value, values);
+        } else {
+            round_row<D>(turned, keys);
+            round_row<D>(value, values);
+        }
+        KV *to_keys = keys_of<D>(head) + tile * D * 16, *to_values = values_of<D>(head) + slot / 2 * BLOCK;
+        for (int d = 0; d < D; d++) {
+            to_keys[d / 2 * BLOCK + place_of(column, d % 2)] = keys[d];
+            to_values[d / 16 * TILE + place_of(d % 16, slot % 2)] = values[d];
+        }
     }
 }
 
@@ -546,7 +652,7 @@ void run_layer(Attention& a, int layer, const float* qkv, float* output) {
     // A weight of zero does not silence a NaN that a block's last owner left behind.
     for (int block : a.fresh)
         for (int head = 0; head < a.num_kv_heads; head++)
-            memset(a.values(layer, block, head), 0, (size_t)D * BLOCK * sizeof(bf16));
+            memset(values_of<D>(a.place(layer, block, head)), 0, head_bytes(D) - part_bytes(D));
     tbb::parallel_for(tbb::blocked_range<int>(0, a.num_tokens, 8), [&](const tbb::blocked_range<int>& range) {
         for (int t = range.begin(); t < range.end(); t++) write_token<D>(a, layer, t, qkv + t * width);
     });
@@ -570,7 +676,7 @@ Attention* attention_create(int num_layers, int num_heads, int num_kv_heads, int
                             const float* angles) {
     if (!permit_tiles() || (head_dim != 64 && head_dim != 96 && head_dim != 128)) return nullptr;
     try {
-        Memory kv((size_t)num_layers * num_blocks * num_kv_heads * 2 * head_dim * BLOCK * sizeof(bf16));
+        Memory kv((size_t)num_layers * num_blocks * num_kv_heads * head_bytes(head_dim));
         const std::vector<const float*> none(num_layers);
         return new Attention{num_layers, num_heads, num_kv_heads, head_dim, num_blocks,
                              norm_eps,   angles,    none,         none,     std::move(kv)};

@@ -19,8 +19,9 @@ from hotloop.models.spec import Stored
 Array = NDArray[np.float32]
 Format = Literal["int8", "bf16", "strips"]
 Then = Literal["store", "add", "gate"]
-KvType = Literal["float", "half", "int8_t", "bf16"]
-"""As C++ calls it. Keys and values in bf16 stand in tiles, for AMX."""
+KvType = Literal["float", "half", "int8_t", "bf16", "byte_tiles"]
+"""As C++ calls it. Keys and values in bf16 stand in tiles, for AMX, and so do bytes that are said to."""
+TILES: tuple[KvType, ...] = ("bf16", "byte_tiles")
 
 _FORMATS: tuple[Format, ...] = ("int8", "bf16", "strips")
 STRIP, GROUP = 16, 32
@@ -41,7 +42,7 @@ def load_library(*flags: str, kv_type: KvType = "float") -> ctypes.CDLL:
 @cache
 def load_kernel(kv_type: KvType = "float", *flags: str) -> Kernel:
     """The attention of that library, which runs on the workers of whoever is at it."""
-    source = Path(__file__).with_name("attention.cpp") if kv_type == "bf16" else SOURCES / "portable.cpp"
+    source = Path(__file__).with_name("attention.cpp") if kv_type in TILES else SOURCES / "portable.cpp"
     return kernel_of(load_library(*flags, kv_type=kv_type), source, ITEM_BYTES[kv_type])
 
 

@@ -31,8 +31,8 @@ log = logging.getLogger(__name__)
 
 AMX_HEAD_DIMS = (64, 96, 128)
 SOURCES = Path(__file__).parent
-ITEM_BYTES = {"float": 4, "half": 2, "int8_t": 1, "bf16": 2}
-"""What attention can be compiled for, in tiles for bf16, and what a number takes then."""
+ITEM_BYTES = {"float": 4, "half": 2, "int8_t": 1, "bf16": 2, "byte_tiles": 1}
+"""What attention can be compiled for, and what a number takes then; the last two are for AMX."""
 _PANEL = 32  # outputs that stand together in a matrix of portable.cpp
 
 
