@@ -22,7 +22,8 @@
 //     plan()        once a step    rows -> items: (some query rows) x (a range of keys)
 //     attention()   once a layer   write KV, run every item for every KV head, merge the parts of split rows
 //
-// Rows with few queries (decoding, drafts) are split over ranges of keys and merged; long chunks are not.
+// Few rows (decoding, drafts, pieces of prompts) are split over ranges of keys, each of which is read once, and merged. Long
+// chunks are split over their rows.
 
 #include <algorithm>
 #include <cmath>
@@ -48,9 +49,10 @@ constexpr bool ARE_BYTES = sizeof(KV) == 1;
 constexpr int BLOCK = 32;         // tokens a KV block holds
 constexpr int ROWS = 32;          // query rows computed at once: two tiles
 constexpr int MAX_STACK = 8;      // times ROWS that go over a chunk of keys while it is in the cache
+constexpr int MAX_ROWS = MAX_STACK * ROWS;
 constexpr int CHUNK = 256;        // keys whose weights are multiplied with values at once
 constexpr int STRETCH = 128;      // keys whose scores become weights while they are in the first cache
-constexpr int SPLIT = 1024;       // keys an item of a split row covers
+constexpr int SPLIT = 1024;       // keys an item of split rows covers at most
 constexpr int MIN_JOBS = 8;       // pieces of a layer's work, so that no worker waits long for the last
 constexpr int TILE = TILE_BYTES / sizeof(bf16);
 constexpr float NEVER = -1e30f;   // the running maximum before any key was seen
@@ -126,8 +128,10 @@ struct Sequence {
 };
 
 void add_split(Attention& a, const std::vector<Run>& runs, const int* table, int begin, int end) {
-    for (int key = begin; key < end; key += SPLIT) {
-        a.items.push_back({runs, table, key, std::min(end, key + SPLIT), a.num_parts});
+    const int wanted = divide_up(end - begin, divide_up(MIN_JOBS, a.num_kv_heads));
+    const int size = std::min(SPLIT, divide_up(wanted, CHUNK) * CHUNK);
+    for (int key = begin; key < end; key += size) {
+        a.items.push_back({runs, table, key, std::min(end, key + size), a.num_parts});
         for (const Run& run : runs)
             for (int i = 0; i < run.count; i++) a.parts_of_row[run.first + i].push_back(a.num_parts++);
     }
@@ -141,7 +145,7 @@ void plan_shared(Attention& a, const Family& family, int begin, int end) {
     int num_rows = 0;
     for (const Sequence* s : family) {
         Run run{s->first_token * a.group(), s->num_tokens * a.group()};
-        if (num_rows + run.count > ROWS) {
+        if (num_rows + run.count > MAX_ROWS) {
             add_split(a, runs, family[0]->table, begin * BLOCK, end * BLOCK);
             runs.clear();
             num_rows = 0;
@@ -663,8 +667,10 @@ void run_layer(Attention& a, int layer, const float* qkv, float* output) {
             run_item<D>(a, layer, job / num_items, a.items[job % num_items], output);
         tiles_end();
     });
-    for (int row : a.split_rows)
-        for (int head = 0; head < a.num_kv_heads; head++) merge_row<D>(a, head, row, output);
+    tbb::parallel_for(tbb::blocked_range<int>(0, (int)a.split_rows.size(), 8), [&](const tbb::blocked_range<int>& range) {
+        for (int i = range.begin(); i < range.end(); i++)
+            for (int head = 0; head < a.num_kv_heads; head++) merge_row<D>(a, head, a.split_rows[i], output);
+    });
 }
 
 }  // namespace
@@ -718,7 +724,7 @@ void attention_plan(Attention* a, int num_sequences, const int* begins, const in
     }
     Family few;
     for (const Sequence& s : sequences) {
-        if (s.num_tokens * group > ROWS) plan_chunk(*a, s);
+        if (s.num_tokens * group > MAX_ROWS) plan_chunk(*a, s);
         else few.push_back(&s);
     }
     if (!few.empty()) plan_family(*a, few, 0);
