@@ -113,7 +113,6 @@ def test_alone_a_step_is_as_long_as_the_backend_says_once_it_is_known_what_one_t
     for part in (decode(), prefill(0, 4096)):
         budget.learn([part], took_s(part))
     assert begin(budget, 1) == pytest.approx(16 * PLAIN_S, rel=0.1)
-    assert begin(budget, 2) == pytest.approx(3 * PER_PROMPT * PLAIN_S, rel=0.1)
 
 
 def test_on_a_cpu_a_single_prompt_is_prefilled_whole_if_that_does_not_take_long() -> None:
@@ -123,6 +122,16 @@ def test_on_a_cpu_a_single_prompt_is_prefilled_whole_if_that_does_not_take_long(
     assert begin(budget, 1, num_decoding=3, prefill_s=8 * PLAIN_S) == pytest.approx(8 * PLAIN_S, rel=0.02)
     assert begin(budget, 1, num_decoding=3, prefill_s=9 * PLAIN_S) == pytest.approx(2 * PER_PROMPT * PLAIN_S, rel=0.1)
     assert begin(budget, 2, num_decoding=3, prefill_s=8 * PLAIN_S) == pytest.approx(3 * PER_PROMPT * PLAIN_S, rel=0.1)
+
+
+def test_on_a_cpu_steps_are_long_while_nobody_could_have_a_token_soon() -> None:
+    budget = PrefillBudget(token_s=TOKEN_S, max_alone=16.0)
+    budget.learn([decode()], PLAIN_S)
+    budget.learn([prefill(0, 4096)], took_s(prefill(0, 4096)))
+    assert begin(budget, 2) == pytest.approx(8 * PLAIN_S, rel=0.1)
+    assert begin(budget, 2, prefill_s=7 * PLAIN_S) == pytest.approx(3 * PER_PROMPT * PLAIN_S, rel=0.1)
+    assert begin(budget, 2, num_decoding=1) <= 3 * PER_PROMPT * PLAIN_S * 1.1
+    assert begin(budget, 1, now=0.9 * MOMENT_S) == pytest.approx(2 * PER_PROMPT * PLAIN_S, rel=0.1)
 
 
 def test_the_more_prompts_wait_the_longer_a_step_may_be(budget: PrefillBudget) -> None:

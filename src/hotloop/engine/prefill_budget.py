@@ -12,7 +12,8 @@
 Who is alone, and was for a moment, has all the time there is; where small steps are as quick as large ones, on a CPU,
 `Backend.max_alone` times what a decoding step takes, so that one who comes does not wait for a step of seconds. There
 steps are long, so a single prompt that takes no more than half of that is prefilled whole, whoever decodes: an agent's
-next turn.
+next turn. And where several wait, nobody decodes and none has little left, a step is as long as that half: shorter ones
+would bring no token sooner.
 """
 
 import math
@@ -86,8 +87,11 @@ class PrefillBudget:
             self._left_s = 0.0
         elif self.plain_s and now - self._shared_at <= MOMENT_S:
             self._left_s = PER_PROMPT * (1 + num_waiting) * self.plain_s
-            if num_waiting == 1 and waiting[0][1] <= self._max_alone / 2 * self.plain_s < math.inf:
+            long_s = self._max_alone / 2 * self.plain_s
+            if num_waiting == 1 and waiting[0][1] <= long_s < math.inf:
                 self._left_s = max(self._left_s, _MORE * waiting[0][1])
+            elif num_waiting > 1 and not decoding and long_s < min((each_s for _, each_s in waiting), default=0.0):
+                self._left_s = max(self._left_s, long_s)
         for priority in Priority:
             share_s = self._share_s(priority, decoding, waiting, lead)
             debt_s = min(0.0, self._class_left_s[priority]) if share_s < math.inf else 0.0
