@@ -5,7 +5,7 @@
 
 All tools only read, and say so: then they may be tried again, and be started before they are asked for.
 The model hotloop brings along is tiny. It writes proper calls, since calls are strict, but does not always think of
-making one, and its words about the results are not to be trusted.
+making one, so the first turn has to; and its words about the results are not to be trusted.
 """
 
 import sqlite3
@@ -107,6 +107,7 @@ agent = Agent(
     tools=[sales, count_orders, orders_of, query],
     instructions="You answer questions about a shop. Look things up with the tools, then answer in one sentence.",
     limits=Limits(turns=8),
+    tool_choice="required",
     max_tokens=1000,
     temperature=0.0,
 )

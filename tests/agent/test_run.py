@@ -183,6 +183,16 @@ async def test_an_answer_of_a_type() -> None:
     assert result.conversation.messages[4].content.startswith("Error: the answer is wrong: value: ")
 
 
+async def test_a_run_may_have_to_begin_with_a_call() -> None:
+    model = ScriptedModel([[ScriptedCall("double", n=2)], "Four."])
+    agent = Agent(model, [double], tool_choice="required")
+    result = await agent.run("Twice 2?")
+    assert (result.output, [ask.choice for ask in model.asks]) == ("Four.", ["required", "auto"])
+    model = ScriptedModel(["There is nothing to call."])
+    await Agent(model, tool_choice="required").run("Twice 2?")
+    assert [ask.choice for ask in model.asks] == ["auto"]
+
+
 async def test_an_answer_that_is_no_object() -> None:
     result: Any = await Agent(ScriptedModel([[ScriptedCall("final_answer", value=[1, 2])]]), output=list[int]).run("go")
     assert result.output == [1, 2]

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, Self, runtime_checkable
+from typing import Any, Generic, Literal, Protocol, Self, runtime_checkable
 
 from typing_extensions import TypeVar
 
@@ -51,7 +51,9 @@ class Result(Generic[T]):
 
 
 class Agent(Generic[T]):
-    """`output` is the type of the final answer: text, or anything pydantic can check."""
+    """`output` is the type of the final answer: text, or anything pydantic can check. With `tool_choice` "required" a run
+    begins with a call; after that it is the model's choice again.
+    """
 
     def __init__(
         self,
@@ -66,6 +68,7 @@ class Agent(Generic[T]):
         foresight: SpeculativeForesight | None = None,
         compaction: Compaction | None = None,
         can_prefill_ahead: bool = True,
+        tool_choice: Literal["auto", "required"] = "auto",
         max_tokens: int | None = None,
         temperature: float | None = None,
         extra: Mapping[str, Any] | None = None,
@@ -90,6 +93,7 @@ class Agent(Generic[T]):
             foresight=foresight,
             compaction=compaction,
             can_prefill_ahead=can_prefill_ahead,
+            tool_choice=tool_choice,
             max_tokens=max_tokens,
             temperature=temperature,
             extra=dict(extra or {}),

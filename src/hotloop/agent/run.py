@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from hotloop.agent import events
 from hotloop.agent.compaction import Compaction
@@ -48,6 +48,7 @@ class RunSettings:
     foresight: SpeculativeForesight | None = None
     compaction: Compaction | None = None
     can_prefill_ahead: bool = True
+    tool_choice: Literal["auto", "required"] = "auto"
     max_tokens: int | None = None
     temperature: float | None = None
     extra: dict[str, Any] = field(default_factory=dict)
@@ -221,13 +222,16 @@ class RunLoop:
         return Ask(
             messages=(*self.conversation.messages, *more),
             tools=tuple(tool.spec for tool in self._tools.values()),
-            choice="required" if self._final else "auto",
+            choice="required" if self._final or self._has_to_call(more) else "auto",
             max_tokens=settings.max_tokens,
             temperature=settings.temperature,
             session_id=self.conversation.session_id,
             extra=settings.extra,
             trace=self._trace.context,
         )
+
+    def _has_to_call(self, more: Sequence[Message]) -> bool:
+        return self._settings.tool_choice == "required" and self.spent.num_turns <= 1 and not more and bool(self._tools)
 
     def _charge(self, usage: ApiUsage, calls: Sequence[Pending] = ()) -> None:
         known = [each for each in calls if each.call.name in self._tools]
