@@ -216,12 +216,32 @@ def test_pipelined_requests_are_all_answered() -> None:
             data += connection.recv(65536)
 
 
+SLOW = HELLO.replace(b"/hello", b"/slow")
+BAD_BODY = b"POST /hello HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nnone\r\n"
+
+
+@pytest.mark.parametrize("bad", [b"\x16\x03\x01 hello\r\n\r\n", BAD_BODY], ids=["head", "body"])
+@pytest.mark.parametrize("before", [SLOW, SLOW + HELLO], ids=["one", "two"])
+def test_a_request_that_is_refused_is_so_after_those_before_it_are_answered(
+    caplog: pytest.LogCaptureFixture, before: bytes, bad: bytes
+) -> None:
+    with listening() as address, connect(address) as connection:
+        connection.sendall(before + bad + HELLO)
+        data = b""
+        while piece := connection.recv(65536):
+            data += piece
+    statuses = [int(part[:3]) for part in data.split(b"HTTP/1.1 ")[1:]]
+    assert statuses == [200] * before.count(b"HTTP/1.1") + [400]
+    assert b"invalid_http" in data
+    assert "Traceback" not in caplog.text
+
+
 def test_who_is_answered_after_the_connection_was_closed_for_writing_does_not_fail(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with listening() as address, connect(address) as connection:
-        connection.sendall(HELLO.replace(b"/hello", b"/slow") + HELLO + b"\x16\x03\x01 hello\r\n\r\n")
-        assert code(read_answer(connection)) == (400, "invalid_http")
+    with listening(body_timeout_s=0.1) as address, connect(address) as connection:
+        connection.sendall(SLOW.replace(b"GET", b"POST").replace(b"host: x", b"host: x\r\ncontent-length: 5"))
+        assert code(read_answer(connection)) == (408, "request_timeout")
         assert is_closed(connection)
         time.sleep(0.5)
     assert "Traceback" not in caplog.text

@@ -51,8 +51,8 @@ class Result(Generic[T]):
 
 
 class Agent(Generic[T]):
-    """`output` is the type of the final answer: text, or anything pydantic can check. With `tool_choice` "required" a run
-    begins with a call; after that it is the model's choice again.
+    """`output` is the type of the final answer: text, or anything pydantic can check. With `tool_choice` "required" a
+    run begins with a call; after that it is the model's choice again.
     """
 
     def __init__(

@@ -63,6 +63,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._is_whole = True  # whether nothing is missing of a request that has begun
         self._num_head_bytes = 0
         self._is_too_large = False
+        self._refusal: tuple[int, str, str] | None = None  # of a request behind others, which are answered first
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -78,7 +79,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self.is_lingering:
+        if self.is_lingering or self._refusal:
             return
         if self._is_in_head:
             self._num_head_bytes += len(data)
@@ -104,6 +105,12 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_complete()
         self._is_in_head = self._is_whole = True
         self._disarm()
+
+    def on_response_complete(self) -> None:
+        is_last = not self.pipeline
+        super().on_response_complete()
+        if self._refusal and is_last and not self.transport.is_closing():
+            self._refuse(*self._refusal)
 
     def send_400_response(self, msg: str) -> None:
         if self._is_too_large:
@@ -135,7 +142,7 @@ class BoundedProtocol(HttpToolsProtocol):
         is_answering = self.cycle is not None and not self.cycle.response_complete
         if self.is_lingering:
             self._socket.close()
-        elif self.pipeline or (self._is_in_head and is_answering):
+        elif self._is_behind:
             self._arm(self._limits.head_timeout_s)  # the client is ahead of us: it is not the one who is late
         elif self._is_in_head and self._num_head_bytes:
             self._refuse_late("headers", self._limits.head_timeout_s)
@@ -143,6 +150,11 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse_late("body", self._limits.body_timeout_s)
         else:  # nothing was asked, or it has been answered already
             self._socket.close()
+
+    @property
+    def _is_behind(self) -> bool:
+        """Whether what comes now is behind a request that has not been answered."""
+        return bool(self.pipeline) or (self._is_in_head and self.cycle is not None and not self.cycle.response_complete)
 
     def _refuse_late(self, part: str, limit_s: float) -> None:
         self._refuse(408, "request_timeout", f"the request's {part} did not arrive within {limit_s:g} s")
@@ -153,6 +165,12 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _refuse(self, status: int, code: str, message: str) -> None:
         """Answer a request that no application hears of; one that has heard of it sees the client leave."""
+        if self._is_behind:
+            if not self._is_in_head:
+                self.pipeline.popleft()  # it is the last of those that wait
+            self._refusal = status, code, message
+            self._disarm()
+            return
         self._limits.tell(f"{status} {message}", self.client)
         headers, body = render_refusal(status, code, message)
         headers += [(b"connection", b"close"), *([(b"retry-after", b"1")] if status == 503 else [])]
