@@ -52,7 +52,7 @@ class Result(Generic[T]):
 
 class Agent(Generic[T]):
     """`output` is the type of the final answer: text, or anything pydantic can check. With `tool_choice` "required" a
-    run begins with a call; after that it is the model's choice again.
+    run begins with a call, which an answer that has a type is itself; after that it is the model's choice again.
     """
 
     def __init__(

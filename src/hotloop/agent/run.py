@@ -231,7 +231,9 @@ class RunLoop:
         )
 
     def _has_to_call(self, more: Sequence[Message]) -> bool:
-        return self._settings.tool_choice == "required" and self.spent.num_turns <= 1 and not more and bool(self._tools)
+        """Until something was called; `more` are results."""
+        is_asked = self._settings.tool_choice == "required" and not self.spent.num_calls
+        return is_asked and not more and bool(self._tools)
 
     def _charge(self, usage: ApiUsage, calls: Sequence[Pending] = ()) -> None:
         known = [each for each in calls if each.call.name in self._tools]

@@ -97,8 +97,8 @@ class BoundedProtocol(HttpToolsProtocol):
         if size > self._limits.max_header_bytes:
             self._is_too_large = True
             raise _TooLarge
-        self._is_in_head, self._num_head_bytes = False, 0
         super().on_headers_complete()
+        self._is_in_head, self._num_head_bytes = False, 0
         self._arm(self._limits.body_timeout_s)
 
     def on_message_complete(self) -> None:
@@ -189,11 +189,6 @@ class _LingeringTransport:
     def __init__(self, inner: asyncio.Transport, protocol: BoundedProtocol) -> None:
         self._inner = inner
         self._protocol = protocol
-
-    def write(self, data: bytes) -> None:
-        """What comes after a refusal is for nobody: an earlier request of the connection may still be answered."""
-        if not self._protocol.is_lingering:
-            self._inner.write(data)
 
     def close(self) -> None:
         self._protocol.close()

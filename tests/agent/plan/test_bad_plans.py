@@ -51,6 +51,12 @@ async def test_a_bad_plan_is_given_up(written: str, reason: str) -> None:
     assert end_of(events).spent.num_turns == 3
 
 
+async def test_a_run_that_has_to_call_does_so_after_a_plan_that_was_none() -> None:
+    model = planner("no plan at all", [ScriptedCall("double", n=2)], "4")
+    await listen(Agent(model, TOOLS, tool_choice="required"))
+    assert [ask.choice for ask in model.asks] == ["none", "required", "auto"]
+
+
 @pytest.mark.parametrize("last", [GOOD, ("b", "nothing", {}), ("b", "double", {"n": "${x}"})])
 async def test_what_was_done_of_a_bad_plan_is_used(last: tuple[str, str, dict[str, Any]]) -> None:
     conversation = Conversation()

@@ -1,7 +1,7 @@
 // Attention over paged KV on a CPU with AMX: the part of a step that grows with the context.
 //
-// Two ideas make it quick for agents. Keys and values are stored the way AMX tiles want them, so nothing is repacked
-// when they are read again. And sequences that share leading blocks are computed together over those blocks, so a
+// Two ideas make it quick for agents. Keys and values are stored the way AMX tiles want them, so that in bf16 nothing is
+// repacked when they are read again. And sequences that share leading blocks are computed together over those blocks, so a
 // prefix that ten agents share is read from memory once a step, not ten times.
 //
 // A block's keys and values stand where the B tiles of AMX (16 rows of 64 bytes) want them. Word w of key k is its
@@ -52,7 +52,7 @@ constexpr int MAX_STACK = 8;      // times ROWS that go over a chunk of keys whi
 constexpr int MAX_ROWS = MAX_STACK * ROWS;
 constexpr int CHUNK = 256;        // keys whose weights are multiplied with values at once
 constexpr int STRETCH = 128;      // keys whose scores become weights while they are in the first cache
-constexpr int SPLIT = 1024;       // keys an item of split rows covers at most
+constexpr int SPLIT = 1024;       // keys an item of few split rows covers at most
 constexpr int MIN_JOBS = 8;       // pieces of a layer's work, so that no worker waits long for the last
 constexpr int TILE = TILE_BYTES / sizeof(bf16);
 constexpr float NEVER = -1e30f;   // the running maximum before any key was seen
@@ -128,8 +128,10 @@ struct Sequence {
 };
 
 void add_split(Attention& a, const std::vector<Run>& runs, const int* table, int begin, int end) {
-    const int wanted = divide_up(end - begin, divide_up(MIN_JOBS, a.num_kv_heads));
-    const int size = std::min(SPLIT, divide_up(wanted, CHUNK) * CHUNK);
+    int num_rows = 0;
+    for (const Run& run : runs) num_rows += run.count;
+    int size = divide_up(divide_up(end - begin, divide_up(MIN_JOBS, a.num_kv_heads)), CHUNK) * CHUNK;
+    if (num_rows <= ROWS) size = std::min(size, SPLIT);  // more have enough to do, and partial results take room
     for (int key = begin; key < end; key += size) {
         a.items.push_back({runs, table, key, std::min(end, key + size), a.num_parts});
         for (const Run& run : runs)
@@ -216,7 +218,7 @@ struct alignas(64) Queries {
 
 // Of 32 rows: the scores of a stretch of keys, 16 at a time, and the weights of a chunk of them, a block at a time.
 struct alignas(64) Scratch {
-    float scores[STRETCH / 16][2][TILE_SUMS];   // [16 keys][tile of 16 rows][row][key]
+    float scores[STRETCH / 16][2][TILE_SUMS];   // [tile of keys][tile of 16 rows][row][column]
     bf16 weights[CHUNK / BLOCK][2][TILE];       // [32 keys][tile of 16 rows][row][key]
 };
 
@@ -502,7 +504,7 @@ struct alignas(64) Widened {
     static void widen_block(const KV* keys, const KV* values, const float* scales, bf16* to_keys, bf16* to_values) {
         for (int i = 0; i < D * BLOCK; i += BLOCK) put_pairs(load(keys + i), load(keys + i + LANES), to_keys + i);
         alignas(64) float scale[BLOCK];  // by as much more as cutting off takes away
-        for (int i = 0; i < BLOCK; i += LANES) store(scale + i, load(scales + i) * (1 + 0x1p-9f));
+        for (int i = 0; i < BLOCK; i += LANES) store(scale + i, load(scales + i) * (1 + 0x1.7p-9f));
         for (int i = 0; i < D * BLOCK; i += BLOCK) {
             const int token = i / BLOCK % 16 * 2;
             put_pairs(load(values + i) * scale[token], load(values + i + LANES) * scale[token + 1], to_values + i);

@@ -20,7 +20,7 @@ Array = NDArray[np.float32]
 Format = Literal["int8", "bf16", "strips"]
 Then = Literal["store", "add", "gate"]
 KvType = Literal["float", "half", "int8_t", "bf16", "byte_tiles"]
-"""As C++ calls it. Keys and values in bf16 stand in tiles, for AMX, and so do bytes that are said to."""
+"""What keys and values are, as C++ calls it; for AMX they stand in tiles, in bf16 or as bytes (`int8_t`)."""
 TILES: tuple[KvType, ...] = ("bf16", "byte_tiles")
 
 _FORMATS: tuple[Format, ...] = ("int8", "bf16", "strips")

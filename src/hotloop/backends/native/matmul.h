@@ -54,6 +54,7 @@ class Unfinished {
 
     void finish(int count) {
         const int end = std::min(row_ + count, end_);
+        if (row_ >= end) return;
         switch (rows_.form) {
             case RowForm::BYTES: return finish_rows(end, [this](int half) { return scaled_bytes(half); });
             case RowForm::WORDS: return finish_rows(end, [this](int half) { return joined_words(half); });

@@ -55,15 +55,15 @@ void narrow_group(const Strip& strip, const uint8_t* group, Vector inverse, uint
         scale[part] = both(each), offset[part] = both(zero);
     }
     if (!strip.info.has_halves) scale[1] = scale[0], offset[1] = offset[0];
-    auto narrow_word = [&](int row, Bits four) __attribute__((always_inline)) {
-        const Pairs even = (Pairs)(four & 0xff00ff) * scale[row / 4] + offset[row / 4];
-        const Pairs odd = (Pairs)(four >> 8 & 0xff00ff) * scale[row / 4] + offset[row / 4];
-        const Bits narrow = ((Bits)even >> 8 & 0xff00ff) | ((Bits)odd & 0xff00ff00);
+    auto narrow_word = [&](int row, Pairs codes) __attribute__((always_inline)) {
+        const Pairs even = (codes & 0xff) * scale[row / 4] + offset[row / 4];
+        const Pairs odd = (codes >> 8) * scale[row / 4] + offset[row / 4];
+        const Pairs narrow = even >> 8 | (odd & 0xff00);
         memcpy(to + row * STEP_BYTES, &narrow, sizeof(narrow));
     };
     const uint8_t* codes = group + strip.code_offset();
     auto narrow_words = [&]<int ROW>() __attribute__((always_inline)) {
-        Bits low, high;
+        Pairs low, high;
         for (int piece = 0; piece < STRIP * 4; piece += LANE_BYTES) {
             Codes a, b;
             unpack_piece<BITS, ROW>(codes + piece, a, b);

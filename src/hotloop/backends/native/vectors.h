@@ -111,8 +111,8 @@ inline Vector exponential(Vector x) {
 #endif
 
 // x / (1 + e^-x)
-#if defined(__AVX512F__)
-inline Vector silu(Vector x) {  // to much less than a bf16's precision: a cubic for the fraction of a power of two, and an estimate
+#if defined(__AVX512F__)  // off by far less than a bf16 is: a cubic for the power's fraction, and an estimate of the inverse
+inline Vector silu(Vector x) {
     const Vector power = x * -1.44269504f;
     const Vector whole = (Vector)_mm512_roundscale_ps((__m512)power, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     const Vector f = power - whole;
