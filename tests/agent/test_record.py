@@ -12,10 +12,11 @@ from tests.agent.runs import end_of, listen
 from hotloop.agent.agent import Agent
 from hotloop.agent.events import CallFinished, Event, Text
 from hotloop.agent.model import Ask
-from hotloop.agent.record import record, replay
+from hotloop.agent.record import RecordingTool, record, replay
 from hotloop.agent.scripted import ScriptedCall, ScriptedModel
-from hotloop.agent.tape import RunDeparted, read_tape
-from hotloop.agent.tools.tool import AgentTool, FunctionTool, ToolError, Traits, tool
+from hotloop.agent.tape import RunDeparted, TapeWriter, read_tape
+from hotloop.agent.tools.dispatch import LATE, stop
+from hotloop.agent.tools.tool import AgentTool, FunctionTool, Surroundings, ToolError, Traits, tool
 from hotloop.core.errors import ConfigError, HotloopError, RemoteError
 from hotloop.core.message import Message, ToolCall
 from hotloop.core.stream import TextDelta
@@ -109,6 +110,20 @@ async def test_a_run_can_be_had_again(tmp_path: Path, is_paced: bool) -> None:
         again = await listen(replay(unasked, path, is_paced=is_paced))
         assert shown(again) == shown(first)
     assert (counting.num_runs, elsewhere.num_opened) == (num_runs, num_opened)
+
+
+@pytest.mark.parametrize(("why", "is_kept"), [(LATE, True), (None, False)])
+async def test_a_tool_whose_time_is_up_is_on_the_tape_however_late_it_began(
+    tmp_path: Path, why: str | None, is_kept: bool
+) -> None:
+    """One that is broken off for another reason is not: nobody knows what it would have said."""
+    slow = next(each for each in Counting().tools() if each.spec.name == "slow")
+    tape = TapeWriter(tmp_path / "run.jsonl")
+    running = asyncio.create_task(RecordingTool(slow, tape).run("{}", Surroundings([])))
+    await asyncio.sleep(0)
+    await stop([running], why=why)
+    assert running.cancelled()
+    assert ("slow did not answer within" in (tmp_path / "run.jsonl").read_text()) == is_kept
 
 
 def once(script: list[Any], tools: Sequence[Any] = (), instructions: str = "Be brief.") -> Agent[str]:

@@ -17,7 +17,7 @@ from typing import TypeVar
 from hotloop.agent.agent import Agent, ToolSource
 from hotloop.agent.model import Ask, Model, WrappedModel
 from hotloop.agent.tape import Failure, OfferLine, OutcomeLine, Tape, TapeWriter, VerdictLine, parse_event
-from hotloop.agent.tools.dispatch import Approve, describe_failure, describe_timeout
+from hotloop.agent.tools.dispatch import LATE, Approve, describe_failure, describe_timeout
 from hotloop.agent.tools.tool import AgentTool, Surroundings, ToolCrashed, ToolError, render_result
 from hotloop.core.errors import HotloopError, RemoteError
 from hotloop.core.message import ToolCall
@@ -88,9 +88,8 @@ class RecordingTool:
 
         try:
             text = render_result(await self._tool.run(arguments, surroundings))
-        except asyncio.CancelledError:
-            timeout_s = self.traits.timeout_s
-            if timeout_s is not None and time.monotonic() - began_at >= timeout_s:
+        except asyncio.CancelledError as cancelled:
+            if LATE in cancelled.args:
                 write(describe_timeout(self._tool), "crashed")
             raise
         except (Exception, SystemExit, BaseExceptionGroup) as error:

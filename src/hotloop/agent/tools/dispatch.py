@@ -30,6 +30,7 @@ _FIRST_PAUSE_S = 0.1  # before another try; twice as long before the next
 _MAX_STOP_S = 5.0  # for a tool that was cancelled
 _MAX_CANCELLED_S = 2.5  # for one whose caller was cancelled: who did that waits for longer
 _MAX_LATE_S = 0.5  # for one that was cancelled since its time is up, and may have something to say about it
+LATE = "it took longer than its timeout_s"  # what a tool that is cancelled for that reason is told
 _BROKEN_OFF = "Error: this call was broken off; it is not known whether it did anything"
 
 Approve = Callable[[ToolCall], Awaitable[bool | str]]
@@ -181,7 +182,7 @@ async def _run_in_time(tool: AgentTool, arguments: str, surroundings: Surroundin
         await stop([running], _MAX_CANCELLED_S)
         raise
     if not done:
-        await stop([running], _MAX_LATE_S)
+        await stop([running], _MAX_LATE_S, LATE)
     if done or (running.done() and not running.cancelled() and not running.exception()):
         return running.result()
     raise ToolCrashed(describe_timeout(tool))
@@ -214,11 +215,11 @@ def _is_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-async def stop(running: Iterable[asyncio.Task[Any]], max_s: float = _MAX_STOP_S) -> None:
+async def stop(running: Iterable[asyncio.Task[Any]], max_s: float = _MAX_STOP_S, why: str | None = None) -> None:
     """Cancel all of them. A task that does not stop is left behind and logged."""
     tasks = list(running)
     for task in tasks:
-        task.cancel()
+        task.cancel(why)
     if tasks:
         _, stuck = await asyncio.wait(tasks, timeout=max_s)
         for task in stuck:
