@@ -139,22 +139,25 @@ class BoundedProtocol(HttpToolsProtocol):
             self._timer = None
 
     def _expire(self) -> None:
-        is_answering = self.cycle is not None and not self.cycle.response_complete
         if self.is_lingering:
             self._socket.close()
         elif self._is_behind:
             self._arm(self._limits.head_timeout_s)  # the client is ahead of us: it is not the one who is late
         elif self._is_in_head and self._num_head_bytes:
             self._refuse_late("headers", self._limits.head_timeout_s)
-        elif is_answering and not self.cycle.response_started:
+        elif self._is_answering and not self.cycle.response_started:
             self._refuse_late("body", self._limits.body_timeout_s)
         else:  # nothing was asked, or it has been answered already
             self._socket.close()
 
     @property
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    @property
     def _is_behind(self) -> bool:
         """Whether what comes now is behind a request that has not been answered."""
-        return bool(self.pipeline) or (self._is_in_head and self.cycle is not None and not self.cycle.response_complete)
+        return bool(self.pipeline) or (self._is_in_head and self._is_answering)
 
     def _refuse_late(self, part: str, limit_s: float) -> None:
         self._refuse(408, "request_timeout", f"the request's {part} did not arrive within {limit_s:g} s")
@@ -176,7 +179,7 @@ class BoundedProtocol(HttpToolsProtocol):
         headers += [(b"connection", b"close"), *([(b"retry-after", b"1")] if status == 503 else [])]
         head = b"".join(b"%s: %s\r\n" % header for header in headers)
         self._socket.write(STATUS_LINE[status] + head + b"\r\n" + body)
-        if self.cycle and not self.cycle.response_complete:
+        if self._is_answering:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         self._is_whole = False

@@ -1,8 +1,8 @@
 // Attention over paged KV on a CPU with AMX: the part of a step that grows with the context.
 //
-// Two ideas make it quick for agents. Keys and values are stored the way AMX tiles want them, so that in bf16 nothing is
-// repacked when they are read again. And sequences that share leading blocks are computed together over those blocks, so a
-// prefix that ten agents share is read from memory once a step, not ten times.
+// Two ideas make it quick for agents. The KV cache is laid out as AMX tiles, so that in bf16 it is loaded as it is. And
+// sequences with a common prefix attend to its blocks together: a prefix that ten agents share is read from memory once a
+// step, not ten times.
 //
 // A block's keys and values stand where the B tiles of AMX (16 rows of 64 bytes) want them. Word w of key k is its
 // dimensions 2w and 2w + 1; pair r of the values is that of keys 2r and 2r + 1:
@@ -22,7 +22,7 @@
 //     plan()        once a step    rows -> items: (some query rows) x (a range of keys)
 //     attention()   once a layer   write KV, run every item for every KV head, merge the parts of split rows
 //
-// Few rows (decoding, drafts, pieces of prompts) are split over ranges of keys, each of which is read once, and merged. Long
+// Few rows (decoding, drafts, pieces of prompts) are split over ranges of keys, each read once, and merged. Long
 // chunks are split over their rows.
 
 #include <algorithm>
@@ -58,23 +58,15 @@ constexpr int TILE = TILE_BYTES / sizeof(bf16);
 constexpr float NEVER = -1e30f;   // the running maximum before any key was seen
 constexpr int SLACK = 8;          // by how many powers of two a score may exceed it before it is raised
 
-// What a head of a block takes, and where its parts begin.
-constexpr size_t part_bytes(int head_dim) { return (size_t)head_dim * BLOCK * sizeof(KV); }
-constexpr size_t head_bytes(int head_dim) {
-    return 2 * part_bytes(head_dim) + (ARE_BYTES ? 2 * BLOCK * sizeof(float) : 0);
-}
+// A KV head of a block.
+constexpr size_t head_bytes(int head_dim) { return 2 * BLOCK * (head_dim * sizeof(KV) + (ARE_BYTES ? sizeof(float) : 0)); }
 template <int D>
-KV* keys_of(uint8_t* head) {
-    return (KV*)head;
-}
-template <int D>
-KV* values_of(uint8_t* head) {
-    return (KV*)(head + part_bytes(D));
-}
-template <int D>
-float* scales_of(uint8_t* head) {
-    return (float*)(head + 2 * part_bytes(D));
-}
+struct Head {
+    uint8_t* at;
+    KV* keys() const { return (KV*)at; }
+    KV* values() const { return keys() + D * BLOCK; }
+    float* scales() const { return (float*)(values() + D * BLOCK); }
+};
 
 // Where a block's key stands.
 constexpr int key_tile(int key) { return key / 4 % 2; }
@@ -492,19 +484,20 @@ struct alignas(64) Widened {
 
     Chunk widen(const Attention& a, int layer, int head, const int* table, int num_blocks) {
         for (int i = 0; i < num_blocks; i++) {
-            uint8_t* from = a.place(layer, table[i], head);
+            const Head<D> from{a.place(layer, table[i], head)};
             if (i + 1 < num_blocks) fetch(a.place(layer, table[i + 1], head), head_bytes(D));
-            memcpy(scales[i], scales_of<D>(from), sizeof(scales[i]));
-            widen_block(keys_of<D>(from), values_of<D>(from), scales_of<D>(from) + BLOCK, keys[i], values[i]);
+            memcpy(scales[i], from.scales(), sizeof(scales[i]));
+            widen_block(from, keys[i], values[i]);
         }
         constexpr size_t stride = sizeof(keys[0]);
         return {{(uint8_t*)keys, stride, nullptr}, {(uint8_t*)values, stride, nullptr}, scales[0]};
     }
 
-    static void widen_block(const KV* keys, const KV* values, const float* scales, bf16* to_keys, bf16* to_values) {
+    static void widen_block(Head<D> from, bf16* to_keys, bf16* to_values) {
+        const KV *keys = from.keys(), *values = from.values();
         for (int i = 0; i < D * BLOCK; i += BLOCK) put_pairs(load(keys + i), load(keys + i + LANES), to_keys + i);
         alignas(64) float scale[BLOCK];  // by as much more as cutting off takes away
-        for (int i = 0; i < BLOCK; i += LANES) store(scale + i, load(scales + i) * (1 + 0x1.7p-9f));
+        for (int i = 0; i < BLOCK; i += LANES) store(scale + i, load(from.scales() + BLOCK + i) * (1 + 0x1.7p-9f));
         for (int i = 0; i < D * BLOCK; i += BLOCK) {
             const int token = i / BLOCK % 16 * 2;
             put_pairs(load(values + i) * scale[token], load(values + i + LANES) * scale[token + 1], to_values + i);
@@ -538,8 +531,8 @@ Chunk chunk_at(const Attention& a, int layer, int head, const int* table, int nu
         static thread_local Widened<D> widened;
         return widened.widen(a, layer, head, table, num_blocks);
     } else {
-        uint8_t* first = a.place(layer, 0, head);
-        return {{first, a.block_bytes(), table}, {(uint8_t*)values_of<D>(first), a.block_bytes(), table}, nullptr};
+        const Head<D> first{a.place(layer, 0, head)};
+        return {{first.at, a.block_bytes(), table}, {(uint8_t*)first.values(), a.block_bytes(), table}, nullptr};
     }
 }
 
@@ -633,17 +626,17 @@ void write_token(Attention& a, int layer, int token, const float* row) {
     }
     alignas(64) KV keys[D], values[D];
     for (int h = 0; h < a.num_kv_heads; h++) {
-        uint8_t* head = a.place(layer, block, h);
+        const Head<D> head{a.place(layer, block, h)};
         turn<D>(row + (a.num_heads + h) * D, angles, a.k_norm[layer], a.norm_eps, turned);
         const float* value = row + (a.num_heads + a.num_kv_heads + h) * D;
         if constexpr (ARE_BYTES) {
-            scales_of<D>(head)[tile * 16 + column] = round_row<D>(turned, keys);
-            scales_of<D>(head)[BLOCK + slot] = round_row<D>(value, values);
+            head.scales()[tile * 16 + column] = round_row<D>(turned, keys);
+            head.scales()[BLOCK + slot] = round_row<D>(value, values);
         } else {
             round_row<D>(turned, keys);
             round_row<D>(value, values);
         }
-        KV *to_keys = keys_of<D>(head) + tile * D * 16, *to_values = values_of<D>(head) + slot / 2 * BLOCK;
+        KV *to_keys = head.keys() + tile * D * 16, *to_values = head.values() + slot / 2 * BLOCK;
         for (int d = 0; d < D; d++) {
             to_keys[d / 2 * BLOCK + place_of(column, d % 2)] = keys[d];
             to_values[d / 16 * TILE + place_of(d % 16, slot % 2)] = values[d];
@@ -657,8 +650,10 @@ void run_layer(Attention& a, int layer, const float* qkv, float* output) {
     const int num_items = (int)a.items.size(), num_jobs = num_items * a.num_kv_heads;
     // A weight of zero does not silence a NaN that a block's last owner left behind.
     for (int block : a.fresh)
-        for (int head = 0; head < a.num_kv_heads; head++)
-            memset(values_of<D>(a.place(layer, block, head)), 0, head_bytes(D) - part_bytes(D));
+        for (int h = 0; h < a.num_kv_heads; h++) {
+            const Head<D> head{a.place(layer, block, h)};
+            memset(head.values(), 0, head.at + head_bytes(D) - (uint8_t*)head.values());
+        }
     tbb::parallel_for(tbb::blocked_range<int>(0, a.num_tokens, 8), [&](const tbb::blocked_range<int>& range) {
         for (int t = range.begin(); t < range.end(); t++) write_token<D>(a, layer, t, qkv + t * width);
     });

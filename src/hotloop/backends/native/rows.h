@@ -57,15 +57,12 @@ inline RowForm form_for(const Weights& w, int num_rows) {
 
 // x / sqrt(mean(x^2) + eps) * weight
 inline void normalise(const float* x, const float* weight, float eps, int count, float* to) {
-    Vector squares = {}, more = {};
+    Vector squares = {};
     float rest = 0;
     int i = 0;
-    for (; i + 2 * LANES <= count; i += 2 * LANES) {
-        squares = multiply_add(load(x + i), load(x + i), squares);
-        more = multiply_add(load(x + i + LANES), load(x + i + LANES), more);
-    }
+    for (; i + LANES <= count; i += LANES) squares += load(x + i) * load(x + i);
     for (; i < count; i++) rest += x[i] * x[i];
-    const float inverse = 1.0f / sqrtf((sum_of(squares + more) + rest) / count + eps);
+    const float inverse = 1.0f / sqrtf((sum_of(squares) + rest) / count + eps);
     for (i = 0; i < count; i++) to[i] = x[i] * inverse * weight[i];
 }
 
