@@ -1,8 +1,8 @@
 """What each format of weights and of KV costs a real model on this CPU: perplexity over text, and how often the
 likeliest token is another one than in float32.
 
-`python -m benchmarks.cpu_quality [--model smollm2-135m] [--weights auto,int8] [--kv auto,int8] [FILE ...]`: the
-backends themselves, window by window. Of a file of JSON lines, gzipped or not, the text is that of its messages;
+`python -m benchmarks.cpu_quality [--model smollm2-135m] [--weights auto,int8] [--kv auto,int8] [--step 8] [FILE ...]`:
+the backends themselves, window by window. Of a file of JSON lines, gzipped or not, the text is that of its messages;
 without a file it is this repository's documentation. The first row is float32 of the same file, or what `--against`
 says, and what the others are compared with.
 """
@@ -56,20 +56,23 @@ def windows(model: Model, paths: Sequence[Path], size: int, count: int) -> list[
     return found[:: max(1, len(found) // count)][:count]
 
 
-def log_probs(backend: Backend, token_ids: Sequence[int]) -> Array:
-    """[positions, vocabulary]: of what follows each token but the last."""
-    count = len(token_ids)
-    blocks = -(-count // backend.block_size)
-    batch = Batch(
-        token_ids=np.array(token_ids),
-        positions=np.arange(count),
-        past_lens=np.zeros(1, np.int32),
-        begins=np.array([0, count], np.int32),
-        block_ids=np.arange(blocks, dtype=np.int32),
-        block_begins=np.array([0, blocks], np.int32),
-        wanted=np.arange(count - 1),
-    )
-    logits = np.array(backend.run(batch))  # type: ignore[attr-defined]
+def log_probs(backend: Backend, token_ids: Sequence[int], step_tokens: int) -> Array:
+    """[positions, vocabulary]: of what follows each token but the last, so many of them in a step."""
+    blocks = -(-len(token_ids) // backend.block_size)
+    steps = []
+    for begin in range(0, len(token_ids) - 1, step_tokens):
+        tokens = np.array(token_ids[begin : min(begin + step_tokens, len(token_ids) - 1)])
+        batch = Batch(
+            token_ids=tokens,
+            positions=np.arange(begin, begin + len(tokens)),
+            past_lens=np.array([begin], np.int32),
+            begins=np.array([0, len(tokens)], np.int32),
+            block_ids=np.arange(blocks, dtype=np.int32),
+            block_begins=np.array([0, blocks], np.int32),
+            wanted=np.arange(len(tokens)),
+        )
+        steps.append(np.array(backend.run(batch)))  # type: ignore[attr-defined]
+    logits = np.concatenate(steps)
     logits -= logits.max(-1, keepdims=True)
     logits -= np.log(np.exp(logits).sum(-1, keepdims=True))
     return logits
@@ -86,7 +89,12 @@ def compare(texts: Sequence[list[int]], found: Iterator[Array], wanted: Iterator
 
 
 def measure(
-    model: Model, weights: WeightFormat, kv_precision: KvPrecision, texts: Sequence[list[int]], kept: Path
+    model: Model,
+    weights: WeightFormat,
+    kv_precision: KvPrecision,
+    texts: Sequence[list[int]],
+    step_tokens: int,
+    kept: Path,
 ) -> Quality:
     """Against what was kept, which is this itself if nothing was."""
     config = EngineConfig(kv_memory="256MiB", kv_precision=kv_precision)
@@ -95,7 +103,7 @@ def measure(
 
     def found() -> Iterator[Array]:
         for i, text in enumerate(texts):
-            computed = log_probs(backend, text)
+            computed = log_probs(backend, text, step_tokens)
             if is_first:
                 np.save(kept / f"{i}.npy", computed)
             yield computed
@@ -115,6 +123,9 @@ def main() -> None:
     parser.add_argument("--against", default="f32", choices=get_args(WeightFormat), help="weights of the first row")
     parser.add_argument("--window", type=int, default=512, help="tokens that are read together")
     parser.add_argument("--windows", type=int, default=6)
+    parser.add_argument(
+        "--step", type=int, default=4096, help="tokens of a step; few of them are computed as in decoding"
+    )
     asked = parser.parse_args()
     model = load_model(asked.model)
     texts = windows(model, asked.files, asked.window, asked.windows)
@@ -124,7 +135,7 @@ def main() -> None:
         first: tuple[WeightFormat, KvPrecision] = (asked.against, "auto")
         others = product(asked.weights.split(","), asked.kv.split(","))
         for weights, kv_precision in (first, *(other for other in others if other != first)):
-            found = measure(model, weights, kv_precision, texts, Path(folder))
+            found = measure(model, weights, kv_precision, texts, asked.step, Path(folder))
             figures = f"{found.perplexity:10.3f}{found.other:17.2%}{found.divergence:10.4f}"
             print(f"{weights:10}{kv_precision:6}{figures}", flush=True)
 

@@ -15,8 +15,8 @@ from tests.backends.test_openvino import make_prompt, tiny_model
 from tests.models.tiny import DictWeights
 
 from hotloop.backends.build import LIBRARIES, compiler, usable_cpus
-from hotloop.backends.native.backend import NativeBackend, parts_of
-from hotloop.backends.native.library import STRIP_KINDS, Array, Native, load_kernel, load_library
+from hotloop.backends.native.backend import NativeBackend, are_quantised, parts_of
+from hotloop.backends.native.library import STRIP_KINDS, Array, Format, Native, load_kernel, load_library
 from hotloop.models.gguf import quantise, widen
 from hotloop.models.model import Model
 from hotloop.models.spec import Family, Stored
@@ -85,7 +85,7 @@ def grouped(x: Array) -> Array:
 def multiply(native: Native, x: Array, *parts: Stored, bias: Array | None = None) -> Array:
     out = np.full((len(x), sum(len(part.data) for part in parts)), np.nan, np.float32)
     native.pack_rows(x)
-    native.matmul(native.pack_strips(parts, bias=bias), out)
+    native.matmul(native.pack_parts(parts, "strips", bias=bias), out)
     return out
 
 
@@ -162,12 +162,25 @@ def test_a_matrix_may_have_parts_of_several_kinds(native: Native, tiled: Native,
     assert_rows_close(multiply(tiled, x, *parts, bias=bias), x @ matrix.T + bias, 0.03)
 
 
+@pytest.mark.parametrize("kind", STRIP_KINDS)
+def test_codes_may_be_int8_once_for_all(tiled: Native, kind: str):
+    parts, x, bias = [random_rows(kind, 32, 256), random_rows("Q6_K", 9, 256)], draw(37, 256), draw(41)
+    out = np.empty((37, 41), np.float32)
+    tiled.pack_rows(x)
+    tiled.matmul(tiled.pack_parts(parts, "int8", bias=bias), out)
+    np.testing.assert_array_equal(out, multiply(tiled, x, *parts, bias=bias))
+    tiled.pack_rows(x[:3])  # few are not rounded to bytes
+    tiled.matmul(tiled.pack_parts(parts, "int8", bias=bias), out[:3])
+    expected = x[:3] @ np.concatenate([in_bytes(part) for part in parts]).T + bias
+    assert_rows_close(out[:3], expected, 0.01)
+
+
 @pytest.mark.parametrize("size", [16, 40, 100])
 def test_a_gate_meets_an_up_of_another_kind(native: Native, size: int):
     gate, up, x = random_rows("Q4_K", size, 256), random_rows("Q6_K", size, 256, seed=1), draw(34, 256) / 32
     out = np.zeros((34, size), np.uint16)
     native.pack_rows(x)
-    native.matmul(native.pack_strips([gate, up], is_gated=True), out, "gate")
+    native.matmul(native.pack_parts([gate, up], "strips", is_gated=True), out, "gate")
     rows = grouped(x)
     assert_rows_close(from_bf16(out), silu(rows @ widen(gate).T) * (rows @ widen(up).T), 0.01)
 
@@ -193,16 +206,26 @@ def test_parts_whose_strips_would_mix_kinds_become_alike():
     assert [part.kind for part in parts] == ["Q8_0", "Q8_0"]
 
 
+@pytest.mark.parametrize("form", ["strips", "int8"])
 @pytest.mark.parametrize("is_tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
-def test_a_model_computes_with_the_rows_of_its_file(family: Family, is_tied: bool, kernels: None, empty_home: Path):
+def test_a_model_computes_with_the_rows_of_its_file(
+    family: Family, is_tied: bool, form: Format, kernels: None, empty_home: Path
+):
     model = quantised_model(tiny_model(family, head_dim=64, has_tied_head=is_tied))
-    backend = NativeBackend(model, KV_BYTES, load_kernel(), form="strips", num_workers=2)
+    assert are_quantised(model)
+    backend = NativeBackend(model, KV_BYTES, load_kernel(), form=form, num_workers=2)
     prompt = make_prompt(model, 50)
     want = reference_logits(model.spec, model.weights, prompt)
     assert_rows_alike(backend.run(batch((prompt[:40], 0, [1, 2]))), want[:40], 0.1)
     assert_rows_alike(backend.run(batch((prompt[40:], 40, [1, 2, 3]))), want[40:], 0.1)
     backend.close()
+
+
+class Quantised(DictWeights):
+    def stored(self, name: str) -> Stored:
+        stored = super().stored(name)
+        return quantise(self.read(name)) if len(stored.shape) == 2 else stored
 
 
 def quantised_model(model: Model) -> Model:
@@ -212,4 +235,4 @@ def quantised_model(model: Model) -> Model:
     names += ["embed", "final_norm", *([] if spec.has_tied_head else ["head"])]
     tensors = {name: model.weights.read(name) for name in names}
     tensors = {name: widen(quantise(each)) if each.ndim == 2 else each for name, each in tensors.items()}
-    return replace(model, weights=DictWeights(tensors))
+    return replace(model, weights=Quantised(tensors))

@@ -26,11 +26,14 @@ Weights* native_pack(Context* context, int format, const float* matrix, const fl
     }
 }
 
-// parts: rows as a GGUF file has them, one below the other. Null if there is no memory, or 16 neighbours differ in kind.
-Weights* native_pack_strips(Context* context, int num_parts, const Part* parts, const float* bias, int num_in,
-                            int is_gated) {
+// parts: rows as a GGUF file has them, one below the other; format: strips of them, or int8. Null if there is no memory, or
+// 16 neighbours differ in kind.
+Weights* native_pack_parts(Context* context, int format, int num_parts, const Part* parts, const float* bias, int num_in,
+                           int is_gated) {
     try {
-        return pack_strips(context->workers, {parts, parts + num_parts}, bias, num_in, is_gated);
+        std::unique_ptr<Weights> strips(pack_strips(context->workers, {parts, parts + num_parts}, bias, num_in, is_gated));
+        if (!strips || (Format)format == Format::STRIPS) return strips.release();
+        return unpack_strips(context->workers, *strips);
     } catch (const std::bad_alloc&) {
         return nullptr;
     }

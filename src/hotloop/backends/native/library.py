@@ -52,7 +52,7 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
         "native_create": (pointer, [number]),
         "native_destroy": (None, [pointer]),
         "native_pack": (pointer, [pointer, number, pointer, pointer, number, number, number]),
-        "native_pack_strips": (pointer, [pointer, number, pointer, pointer, number, number]),
+        "native_pack_parts": (pointer, [pointer, number, number, pointer, pointer, number, number]),
         "native_drop": (None, [pointer]),
         "native_rows_create": (pointer, []),
         "native_rows_destroy": (None, [pointer]),
@@ -111,12 +111,16 @@ class Native:
         handle = self.library.native_pack(self.handle, _FORMATS.index(form), *arrays, *matrix.shape, int(is_gated))
         return self._own(handle)
 
-    def pack_strips(self, parts: Sequence[Stored], *, bias: Array | None = None, is_gated: bool = False) -> Weights:
-        """A matrix from such rows, one part below the other. Where kinds meet they have multiples of 16 rows."""
+    def pack_parts(
+        self, parts: Sequence[Stored], form: Format, *, bias: Array | None = None, is_gated: bool = False
+    ) -> Weights:
+        """A matrix from such rows, one part below the other, as strips or int8; where kinds meet they have multiples of
+        16 rows.
+        """
         own = (Part * len(parts))(*map(Part.of, parts))
         num_in = parts[0].shape[1]
         arguments = len(parts), ctypes.addressof(own), address_of(bias), num_in, int(is_gated)
-        return self._own(self.library.native_pack_strips(self.handle, *arguments))
+        return self._own(self.library.native_pack_parts(self.handle, _FORMATS.index(form), *arguments))
 
     def _own(self, handle: int | None) -> Weights:
         if not handle:

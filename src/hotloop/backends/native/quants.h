@@ -211,3 +211,24 @@ inline Weights* pack_strips(Workers& workers, const std::vector<Part>& parts, co
     });
     return w.release();
 }
+
+// The same as int8, once for all.
+inline Weights* unpack_strips(Workers& workers, const Weights& strips) {
+    const int num_steps = strips.num_steps, num_panels = strips.num_panels;
+    auto w = std::make_unique<Weights>(
+        Weights{Format::INT8, strips.num_out, strips.num_in, strips.is_gated, num_steps, num_panels, {}, {}, {}});
+    w->numbers = Memory((size_t)num_panels * num_steps * PAIR_BYTES);
+    w->scales = strips.scales, w->bias = strips.bias;
+    w->sums.assign(num_panels * PANEL_COLUMNS, 0);
+    workers.split(num_panels, 1, [&](int panel, int) {
+        const uint8_t* tiles = tiles_of(strips, panel, 0, num_steps, w->place(panel, 0));
+        Integers sums[2] = {};
+        for (int at = 0; at < num_steps * PAIR_BYTES; at += STEP_BYTES) {
+            Integers words;
+            memcpy(&words, tiles + at, sizeof(words));
+            for (int shift = 0; shift < 32; shift += 8) sums[at / TILE_BYTES % 2] += words << shift >> 24;
+        }
+        memcpy(&w->sums[panel * PANEL_COLUMNS], sums, sizeof(sums));
+    });
+    return w.release();
+}
