@@ -4,16 +4,12 @@ from dataclasses import replace
 from math import prod
 from pathlib import Path
 
-import numpy as np
 import pytest
-from gguf.constants import GGMLQuantizationType
-from gguf.quants import quantize
-from numpy.typing import NDArray
 from tests.backends.batches import batch
 from tests.backends.reference import reference_logits
 from tests.backends.test_native_backend import assert_rows_alike
 from tests.backends.test_openvino import make_prompt, tiny_model
-from tests.models.tiny import DictWeights
+from tests.models.tiny import QuantisedWeights
 
 from hotloop.backends import cpu
 from hotloop.backends.backend import Backend
@@ -24,10 +20,8 @@ from hotloop.backends.native.library import KvType, load_kernel
 from hotloop.backends.openvino.attention import Kernel
 from hotloop.core.config import EngineConfig, KvPrecision, Precision, WeightFormat
 from hotloop.core.errors import ConfigError
-from hotloop.models.gguf import widen
 from hotloop.models.layout import tensor_places
 from hotloop.models.model import Model
-from hotloop.models.spec import Stored
 
 CONFIG = EngineConfig(kv_memory="8MiB")
 NATIVE = replace(CONFIG, cpu_backend="native")
@@ -132,26 +126,9 @@ def test_what_a_model_takes_is_said_before_it_is_taken(
     assert "takes weights 0.0 GiB + KV 0.0 GiB + working memory 0." in caplog.text
 
 
-class QuantisedWeights(DictWeights):
-    """Matrices in Q4_0, as a GGUF file may have them."""
-
-    def __init__(self, model: Model) -> None:
-        names = {place.name: place.shape for place in tensor_places(model.spec)}
-        self._rows = {name: quantised(model.weights.read(name)) for name, shape in names.items() if len(shape) == 2}
-        vectors = {name: model.weights.read(name) for name, shape in names.items() if len(shape) == 1}
-        super().__init__(vectors | {name: widen(rows) for name, rows in self._rows.items()})
-
-    def stored(self, name: str) -> Stored:
-        return self._rows.get(name) or super().stored(name)
-
-
-def quantised(matrix: NDArray[np.float32]) -> Stored:
-    return Stored(quantize(matrix, GGMLQuantizationType.Q4_0), "Q4_0", matrix.shape)
-
-
 @pytest.fixture
 def gguf_model(model: Model, kernels: None, empty_home: Path) -> Model:
-    return replace(model, weights=QuantisedWeights(model))
+    return replace(model, weights=QuantisedWeights(model.spec, model.weights))
 
 
 @pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
@@ -210,11 +187,12 @@ def test_stored_is_refused_where_it_cannot_be_had(gguf_model: Model, model: Mode
 
 
 @pytest.mark.parametrize("is_tied", [True, False], ids=["tied", "untied"])
-def test_strips_take_what_their_codes_and_scales_do(is_tied: bool) -> None:
-    """And nothing of the embedding, which stays in its file."""
+def test_codes_take_what_they_are_held_as(is_tied: bool) -> None:
+    """And nothing of the embedding, which stays in its file, unless it is the head as well."""
     model = tiny_model("llama", has_tied_head=is_tied)
-    model = replace(model, weights=QuantisedWeights(model))
-    matrices = [place for place in tensor_places(model.spec) if len(place.shape) == 2]
-    count = sum(prod(place.shape) for place in matrices if place.name != "embed")
-    count += is_tied * model.spec.vocab_size * model.spec.hidden_size
+    model = replace(model, weights=QuantisedWeights(model.spec, model.weights))
+    shapes = [place.shape for place in tensor_places(model.spec) if place.name != "embed" or is_tied]
+    matrices, vectors = ([shape for shape in shapes if len(shape) == num_axes] for num_axes in (2, 1))
+    count, num_outputs = sum(map(prod, matrices)), sum(shape[0] for shape in matrices)
     assert strips_bytes(model) == count * 9 // 16
+    assert cpu._held_bytes(model, "int8", "fast", "native") == count + 2 * num_outputs + 4 * sum(map(prod, vectors))

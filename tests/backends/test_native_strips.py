@@ -9,15 +9,15 @@ import pytest
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from tests.backends.batches import batch
 from tests.backends.reference import reference_logits
-from tests.backends.test_native_backend import KV_BYTES, assert_rows_alike, tensor_names
+from tests.backends.test_native_backend import KV_BYTES, assert_rows_alike
 from tests.backends.test_native_matmul import assert_rows_close, draw, from_bf16, rounded, silu, to_bytes
 from tests.backends.test_openvino import make_prompt, tiny_model
-from tests.models.tiny import DictWeights
+from tests.models.tiny import DictWeights, QuantisedWeights
 
 from hotloop.backends.build import LIBRARIES, compiler, usable_cpus
 from hotloop.backends.native.backend import NativeBackend, are_quantised, parts_of
 from hotloop.backends.native.library import STRIP_KINDS, Array, Format, Native, load_kernel, load_library
-from hotloop.models.gguf import quantise, widen
+from hotloop.models.gguf import widen
 from hotloop.models.model import Model
 from hotloop.models.spec import Family, Stored
 
@@ -162,9 +162,10 @@ def test_a_matrix_may_have_parts_of_several_kinds(native: Native, tiled: Native,
     assert_rows_close(multiply(tiled, x, *parts, bias=bias), x @ matrix.T + bias, 0.03)
 
 
-@pytest.mark.parametrize("kind", STRIP_KINDS)
-def test_codes_may_be_int8_once_for_all(tiled: Native, kind: str):
-    parts, x, bias = [random_rows(kind, 32, 256), random_rows("Q6_K", 9, 256)], draw(37, 256), draw(41)
+@pytest.mark.parametrize(("kind", "num_in"), [*((kind, 256) for kind in STRIP_KINDS), ("Q4_0", 96)])
+def test_codes_may_be_int8_once_for_all(tiled: Native, kind: str, num_in: int):
+    last = random_rows("Q6_K" if num_in == 256 else "Q8_0", 9, num_in)
+    parts, x, bias = [random_rows(kind, 32, num_in), last], draw(37, num_in), draw(41)
     out = np.empty((37, 41), np.float32)
     tiled.pack_rows(x)
     tiled.matmul(tiled.pack_parts(parts, "int8", bias=bias), out)
@@ -222,17 +223,6 @@ def test_a_model_computes_with_the_rows_of_its_file(
     backend.close()
 
 
-class Quantised(DictWeights):
-    def stored(self, name: str) -> Stored:
-        stored = super().stored(name)
-        return quantise(self.read(name)) if len(stored.shape) == 2 else stored
-
-
 def quantised_model(model: Model) -> Model:
     """With matrices as they are after quantisation, so that only that of rows is left to tell the two apart."""
-    spec = model.spec
-    names = [f"layers.{layer}.{part}" for layer in range(spec.num_layers) for part in tensor_names(spec)]
-    names += ["embed", "final_norm", *([] if spec.has_tied_head else ["head"])]
-    tensors = {name: model.weights.read(name) for name in names}
-    tensors = {name: widen(quantise(each)) if each.ndim == 2 else each for name, each in tensors.items()}
-    return replace(model, weights=Quantised(tensors))
+    return replace(model, weights=QuantisedWeights(model.spec, model.weights))

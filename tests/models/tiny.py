@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from hotloop.models.gguf import widen
 from hotloop.models.layout import tensor_places
-from hotloop.models.spec import ExpertsSpec, Family, LatentSpec, ModelSpec, Stored
+from hotloop.models.spec import ExpertsSpec, Family, LatentSpec, ModelSpec, Stored, Weights
 
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -59,6 +60,20 @@ class DictWeights:
     def stored(self, name: str) -> Stored:
         tensor = np.ascontiguousarray(self._tensors[name], "<f4")
         return Stored(tensor.view(np.uint8), "F32", tensor.shape)
+
+
+class QuantisedWeights(DictWeights):
+    """Matrices in Q4_0, as a GGUF file may have them; `read` gives what those codes stand for."""
+
+    def __init__(self, spec: ModelSpec, weights: Weights) -> None:
+        kind = gguf.GGMLQuantizationType.Q4_0
+        tensors = {place.name: weights.read(place.name) for place in tensor_places(spec)}
+        matrices = {name: tensor for name, tensor in tensors.items() if tensor.ndim == 2}
+        self._rows = {name: Stored(gguf.quantize(each, kind), "Q4_0", each.shape) for name, each in matrices.items()}
+        super().__init__(tensors | {name: widen(rows) for name, rows in self._rows.items()})
+
+    def stored(self, name: str) -> Stored:
+        return self._rows.get(name) or super().stored(name)
 
 
 def tiny_spec(family: Family, **changes: Any) -> ModelSpec:

@@ -4,6 +4,7 @@ graphs, with our own attention where that can be, or there is no other.
 
 import logging
 import platform
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -197,8 +198,11 @@ def _held_bytes(model: Model, weight_format: WeightFormat, precision: Precision,
     """What is held of the weights: natively once; by OpenVINO a copy packed for the compiled graph, and beside it the
     graph's own, which are mapped from a file, and so cost nothing, once an earlier start has kept them.
     """
+    if kind == "native" and weight_format == "stored":
+        return strips_bytes(model)
     if kind == "native":
-        return strips_bytes(model) if weight_format == "stored" else weight_bytes(model.spec, weight_format)
+        is_in_file = weight_format == "int8" and are_quantised(model)  # the embedding, unless it is the head
+        return weight_bytes(replace(model.spec, has_tied_head=model.spec.has_tied_head or is_in_file), weight_format)
     packed = [weight_format]
     if kind == "portable" and (weight_format == "bf16" or (precision == "exact" and weight_format != "f32")):
         packed = ["f32", "f32"]  # the copy it computes with, and what it unpacked to make that

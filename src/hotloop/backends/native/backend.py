@@ -122,7 +122,6 @@ class Decoder:
         self._native, self._library, self._form, self._spec = native, native.library, form, spec
         self._norms: list[Array] = []  # read where they are
         self._table: Stored | None = None
-        self._is_coded = False
         qkv_size = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
         sizes = (spec.num_layers, spec.hidden_size, qkv_size, spec.mixed_size, spec.intermediate_size)
         shape = _Shape(*sizes, spec.vocab_size, spec.rms_eps)
@@ -130,8 +129,8 @@ class Decoder:
 
     def load(self, model: Model) -> None:
         spec, norm = self._spec, self._norm(model, "final_norm")
-        self._is_coded = self._form == "strips" or (self._form == "int8" and are_quantised(model))
-        if self._is_coded:  # the embedding stays where it is, and as it is
+        # Of codes the embedding stays where it is, and as it is.
+        if self._form == "strips" or (self._form == "int8" and are_quantised(model)):
             self._table = coded(model.weights, "embed")
             self._library.decoder_set_table(self._handle, ctypes.byref(Part.of(self._table)))
             embed = head = self._pack(model, "embed" if spec.has_tied_head else "head")
@@ -169,7 +168,7 @@ class Decoder:
 
     def _pack(self, model: Model, *names: str, has_bias: bool = False, is_gated: bool = False) -> Weights:
         bias = np.concatenate([model.weights.read(f"{name}_bias") for name in names]) if has_bias else None
-        if self._is_coded:
+        if self._table:  # of codes, as all matrices then are
             return self._native.pack_parts(parts_of(model.weights, names), self._form, bias=bias, is_gated=is_gated)
         matrix = np.concatenate([model.weights.read(name) for name in names])
         return self._native.pack(matrix, self._form, bias=bias, is_gated=is_gated)

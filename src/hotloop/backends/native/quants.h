@@ -142,16 +142,26 @@ inline void pack_column(Weights& w, const float* from, int panel, int column) {
     }
 }
 
-// matrix: [num_out][num_in], gate before up if it is gated; bias: [num_out] or null
-inline Weights* pack_weights(Workers& workers, Format format, const float* matrix, const float* bias, int num_out,
-                             int num_in, bool is_gated) {
+// Of this shape, without numbers yet.
+inline std::unique_ptr<Weights> shape_weights(Format format, int num_out, int num_in, bool is_gated) {
     const int columns = is_gated ? divide_up(num_out / 2, 16) * PANEL_COLUMNS : num_out;
     const int num_steps = divide_up(num_in, step_of(format)), num_panels = divide_up(columns, PANEL_COLUMNS);
     auto w = std::make_unique<Weights>(Weights{format, num_out, num_in, is_gated, num_steps, num_panels, {}, {}, {}});
-    w->numbers = Memory((size_t)num_panels * num_steps * PAIR_BYTES);
     w->scales.assign(num_panels * PANEL_COLUMNS, 0.0f), w->bias = w->scales;
-    w->sums.assign(num_panels * PANEL_COLUMNS, 0);
-    workers.split(num_panels, 1, [&](int panel, int) {
+    return w;
+}
+
+inline void reserve_tiles(Weights& w) {
+    w.numbers = Memory((size_t)w.num_panels * w.num_steps * PAIR_BYTES);
+    w.sums.assign(w.num_panels * PANEL_COLUMNS, 0);
+}
+
+// matrix: [num_out][num_in], gate before up if it is gated; bias: [num_out] or null
+inline Weights* pack_weights(Workers& workers, Format format, const float* matrix, const float* bias, int num_out,
+                             int num_in, bool is_gated) {
+    auto w = shape_weights(format, num_out, num_in, is_gated);
+    reserve_tiles(*w);
+    workers.split(w->num_panels, 1, [&](int panel, int) {
         for (int i = 0; i < PANEL_COLUMNS; i++) {
             const int column = panel * PANEL_COLUMNS + i, source = w->source(column);
             if (source < 0) continue;
@@ -178,11 +188,8 @@ inline Weights* pack_strips(Workers& workers, const std::vector<Part>& parts, co
     for (const Part& part : parts)
         for (int i = 0; i < part.num_rows; i++)
             rows.emplace_back(part.kind, part.rows + (size_t)i * row_bytes(part.kind, num_in));
-    const int columns = is_gated ? divide_up(num_out / 2, 16) * PANEL_COLUMNS : num_out;
-    const int num_groups = num_in / GROUP, num_panels = divide_up(columns, PANEL_COLUMNS);
-    const int num_steps = divide_up(num_in, step_of(Format::STRIPS));
-    auto w = std::make_unique<Weights>(Weights{Format::STRIPS, num_out, num_in, is_gated, num_steps, num_panels, {}, {}, {}});
-    w->scales.assign(num_panels * PANEL_COLUMNS, 0.0f), w->bias = w->scales;
+    auto w = shape_weights(Format::STRIPS, num_out, num_in, is_gated);
+    const int num_groups = num_in / GROUP, num_panels = w->num_panels;
     std::vector<Kind> kinds;
     std::vector<size_t> offsets = {0};
     for (int i = 0; i < 2 * num_panels; i++) {
@@ -212,18 +219,15 @@ inline Weights* pack_strips(Workers& workers, const std::vector<Part>& parts, co
     return w.release();
 }
 
-// The same as int8, once for all.
+// Strips as int8, the way they become tiles, once for all.
 inline Weights* unpack_strips(Workers& workers, const Weights& strips) {
-    const int num_steps = strips.num_steps, num_panels = strips.num_panels;
-    auto w = std::make_unique<Weights>(
-        Weights{Format::INT8, strips.num_out, strips.num_in, strips.is_gated, num_steps, num_panels, {}, {}, {}});
-    w->numbers = Memory((size_t)num_panels * num_steps * PAIR_BYTES);
+    auto w = shape_weights(Format::INT8, strips.num_out, strips.num_in, strips.is_gated);
+    reserve_tiles(*w);
     w->scales = strips.scales, w->bias = strips.bias;
-    w->sums.assign(num_panels * PANEL_COLUMNS, 0);
-    workers.split(num_panels, 1, [&](int panel, int) {
-        const uint8_t* tiles = tiles_of(strips, panel, 0, num_steps, w->place(panel, 0));
+    workers.split(w->num_panels, 1, [&](int panel, int) {
+        const uint8_t* tiles = tiles_of(strips, panel, 0, w->num_steps, w->place(panel, 0));
         Integers sums[2] = {};
-        for (int at = 0; at < num_steps * PAIR_BYTES; at += STEP_BYTES) {
+        for (int at = 0; at < w->num_steps * PAIR_BYTES; at += STEP_BYTES) {
             Integers words;
             memcpy(&words, tiles + at, sizeof(words));
             for (int shift = 0; shift < 32; shift += 8) sums[at / TILE_BYTES % 2] += words << shift >> 24;
