@@ -25,6 +25,9 @@
 #ifndef MAX_JOB_PANELS
 #define MAX_JOB_PANELS 8
 #endif
+#ifndef MIN_FINISHED_ROWS
+#define MIN_FINISHED_ROWS 4  // with fewer at a time, getting there takes longer than they do
+#endif
 #ifndef FETCH_BYTES
 #define FETCH_BYTES 8192  // how far ahead weights are fetched that are used once
 #endif
@@ -37,12 +40,8 @@ struct Target {
     size_t stride;
 };
 
-inline void put(float* to, Vector v, int count, bool is_added) {
-    if (count >= LANES) return store(to, is_added ? v + load(to) : v);
-    for (int i = 0; i < count; i++) to[i] = is_added ? to[i] + v[i] : v[i];
-}
-
-// A unit whose sums are not results yet, a row at a time; partial: [4 tiles], where chunks of bytes add up.
+// A unit whose sums are not results yet, a few rows at a time; partial: [4 tiles], where chunks of bytes add up. Whatever
+// a loop over rows needs is in locals: stores could change all else, as far as the compiler knows.
 class Unfinished {
    public:
     Unfinished(const Rows& rows, const Weights& w, const Target& target) : rows_(rows), w_(w), target_(target) {}
@@ -52,71 +51,96 @@ class Unfinished {
         panel_ = panel, chunk_ = chunk, sums_ = sums, partial_ = partial;
     }
 
+    bool is_done() const { return row_ >= end_; }
+
+    template <RowForm FORM>
     void finish(int count) {
-        const int end = std::min(row_ + count, end_);
-        if (row_ >= end) return;
-        switch (rows_.form) {
-            case RowForm::BYTES: return finish_rows(end, [this](int half) { return scaled_bytes(half); });
-            case RowForm::WORDS: return finish_rows(end, [this](int half) { return joined_words(half); });
-            default: return finish_rows(end, [this](int half) { return load(sums_ + place(half)); });
+        const int begin = row_, end = std::min(begin + count, end_), column = panel_ * PANEL_COLUMNS;
+        row_ = end;
+        if (FORM == RowForm::BYTES && chunk_ + 1 < rows_.chunks.count) {
+            float* to = partial_;
+            return each_row<FORM>(begin, end, [=](int, int place, Vector first, Vector second) {
+                store(to + place, first), store(to + place + TILE_SUMS, second);
+            });
+        }
+        const bool are_integers = FORM == RowForm::BYTES || FORM == RowForm::WORDS;
+        const Vector one = Vector{} + 1.0f, scale[2] = {are_integers ? load(&w_.scales[column]) : one,
+                                                        are_integers ? load(&w_.scales[column + TILE_COLUMNS]) : one};
+        const Vector bias[2] = {load(&w_.bias[column]), load(&w_.bias[column + TILE_COLUMNS])};
+        auto put_each = [&](auto put) {
+            each_row<FORM>(begin, end, [=](int row, int, Vector first, Vector second) {
+                put(row, multiply_add(first, scale[0], bias[0]), multiply_add(second, scale[1], bias[1]));
+            });
+        };
+        const size_t stride = target_.stride;
+        const int left = w_.num_out - column;
+        float* to = (float*)target_.out + column;
+        if (target_.then == Then::GATE) {
+            put_gated(put_each);
+        } else if (left < PANEL_COLUMNS) {
+            const bool is_added = target_.then == Then::ADD;
+            put_each([=](int row, Vector first, Vector second) {
+                put_some(to + row * stride, first, left, is_added);
+                put_some(to + row * stride + TILE_COLUMNS, second, left - TILE_COLUMNS, is_added);
+            });
+        } else if (target_.then == Then::ADD) {
+            put_each([=](int row, Vector first, Vector second) {
+                float* at = to + row * stride;
+                store(at, first + load(at)), store(at + TILE_COLUMNS, second + load(at + TILE_COLUMNS));
+            });
+        } else {
+            put_each([=](int row, Vector first, Vector second) {
+                store(to + row * stride, first), store(to + row * stride + TILE_COLUMNS, second);
+            });
         }
     }
 
    private:
-    int place(int half) const {
-        const int row = row_ - first_;
-        return (row / 16 * 2 + half) * TILE_SUMS + row % 16 * 16;
-    }
-
-    // Of one half of the panel.
-    Vector scaled_bytes(int half) const {
-        Integers whole;
-        memcpy(&whole, sums_ + place(half), sizeof(whole));
-        const Vector sum = floats(whole) * rows_.scales[rows_.scale_place(row_, chunk_)];
-        return chunk_ ? sum + load(partial_ + place(half)) : sum;
-    }
-
-    Vector joined_words(int half) const {
-        const float* sums = sums_ + half * TILE_SUMS + (row_ - first_) * 16;
-        Integers high, low, bytes;
-        memcpy(&high, sums, sizeof(high));
-        memcpy(&low, sums + rows_.low_sums(), sizeof(low));
-        memcpy(&bytes, &w_.sums[panel_ * PANEL_COLUMNS + half * 16], sizeof(bytes));
-        high -= bytes * (LEAST / 256);
-        return multiply_add(floats(high), Vector{} + 256.0f, floats(low)) * rows_.scales[row_];
-    }
-
-    template <typename Sum>
-    void finish_rows(int end, Sum sum) {
-        const int column = panel_ * PANEL_COLUMNS;
-        const bool are_integers = rows_.form == RowForm::BYTES || rows_.form == RowForm::WORDS;
-        Vector scale[2], bias[2];
-        for (int half = 0; half < 2; half++) {
-            scale[half] = are_integers ? load(&w_.scales[column + half * 16]) : Vector{} + 1.0f;
-            bias[half] = load(&w_.bias[column + half * 16]);
-        }
-        auto result = [&](int half) { return multiply_add(sum(half), scale[half], bias[half]); };
-        if (rows_.form == RowForm::BYTES && chunk_ + 1 < rows_.chunks.count) {
-            for (; row_ < end; row_++)
-                for (int half = 0; half < 2; half++) store(partial_ + place(half), sum(half));
-        } else if (target_.then == Then::GATE) {
-            for (; row_ < end; row_++) put_gated(silu(result(0)) * result(1));
-        } else {
-            for (; row_ < end; row_++) {
-                float* to = (float*)target_.out + row_ * target_.stride + column;
-                for (int half = 0; half < 2; half++)
-                    put(to + half * 16, result(half), w_.num_out - column - half * 16, target_.then == Then::ADD);
+    // work(row, place of its sums, those of either half of the panel)
+    template <RowForm FORM, typename Work>
+    void each_row(int begin, int end, Work work) const {
+        const float *sums = sums_, *partial = partial_;
+        const int first = first_, low_sums = rows_.low_sums(), chunk = chunk_;
+        const size_t stride = FORM == RowForm::BYTES ? rows_.chunks.count : 1;
+        const float* scales = rows_.scales.data() + (FORM == RowForm::BYTES ? chunk : 0);
+        const int32_t* columns = w_.sums.data() + (FORM == RowForm::WORDS ? panel_ * PANEL_COLUMNS : 0);
+        auto sum = [=](int row, int place, int half) {
+            if constexpr (FORM == RowForm::BYTES) {
+                const Vector scaled = floats(load_integers(sums + place)) * scales[row * stride];
+                return chunk ? scaled + load(partial + place) : scaled;
+            } else if constexpr (FORM == RowForm::WORDS) {
+                const Integers high = load_integers(sums + place), low = load_integers(sums + place + low_sums);
+                const Integers added = load_integers(columns + half * TILE_COLUMNS) * (LEAST / 256);
+                return multiply_add(floats(high - added), Vector{} + 256.0f, floats(low)) * scales[row];
+            } else {
+                return load(sums + place);
             }
+        };
+        for (int row = begin; row < end; row++) {
+            const unsigned at = row - first;
+            const int place = at / 16 * 2 * TILE_SUMS + at % 16 * TILE_COLUMNS;
+            work(row, place, sum(row, place, 0), sum(row, place + TILE_SUMS, 1));
         }
     }
 
-    void put_gated(Vector gated) const {
-        uint16_t* to = (uint16_t*)target_.out + row_ * target_.stride + panel_ * 16;
-        const int left = w_.num_out / 2 - panel_ * 16;
-        if (left >= LANES) return store(to, gated);
-        alignas(64) uint16_t some[LANES];
-        store(some, gated);
-        memcpy(to, some, left * sizeof(uint16_t));
+    template <typename PutEach>
+    void put_gated(PutEach put_each) const {
+        const size_t stride = target_.stride;
+        const int left = w_.num_out / 2 - panel_ * TILE_COLUMNS;
+        uint16_t* to = (uint16_t*)target_.out + panel_ * TILE_COLUMNS;
+        if (left >= LANES) {
+            put_each([=](int row, Vector gate, Vector up) { store(to + row * stride, silu(gate) * up); });
+        } else {
+            put_each([=](int row, Vector gate, Vector up) {
+                alignas(64) uint16_t some[LANES];
+                store(some, silu(gate) * up);
+                memcpy(to + row * stride, some, left * sizeof(uint16_t));
+            });
+        }
+    }
+
+    static void put_some(float* to, Vector v, int count, bool is_added) {
+        for (int i = 0; i < std::min(count, LANES); i++) to[i] = is_added ? to[i] + v[i] : v[i];
     }
 
     const Rows& rows_;
@@ -134,9 +158,10 @@ struct Meanwhile {
     Unfinished& unfinished;
     int num_rows;
 
+    template <RowForm FORM>
     void step() {
         fetch(fetched, num_lines * LINE_BYTES), fetched += num_lines * LINE_BYTES;
-        unfinished.finish(num_rows);
+        if (!unfinished.is_done()) unfinished.finish<FORM>(num_rows);
     }
 };
 
@@ -173,7 +198,7 @@ void multiply(const uint8_t* rows, const uint8_t* weights, int num_steps, const 
             DOT(2, 5, 6);
             DOT(3, 5, 7);
         }
-        meanwhile.step();
+        meanwhile.step<FORM>();
     }
     tile_store(0, sums);
     tile_store(1, sums + TILE_SUMS);
@@ -200,13 +225,12 @@ struct Scratch {
     float* next(int num_done) const { return unit(MAX_JOB_BLOCKS * MAX_JOB_PANELS + num_done % 2); }
 };
 
-inline void run_job(const Rows& rows, const Weights& w, const Target& target, const Job& job, Scratch& scratch) {
+template <RowForm FORM>
+void run_job(const Rows& rows, const Weights& w, const Target& target, const Job& job, Scratch& scratch) {
+    constexpr bool are_bytes = FORM == RowForm::BYTES, are_words = FORM == RowForm::WORDS;
     const int num_blocks = job.block_end - job.block_begin, num_steps = w.num_steps;
-    const bool are_bytes = rows.form == RowForm::BYTES, is_read_once = num_blocks == 1 && !are_bytes;
+    const bool is_read_once = num_blocks == 1 && !are_bytes;
     const Chunks chunks = is_read_once ? Chunks{num_steps, 1} : rows.chunks;
-    const auto run = are_bytes                     ? multiply<RowForm::BYTES>
-                     : rows.form == RowForm::WORDS ? multiply<RowForm::WORDS>
-                                                   : multiply<RowForm::BF16>;
     Unfinished unfinished(rows, w, target);
     int num_done = 0;
     if (is_read_once) fetch(w.place(job.panel_begin, 0), FETCH_BYTES);
@@ -220,24 +244,26 @@ inline void run_job(const Rows& rows, const Weights& w, const Target& target, co
         const int lines = w.format == Format::STRIPS ? 0 : divide_up(PAIR_BYTES / LINE_BYTES, num_blocks);
         for (int i = 0; i < num_blocks; i++, num_done++) {
             const int block = job.block_begin + i;
-            const bool one = rows.are_few() || (rows.form != RowForm::WORDS && rows.num_rows - block * 32 <= 16);
+            const bool one = rows.are_few() || (!are_words && rows.num_rows - block * 32 <= 16);
             float* unit = scratch.unit((panel - job.panel_begin) * num_blocks + i);
             float* sums = are_bytes || chunks.count == 1 ? scratch.next(num_done) : unit;
             const Meanwhile meanwhile = {next + (size_t)i * count * lines * LINE_BYTES, lines, unfinished,
-                                         divide_up(rows.block_rows(), count)};
+                                         std::max(divide_up(rows.block_rows(), count), MIN_FINISHED_ROWS)};
             const uint8_t* from = rows.block(block) + (are_bytes ? rows.chunk_offset(chunk) : (size_t)step * PAIR_BYTES);
-            run(from, weights, count, are_bytes ? scratch.slots.data() : nullptr, one, !are_bytes && step > 0, sums,
-                meanwhile);
+            multiply<FORM>(from, weights, count, are_bytes ? scratch.slots.data() : nullptr, one, !are_bytes && step > 0,
+                           sums, meanwhile);
             if (are_bytes || chunk + 1 == chunks.count) unfinished.begin(block, panel, chunk, sums, unit);
         }
     };
     for (int chunk = 0; chunk < chunks.count; chunk++)
         for (int panel = job.panel_begin; panel < job.panel_end; panel++) run_chunk(chunk, panel);
-    unfinished.finish(rows.block_rows());
+    unfinished.finish<FORM>(rows.block_rows());
 }
 
 // The same for grouped rows, whose codes are unpacked but not widened, or not even that for a few rows.
-inline void run_grouped_job(const Rows& rows, const Weights& w, const Target& target, const Job& job, Scratch& scratch) {
+template <>
+inline void run_job<RowForm::GROUPED>(const Rows& rows, const Weights& w, const Target& target, const Job& job,
+                                      Scratch& scratch) {
     const int begin = job.block_begin * rows.block_rows(), end = std::min(job.block_end * rows.block_rows(), rows.num_rows);
     const int num_blocks = job.block_end - job.block_begin, num_panels = job.panel_end - job.panel_begin;
     const int num_groups = rows.grouped.num_groups;
@@ -267,7 +293,7 @@ inline void run_grouped_job(const Rows& rows, const Weights& w, const Target& ta
         for (int block = 0; block < num_blocks; block++) {
             float* unit = scratch.unit(panel * num_blocks + block);
             unfinished.begin(job.block_begin + block, job.panel_begin + panel, 0, unit, nullptr);
-            unfinished.finish(rows.block_rows());
+            unfinished.finish<RowForm::GROUPED>(rows.block_rows());
         }
 }
 
@@ -287,10 +313,14 @@ inline void matmul(Context& context, const Rows& rows, const Weights& w, const T
     const int job_blocks = divide_up(num_blocks, num_parts), row_jobs = divide_up(num_blocks, job_blocks);
     const int job_panels = std::clamp(w.num_panels * row_jobs / num_wanted, 1, MAX_JOB_PANELS);
     const int panel_jobs = divide_up(w.num_panels, job_panels);
+    const auto run_one = rows.form == RowForm::BF16    ? run_job<RowForm::BF16>
+                         : rows.form == RowForm::BYTES ? run_job<RowForm::BYTES>
+                         : rows.form == RowForm::WORDS ? run_job<RowForm::WORDS>
+                                                       : run_job<RowForm::GROUPED>;
     auto run = [&](int i, int worker) {  // neighbours have the same panels, which then come from a cache
         const int block = i % row_jobs * job_blocks, panel = i / row_jobs * job_panels;
         const Job job = {block, std::min(block + job_blocks, num_blocks), panel, std::min(panel + job_panels, w.num_panels)};
-        (rows.form == RowForm::GROUPED ? run_grouped_job : run_job)(rows, w, target, job, context.scratches[worker]);
+        run_one(rows, w, target, job, context.scratches[worker]);
     };
     auto enter = [&] { tiles_begin(rows.tile_rows()); };
     context.workers.share(row_jobs * panel_jobs, enter, run, tiles_end);

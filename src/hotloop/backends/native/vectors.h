@@ -48,6 +48,13 @@ inline Vector gather(const float* from, const int* at) {
 #endif
 }
 
+template <typename Number>  // of 32 bits
+inline Integers load_integers(const Number* from) {
+    Integers v;
+    memcpy(&v, from, sizeof(v));
+    return v;
+}
+
 inline void store(float* to, Vector v) { memcpy(to, &v, sizeof(v)); }
 
 // To the nearest bf16, ties to even, in the upper half of each lane.
