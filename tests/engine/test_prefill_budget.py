@@ -7,7 +7,15 @@ from tests.engine.tiny import make_request
 from tests.engine.turning import Loop, make_scheduler, prompt
 
 from hotloop.core.request import Priority
-from hotloop.engine.prefill_budget import LEAST, MOMENT_S, OUTPUT_TOKENS, PER_PROMPT, PROBE_S, PrefillBudget
+from hotloop.engine.prefill_budget import (
+    AT_ONCE_S,
+    LEAST,
+    MOMENT_S,
+    OUTPUT_TOKENS,
+    PER_PROMPT,
+    PROBE_S,
+    PrefillBudget,
+)
 from hotloop.engine.step import Slice
 
 PLAIN_S, TOKEN_S, PAIR_S = 0.005, 2e-5, 1e-9
@@ -115,23 +123,41 @@ def test_alone_a_step_is_as_long_as_the_backend_says_once_it_is_known_what_one_t
     assert begin(budget, 1) == pytest.approx(16 * PLAIN_S, rel=0.1)
 
 
-def test_on_a_cpu_a_single_prompt_is_prefilled_whole_if_that_does_not_take_long() -> None:
+def cpu_budget(plain_s: float) -> PrefillBudget:
     budget = PrefillBudget(token_s=TOKEN_S, max_alone=16.0)
-    budget.learn([decode()], PLAIN_S)
-    budget.learn([prefill(0, 2000)], took_s(prefill(0, 2000)))
-    assert begin(budget, 1, num_decoding=3, prefill_s=8 * PLAIN_S) == pytest.approx(8 * PLAIN_S, rel=0.02)
-    assert begin(budget, 1, num_decoding=3, prefill_s=9 * PLAIN_S) == pytest.approx(2 * PER_PROMPT * PLAIN_S, rel=0.1)
-    assert begin(budget, 2, num_decoding=3, prefill_s=8 * PLAIN_S) == pytest.approx(3 * PER_PROMPT * PLAIN_S, rel=0.1)
+    budget.learn([decode()], plain_s)
+    budget.learn([prefill(0, 1 << 14)], plain_s + (1 << 14) * TOKEN_S)
+    return budget
 
 
-def test_on_a_cpu_steps_are_long_while_nobody_could_have_a_token_soon() -> None:
-    budget = PrefillBudget(token_s=TOKEN_S, max_alone=16.0)
-    budget.learn([decode()], PLAIN_S)
-    budget.learn([prefill(0, 4096)], took_s(prefill(0, 4096)))
-    assert begin(budget, 2) == pytest.approx(8 * PLAIN_S, rel=0.1)
-    assert begin(budget, 2, prefill_s=7 * PLAIN_S) == pytest.approx(3 * PER_PROMPT * PLAIN_S, rel=0.1)
-    assert begin(budget, 2, num_decoding=1) <= 3 * PER_PROMPT * PLAIN_S * 1.1
-    assert begin(budget, 1, now=0.9 * MOMENT_S) == pytest.approx(2 * PER_PROMPT * PLAIN_S, rel=0.1)
+@pytest.mark.parametrize(
+    ("plain_s", "num_decoding", "waiting_s", "at_once_s"),
+    [
+        (0.005, 0, [LONG_S, 0.18, 0.02], 0.18),
+        (0.005, 2, [LONG_S, 0.04, 0.18], 0.04),
+        (0.005, 2, [0.04], 0.04),
+        (0.05, 2, [LONG_S, 0.36, 0.04], 0.36),
+    ],
+)
+def test_on_a_cpu_the_first_prompt_that_does_not_take_long_is_prefilled_whole(
+    plain_s: float, num_decoding: int, waiting_s: list[float], at_once_s: float
+) -> None:
+    budget = cpu_budget(plain_s)
+    budget.begin(0.0, [USER] * num_decoding, [(USER, each_s) for each_s in waiting_s], len(waiting_s), USER)
+    assert room_s(budget) == pytest.approx(at_once_s, rel=0.03)
+
+
+def test_on_a_cpu_too_prompts_have_no_more_than_their_share_beside_those_who_decode() -> None:
+    share_s = 0.005 * (OUTPUT_TOKENS * 0.005 / (0.005 + 0.18)) ** 2 / 2
+    assert begin(cpu_budget(0.005), 1, num_decoding=2, prefill_s=0.18) == pytest.approx(share_s, rel=0.03)
+
+
+@pytest.mark.parametrize(("plain_s", "long_s"), [(0.005, AT_ONCE_S), (0.05, 0.4)])
+def test_on_a_cpu_steps_are_long_while_nobody_decodes(plain_s: float, long_s: float) -> None:
+    budget = cpu_budget(plain_s)
+    assert begin(budget, 2) == pytest.approx(long_s, rel=0.03)
+    assert begin(budget, 1, now=0.9 * MOMENT_S) == pytest.approx(long_s, rel=0.03), "who was there may be back"
+    assert begin(budget, 2, num_decoding=1) <= 3 * PER_PROMPT * plain_s * 1.03
 
 
 def test_the_more_prompts_wait_the_longer_a_step_may_be(budget: PrefillBudget) -> None:

@@ -9,11 +9,11 @@
    take. So what is short goes first and what is long is prefilled beside the others, in a quarter of the time at least.
 3. A request less urgent than a running one has `Priority.max_share` of the time at most.
 
-Who is alone, and was for a moment, has all the time there is; where small steps are as quick as large ones, on a CPU,
-`Backend.max_alone` times what a decoding step takes, so that one who comes does not wait for a step of seconds. There
-steps are long, so a single prompt that takes no more than half of that is prefilled whole, whoever decodes: an agent's
-next turn. And where several wait, nobody decodes and none has little left, a step is as long as that half: shorter ones
-would bring no token sooner.
+Who is alone, and was for a moment, has all the time there is; where small steps are nearly as quick as large ones, on a
+CPU, `Backend.max_alone` times what a decoding step takes, so that one who comes does not wait for a step of seconds.
+There the first prompt that takes no more than half of that, or than `AT_ONCE_S`, is prefilled whole, whoever decodes or
+waits: an agent's next turn. And where there is none and nobody decodes, a step is as long as that. In pieces they would
+take longer, and bring no token sooner.
 """
 
 import math
@@ -28,6 +28,8 @@ LEAST = 1 / 3
 """So many times as long as a step takes that prefills nothing, prompts are prefilled in each, on average, at least."""
 PER_PROMPT = 1 / 2
 """So many times as long a step may prefill at most, for each prompt that waits and for one more."""
+AT_ONCE_S = 0.2
+"""So long a step may prefill the rest of a prompt, on a CPU, however quickly others decode: nobody minds that."""
 MOMENT_S = 1.0
 """So long after others were served beside a prompt steps stay short: they may be back."""
 PROBE_S = 1.0
@@ -87,11 +89,9 @@ class PrefillBudget:
             self._left_s = 0.0
         elif self.plain_s and now - self._shared_at <= MOMENT_S:
             self._left_s = PER_PROMPT * (1 + num_waiting) * self.plain_s
-            long_s = self._max_alone / 2 * self.plain_s
-            if num_waiting == 1 and waiting[0][1] <= long_s < math.inf:
-                self._left_s = max(self._left_s, _MORE * waiting[0][1])
-            elif num_waiting > 1 and not decoding and long_s < min((each_s for _, each_s in waiting), default=0.0):
-                self._left_s = max(self._left_s, long_s)
+            if self._max_alone < math.inf:
+                long_s = max(self._max_alone / 2 * self.plain_s, AT_ONCE_S)
+                self._left_s = max(self._left_s, _at_once_s(waiting, long_s, has_company=bool(decoding)))
         for priority in Priority:
             share_s = self._share_s(priority, decoding, waiting, lead)
             debt_s = min(0.0, self._class_left_s[priority]) if share_s < math.inf else 0.0
@@ -161,6 +161,14 @@ class PrefillBudget:
                 self.token_s, self.pair_s = token_s, pair_s
                 return
         self.token_s, self.pair_s = nt / nn, 0.0
+
+
+def _at_once_s(waiting: list[tuple[int, float]], long_s: float, *, has_company: bool) -> float:
+    """What the first prompt takes that is not long; if all are, as much of one as no decoding request waits for."""
+    short_s = next((each_s for _, each_s in waiting if each_s <= long_s), None)
+    if short_s is None:
+        return 0.0 if has_company else long_s
+    return _MORE * short_s
 
 
 def _is_prefill(part: Slice) -> bool:
