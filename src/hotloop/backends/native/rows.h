@@ -57,12 +57,14 @@ inline RowForm form_for(const Weights& w, int num_rows) {
 
 // x / sqrt(mean(x^2) + eps) * weight
 inline void normalise(const float* x, const float* weight, float eps, int count, float* to) {
-    Vector squares = {};
+    Vector squares[4] = {};  // so that none waits for the one before
     float rest = 0;
     int i = 0;
-    for (; i + LANES <= count; i += LANES) squares += load(x + i) * load(x + i);
+    for (; i + 4 * LANES <= count; i += 4 * LANES)
+        for (int j = 0; j < 4; j++) squares[j] += load(x + i + j * LANES) * load(x + i + j * LANES);
     for (; i < count; i++) rest += x[i] * x[i];
-    const float inverse = 1.0f / sqrtf((sum_of(squares) + rest) / count + eps);
+    const float square = sum_of((squares[0] + squares[1]) + (squares[2] + squares[3])) + rest;
+    const float inverse = 1.0f / sqrtf(square / count + eps);
     for (i = 0; i < count; i++) to[i] = x[i] * inverse * weight[i];
 }
 

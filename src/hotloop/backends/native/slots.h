@@ -54,10 +54,15 @@ struct Slots {
 // A chunk of a row as bytes, and its slots. Returns what an integer stands for.
 inline float put_bytes(const float* row, const Slots& slots, uint8_t* to) {
     const int count = (int)slots.shares.size();
-    Vector most = {};
-    for (int i = 0; i < count; i += LANES) most = larger(most, absolute(load(row + i)) * load(&slots.shares[i]));
-    const float scale = largest_of(most) / MOST_BYTE, inverse = scale > 0 ? 1.0f / scale : 0.0f;
-    auto within = [](Vector v, Vector bound) { return v > bound ? bound : v < -bound ? -bound : v; };
+    Vector most[4] = {};  // so that none waits for the one before
+    for (int i = 0; i < count; i += STEP_BYTES)
+        for (int j = 0; j < 4; j++) {
+            const int at = i + j * LANES;
+            most[j] = larger(most[j], absolute(load(row + at)) * load(&slots.shares[at]));
+        }
+    const float all = largest_of(larger(larger(most[0], most[1]), larger(most[2], most[3])));
+    const float scale = all / MOST_BYTE, inverse = scale > 0 ? 1.0f / scale : 0.0f;
+    auto within = [](Vector v, Vector bound) { return larger(smaller(v, bound), -bound); };
     for (int i = 0; i < count; i += STEP_BYTES, to += PAIR_BYTES)
         for (int j = 0; j < STEP_BYTES; j += LANES)
             store((int8_t*)to + j, within(load(row + i + j) * inverse, Vector{} + MOST_BYTE));

@@ -97,7 +97,13 @@ inline void store_low_bytes(uint8_t* to, Bits v) {
 
 inline Vector floats(Integers v) { return __builtin_convertvector(v, Vector); }
 inline Vector absolute(Vector v) { return (Vector)((Bits)v & 0x7fffffff); }
+#if defined(__AVX512F__)
+inline Vector larger(Vector a, Vector b) { return (Vector)_mm512_max_ps((__m512)a, (__m512)b); }
+inline Vector smaller(Vector a, Vector b) { return (Vector)_mm512_min_ps((__m512)a, (__m512)b); }
+#else
 inline Vector larger(Vector a, Vector b) { return a > b ? a : b; }
+inline Vector smaller(Vector a, Vector b) { return a < b ? a : b; }
+#endif
 
 inline Vector multiply_add(Vector a, Vector b, Vector sum) {
 #if defined(__AVX512F__)
