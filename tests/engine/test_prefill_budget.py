@@ -133,18 +133,26 @@ def cpu_budget(plain_s: float) -> PrefillBudget:
 @pytest.mark.parametrize(
     ("plain_s", "num_decoding", "waiting_s", "at_once_s"),
     [
-        (0.005, 0, [LONG_S, 0.18, 0.02], 0.18),
-        (0.005, 2, [LONG_S, 0.04, 0.18], 0.04),
+        (0.005, 0, [0.15], 0.15),
+        (0.005, 0, [0.18, 0.02], 0.18),
+        (0.005, 0, [LONG_S, 0.18, 0.02], 0.02),
+        (0.005, 2, [LONG_S, 0.18, 0.04], 0.04),
         (0.005, 2, [0.04], 0.04),
-        (0.05, 2, [LONG_S, 0.36, 0.04], 0.36),
+        (0.05, 2, [LONG_S, 0.36, 0.3], 0.3),
     ],
 )
-def test_on_a_cpu_the_first_prompt_that_does_not_take_long_is_prefilled_whole(
+def test_on_a_cpu_a_prompt_that_does_not_take_long_is_prefilled_whole(
     plain_s: float, num_decoding: int, waiting_s: list[float], at_once_s: float
 ) -> None:
     budget = cpu_budget(plain_s)
     budget.begin(0.0, [USER] * num_decoding, [(USER, each_s) for each_s in waiting_s], len(waiting_s), USER)
     assert room_s(budget) == pytest.approx(at_once_s, rel=0.03)
+
+
+def test_on_a_cpu_steps_are_not_shorter_for_a_less_urgent_prompt() -> None:
+    budget = cpu_budget(0.005)
+    budget.begin(0.0, [], [(USER, LONG_S), (BACKGROUND, 0.02)], 2, USER)
+    assert room_s(budget) == pytest.approx(AT_ONCE_S, rel=0.03)
 
 
 def test_on_a_cpu_too_prompts_have_no_more_than_their_share_beside_those_who_decode() -> None:

@@ -182,3 +182,39 @@ def test_a_prompt_right_after_others_decoded_is_read_in_full_steps() -> None:
     while not alone.num_output:
         timed_step(loop, 0.008, 12e-6)
     assert loop.now - began_at <= 1.25 * (0.008 + 8192 * 12e-6)
+
+
+def quick_cpu(max_running: int = 32) -> Loop:
+    """One on which a token takes 0.25 ms, a decoding step 5 ms, and that knows it."""
+    loop = Loop(make_scheduler(num_blocks=8192, max_step_tokens=512, max_alone=16.0, max_running=max_running))
+    for i in range(3):
+        each = loop.add(f"before{i}", prompt(600, 90_000 + 1000 * i))
+        while each.num_output < 2:
+            timed_step(loop, 0.005, 2.5e-4)
+        loop.finish(each)
+    loop.now += 60
+    return loop
+
+
+def test_on_a_cpu_a_short_prompt_beside_long_ones_is_prefilled_whole_and_alone_in_its_step() -> None:
+    loop = quick_cpu()
+    for i in range(2):
+        loop.add(f"long{i}", prompt(4000, 10_000 * i))
+    timed_step(loop, 0.005, 2.5e-4)
+    short = loop.add("short", prompt(400, 50_000))
+    step = timed_step(loop, 0.005, 2.5e-4)
+    assert [(part.request.id, part.num_tokens) for part in step.slices] == [("short", 400)]
+    assert short.num_output == 1
+
+
+def test_on_a_cpu_steps_are_no_longer_for_a_short_prompt_that_has_no_place() -> None:
+    loop = quick_cpu(max_running=2)
+    decoding, long = loop.add("decoding", prompt(8, 70_000)), loop.add("long", prompt(6000))
+    while not decoding.num_output:
+        timed_step(loop, 0.005, 2.5e-4)
+    before = max(num_prefilled(timed_step(loop, 0.005, 2.5e-4)) for _ in range(8))
+    loop.add("next", prompt(5000, 20_000))
+    short = loop.add("short", prompt(200, 50_000))
+    assert max(num_prefilled(timed_step(loop, 0.005, 2.5e-4)) for _ in range(8)) <= before
+    assert long.num_missing
+    assert short.id in loop.scheduler.waiting

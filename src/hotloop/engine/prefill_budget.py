@@ -3,7 +3,7 @@
     took_s - plain_s  =  token_s x (tokens prefilled)  +  pair_s x (tokens prefilled x tokens before each)
 
 1. No step prefills for longer than half of what a decoding step takes, times the prompts that wait and one that may
-   come: beside few, newcomers are soon served; of many, none gains by smaller steps.
+   come: beside few, newcomers are soon served; of many, none gains by smaller steps. (On a CPU for longer, see below.)
 2. Beside those who decode, prompts have the share of time that makes the sum of slow-downs least, as if one at a time
    were served: one that is prefilled in p seconds counts (d / p)^2, one that decodes 1, d being what `OUTPUT_TOKENS`
    take. So what is short goes first and what is long is prefilled beside the others, in a quarter of the time at least.
@@ -11,9 +11,9 @@
 
 Who is alone, and was for a moment, has all the time there is; where small steps are nearly as quick as large ones, on a
 CPU, `Backend.max_alone` times what a decoding step takes, so that one who comes does not wait for a step of seconds.
-There the first prompt that takes no more than half of that, or than `AT_ONCE_S`, is prefilled whole, whoever decodes or
-waits: an agent's next turn. And where there is none and nobody decodes, a step is as long as that. In pieces they would
-take longer, and bring no token sooner.
+There a prompt of the first class that takes no more than half of that, or than `AT_ONCE_S`, is prefilled whole, as far
+as its share allows it beside those who decode: an agent's next turn. And where all are longer and nobody decodes, a
+step is as long as that. In pieces they would take longer, and bring no token sooner.
 """
 
 import math
@@ -29,7 +29,7 @@ LEAST = 1 / 3
 PER_PROMPT = 1 / 2
 """So many times as long a step may prefill at most, for each prompt that waits and for one more."""
 AT_ONCE_S = 0.2
-"""So long a step may prefill the rest of a prompt, on a CPU, however quickly others decode: nobody minds that."""
+"""So long a step may prefill the rest of a prompt, on a CPU, however quick decoding is: nobody minds that."""
 MOMENT_S = 1.0
 """So long after others were served beside a prompt steps stay short: they may be back."""
 PROBE_S = 1.0
@@ -85,13 +85,16 @@ class PrefillBudget:
         if len(decoding) + num_waiting > 1:
             self._shared_at = now
         self._left_s = self._max_alone * self.plain_s if self.plain_s else math.inf
+        is_shared = now - self._shared_at <= MOMENT_S
         if decoding and self._plain_ago_s > PROBE_S:
             self._left_s = 0.0
-        elif self.plain_s and now - self._shared_at <= MOMENT_S:
-            self._left_s = PER_PROMPT * (1 + num_waiting) * self.plain_s
+        elif self.plain_s:
+            if is_shared:
+                self._left_s = PER_PROMPT * (1 + num_waiting) * self.plain_s
             if self._max_alone < math.inf:
                 long_s = max(self._max_alone / 2 * self.plain_s, AT_ONCE_S)
-                self._left_s = max(self._left_s, _at_once_s(waiting, long_s, has_company=bool(decoding)))
+                at_once_s = _at_once_s(waiting, long_s) or (0.0 if decoding or not is_shared else long_s)
+                self._left_s = max(self._left_s, at_once_s)
         for priority in Priority:
             share_s = self._share_s(priority, decoding, waiting, lead)
             debt_s = min(0.0, self._class_left_s[priority]) if share_s < math.inf else 0.0
@@ -163,12 +166,13 @@ class PrefillBudget:
         self.token_s, self.pair_s = nt / nn, 0.0
 
 
-def _at_once_s(waiting: list[tuple[int, float]], long_s: float, *, has_company: bool) -> float:
-    """What the first prompt takes that is not long; if all are, as much of one as no decoding request waits for."""
-    short_s = next((each_s for _, each_s in waiting if each_s <= long_s), None)
-    if short_s is None:
-        return 0.0 if has_company else long_s
-    return _MORE * short_s
+def _at_once_s(waiting: list[tuple[int, float]], long_s: float) -> float:
+    """What the first prompt takes or, if that is long, the shortest of its class; 0 if all are long."""
+    if not waiting:
+        return 0.0
+    first, first_s = waiting[0]
+    short_s = first_s if first_s <= long_s else min(each_s for rank, each_s in waiting if rank == first)
+    return _MORE * short_s if short_s <= long_s else 0.0
 
 
 def _is_prefill(part: Slice) -> bool:

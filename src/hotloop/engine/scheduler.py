@@ -70,7 +70,8 @@ class Scheduler:
         self.admission = Admission(num_tokens, block_size, is_on=config.admission and config.prefix_cache)
         self.seating = Seating(self.tree, self.admission, block_size)
         self.budget = PrefillBudget(self.retention.token_s, max(block_size, self.max_step_tokens // 32), max_alone)
-        self._short_share = ShortShare(self.budget, self.max_step_tokens, block_size)
+        most_short = self.max_step_tokens // (2 if max_alone == math.inf else 1)
+        self._short_share = ShortShare(self.budget, most_short, block_size)
         self.waiting: dict[str, Request] = {}
         self.running: dict[str, Request] = {}
         self.num_preemptions = 0
@@ -116,8 +117,10 @@ class Scheduler:
         plan.num_left = max(self.block_size, self.max_step_tokens - num_granted)
         prompts = [each for each in queue if each.waits_for is Wait.TURN]  # others may have no place for long
         lacking = {each: self._num_lacking(each) for each in prompts[:MAX_SHORT]}
-        self._begin_budget([part.request.rank for part in plan.slices.values()], len(prompts), lacking)
-        for request in self._short(queue, lacking, plan):
+        can_join = self._can_join(queue)
+        able = {each: num for each, num in lacking.items() if can_join or each.id in self.running}
+        self._begin_budget([part.request.rank for part in plan.slices.values()], len(prompts), able)
+        for request in self._short(queue[0], able, plan) if can_join else ():
             self._short_share.take(self._serve(plan, request, self._short_share.num_tokens))
         if sum(part.wants_token for part in plan.slices.values()) > num_decoding:
             self.budget.close()  # no first token waits for the prefill of others
@@ -232,11 +235,8 @@ class Scheduler:
         lead = min((each.rank for each in self.running.values()), default=len(Priority))
         self.budget.begin(self.fairness.now, decoding, prefills, num_prompts, lead)
 
-    def _short(self, queue: list[Request], lacking: dict[Request, int], plan: StepPlan) -> list[Request]:
+    def _short(self, first: Request, lacking: dict[Request, int], plan: StepPlan) -> list[Request]:
         """Those of the first class that lack little, if one before them would fill the step."""
-        if len(queue) < 2 or not self._can_join(queue):
-            return []
-        first = queue[0]
         room = min(plan.num_left, self.budget.num_tokens(first.rank, first.num_computed))
         return self._short_share.choose({each: lacking[each] for each in lacking if each.rank == first.rank}, room)
 

@@ -3,7 +3,8 @@
 Of all that is prefilled, `SHARE` may go to requests that lack at most half, in seconds, of what the first does that
 would fill the step, the one that lacks least first: sessions end soonest, on average, if what is short comes first, and
 the long ones keep the rest, so however many short ones come a long one takes three times as long at most. What is not
-needed is saved up to half a full step, so one that comes alone is prefilled at once.
+needed is saved up to half a full step, on a CPU, whose steps are small, to a full one: so one that comes alone is
+prefilled at once.
 """
 
 from hotloop.core.request import Request
@@ -15,10 +16,10 @@ SHARE = 2 / 3
 class ShortShare:
     """How many tokens there are for those who lack little."""
 
-    def __init__(self, budget: PrefillBudget, max_step_tokens: int, block_size: int) -> None:
+    def __init__(self, budget: PrefillBudget, most: int, block_size: int) -> None:
         self._budget = budget
         self._block_size = block_size
-        self._most = max(block_size, max_step_tokens // 2)
+        self._most = max(block_size, most)
         self.num_tokens = float(self._most)
 
     def choose(self, lacking: dict[Request, int], room: float) -> list[Request]:
