@@ -1,7 +1,7 @@
 """What each format of weights and of KV costs a real model on this CPU: perplexity over text, and how often the
 likeliest token is another one than in float32.
 
-`python -m benchmarks.cpu_quality [--model smollm2-135m] [--weights auto,int8] [--kv auto,int8] [--step 8] [FILE ...]`:
+`python -m benchmarks.cpu_quality [--model NAME] [--weights int8,stored] [--kv auto,int8] [--step 8] [FILE ...]`:
 the backends themselves, window by window. Of a file of JSON lines, gzipped or not, the text is that of its messages;
 without a file it is this repository's documentation. The first row is float32 of the same file, or what `--against`
 says, and what the others are compared with.
@@ -118,7 +118,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cpu_quality")
     parser.add_argument("files", nargs="*", type=Path, default=sorted(_DOCS.glob("*.md")))
     parser.add_argument("--model", default=DEFAULT_MODEL)
-    parser.add_argument("--weights", default="int8,auto", help=f"of {', '.join(get_args(WeightFormat))}")
+    parser.add_argument("--weights", default="int8,stored", help=f"of {', '.join(get_args(WeightFormat))}")
     parser.add_argument("--kv", default="auto", help=f"of {', '.join(get_args(KvPrecision))}")
     parser.add_argument("--against", default="f32", choices=get_args(WeightFormat), help="weights of the first row")
     parser.add_argument("--window", type=int, default=512, help="tokens that are read together")

@@ -147,11 +147,9 @@ def check_fits_cpu(
     parts = {"weights": held_bytes[weight_format], "KV": kv_bytes, "working memory": working_bytes}
     left_bytes = free_bytes - held_bytes[weight_format] - working_bytes
     smaller = [other for other, size in held_bytes.items() if size + kv_bytes + working_bytes <= free_bytes]
-    advice = ""
-    if left_bytes >= _LEAST_KV_BYTES:
-        advice = f"--kv-memory {left_bytes >> 20}MiB would fit"
-    elif smaller:
-        advice = f"--weights {smaller[0]} would fit"
+    ways = [f"--kv-memory {left_bytes >> 20}MiB"] if left_bytes >= _LEAST_KV_BYTES else []
+    ways += [f"--weights {smaller[0]}"] if smaller else []
+    advice = f"{' or '.join(ways)} would fit" if ways else ""
     check_fits(name, parts, free_bytes, have=f"this machine has only {gib(free_bytes)} free", advice=advice)
     return f"{_sum_of(parts)} of {gib(free_bytes)} free"
 
