@@ -18,7 +18,7 @@ from hotloop.backends.cpu import describe_cpu, open_cpu, why_not_native
 from hotloop.backends.native.backend import NativeBackend, strips_bytes
 from hotloop.backends.native.library import KvType, load_kernel
 from hotloop.backends.openvino.attention import Kernel
-from hotloop.core.config import EngineConfig, KvPrecision, Precision, WeightFormat
+from hotloop.core.config import EngineConfig, KvPrecision, Precision, WeightFormat, parse_bytes
 from hotloop.core.errors import ConfigError
 from hotloop.models.layout import tensor_places
 from hotloop.models.model import Model
@@ -52,7 +52,8 @@ def check_native(backend: Backend, model: Model) -> None:
 def test_the_native_decoder_is_opened_where_there_is_amx(amx: None, model: Model, weight_format: WeightFormat) -> None:
     backend = open_cpu(model, CONFIG, weight_format=weight_format)
     check_native(backend, model)
-    assert describe_cpu(model, CONFIG, weight_format, "fast") == "by the native decoder, with AMX"
+    who = f"by the native decoder, with AMX, with weights in {'bf16' if weight_format == 'bf16' else 'int8'}"
+    assert describe_cpu(model, CONFIG, weight_format, "fast") == who
 
 
 def test_where_it_is_insisted_on_and_cannot_be_had_the_reason_is_told(amx: None, model: Model) -> None:
@@ -146,9 +147,7 @@ def test_heads_that_make_no_tiles_have_the_portable_attention(amx: None) -> None
 
 
 @pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
-@pytest.mark.parametrize(
-    ("has_amx", "weight_format"), [(True, "stored"), (True, "auto"), (False, "stored"), (False, "auto")]
-)
+@pytest.mark.parametrize(("has_amx", "weight_format"), [(True, "stored"), (False, "stored"), (False, "auto")])
 def test_a_quantised_file_is_computed_with_as_it_is(
     gguf_model: Model,
     monkeypatch: pytest.MonkeyPatch,
@@ -165,6 +164,20 @@ def test_a_quantised_file_is_computed_with_as_it_is(
     check_native(backend, gguf_model)
     who = f"by the native decoder, {'with' if has_amx else 'without'} AMX, with weights as the file has them"
     assert describe_cpu(gguf_model, CONFIG, weight_format, "fast") == who
+
+
+@pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
+def test_with_amx_a_quantised_file_is_held_in_int8(
+    amx: None, gguf_model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless it is asked to stay as it is, which is the advice where memory is short."""
+    check_native(open_cpu(gguf_model, CONFIG), gguf_model)
+    assert describe_cpu(gguf_model, CONFIG, "auto", "fast") == "by the native decoder, with AMX, with weights in int8"
+    with_codes = strips_bytes(gguf_model) + parse_bytes(CONFIG.kv_memory) + cpu._working_bytes(gguf_model.spec, CONFIG)
+    monkeypatch.setattr(cpu, "available_bytes", lambda: with_codes)
+    with pytest.raises(ConfigError, match="--weights stored would fit"):
+        open_cpu(gguf_model, CONFIG)
+    check_native(open_cpu(gguf_model, CONFIG, weight_format="stored"), gguf_model)
 
 
 def test_what_is_not_asked_to_stay_as_it_is_or_cannot_does_not(

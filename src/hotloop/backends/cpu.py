@@ -85,8 +85,8 @@ def _check_kv(spec: ModelSpec, kv_precision: KvPrecision, precision: Precision) 
 def _native_form(model: Model, weight_format: WeightFormat) -> Format | None:
     """How the native decoder would hold the weights; None if it cannot."""
     match weight_format:
-        case "auto":
-            return "strips" if are_quantised(model) else "int8"
+        case "auto":  # tiles want bytes, and making these of codes in each step takes longer than reading them
+            return "strips" if are_quantised(model) and not has_amx() else "int8"
         case "stored":
             return "strips" if are_quantised(model) else None
         case "int8" | "bf16":
@@ -145,8 +145,9 @@ def describe_cpu(model: Model, config: EngineConfig, weight_format: WeightFormat
     obstacle = why_not_native(model, config, weight_format, precision)
     if obstacle:
         return f"by OpenVINO: {obstacle}"
-    as_stored = ", with weights as the file has them" if _native_form(model, weight_format) == "strips" else ""
-    return f"by the native decoder, {'with' if has_amx() else 'without'} AMX{as_stored}"
+    form = _native_form(model, weight_format)
+    weights = "weights as the file has them" if form == "strips" else f"weights in {form}"
+    return f"by the native decoder, {'with' if has_amx() else 'without'} AMX, with {weights}"
 
 
 def _has_paged_attention() -> bool:
@@ -180,9 +181,10 @@ def _check_memory(
     model: Model, config: EngineConfig, weight_format: WeightFormat, precision: Precision, kind: Kind
 ) -> None:
     """Refuse now what would be killed later, and say what it takes: nothing of the weights has been read yet."""
-    formats: tuple[WeightFormat, ...] = ("bf16", "int8") if kind == "native" else ("f32", "bf16", "int8", "int4")
-    if weight_format == "stored":
-        formats = ("stored",)
+    formats: tuple[WeightFormat, ...] = ("f32", "bf16", "int8", "int4")
+    if kind == "native":  # without AMX there is but one
+        formats = ("bf16", "int8") if has_amx() else ()
+        formats += ("stored",) if are_quantised(model) else ()
     takes = check_fits_cpu(
         model.name,
         {each: _held_bytes(model, each, precision, kind) for each in formats},

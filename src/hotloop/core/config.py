@@ -50,14 +50,14 @@ class ModelConfig:
     """A name `hotloop models` lists, a hub id such as Qwen/Qwen3-4B, a GGUF file, or a Hugging Face folder."""
     weights: WeightFormat = "auto"
     """How weights are held on a CPU: `stored` is as a quantised GGUF file has them, by the native decoder; `auto` is
-    that where it can be had, else int8. On ARM int8 and int4 save memory with precision `fast` only, bf16 never. On a
-    GPU they are held in bf16, or in f32 or fp8 if that is asked for; fp8 (e4m3,
-    a scale for each output; the head in int8) is for a GPU only. There AWQ and GPTQ checkpoints stay in four
-    bits, unless fp8 is asked for, and FP8 checkpoints in e4m3, unless f32 is; those with scales for blocks get one for
-    each output."""
+    that on CPUs without AMX where it can be had, else int8, which with AMX decodes quicker, is a little less exact, and
+    takes half as much memory again as a file of 4 bits. On ARM int8 and int4 save memory with precision `fast` only,
+    bf16 never. On a GPU they are held in bf16, or in f32 or fp8 if that is asked for; fp8 (e4m3, a scale for each
+    output; the head in int8) is for a GPU only. There AWQ and GPTQ checkpoints stay in four bits, unless fp8 is asked
+    for, and FP8 checkpoints in e4m3, unless f32 is; those with scales for blocks get one for each output."""
     precision: Precision = "fast"
-    """`fast` computes in bf16 where that is quick, and in int8 with weights as a file has them and on ARM; `exact` in
-    float32, so batching and caching change no token (docs/architecture.md)."""
+    """`fast` computes in bf16 where that is quick, and in int8 with AMX and weights in int8, with weights as a file has
+    them and on ARM; `exact` in float32, so batching and caching change no token (docs/architecture.md)."""
     device: Device = "auto"
     """Where the model runs; `auto` takes the GPU where there is one that PyTorch can use, else the CPU."""
     load_format: LoadFormat = "auto"
