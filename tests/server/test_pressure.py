@@ -127,7 +127,7 @@ def gain(tool_time: ToolTime, share_lost: float = 0.0) -> float:
 
 
 def test_agents_who_come_back_soon_are_worth_waiting_for() -> None:
-    assert gain(lognormal(2.0)) > 1.3
+    assert gain(lognormal(2.0)) > 1.25
 
 
 @pytest.mark.parametrize(
