@@ -40,6 +40,7 @@ class TestOverview:
     def test_a_store_tells_where_to_look_instead(self, tab: Browsing, serve: Callable[..., PageServer]):
         page = tab.open(serve(*FEW).url)
         page.wait_for_selector("text=These are recorded runs.")
+        page.wait_for_selector(".latest .run-row")  # all of them come at once, after that
         assert page.locator(".latest .run-row").count() == len(FEW)
 
     def test_without_runs_it_tells_how_to_make_some(self, tab: Browsing, serve: Callable[..., PageServer]):
