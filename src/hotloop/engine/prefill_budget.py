@@ -79,8 +79,8 @@ class PrefillBudget:
     def begin(
         self, now: float, decoding: list[int], waiting: list[tuple[int, float]], num_waiting: int, lead: int
     ) -> None:
-        """A step begins: ranks of those who decode; rank and seconds of prefill of the first who do not yet, and how
-        many they are; the most urgent rank that runs.
+        """A step begins: ranks of those who decode; rank and seconds of prefill of the first who do not yet and have a
+        place, and how many do not in all; the most urgent rank that runs.
         """
         if len(decoding) + num_waiting > 1:
             self._shared_at = now
@@ -92,9 +92,8 @@ class PrefillBudget:
             if is_shared:
                 self._left_s = PER_PROMPT * (1 + num_waiting) * self.plain_s
             if self._max_alone < math.inf:
-                long_s = max(self._max_alone / 2 * self.plain_s, AT_ONCE_S)
-                at_once_s = _at_once_s(waiting, long_s) or (0.0 if decoding or not is_shared else long_s)
-                self._left_s = max(self._left_s, at_once_s)
+                is_free = is_shared and not decoding
+                self._left_s = max(self._left_s, self._at_once_s(waiting, is_free=is_free))
         for priority in Priority:
             share_s = self._share_s(priority, decoding, waiting, lead)
             debt_s = min(0.0, self._class_left_s[priority]) if share_s < math.inf else 0.0
@@ -137,6 +136,16 @@ class PrefillBudget:
         """What the last so many tokens of a request take."""
         return self.cost_s(request.num_tokens - num_tokens, num_tokens)
 
+    def _at_once_s(self, waiting: list[tuple[int, float]], *, is_free: bool) -> float:
+        """On a CPU: what the first prompt takes or, if that is long, the shortest of its class; if all are, what is not
+        yet long, unless others wait for it.
+        """
+        long_s = max(self._max_alone / 2 * self.plain_s, AT_ONCE_S)
+        short_s = [each_s for rank, each_s in waiting if rank == waiting[0][0] and each_s <= long_s]
+        if not short_s:
+            return long_s if is_free else 0.0
+        return _MORE * (waiting[0][1] if waiting[0][1] <= long_s else min(short_s))
+
     def _share_s(self, priority: Priority, decoding: list[int], waiting: list[tuple[int, float]], lead: int) -> float:
         """How long a step prefills for this class, if it is to have its share of the time and no more."""
         share_s = self._guest_s(priority) if lead < priority else math.inf
@@ -164,15 +173,6 @@ class PrefillBudget:
                 self.token_s, self.pair_s = token_s, pair_s
                 return
         self.token_s, self.pair_s = nt / nn, 0.0
-
-
-def _at_once_s(waiting: list[tuple[int, float]], long_s: float) -> float:
-    """What the first prompt takes or, if that is long, the shortest of its class; 0 if all are long."""
-    if not waiting:
-        return 0.0
-    first, first_s = waiting[0]
-    short_s = first_s if first_s <= long_s else min(each_s for rank, each_s in waiting if rank == first)
-    return _MORE * short_s if short_s <= long_s else 0.0
 
 
 def _is_prefill(part: Slice) -> bool:

@@ -25,12 +25,8 @@
 #ifndef MAX_JOB_PANELS
 #define MAX_JOB_PANELS 8
 #endif
-#ifndef MIN_FINISHED_ROWS
-#define MIN_FINISHED_ROWS 4  // with fewer at a time, getting there takes longer than they do
-#endif
-#ifndef FETCH_BYTES
-#define FETCH_BYTES 8192  // how far ahead weights are fetched that are used once
-#endif
+constexpr int MIN_FINISHED_ROWS = 4;  // with fewer at a time, getting there takes longer than they do
+constexpr int FETCH_BYTES = 8192;     // how far ahead weights are fetched that are used once
 
 // Where results go. STORE and ADD: [row][column] floats; GATE: silu(gate) * up, [row][column / 2] bf16.
 enum class Then { STORE, ADD, GATE };
