@@ -302,9 +302,9 @@ struct Context {
 inline void matmul(Context& context, const Rows& rows, const Weights& w, const Target& target) {
     const int num_blocks = rows.num_blocks();
     if (!num_blocks) return;
-    // Four jobs for each worker, so that none waits long for another: of fewer panels, then of fewer blocks.
-    const int num_wanted = 4 * context.workers.num_workers;
-    const int most_blocks = divide_up(num_blocks, divide_up(num_wanted, w.num_panels));
+    // Four jobs for each worker, so that none waits long for another, and rows of its own, which it has just packed.
+    const int num_workers = context.workers.num_workers, num_wanted = 4 * num_workers;
+    const int most_blocks = divide_up(num_blocks, std::max(divide_up(num_wanted, w.num_panels), num_workers));
     const int num_parts = divide_up(num_blocks, std::clamp(most_blocks, MIN_JOB_BLOCKS, MAX_JOB_BLOCKS));
     const int job_blocks = divide_up(num_blocks, num_parts), row_jobs = divide_up(num_blocks, job_blocks);
     const int job_panels = std::clamp(w.num_panels * row_jobs / num_wanted, 1, MAX_JOB_PANELS);
@@ -313,8 +313,8 @@ inline void matmul(Context& context, const Rows& rows, const Weights& w, const T
                          : rows.form == RowForm::BYTES ? run_job<RowForm::BYTES>
                          : rows.form == RowForm::WORDS ? run_job<RowForm::WORDS>
                                                        : run_job<RowForm::GROUPED>;
-    auto run = [&](int i, int worker) {  // neighbours have the same panels, which then come from a cache
-        const int block = i % row_jobs * job_blocks, panel = i / row_jobs * job_panels;
+    auto run = [&](int i, int worker) {
+        const int block = i / panel_jobs * job_blocks, panel = i % panel_jobs * job_panels;
         const Job job = {block, std::min(block + job_blocks, num_blocks), panel, std::min(panel + job_panels, w.num_panels)};
         run_one(rows, w, target, job, context.scratches[worker]);
     };

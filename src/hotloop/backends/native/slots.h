@@ -44,7 +44,8 @@ struct Slots {
     // By channels none of whose places is to hold more than that.
     static int num_used(const float* largest, int count, float bound) {
         Integers sum = {};
-        for (int i = 0; i < count; i += LANES) sum += __builtin_convertvector(load(largest + i) / bound, Integers);
+        const float inverse = 1.0f / bound;
+        for (int i = 0; i < count; i += LANES) sum += __builtin_convertvector(load(largest + i) * inverse, Integers);
         int total = 0;
         for (int i = 0; i < LANES; i++) total += sum[i];
         return total;

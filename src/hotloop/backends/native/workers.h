@@ -6,6 +6,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <functional>
 #include <thread>
 #include <vector>
@@ -31,7 +32,7 @@ class WithoutDenormals {
 
 class Workers {
    public:
-    explicit Workers(int num_workers) : num_workers(num_workers) {
+    explicit Workers(int num_workers) : num_workers(num_workers), ranges_(num_workers) {
         try {
             for (int i = 1; i < num_workers; i++) threads_.emplace_back([this, i] { live(i); });
         } catch (...) {  // the system has no more: those that are there would end the process if nobody joined them
@@ -57,16 +58,21 @@ class Workers {
             if (!look_again(spins)) num_busy_.wait(busy);
     }
 
-    // work(job) for every job in [0, num_jobs), each by whoever is free; `enter` and `leave` once for each worker.
+    // work(job, worker) for every job in [0, num_jobs); `enter` and `leave` once for each worker. Each has a range of its
+    // own, and then helps the others: jobs over the same rows, one call after the other, find them in its caches.
     template <typename Enter, typename Work, typename Leave>
     void share(int num_jobs, Enter enter, Work work, Leave leave) {
         const WithoutDenormals without_denormals;
-        std::atomic<int> next{0};
         auto all = [&](int worker) {
             enter();
-            for (int job; (job = next.fetch_add(1)) < num_jobs;) work(job, worker);
+            for (int i = 0; i < num_workers; i++) {
+                Range& range = ranges_[(worker + i) % num_workers];
+                for (int job; range.next < range.end && (job = range.next.fetch_add(1)) < range.end;) work(job, worker);
+            }
             leave();
         };
+        auto begin = [=, this](int worker) { return (int)((int64_t)num_jobs * worker / num_workers); };
+        for (int i = 0; i < num_workers; i++) ranges_[i].next = begin(i), ranges_[i].end = begin(i + 1);
         if (num_jobs == 1) return all(0);
         run(std::ref(all));
     }
@@ -80,6 +86,11 @@ class Workers {
     }
 
    private:
+    struct alignas(64) Range {
+        std::atomic<int> next{0};
+        int end = 0;
+    };
+
     static constexpr int NUM_SPINS = 1000;
 
     static bool look_again(int& spins) {
@@ -114,6 +125,7 @@ class Workers {
         }
     }
 
+    std::vector<Range> ranges_;
     std::vector<std::thread> threads_;
     std::atomic<int> round_{0}, num_busy_{0};
     std::atomic<bool> is_over_{false};
