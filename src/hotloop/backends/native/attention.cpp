@@ -450,8 +450,7 @@ void weigh_row(Queries<D>& q, int row, int num_weighed, int num_keys, int num_se
 
 // The chunk of keys [key, key + num_keys) for 32 rows.
 template <int D>
-void attend(Queries<D>& q, const Chunk& chunk, int key, int num_keys, int end) {
-    static thread_local Scratch scratch;
+void attend(Queries<D>& q, const Chunk& chunk, int key, int num_keys, int end, Scratch& scratch) {
     for (int begin = 0; begin < num_keys; begin += STRETCH) {
         const int count = std::min(STRETCH, num_keys - begin);
         const Blocks keys = chunk.keys.after(begin / BLOCK);
@@ -536,15 +535,27 @@ Chunk chunk_at(const Attention& a, int layer, int head, const int* table, int nu
     }
 }
 
+// A worker's own. Whoever inlined this would look up where it is over and over again.
+template <int D>
+struct Room {
+    Queries<D> stack[MAX_STACK];
+    Scratch scratch;
+
+    __attribute__((noinline)) static Room& own() {
+        static thread_local Room room;
+        return room;
+    }
+};
+
 template <int D>
 void run_item(Attention& a, int layer, int head, const Item& item, float* output) {
-    static thread_local Queries<D> stack[MAX_STACK];
+    auto& [stack, scratch] = Room<D>::own();
     const int height = gather_rows<D>(a, head, item, stack), group = a.group();
     const int most_keys = ARE_BYTES && height == 1 ? STRETCH : CHUNK;  // few rows leave more room in the first cache
     for (int key = item.begin; key < item.end; key += most_keys) {
         const int num_keys = std::min(most_keys, divide_up(item.end - key, BLOCK) * BLOCK);
         const Chunk chunk = chunk_at<D>(a, layer, head, item.table + key / BLOCK, num_keys / BLOCK);
-        for (int i = 0; i < height; i++) attend(stack[i], chunk, key, num_keys, item.end);
+        for (int i = 0; i < height; i++) attend(stack[i], chunk, key, num_keys, item.end, scratch);
     }
     for (int i = 0; i < height; i++) {
         Queries<D>& q = stack[i];
