@@ -299,25 +299,41 @@ struct Context {
     std::vector<Scratch> scratches;
 };
 
+// What a product is shared out in: four jobs for each worker, so that none waits long for another. Each has rows of its
+// own, which it has just packed, and takes all of them times a panel before the next one, which is in a cache then.
+class Jobs {
+   public:
+    Jobs(int num_blocks, int num_panels, int num_workers) : num_blocks_(num_blocks), num_panels_(num_panels) {
+        const int num_wanted = 4 * num_workers;
+        const int most_blocks = divide_up(num_blocks, std::max(divide_up(num_wanted, num_panels), num_workers));
+        const int num_parts = divide_up(num_blocks, std::clamp(most_blocks, MIN_JOB_BLOCKS, MAX_JOB_BLOCKS));
+        job_blocks_ = divide_up(num_blocks, num_parts), row_jobs_ = divide_up(num_blocks, job_blocks_);
+        job_panels_ = std::clamp(num_panels * row_jobs_ / num_wanted, 1, MAX_JOB_PANELS);
+        panel_jobs_ = divide_up(num_panels, job_panels_), own_jobs_ = divide_up(row_jobs_, num_workers);
+    }
+
+    int count() const { return row_jobs_ * panel_jobs_; }
+
+    Job at(int i) const {
+        const int first = i / (own_jobs_ * panel_jobs_) * own_jobs_, num_own = std::min(own_jobs_, row_jobs_ - first);
+        const int in_own = i - first * panel_jobs_;
+        const int block = (first + in_own % num_own) * job_blocks_, panel = in_own / num_own * job_panels_;
+        return {block, std::min(block + job_blocks_, num_blocks_), panel, std::min(panel + job_panels_, num_panels_)};
+    }
+
+   private:
+    int num_blocks_, num_panels_, job_blocks_, row_jobs_, job_panels_, panel_jobs_;
+    int own_jobs_;  // parts of the rows that one worker has
+};
+
 inline void matmul(Context& context, const Rows& rows, const Weights& w, const Target& target) {
-    const int num_blocks = rows.num_blocks();
-    if (!num_blocks) return;
-    // Four jobs for each worker, so that none waits long for another, and rows of its own, which it has just packed.
-    const int num_workers = context.workers.num_workers, num_wanted = 4 * num_workers;
-    const int most_blocks = divide_up(num_blocks, std::max(divide_up(num_wanted, w.num_panels), num_workers));
-    const int num_parts = divide_up(num_blocks, std::clamp(most_blocks, MIN_JOB_BLOCKS, MAX_JOB_BLOCKS));
-    const int job_blocks = divide_up(num_blocks, num_parts), row_jobs = divide_up(num_blocks, job_blocks);
-    const int job_panels = std::clamp(w.num_panels * row_jobs / num_wanted, 1, MAX_JOB_PANELS);
-    const int panel_jobs = divide_up(w.num_panels, job_panels);
+    if (!rows.num_blocks()) return;
+    const Jobs jobs(rows.num_blocks(), w.num_panels, context.workers.num_workers);
     const auto run_one = rows.form == RowForm::BF16    ? run_job<RowForm::BF16>
                          : rows.form == RowForm::BYTES ? run_job<RowForm::BYTES>
                          : rows.form == RowForm::WORDS ? run_job<RowForm::WORDS>
                                                        : run_job<RowForm::GROUPED>;
-    auto run = [&](int i, int worker) {
-        const int block = i / panel_jobs * job_blocks, panel = i % panel_jobs * job_panels;
-        const Job job = {block, std::min(block + job_blocks, num_blocks), panel, std::min(panel + job_panels, w.num_panels)};
-        run_one(rows, w, target, job, context.scratches[worker]);
-    };
+    auto run = [&](int i, int worker) { run_one(rows, w, target, jobs.at(i), context.scratches[worker]); };
     auto enter = [&] { tiles_begin(rows.tile_rows()); };
-    context.workers.share(row_jobs * panel_jobs, enter, run, tiles_end);
+    context.workers.share(jobs.count(), enter, run, tiles_end);
 }
