@@ -621,25 +621,40 @@ float round_row(const float* from, int8_t* to) {
     return scale;
 }
 
-// Where in a row of a tile a column's first or second number stands.
-constexpr int place_of(int column, int which) { return ARE_BYTES ? which * 16 + column : column * 2 + which; }
+// Two neighbours of a key, which are in one row of a tile, as a column of it.
+inline void put_key(const bf16* from, int column, bf16* row) { memcpy(row + 2 * column, from, 2 * sizeof(bf16)); }
+inline void put_key(const int8_t* from, int column, int8_t* row) { row[column] = from[0], row[16 + column] = from[1]; }
+
+// Sixteen neighbours of a value, which share one row of a tile with those of another token. That one may be written at the
+// same time by another worker.
+inline void put_value(const bf16* from, int which, bf16* row) {
+#if defined(__AVX512BW__)
+    const __m512i numbers = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from));
+    const __m512i twice = _mm512_or_si512(numbers, _mm512_slli_epi32(numbers, 16));
+    _mm512_mask_storeu_epi16(row, which ? 0xaaaaaaaa : 0x55555555, twice);
+#else
+    for (int i = 0; i < 16; i++) row[2 * i + which] = from[i];
+#endif
+}
+inline void put_value(const int8_t* from, int which, int8_t* row) { memcpy(row + which * 16, from, 16); }
 
 template <int D>
 void write_token(Attention& a, int layer, int token, const float* row) {
     const int group = a.group();
-    const float* angles = a.angles + (size_t)a.positions[token] * D;
+    const float *angles = a.angles + (size_t)a.positions[token] * D, *key = row + (size_t)a.num_heads * D;
     const int block = a.slots[token] / BLOCK, slot = a.slots[token] % BLOCK;
     const int tile = key_tile(slot), column = key_column(slot);
     alignas(64) float turned[D];
-    for (int h = 0; h < a.num_heads; h++) {
-        turn<D>(row + h * D, angles, a.q_norm[layer], a.norm_eps, turned);
-        round_row<D>(turned, &a.queries[(((size_t)(h / group) * a.num_tokens + token) * group + h % group) * D]);
-    }
     alignas(64) KV keys[D], values[D];
-    for (int h = 0; h < a.num_kv_heads; h++) {
+    for (int h = 0; h < a.num_kv_heads; h++, key += D) {
+        bf16* queries = &a.queries[((size_t)h * a.num_tokens + token) * group * D];
+        for (int i = 0; i < group; i++, row += D, queries += D) {
+            turn<D>(row, angles, a.q_norm[layer], a.norm_eps, turned);
+            round_row<D>(turned, queries);
+        }
         const Head<D> head{a.place(layer, block, h)};
-        turn<D>(row + (a.num_heads + h) * D, angles, a.k_norm[layer], a.norm_eps, turned);
-        const float* value = row + (a.num_heads + a.num_kv_heads + h) * D;
+        turn<D>(key, angles, a.k_norm[layer], a.norm_eps, turned);
+        const float* value = key + (size_t)a.num_kv_heads * D;
         if constexpr (ARE_BYTES) {
             head.scales()[tile * 16 + column] = round_row<D>(turned, keys);
             head.scales()[BLOCK + slot] = round_row<D>(value, values);
@@ -648,10 +663,8 @@ void write_token(Attention& a, int layer, int token, const float* row) {
             round_row<D>(value, values);
         }
         KV *to_keys = head.keys() + tile * D * 16, *to_values = head.values() + slot / 2 * BLOCK;
-        for (int d = 0; d < D; d++) {
-            to_keys[d / 2 * BLOCK + place_of(column, d % 2)] = keys[d];
-            to_values[d / 16 * TILE + place_of(d % 16, slot % 2)] = values[d];
-        }
+        for (int d = 0; d < D; d += 2) put_key(keys + d, column, to_keys + d / 2 * BLOCK);
+        for (int d = 0; d < D; d += 16) put_value(values + d, slot % 2, to_values + d / 16 * TILE);
     }
 }
 
