@@ -535,7 +535,7 @@ Chunk chunk_at(const Attention& a, int layer, int head, const int* table, int nu
     }
 }
 
-// A worker's own. Whoever inlined this would look up where it is over and over again.
+// A worker's own. Not inlined: the compiler would look up where it is at every use.
 template <int D>
 struct Room {
     Queries<D> stack[MAX_STACK];
@@ -621,12 +621,12 @@ float round_row(const float* from, int8_t* to) {
     return scale;
 }
 
-// Two neighbours of a key, which are in one row of a tile, as a column of it.
+// Two dimensions of a key, which are in one row of a tile, to its column.
 inline void put_key(const bf16* from, int column, bf16* row) { memcpy(row + 2 * column, from, 2 * sizeof(bf16)); }
 inline void put_key(const int8_t* from, int column, int8_t* row) { row[column] = from[0], row[16 + column] = from[1]; }
 
-// Sixteen neighbours of a value, which share one row of a tile with those of another token. That one may be written at the
-// same time by another worker.
+// Sixteen dimensions of a value, to every other place in a row of a tile. The other places are another token's, which a
+// worker may be writing at the same time: nothing is stored there.
 inline void put_value(const bf16* from, int which, bf16* row) {
 #if defined(__AVX512BW__)
     const __m512i numbers = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from));

@@ -299,14 +299,15 @@ struct Context {
     std::vector<Scratch> scratches;
 };
 
-// What a product is shared out in: four jobs for each worker, so that none waits long for another. Each has rows of its
-// own, which it has just packed, and takes all of them times a panel before the next one, which is in a cache then.
+// The jobs of a product: about four for each worker, so that none waits long for another. A worker has rows of its own,
+// which it has just packed, and multiplies all of them with some panels, which are in a cache then, before the next ones.
 class Jobs {
    public:
     Jobs(int num_blocks, int num_panels, int num_workers) : num_blocks_(num_blocks), num_panels_(num_panels) {
         const int num_wanted = 4 * num_workers;
         const int most_blocks = divide_up(num_blocks, std::max(divide_up(num_wanted, num_panels), num_workers));
-        const int num_parts = divide_up(num_blocks, std::clamp(most_blocks, MIN_JOB_BLOCKS, MAX_JOB_BLOCKS));
+        int num_parts = divide_up(num_blocks, std::clamp(most_blocks, MIN_JOB_BLOCKS, MAX_JOB_BLOCKS));
+        if (num_parts > num_workers) num_parts = divide_up(num_parts, num_workers) * num_workers;
         job_blocks_ = divide_up(num_blocks, num_parts), row_jobs_ = divide_up(num_blocks, job_blocks_);
         job_panels_ = std::clamp(num_panels * row_jobs_ / num_wanted, 1, MAX_JOB_PANELS);
         panel_jobs_ = divide_up(num_panels, job_panels_), own_jobs_ = divide_up(row_jobs_, num_workers);

@@ -129,7 +129,7 @@ void choose_slots(Workers& workers, Rows& rows, int num_in, Prepare prepare) {
         for (int row = job * piece; row < std::min(job * piece + piece, rows.num_rows); row++) {
             int i = 0;
             for_steps<LANES>(prepare(row, scratch.data()), num_in, [&](const auto* x) {
-                store(&most[i], larger(load(&most[i]), absolute(load(x))));
+                store(&most[i], larger(absolute(load(x)), load(&most[i])));  // which stays if x is no number
                 i += LANES;
             });
         }

@@ -58,8 +58,8 @@ class Workers {
             if (!look_again(spins)) num_busy_.wait(busy);
     }
 
-    // work(job, worker) for every job in [0, num_jobs); `enter` and `leave` once for each worker. Each has a range of its
-    // own, and then helps the others: jobs over the same rows, one call after the other, find them in its caches.
+    // work(job, worker) for every job in [0, num_jobs); `enter` and `leave` once for each worker. A worker first does a
+    // range of its own and then helps the others, so that successive calls over the same rows reuse its caches.
     template <typename Enter, typename Work, typename Leave>
     void share(int num_jobs, Enter enter, Work work, Leave leave) {
         const WithoutDenormals without_denormals;
@@ -71,9 +71,12 @@ class Workers {
             }
             leave();
         };
-        auto begin = [=, this](int worker) { return (int)((int64_t)num_jobs * worker / num_workers); };
-        for (int i = 0; i < num_workers; i++) ranges_[i].next = begin(i), ranges_[i].end = begin(i + 1);
-        if (num_jobs == 1) return all(0);
+        if (num_jobs == 1) return enter(), work(0, 0), leave();
+        auto first = [&](int worker) { return (int)(((int64_t)num_jobs * worker + num_workers - 1) / num_workers); };
+        for (int i = 0; i < num_workers; i++) {
+            ranges_[i].next.store(first(i), std::memory_order_relaxed);
+            ranges_[i].end = first(i + 1);
+        }
         run(std::ref(all));
     }
 
