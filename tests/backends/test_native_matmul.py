@@ -21,6 +21,7 @@ SHAPES = [  # rows, inputs, columns
     (17, 128, 48),  # a second half with one row
     (33, 700, 40),  # a second block, and K in more than one chunk
     (80, 1300, 96),
+    (300, 70, 100),  # more blocks than a worker has in one job
 ]
 
 

@@ -28,14 +28,13 @@ struct Slots {
             const float middle = (low + bound) / 2;
             (num_used(largest, count, middle) <= NUM_SLOTS ? bound : low) = middle;
         }
-        const float inverse = 1.0f / bound;
         std::fill_n(channels, NUM_SLOTS, 0);
         std::fill_n(before, NUM_SLOTS, 1e30f);
         shares.assign(count, 1.0f);
         for (int channel = 0, slot = 0; channel < count; channel++) {
             if (!(largest[channel] > bound)) continue;  // nor if either is no number
             int places = 1;
-            for (const int most = 1 + (int)(largest[channel] * inverse); places < most && slot < NUM_SLOTS; places++, slot++)
+            for (const int most = 1 + (int)(largest[channel] / bound); places < most && slot < NUM_SLOTS; places++, slot++)
                 channels[slot] = channel, before[slot] = MOST_BYTE * places;
             shares[channel] = 1.0f / places;
         }
@@ -45,8 +44,7 @@ struct Slots {
     // By channels none of whose places is to hold more than that.
     static int num_used(const float* largest, int count, float bound) {
         Integers sum = {};
-        const float inverse = 1.0f / bound;
-        for (int i = 0; i < count; i += LANES) sum += __builtin_convertvector(load(largest + i) * inverse, Integers);
+        for (int i = 0; i < count; i += LANES) sum += __builtin_convertvector(load(largest + i) / bound, Integers);
         int total = 0;
         for (int i = 0; i < LANES; i++) total += sum[i];
         return total;
