@@ -47,13 +47,7 @@ void native_rows_destroy(Rows* rows) { delete rows; }
 // x: [num_rows][num_in], normalised before if there is a norm.
 void native_pack_rows(Context* context, Rows* rows, const Weights* next, const float* x, int num_rows,
                       const float* norm, float eps) {
-    const int num_in = next->num_in;
-    pack_rows(context->workers, *rows, *next, num_rows, [=](int row, float* scratch) {
-        const float* from = x + (size_t)row * num_in;
-        if (!norm) return from;
-        normalise(from, norm, eps, num_in, scratch);
-        return (const float*)scratch;
-    });
+    pack_rows(context->workers, *rows, *next, num_rows, Source<float>{x, next->num_in, norm, eps});
 }
 
 void native_matmul(Context* context, const Rows* rows, const Weights* weights, int then, void* out, size_t stride) {

@@ -56,11 +56,8 @@ inline void keep_rows(Decoder& d, const Memory& memory, int width, int num_wante
 }
 
 inline void pack_normed(Decoder& d, const Weights& next, int num_rows, const float* norm) {
-    const int width = d.shape.hidden_size;
-    pack_rows(d.context.workers, d.rows, next, num_rows, [&](int row, float* scratch) {
-        normalise(d.floats(d.x, row, width), norm, d.shape.eps, width, scratch);
-        return (const float*)scratch;
-    });
+    const Source<float> source = {(const float*)d.x.data(), d.shape.hidden_size, norm, d.shape.eps};
+    pack_rows(d.context.workers, d.rows, next, num_rows, source);
 }
 
 inline void run_mlp(Decoder& d, const Layer& layer, int num_rows) {
@@ -68,8 +65,7 @@ inline void run_mlp(Decoder& d, const Layer& layer, int num_rows) {
     auto* gated = (uint16_t*)d.gated.data();
     pack_normed(d, *layer.gate_up, num_rows, layer.mlp_norm);
     matmul(d.context, d.rows, *layer.gate_up, {Then::GATE, gated, (size_t)width});
-    pack_rows(d.context.workers, d.rows, *layer.down, num_rows,
-              [&](int row, float*) { return (const uint16_t*)gated + (size_t)row * width; });
+    pack_rows(d.context.workers, d.rows, *layer.down, num_rows, Source<uint16_t>{gated, width});
     matmul(d.context, d.rows, *layer.down, {Then::ADD, d.x.data(), (size_t)d.shape.hidden_size});
 }
 
@@ -100,7 +96,7 @@ inline void run_step(Decoder& d, int num_tokens, const int64_t* token_ids, int n
             num_rows = num_wanted;
         }
         pack_rows(d.context.workers, d.rows, *layer.o, num_rows,
-                  [&](int row, float*) { return (const float*)d.floats(d.mixed, row, s.mixed_size); });
+                  Source<float>{(const float*)d.mixed.data(), s.mixed_size});
         matmul(d.context, d.rows, *layer.o, {Then::ADD, d.x.data(), (size_t)s.hidden_size});
         run_mlp(d, layer, num_rows);
     }

@@ -36,11 +36,11 @@ struct GroupedRows {
     const RowGroup* at(int row, int group) const { return groups.data() + (size_t)row * num_groups + group; }
 };
 
-template <typename Number>
-void round_row(GroupedRows& rows, int row, const Number* x) {
-    RowGroup* g = rows.groups.data() + (size_t)row * rows.num_groups;
-    for (int i = 0; i < rows.num_groups; i++, g++, x += GROUP) {
-        const Vector first = load(x), second = load(x + LANES);
+template <typename Row>
+void round_row(GroupedRows& rows, int i, const Row& row) {
+    RowGroup* g = rows.groups.data() + (size_t)i * rows.num_groups;
+    for (int at = 0; at < rows.num_groups * GROUP; at += GROUP, g++) {
+        const Vector first = row.at(at), second = row.at(at + LANES);
         g->scale = largest_of(larger(absolute(first), absolute(second))) / 127.0f;
         const float inverse = g->scale > 0 ? 1.0f / g->scale : 0.0f;
         store(g->bytes, first * inverse), store(g->bytes + LANES, second * inverse);

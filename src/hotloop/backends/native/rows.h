@@ -30,6 +30,7 @@ struct Rows {
     Memory tiles;
     std::vector<float> scales;  // of each row, if they are integers; of each of its chunks, if they are bytes
     std::vector<Slots> slots;   // of each chunk, if they are bytes
+    std::vector<float> factors; // of each row, by which it is normalised
     GroupedRows grouped;
 
     bool are_few() const { return form == RowForm::WORDS && num_rows <= 8; }
@@ -55,88 +56,87 @@ inline RowForm form_for(const Weights& w, int num_rows) {
     return RowForm::BF16;
 }
 
-// x / sqrt(mean(x^2) + eps) * weight
-inline void normalise(const float* x, const float* weight, float eps, int count, float* to) {
-    Vector squares[4] = {};  // so that none waits for the one before
-    float rest = 0;
-    int i = 0;
-    for (; i + 4 * LANES <= count; i += 4 * LANES)
-        for (int j = 0; j < 4; j++) squares[j] += load(x + i + j * LANES) * load(x + i + j * LANES);
-    for (; i < count; i++) rest += x[i] * x[i];
-    const float square = sum_of((squares[0] + squares[1]) + (squares[2] + squares[3])) + rest;
-    const float inverse = 1.0f / sqrtf(square / count + eps);
-    for (i = 0; i < count; i++) to[i] = x[i] * inverse * weight[i];
-}
+// A row on its way: x * factor * weight, or, where there is no weight, x.
+template <typename Number>
+struct Row {
+    const Number* x;
+    const float* weight;
+    float factor;
 
-// `count` numbers a step at a time, the last one filled up with zeros.
-template <int STEP, typename Number, typename Work>
-void for_steps(const Number* from, int count, Work work) {
-    int i = 0;
-    for (; i + STEP <= count; i += STEP) work(from + i);
-    if (i == count) return;
-    alignas(64) Number rest[STEP] = {};
-    memcpy(rest, from + i, (count - i) * sizeof(Number));
-    work((const Number*)rest);
-}
+    Vector at(int i) const { return weight ? load(x + i) * factor * load(weight + i) : load(x + i); }
+};
 
-inline void put_bf16(const float* from, int count, uint8_t* to) {
-    for_steps<32>(from, count, [&](const float* x) {
-        store((uint16_t*)to, load(x), load(x + LANES));
-        to += PAIR_BYTES;
-    });
-}
+// Rows of `width` numbers, `stride` from one to the next, to be normalised if there is a weight:
+// x / sqrt(mean(x^2) + eps) * weight.
+template <typename Number>
+struct Source {
+    const Number* numbers;
+    int width;
+    const float* weight = nullptr;
+    float eps = 0;
+    int stride = width;
 
-inline void put_bf16(const uint16_t* from, int count, uint8_t* to) {
-    for_steps<32>(from, count, [&](const uint16_t* x) {
-        memcpy(to, x, STEP_BYTES);
-        to += PAIR_BYTES;
-    });
+    const Number* row(int i) const { return numbers + (size_t)i * stride; }
+
+    float factor(int i) const {
+        if (!weight) return 1;
+        Vector a = {}, b = {}, c = {}, d = {};  // so that none waits for the one before
+        auto add_square = [](Vector& sum, Vector v) { sum += v * v; };
+        for (const Number *x = row(i), *end = x + stride; x < end; x += 4 * LANES) {
+            add_square(a, load(x)), add_square(b, load(x + LANES));
+            add_square(c, load(x + 2 * LANES)), add_square(d, load(x + 3 * LANES));
+        }
+        return 1.0f / sqrtf(sum_of((a + b) + (c + d)) / width + eps);
+    }
+};
+
+template <typename Number>
+void put_bf16(Row<Number> row, int num_steps, uint8_t* to) {
+    for (int i = 0; i < num_steps * 2 * LANES; i += 2 * LANES, to += PAIR_BYTES)
+        store((uint16_t*)to, row.at(i), row.at(i + LANES));
 }
 
 // Low bytes so far after high ones. Returns what an integer stands for.
 template <typename Number>
-float put_words(const Number* from, int count, uint8_t* to, int low_bytes) {
+float put_words(Row<Number> row, int num_steps, uint8_t* to, int low_bytes) {
+    const int count = num_steps * STEP_BYTES;
     Vector most = {};
-    for_steps<LANES>(from, count, [&](const Number* x) { most = larger(most, absolute(load(x))); });
+    for (int i = 0; i < count; i += LANES) most = larger(most, absolute(row.at(i)));
     const float scale = largest_of(most) / MOST, inverse = scale > 0 ? 1.0f / scale : 0.0f;
-    for_steps<64>(from, count, [&](const Number* x) {
-        for (int i = 0; i < 64; i += LANES) {
-            const Bits integers = (Bits)nearest(load(x + i) * inverse) + LEAST;
+    for (int step = 0; step < count; step += STEP_BYTES, to += PAIR_BYTES)
+        for (int i = 0; i < STEP_BYTES; i += LANES) {
+            const Bits integers = (Bits)nearest(row.at(step + i) * inverse) + LEAST;
             store_low_bytes(to + i, integers >> 8), store_low_bytes(to + low_bytes + i, integers);
         }
-        to += PAIR_BYTES;
-    });
     return scale;
 }
 
-// A worker's own, for one row.
-inline std::vector<float>& row_room(int size) {
-    static thread_local std::vector<float> room;
-    room.resize(size);
-    return room;
+// most = the larger of it and |x * factor|
+template <typename Number>
+void raise_to(float* most, const Number* x, float factor, int count) {
+    for (int i = 0; i < count; i += LANES)
+        store(most + i, larger(absolute(load(x + i) * factor), load(most + i)));  // which stays if x is no number
 }
 
 // What is largest in each channel decides. All rows are looked at: in most texts there is one that has channels a
 // thousand times as large as the others have them, and it would lose all else.
-template <typename Prepare>
-void choose_slots(Workers& workers, Rows& rows, int num_in, Prepare prepare) {
+template <typename Number>
+void choose_slots(Workers& workers, Rows& rows, const Source<Number>& source) {
     const Chunks& chunks = rows.chunks;
     const int size = chunks.num_steps * STEP_BYTES, piece = 8;
     std::vector<std::vector<float>> largest(workers.num_workers, std::vector<float>(size));
     auto none = [] {};
     auto look = [&](int job, int worker) {
-        std::vector<float>&most = largest[worker], &scratch = row_room(size);
-        for (int row = job * piece; row < std::min(job * piece + piece, rows.num_rows); row++) {
-            int i = 0;
-            for_steps<LANES>(prepare(row, scratch.data()), num_in, [&](const auto* x) {
-                store(&most[i], larger(absolute(load(x)), load(&most[i])));  // which stays if x is no number
-                i += LANES;
-            });
+        for (int i = job * piece; i < std::min(job * piece + piece, rows.num_rows); i++) {
+            rows.factors[i] = source.factor(i);
+            raise_to(largest[worker].data(), source.row(i), rows.factors[i], size);
         }
     };
     workers.share(divide_up(rows.num_rows, piece), none, look, none);
     for (int worker = 1; worker < workers.num_workers; worker++)
         for (int i = 0; i < size; i++) largest[0][i] = std::max(largest[0][i], largest[worker][i]);
+    for (int i = 0; source.weight && i < size; i++)
+        largest[0][i] = std::max(0.0f, largest[0][i] * fabsf(source.weight[i]));
     rows.slots.resize(chunks.count);
     for (int i = 0; i < chunks.count; i++) {
         const int begin = chunks.begin(i) * STEP_BYTES, end = chunks.end(i) * STEP_BYTES;
@@ -144,44 +144,49 @@ void choose_slots(Workers& workers, Rows& rows, int num_in, Prepare prepare) {
     }
 }
 
-inline void put_chunks(Rows& rows, int row, const float* x) {
-    for (int i = 0; i < rows.chunks.count; i++) {
-        uint8_t* to = rows.row(row) + rows.chunk_offset(i);
-        rows.scales[rows.scale_place(row, i)] = put_bytes(x + rows.chunks.begin(i) * STEP_BYTES, rows.slots[i], to);
+template <typename Number>
+void put_chunks(Rows& rows, int i, Row<Number> row) {
+    static thread_local std::vector<float> room;
+    room.resize(rows.chunks.size * STEP_BYTES);
+    for (int chunk = 0; chunk < rows.chunks.count; chunk++) {
+        uint8_t* to = rows.row(i) + rows.chunk_offset(chunk);
+        const int begin = rows.chunks.begin(chunk) * STEP_BYTES;
+        rows.scales[rows.scale_place(i, chunk)] = put_bytes(row, begin, rows.slots[chunk], room.data(), to);
     }
 }
 
-// As floats, with zeros to the end of a step; where they are such already, where they stand.
-inline const float* in_steps(const float* from, int count, std::vector<float>& room) {
-    if (from != room.data() && count % STEP_BYTES == 0) return from;
-    if (from != room.data()) memcpy(room.data(), from, count * sizeof(float));
-    std::fill(room.begin() + count, room.end(), 0.0f);
-    return room.data();
+// Rows with zeros up to `stride`.
+template <typename Number>
+std::vector<Number> padded(const Number* from, int num_rows, int width, int stride) {
+    std::vector<Number> to((size_t)num_rows * stride);
+    for (int i = 0; i < num_rows; i++) memcpy(&to[(size_t)i * stride], from + (size_t)i * width, width * sizeof(Number));
+    return to;
 }
 
-inline const float* in_steps(const uint16_t* from, int count, std::vector<float>& room) {
-    for (int i = 0; i < count; i++) room[i] = widened(from[i]);
-    return in_steps(room.data(), count, room);
-}
-
-// Rows for these weights; `prepare(row, scratch)` says where one stands, having made it ready.
-template <typename Prepare>
-void pack_rows(Workers& workers, Rows& rows, const Weights& next, int num_rows, Prepare prepare) {
-    const int num_in = next.num_in;
+// Rows for these weights.
+template <typename Number>
+void pack_rows(Workers& workers, Rows& rows, const Weights& next, int num_rows, const Source<Number>& source) {
+    if (source.stride % STEP_BYTES) {  // all else reads whole steps
+        const int stride = divide_up(source.stride, STEP_BYTES) * STEP_BYTES;
+        const std::vector<Number> numbers = padded(source.numbers, num_rows, source.width, stride);
+        const std::vector<float> weight = padded(source.weight, source.weight != nullptr, source.width, stride);
+        const float* weights = source.weight ? weight.data() : nullptr;
+        return pack_rows<Number>(workers, rows, next, num_rows, {numbers.data(), source.width, weights, source.eps, stride});
+    }
     rows.form = form_for(next, num_rows), rows.num_rows = num_rows, rows.chunks = {next.num_steps};
-    if (rows.form == RowForm::GROUPED) rows.grouped.resize(num_rows, num_in);
+    if (rows.form == RowForm::GROUPED) rows.grouped.resize(num_rows, next.num_in);
     else rows.tiles.reserve((size_t)rows.num_blocks() * rows.num_steps() * PAIR_BYTES);
-    rows.scales.resize((size_t)num_rows * rows.chunks.count);
-    if (rows.form == RowForm::BYTES) choose_slots(workers, rows, num_in, prepare);
+    rows.scales.resize((size_t)num_rows * rows.chunks.count), rows.factors.resize(num_rows);
+    if (rows.form == RowForm::BYTES) choose_slots(workers, rows, source);
     workers.split(num_rows, 4, [&](int begin, int end) {
-        std::vector<float>& scratch = row_room(divide_up(num_in, STEP_BYTES) * STEP_BYTES);
-        for (int row = begin; row < end; row++) {
-            const auto* from = prepare(row, scratch.data());
+        for (int i = begin; i < end; i++) {
+            const float factor = rows.form == RowForm::BYTES ? rows.factors[i] : source.factor(i);
+            const Row<Number> row = {source.row(i), source.weight, factor};
             switch (rows.form) {
-                case RowForm::GROUPED: round_row(rows.grouped, row, from); break;
-                case RowForm::WORDS: rows.scales[row] = put_words(from, num_in, rows.row(row), rows.low_bytes()); break;
-                case RowForm::BYTES: put_chunks(rows, row, in_steps(from, num_in, scratch)); break;
-                case RowForm::BF16: put_bf16(from, num_in, rows.row(row));
+                case RowForm::GROUPED: round_row(rows.grouped, i, row); break;
+                case RowForm::WORDS: rows.scales[i] = put_words(row, next.num_steps, rows.row(i), rows.low_bytes()); break;
+                case RowForm::BYTES: put_chunks(rows, i, row); break;
+                case RowForm::BF16: put_bf16(row, next.num_steps, rows.row(i));
             }
         }
     });

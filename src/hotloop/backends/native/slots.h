@@ -51,23 +51,31 @@ struct Slots {
     }
 };
 
-// A chunk of a row as bytes, and its slots. Returns what an integer stands for.
-inline float put_bytes(const float* row, const Slots& slots, uint8_t* to) {
+// A chunk of a row, from its number `begin` on, as bytes, and its slots; `room` is for the chunk. Returns what an integer
+// stands for.
+template <typename Row>
+float put_bytes(Row row, int begin, const Slots& slots, float* room, uint8_t* to) {
     const int count = (int)slots.shares.size();
-    Vector most[4] = {};  // so that none waits for the one before
-    for (int i = 0; i < count; i += STEP_BYTES)
-        for (int j = 0; j < 4; j++) {
-            const int at = i + j * LANES;
-            most[j] = larger(most[j], absolute(load(row + at)) * load(&slots.shares[at]));
-        }
-    const float all = largest_of(larger(larger(most[0], most[1]), larger(most[2], most[3])));
+    const float* shares = slots.shares.data();
+    auto read = [=](int i) {
+        const Vector v = row.at(begin + i);
+        store(room + i, v);
+        return absolute(v) * load(shares + i);
+    };
+    Vector a = {}, b = {}, c = {}, d = {};  // the largest; so many that none waits for the one before
+    for (int i = 0; i < count; i += 4 * LANES) {
+        a = larger(a, read(i)), b = larger(b, read(i + LANES));
+        c = larger(c, read(i + 2 * LANES)), d = larger(d, read(i + 3 * LANES));
+    }
+    const float all = largest_of(larger(larger(a, b), larger(c, d)));
     const float scale = all / MOST_BYTE, inverse = scale > 0 ? 1.0f / scale : 0.0f;
+    for (int i = 0; i < count; i += STEP_BYTES, to += PAIR_BYTES) {
+        auto scaled = [=](int j) { return load(room + i + j * LANES) * inverse; };
+        store_bytes((int8_t*)to, scaled(0), scaled(1), scaled(2), scaled(3));
+    }
     auto within = [](Vector v, Vector bound) { return larger(smaller(v, bound), -bound); };
-    for (int i = 0; i < count; i += STEP_BYTES, to += PAIR_BYTES)
-        for (int j = 0; j < STEP_BYTES; j += LANES)
-            store((int8_t*)to + j, within(load(row + i + j) * inverse, Vector{} + MOST_BYTE));
     for (int j = 0; j < NUM_SLOTS; j += LANES) {
-        const Vector whole = floats(nearest(gather(row, slots.channels + j) * inverse));
+        const Vector whole = floats(nearest(gather(room, slots.channels + j) * inverse));
         store((int8_t*)to + j, within(whole - within(whole, load(slots.before + j)), Vector{} + MOST_BYTE));
     }
     return scale;

@@ -81,20 +81,6 @@ inline void store(uint16_t* to, Vector a, Vector b) {
 #endif
 }
 
-// The nearest integers of numbers in [-2^22, 2^22], ties to even: adding 1.5 * 2^23 leaves them in the lowest bits.
-inline Integers nearest(Vector v) { return (Integers)(v + 12582912.0f) - 0x4b400000; }
-
-inline void store(int8_t* to, Vector v) {
-    Bytes bytes = __builtin_convertvector(nearest(v), Bytes);
-    memcpy(to, &bytes, sizeof(bytes));
-}
-
-inline void store_low_bytes(uint8_t* to, Bits v) {
-    using Unsigned = uint8_t __attribute__((vector_size(16)));
-    Unsigned bytes = __builtin_convertvector(v, Unsigned);
-    memcpy(to, &bytes, sizeof(bytes));
-}
-
 inline Vector floats(Integers v) { return __builtin_convertvector(v, Vector); }
 inline Vector absolute(Vector v) { return (Vector)((Bits)v & 0x7fffffff); }
 #if defined(__AVX512F__)
@@ -104,6 +90,37 @@ inline Vector smaller(Vector a, Vector b) { return (Vector)_mm512_min_ps((__m512
 inline Vector larger(Vector a, Vector b) { return a > b ? a : b; }
 inline Vector smaller(Vector a, Vector b) { return a < b ? a : b; }
 #endif
+
+// The nearest integers of numbers in [-2^22, 2^22], ties to even: adding 1.5 * 2^23 leaves them in the lowest bits.
+inline Integers nearest(Vector v) { return (Integers)(v + 12582912.0f) - 0x4b400000; }
+
+inline void store(int8_t* to, Vector v) {
+    Bytes bytes = __builtin_convertvector(nearest(v), Bytes);
+    memcpy(to, &bytes, sizeof(bytes));
+}
+
+// 64 neighbours, as the nearest integers between -127 and 127.
+inline void store_bytes(int8_t* to, Vector a, Vector b, Vector c, Vector d) {
+#if defined(__AVX512BW__)
+    auto words = [](Vector a, Vector b) {
+        return _mm512_packs_epi32(_mm512_cvtps_epi32((__m512)a), _mm512_cvtps_epi32((__m512)b));
+    };
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const __m512i bytes = _mm512_permutexvar_epi32(order, _mm512_packs_epi16(words(a, b), words(c, d)));
+    _mm512_storeu_si512(to, _mm512_max_epi8(bytes, _mm512_set1_epi8(-127)));
+#else
+    for (Vector v : {a, b, c, d}) {
+        store(to, larger(smaller(v, Vector{} + 127.0f), Vector{} - 127.0f));
+        to += LANES;
+    }
+#endif
+}
+
+inline void store_low_bytes(uint8_t* to, Bits v) {
+    using Unsigned = uint8_t __attribute__((vector_size(16)));
+    Unsigned bytes = __builtin_convertvector(v, Unsigned);
+    memcpy(to, &bytes, sizeof(bytes));
+}
 
 inline Vector multiply_add(Vector a, Vector b, Vector sum) {
 #if defined(__AVX512F__)
