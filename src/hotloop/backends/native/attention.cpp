@@ -26,6 +26,7 @@
 // chunks are split over their rows.
 
 #include <algorithm>
+#include <climits>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -50,8 +51,8 @@ constexpr int BLOCK = 32;         // tokens a KV block holds
 constexpr int ROWS = 32;          // query rows computed at once: two tiles
 constexpr int MAX_STACK = 8;      // times ROWS that go over a chunk of keys while it is in the cache
 constexpr int MAX_ROWS = MAX_STACK * ROWS;
-constexpr int CHUNK = 256;        // keys whose weights are multiplied with values at once
-constexpr int STRETCH = 128;      // keys whose scores become weights while they are in the first cache
+constexpr int CHUNK = 512;        // keys whose weights are multiplied with values at once
+constexpr int STRETCH = 64;       // keys whose scores become weights while they are in the first cache
 constexpr int SPLIT = 1024;       // keys an item of few split rows covers at most
 constexpr int MIN_JOBS = 8;       // pieces of a layer's work, so that no worker waits long for the last
 constexpr int TILE = TILE_BYTES / sizeof(bf16);
@@ -193,10 +194,10 @@ struct alignas(64) Queries {
     Vector total[ROWS];                      // the sums of the weights, in parts
     float largest[ROWS];
     int seen[ROWS], rows[ROWS];
-    int num_rows;
+    int num_rows, least_seen;
 
     void begin() {
-        num_rows = 0;
+        num_rows = 0, least_seen = INT_MAX;
         memset(words, 0, sizeof(words));
         memset(values, 0, sizeof(values));
         std::fill_n(total, ROWS, Vector{});
@@ -239,8 +240,8 @@ void score_64(const Queries<64>& q, const Blocks& keys, int num_keys, Scratch& s
     tile_load(7, q.words[1][1]);
     for (int i = 0; i < num_keys / 16; i++) {
         const bf16* tile = keys.at(i / 2) + i % 2 * 2 * TILE;
-        tile_load(2, tile);
-        tile_load(3, tile + TILE);
+        tile_load_once(2, tile);
+        tile_load_once(3, tile + TILE);
         tile_zero(0);
         tile_zero(1);
         tile_dot(0, 4, 2);
@@ -265,9 +266,9 @@ void score_wide(const Queries<D>& q, const Blocks& keys, int num_keys, Scratch& 
         tile_zero(3);
         for (int d = 0; d < STEPS; d++) {
             tile_load(4, q.words[0][d]);
-            tile_load(6, block + d * TILE);
+            tile_load_once(6, block + d * TILE);
             tile_dot(0, 4, 6);
-            tile_load(7, block + (STEPS + d) * TILE);
+            tile_load_once(7, block + (STEPS + d) * TILE);
             tile_dot(1, 4, 7);
             if (!two) continue;
             tile_load(5, q.words[1][d]);
@@ -296,9 +297,9 @@ void add_values(Queries<D>& q, const Blocks& values, int num_keys, int d, const 
     for (int i = 0; i < num_keys / BLOCK; i++) {
         const bf16* block = values.at(i) + d * 2 * TILE;
         tile_load(4, scratch.weights[i][0]);
-        tile_load(6, block);
+        tile_load_once(6, block);
         tile_dot(0, 4, 6);
-        tile_load(7, block + TILE);
+        tile_load_once(7, block + TILE);
         tile_dot(1, 4, 7);
         if (!two) continue;
         tile_load(5, scratch.weights[i][1]);
@@ -399,7 +400,7 @@ struct Scores {
 
 // A row's scores have outgrown what it weighed by: all that it weighed before shrinks by a power of two.
 template <int D>
-void raise(Queries<D>& q, int row, float score, int num_weighed, Scratch& scratch) {
+__attribute__((noinline)) void raise(Queries<D>& q, int row, float score, int num_weighed, Scratch& scratch) {
     const float next = std::ceil(score), shrink = q.largest[row] == NEVER ? 0.0f : std::exp2(q.largest[row] - next);
     q.largest[row] = next;
     q.total[row] *= shrink;
@@ -431,7 +432,7 @@ inline bool weigh(const Scores& scores, float scale, float largest, bf16* weight
 
 // A stretch of a row's scores to weights, after so many of the chunk; those of keys that it does not see are zero.
 template <int D>
-void weigh_row(Queries<D>& q, int row, int num_weighed, int num_keys, int num_seen, const float* key_scales,
+inline __attribute__((always_inline)) void weigh_row(Queries<D>& q, int row, int num_weighed, int num_keys, int num_seen, const float* key_scales,
                Scratch& scratch) {
     const float scale = 1.4426950f / sqrtf((float)D);  // log2(e) / sqrt(D): the exponentials are powers of two
     const int at = row % 16;
@@ -459,10 +460,13 @@ void attend(Queries<D>& q, const Chunk& chunk, int key, int num_keys, int end, S
             q.fills_two() ? score_64(q, keys, count, scratch) : score_wide(q, keys, count, scratch);
         else score_wide(q, keys, count, scratch);
         settle_memory();
-        for (int row = 0; row < q.num_rows; row++) {
-            const int num_seen = std::clamp(std::min(q.seen[row], end) - key - begin, 0, count);
-            weigh_row(q, row, begin, count, num_seen, ARE_BYTES ? chunk.scales + begin : nullptr, scratch);
-        }
+        const float* scales = ARE_BYTES ? chunk.scales + begin : nullptr;
+        auto num_seen = [&](int seen) { return std::clamp(std::min(seen, end) - key - begin, 0, count); };
+        if (num_seen(q.least_seen) == STRETCH)  // mostly: with numbers that the compiler knows
+            for (int row = 0; row < q.num_rows; row++) weigh_row(q, row, begin, STRETCH, STRETCH, scales, scratch);
+        else
+            for (int row = 0; row < q.num_rows; row++)
+                weigh_row(q, row, begin, count, num_seen(q.seen[row]), scales, scratch);
     }
     settle_memory();
     for (int d = 0; d < D / 32; d++) add_values(q, chunk.values, num_keys, d, scratch);
@@ -518,6 +522,7 @@ int gather_rows(const Attention& a, int head, const Item& item, Queries<D>* stac
             const bf16* from = a.queries.data() + ((size_t)head * a.num_tokens * group + row) * D;
             for (int d = 0; d < D; d += 32) memcpy(q.word(i, d), from + d, 32 * sizeof(bf16));
             q.seen[i] = a.visible[row / group];
+            q.least_seen = std::min(q.least_seen, q.seen[i]);
             q.rows[i] = row;
         }
     }
@@ -551,7 +556,7 @@ template <int D>
 void run_item(Attention& a, int layer, int head, const Item& item, float* output) {
     auto& [stack, scratch] = Room<D>::own();
     const int height = gather_rows<D>(a, head, item, stack), group = a.group();
-    const int most_keys = ARE_BYTES && height == 1 ? STRETCH : CHUNK;  // few rows leave more room in the first cache
+    const int most_keys = ARE_BYTES && height == 1 ? 2 * STRETCH : CHUNK;  // what few rows widen stays in the first cache
     for (int key = item.begin; key < item.end; key += most_keys) {
         const int num_keys = std::min(most_keys, divide_up(item.end - key, BLOCK) * BLOCK);
         const Chunk chunk = chunk_at<D>(a, layer, head, item.table + key / BLOCK, num_keys / BLOCK);
