@@ -230,16 +230,30 @@ struct Blocks {
 struct Chunk {
     Blocks keys, values;
     const float* scales;  // of the keys, if they were bytes: [block][tile][column]
+    int num_new;          // blocks from its first one on that the item has not read yet
+
+    Chunk after(int count) const {
+        return {keys.after(count), values.after(count), scales ? scales + count * BLOCK : nullptr, num_new - count};
+    }
 };
 
+// While a block's keys are scored, its values are fetched, and the keys of the one after the next.
+template <int D>
+void fetch_ahead(const Chunk& chunk, int block) {
+    auto fetch_block = [](const bf16* at) { fetch((const uint8_t*)at, D * BLOCK * sizeof(bf16)); };
+    if (block < chunk.num_new) fetch_block(chunk.values.at(block));
+    if (block + 2 < chunk.num_new) fetch_block(chunk.keys.at(block + 2));
+}
+
 // A tile of 16 keys by both tiles of queries, which stay where they are: eight tiles hold all that.
-void score_64(const Queries<64>& q, const Blocks& keys, int num_keys, Scratch& scratch) {
+void score_64(const Queries<64>& q, const Chunk& chunk, int num_keys, Scratch& scratch) {
     tile_load(4, q.words[0][0]);
     tile_load(5, q.words[0][1]);
     tile_load(6, q.words[1][0]);
     tile_load(7, q.words[1][1]);
     for (int i = 0; i < num_keys / 16; i++) {
-        const bf16* tile = keys.at(i / 2) + i % 2 * 2 * TILE;
+        const bf16* tile = chunk.keys.at(i / 2) + i % 2 * 2 * TILE;
+        if (i % 2 == 0) fetch_ahead<64>(chunk, i / 2);
         tile_load_once(2, tile);
         tile_load_once(3, tile + TILE);
         tile_zero(0);
@@ -255,11 +269,12 @@ void score_64(const Queries<64>& q, const Blocks& keys, int num_keys, Scratch& s
 
 // The same where the queries are too wide to stay, or are but one tile.
 template <int D>
-void score_wide(const Queries<D>& q, const Blocks& keys, int num_keys, Scratch& scratch) {
+void score_wide(const Queries<D>& q, const Chunk& chunk, int num_keys, Scratch& scratch) {
     constexpr int STEPS = D / 32;
     const bool two = q.fills_two();
     for (int i = 0; i < num_keys / BLOCK; i++) {
-        const bf16* block = keys.at(i);
+        const bf16* block = chunk.keys.at(i);
+        fetch_ahead<D>(chunk, i);
         tile_zero(0);
         tile_zero(1);
         tile_zero(2);
@@ -454,19 +469,18 @@ template <int D>
 void attend(Queries<D>& q, const Chunk& chunk, int key, int num_keys, int end, Scratch& scratch) {
     for (int begin = 0; begin < num_keys; begin += STRETCH) {
         const int count = std::min(STRETCH, num_keys - begin);
-        const Blocks keys = chunk.keys.after(begin / BLOCK);
+        const Chunk stretch = chunk.after(begin / BLOCK);
         settle_memory();
         if constexpr (D == 64)
-            q.fills_two() ? score_64(q, keys, count, scratch) : score_wide(q, keys, count, scratch);
-        else score_wide(q, keys, count, scratch);
+            q.fills_two() ? score_64(q, stretch, count, scratch) : score_wide(q, stretch, count, scratch);
+        else score_wide(q, stretch, count, scratch);
         settle_memory();
-        const float* scales = ARE_BYTES ? chunk.scales + begin : nullptr;
         auto num_seen = [&](int seen) { return std::clamp(std::min(seen, end) - key - begin, 0, count); };
         if (num_seen(q.least_seen) == STRETCH)  // mostly: with numbers that the compiler knows
-            for (int row = 0; row < q.num_rows; row++) weigh_row(q, row, begin, STRETCH, STRETCH, scales, scratch);
+            for (int row = 0; row < q.num_rows; row++) weigh_row(q, row, begin, STRETCH, STRETCH, stretch.scales, scratch);
         else
             for (int row = 0; row < q.num_rows; row++)
-                weigh_row(q, row, begin, count, num_seen(q.seen[row]), scales, scratch);
+                weigh_row(q, row, begin, count, num_seen(q.seen[row]), stretch.scales, scratch);
     }
     settle_memory();
     for (int d = 0; d < D / 32; d++) add_values(q, chunk.values, num_keys, d, scratch);
@@ -493,7 +507,7 @@ struct alignas(64) Widened {
             widen_block(from, keys[i], values[i]);
         }
         constexpr size_t stride = sizeof(keys[0]);
-        return {{(uint8_t*)keys, stride, nullptr}, {(uint8_t*)values, stride, nullptr}, scales[0]};
+        return {{(uint8_t*)keys, stride, nullptr}, {(uint8_t*)values, stride, nullptr}, scales[0], 0};
     }
 
     static void widen_block(Head<D> from, bf16* to_keys, bf16* to_values) {
@@ -530,13 +544,13 @@ int gather_rows(const Attention& a, int head, const Item& item, Queries<D>* stac
 }
 
 template <int D>
-Chunk chunk_at(const Attention& a, int layer, int head, const int* table, int num_blocks) {
+Chunk chunk_at(const Attention& a, int layer, int head, const int* table, int num_blocks, int num_new) {
     if constexpr (ARE_BYTES) {
         static thread_local Widened<D> widened;
         return widened.widen(a, layer, head, table, num_blocks);
     } else {
         const Head<D> first{a.place(layer, 0, head)};
-        return {{first.at, a.block_bytes(), table}, {(uint8_t*)first.values(), a.block_bytes(), table}, nullptr};
+        return {{first.at, a.block_bytes(), table}, {(uint8_t*)first.values(), a.block_bytes(), table}, nullptr, num_new};
     }
 }
 
@@ -559,8 +573,9 @@ void run_item(Attention& a, int layer, int head, const Item& item, float* output
     const int most_keys = ARE_BYTES && height == 1 ? 2 * STRETCH : CHUNK;  // what few rows widen stays in the first cache
     for (int key = item.begin; key < item.end; key += most_keys) {
         const int num_keys = std::min(most_keys, divide_up(item.end - key, BLOCK) * BLOCK);
-        const Chunk chunk = chunk_at<D>(a, layer, head, item.table + key / BLOCK, num_keys / BLOCK);
-        for (int i = 0; i < height; i++) attend(stack[i], chunk, key, num_keys, item.end, scratch);
+        const int num_new = divide_up(item.end - key, BLOCK);
+        Chunk chunk = chunk_at<D>(a, layer, head, item.table + key / BLOCK, num_keys / BLOCK, num_new);
+        for (int i = 0; i < height; i++, chunk.num_new = 0) attend(stack[i], chunk, key, num_keys, item.end, scratch);
     }
     for (int i = 0; i < height; i++) {
         Queries<D>& q = stack[i];
