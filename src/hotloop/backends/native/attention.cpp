@@ -95,7 +95,7 @@ struct Attention {
 
     int num_tokens = 0, num_parts = 0;
     std::vector<int> positions, slots;          // of each token: its position, its block * BLOCK + offset
-    std::vector<int> fresh;                     // blocks whose first token this step writes
+    std::vector<int> fresh;                     // blocks whose first token this step writes, but not their last
     std::vector<int> tables;
     std::vector<int> visible;                   // of each token: how many keys it sees
     std::vector<Item> items;
@@ -760,7 +760,8 @@ void attention_plan(Attention* a, int num_sequences, const int* begins, const in
             a->positions[t] = position;
             a->slots[t] = table[position / BLOCK] * BLOCK + position % BLOCK;
             a->visible[t] = position + 1;
-            if (position % BLOCK == 0) a->fresh.push_back(table[position / BLOCK]);
+            const bool is_filled = position + BLOCK <= sequences.back().length();
+            if (position % BLOCK == 0 && !is_filled) a->fresh.push_back(table[position / BLOCK]);
         }
     }
     Family few;
