@@ -188,14 +188,24 @@ def test_sequences_that_share_blocks_and_part_anywhere(kernel: Kernel, max_error
 
 
 @every_kernel
-def test_what_a_block_held_before_does_not_matter(kernel: Kernel, max_error: float) -> None:
+@pytest.mark.parametrize("num_tokens", [3, 35])  # of a block that is filled, too
+def test_what_a_block_held_before_does_not_matter(kernel: Kernel, max_error: float, num_tokens: int) -> None:
     with make_rig(make_spec(), kernel) as rig:
         [table] = make_tables(1)
         broken = Sequence(table)
         rig.step((broken, 40))
         poison = np.full((40, 15 * 64), np.nan, np.float32)
         rig.attention.run(0, poison, np.empty((40, 9 * 64), np.float32))
-        assert rig.step((Sequence(table), 3)) < max_error
+        assert rig.step((Sequence(table), num_tokens)) < max_error
+
+
+@every_kernel
+@pytest.mark.parametrize("past", [63, 64, 65, 511, 512, 513])
+def test_rows_on_either_side_of_what_is_read_at_once(kernel: Kernel, max_error: float, past: int) -> None:
+    with make_rig(make_spec(), kernel) as rig:
+        sequence = Sequence(make_tables(1)[0])
+        for count in (past, 1, 12):
+            assert rig.step((sequence, count)) < max_error
 
 
 @every_kernel

@@ -53,7 +53,9 @@ constexpr int MAX_STACK = 8;      // times ROWS that go over a chunk of keys whi
 constexpr int MAX_ROWS = MAX_STACK * ROWS;
 constexpr int CHUNK = 512;        // keys whose weights are multiplied with values at once
 constexpr int STRETCH = 64;       // keys whose scores become weights while they are in the first cache
-constexpr int SPLIT = 1024;       // keys an item of few split rows covers at most
+constexpr int WIDENED = 128;      // and those that few rows widen at once: they stay in the first cache
+constexpr int GRAIN = 256;        // keys of which an item of split rows covers a multiple
+constexpr int SPLIT = 1024;       // and those that an item of few such rows covers at most
 constexpr int MIN_JOBS = 8;       // pieces of a layer's work, so that no worker waits long for the last
 constexpr int TILE = TILE_BYTES / sizeof(bf16);
 constexpr float NEVER = -1e30f;   // the running maximum before any key was seen
@@ -123,7 +125,7 @@ struct Sequence {
 void add_split(Attention& a, const std::vector<Run>& runs, const int* table, int begin, int end) {
     int num_rows = 0;
     for (const Run& run : runs) num_rows += run.count;
-    int size = divide_up(divide_up(end - begin, divide_up(MIN_JOBS, a.num_kv_heads)), CHUNK) * CHUNK;
+    int size = divide_up(divide_up(end - begin, divide_up(MIN_JOBS, a.num_kv_heads)), GRAIN) * GRAIN;
     if (num_rows <= ROWS) size = std::min(size, SPLIT);  // more have enough to do, and partial results take room
     for (int key = begin; key < end; key += size) {
         a.items.push_back({runs, table, key, std::min(end, key + size), a.num_parts});
@@ -230,7 +232,7 @@ struct Blocks {
 struct Chunk {
     Blocks keys, values;
     const float* scales;  // of the keys, if they were bytes: [block][tile][column]
-    int num_new;          // blocks from its first one on that the item has not read yet
+    int num_new;          // blocks from its first one to the item's end that were not read yet
 
     Chunk after(int count) const {
         return {keys.after(count), values.after(count), scales ? scales + count * BLOCK : nullptr, num_new - count};
@@ -445,10 +447,11 @@ inline bool weigh(const Scores& scores, float scale, float largest, bf16* weight
     return exceeds(most, BIAS + SLACK * UNIT);
 }
 
-// A stretch of a row's scores to weights, after so many of the chunk; those of keys that it does not see are zero.
+// A stretch of a row's scores to weights, after so many of the chunk; those of keys that it does not see are zero. Inlined,
+// so that the compiler knows the numbers that a caller does.
 template <int D>
-inline __attribute__((always_inline)) void weigh_row(Queries<D>& q, int row, int num_weighed, int num_keys, int num_seen, const float* key_scales,
-               Scratch& scratch) {
+inline __attribute__((always_inline)) void weigh_row(Queries<D>& q, int row, int num_weighed, int num_keys, int num_seen,
+                                                     const float* key_scales, Scratch& scratch) {
     const float scale = 1.4426950f / sqrtf((float)D);  // log2(e) / sqrt(D): the exponentials are powers of two
     const int at = row % 16;
     const Scores scores = {scratch.scores[0][row / 16] + at * 16, key_scales, num_seen};
@@ -570,7 +573,7 @@ template <int D>
 void run_item(Attention& a, int layer, int head, const Item& item, float* output) {
     auto& [stack, scratch] = Room<D>::own();
     const int height = gather_rows<D>(a, head, item, stack), group = a.group();
-    const int most_keys = ARE_BYTES && height == 1 ? 2 * STRETCH : CHUNK;  // what few rows widen stays in the first cache
+    const int most_keys = ARE_BYTES && height == 1 ? WIDENED : CHUNK;
     for (int key = item.begin; key < item.end; key += most_keys) {
         const int num_keys = std::min(most_keys, divide_up(item.end - key, BLOCK) * BLOCK);
         const int num_new = divide_up(item.end - key, BLOCK);

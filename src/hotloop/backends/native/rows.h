@@ -30,7 +30,7 @@ struct Rows {
     Memory tiles;
     std::vector<float> scales;  // of each row, if they are integers; of each of its chunks, if they are bytes
     std::vector<Slots> slots;   // of each chunk, if they are bytes
-    std::vector<float> factors; // of each row, by which it is normalised
+    std::vector<float> factors; // of each row, by which it is normalised, if they are bytes
     GroupedRows grouped;
 
     bool are_few() const { return form == RowForm::WORDS && num_rows <= 8; }
@@ -124,6 +124,7 @@ template <typename Number>
 void choose_slots(Workers& workers, Rows& rows, const Source<Number>& source) {
     const Chunks& chunks = rows.chunks;
     const int size = chunks.num_steps * STEP_BYTES, piece = 8;
+    rows.factors.resize(rows.num_rows);
     std::vector<std::vector<float>> largest(workers.num_workers, std::vector<float>(size));
     auto none = [] {};
     auto look = [&](int job, int worker) {
@@ -176,7 +177,7 @@ void pack_rows(Workers& workers, Rows& rows, const Weights& next, int num_rows, 
     rows.form = form_for(next, num_rows), rows.num_rows = num_rows, rows.chunks = {next.num_steps};
     if (rows.form == RowForm::GROUPED) rows.grouped.resize(num_rows, next.num_in);
     else rows.tiles.reserve((size_t)rows.num_blocks() * rows.num_steps() * PAIR_BYTES);
-    rows.scales.resize((size_t)num_rows * rows.chunks.count), rows.factors.resize(num_rows);
+    rows.scales.resize((size_t)num_rows * rows.chunks.count);
     if (rows.form == RowForm::BYTES) choose_slots(workers, rows, source);
     workers.split(num_rows, 4, [&](int begin, int end) {
         for (int i = begin; i < end; i++) {
