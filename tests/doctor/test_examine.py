@@ -115,9 +115,9 @@ async def test_what_takes_too_long_is_given_up_and_after_two_the_rest_is_not_tri
         return Reply(hangs=True) if is_late else healthy(asked)
 
     async with speaking(hang_after_the_first) as url, Deployment(url) as deployment:
-        examination = await examine(deployment, pace=TimeLimits(check_s=5), addresses=())
+        examination = await examine(deployment, pace=TimeLimits(check_s=3), addresses=())
     said = [finding.measured for finding in examination.findings]
-    assert said[:3] == ["timed out after 5 s"] * 3  # two of them are one check
+    assert said[:3] == ["timed out after 3 s"] * 3  # two of them are one check
     assert said[3:] == ["not tried after 2 timeouts"] * 6
     *slow, stuck = [finding.verdict for finding in examination.findings[:3]]
     assert (slow, stuck) == ([Verdict.WARNING] * 2, Verdict.FAILURE)
