@@ -575,8 +575,7 @@ void run_item(Attention& a, int layer, int head, const Item& item, float* output
     const int height = gather_rows<D>(a, head, item, stack), group = a.group();
     const int most_keys = ARE_BYTES && height == 1 ? WIDENED : CHUNK;
     for (int key = item.begin; key < item.end; key += most_keys) {
-        const int num_keys = std::min(most_keys, divide_up(item.end - key, BLOCK) * BLOCK);
-        const int num_new = divide_up(item.end - key, BLOCK);
+        const int num_new = divide_up(item.end - key, BLOCK), num_keys = std::min(most_keys, num_new * BLOCK);
         Chunk chunk = chunk_at<D>(a, layer, head, item.table + key / BLOCK, num_keys / BLOCK, num_new);
         for (int i = 0; i < height; i++, chunk.num_new = 0) attend(stack[i], chunk, key, num_keys, item.end, scratch);
     }
