@@ -220,6 +220,19 @@ def test_scores_that_outgrow_all_before_them(spec: ModelSpec, kernel: Kernel, ma
         assert errors.mean() < max_error / 8
 
 
+@every_kernel
+@pytest.mark.parametrize("spec", [make_spec(), make_spec(128, 4, 2)], ids=["64", "128"])
+@pytest.mark.parametrize("scale", [10, 150])  # some far above all others and some below
+def test_a_first_score_far_from_all_others(spec: ModelSpec, kernel: Kernel, max_error: float, scale: float) -> None:
+    with make_rig(spec, kernel) as rig:
+        rows = rig.rng.standard_normal((300, rig.width)).astype(np.float32)
+        rows[0, spec.num_heads * spec.head_dim : -spec.num_kv_heads * spec.head_dim] *= scale  # its keys
+        sequence = Sequence(make_tables(1)[0], [*rows])
+        for past in (0, 280, 299):
+            errors = np.abs(rig.run((sequence, past)) - rig.expected(sequence, past))
+            assert np.mean(errors < max_error) > 0.95  # but where two scores that large are nearly equal
+
+
 @every_portable_kernel
 def test_a_row_is_the_same_to_the_bit_whoever_shares_its_blocks(kernel: Kernel, max_error: float) -> None:
     with make_rig(make_spec(), kernel) as rig:

@@ -60,6 +60,8 @@ constexpr int MIN_JOBS = 8;       // pieces of a layer's work, so that no worker
 constexpr int TILE = TILE_BYTES / sizeof(bf16);
 constexpr float NEVER = -1e30f;   // the running maximum before any key was seen
 constexpr int SLACK = 8;          // by how many powers of two a score may exceed it before it is raised
+constexpr int UNIT = 128;         // by how much the bits of a bf16 grow when it doubles
+constexpr int BIAS = 127 * UNIT;  // those of 1
 
 // A KV head of a block.
 constexpr size_t head_bytes(int head_dim) { return 2 * BLOCK * (head_dim * sizeof(KV) + (ARE_BYTES ? sizeof(float) : 0)); }
@@ -188,22 +190,28 @@ void plan_chunk(Attention& a, const Sequence& s) {
 }
 
 // ROWS queries and what they know so far. Scores are powers of two here: `largest` is a whole number that no score has
-// exceeded by more than SLACK. It is raised seldom, and then what was weighed by it is scaled without an error.
+// exceeded by more than SLACK. It is the first score at first and raised seldom, and then what was weighed by it is scaled
+// without an error.
 template <int D>
 struct alignas(64) Queries {
     bf16 words[2][D / 32][TILE];             // [tile of 16 rows][dimensions of a tile], as layout.h has rows
     float values[2][D / 16][TILE_SUMS];      // the weighted values: [tile of 16 rows][16 dimensions]
     Vector total[ROWS];                      // the sums of the weights, in parts
-    float largest[ROWS];
+    float largest[ROWS], offsets[ROWS];      // what a score is weighed by, and what that adds to its weight's bits
     int seen[ROWS], rows[ROWS];
-    int num_rows, least_seen;
+    int num_rows, least_seen, most_seen;
 
     void begin() {
-        num_rows = 0, least_seen = INT_MAX;
+        num_rows = 0, least_seen = INT_MAX, most_seen = 0;
         memset(words, 0, sizeof(words));
         memset(values, 0, sizeof(values));
         std::fill_n(total, ROWS, Vector{});
         std::fill_n(largest, ROWS, NEVER);
+    }
+
+    void weigh_by(int row, float score) {
+        largest[row] = std::ceil(score);
+        offsets[row] = BIAS - largest[row] * UNIT;
     }
 
     bool fills_two() const { return num_rows > 16; }
@@ -247,23 +255,31 @@ void fetch_ahead(const Chunk& chunk, int block) {
     if (block + 2 < chunk.num_new) fetch_block(chunk.keys.at(block + 2));
 }
 
+// A load waits until it is known where the stores before it go, and those of sums wait for the sums: here and below what
+// comes next is loaded before they are stored.
+
 // A tile of 16 keys by both tiles of queries, which stay where they are: eight tiles hold all that.
 void score_64(const Queries<64>& q, const Chunk& chunk, int num_keys, Scratch& scratch) {
     tile_load(4, q.words[0][0]);
     tile_load(5, q.words[0][1]);
     tile_load(6, q.words[1][0]);
     tile_load(7, q.words[1][1]);
-    for (int i = 0; i < num_keys / 16; i++) {
+    const int num_tiles = num_keys / 16;
+    auto load_keys = [&](int i) {
         const bf16* tile = chunk.keys.at(i / 2) + i % 2 * 2 * TILE;
-        if (i % 2 == 0) fetch_ahead<64>(chunk, i / 2);
         tile_load_once(2, tile);
         tile_load_once(3, tile + TILE);
+    };
+    load_keys(0);
+    for (int i = 0; i < num_tiles; i++) {
+        if (i % 2 == 0) fetch_ahead<64>(chunk, i / 2);
         tile_zero(0);
         tile_zero(1);
         tile_dot(0, 4, 2);
         tile_dot(1, 6, 2);
         tile_dot(0, 5, 3);
         tile_dot(1, 7, 3);
+        if (i + 1 < num_tiles) load_keys(i + 1);
         tile_store(0, scratch.scores[i][0]);
         tile_store(1, scratch.scores[i][1]);
     }
@@ -274,23 +290,30 @@ template <int D>
 void score_wide(const Queries<D>& q, const Chunk& chunk, int num_keys, Scratch& scratch) {
     constexpr int STEPS = D / 32;
     const bool two = q.fills_two();
-    for (int i = 0; i < num_keys / BLOCK; i++) {
+    const int num_blocks = num_keys / BLOCK;
+    auto load_step = [&](int i, int d) {
         const bf16* block = chunk.keys.at(i);
+        tile_load(4, q.words[0][d]);
+        tile_load_once(6, block + d * TILE);
+        tile_load_once(7, block + (STEPS + d) * TILE);
+        if (two) tile_load(5, q.words[1][d]);
+    };
+    load_step(0, 0);
+    for (int i = 0; i < num_blocks; i++) {
         fetch_ahead<D>(chunk, i);
         tile_zero(0);
         tile_zero(1);
         tile_zero(2);
         tile_zero(3);
         for (int d = 0; d < STEPS; d++) {
-            tile_load(4, q.words[0][d]);
-            tile_load_once(6, block + d * TILE);
             tile_dot(0, 4, 6);
-            tile_load_once(7, block + (STEPS + d) * TILE);
             tile_dot(1, 4, 7);
-            if (!two) continue;
-            tile_load(5, q.words[1][d]);
-            tile_dot(2, 5, 6);
-            tile_dot(3, 5, 7);
+            if (two) {
+                tile_dot(2, 5, 6);
+                tile_dot(3, 5, 7);
+            }
+            if (d + 1 < STEPS) load_step(i, d + 1);
+            else if (i + 1 < num_blocks) load_step(i + 1, 0);
         }
         tile_store(0, scratch.scores[2 * i][0]);
         tile_store(1, scratch.scores[2 * i + 1][0]);
@@ -300,85 +323,95 @@ void score_wide(const Queries<D>& q, const Chunk& chunk, int num_keys, Scratch& 
     }
 }
 
-// 32 dimensions, `d` says which, of the values of both tiles of rows: += weights * values
+// The values of both tiles of rows, 32 dimensions at a time: += weights * values
 template <int D>
-void add_values(Queries<D>& q, const Blocks& values, int num_keys, int d, const Scratch& scratch) {
+void add_values(Queries<D>& q, const Blocks& values, int num_keys, const Scratch& scratch) {
+    constexpr int STEPS = D / 32;
     const bool two = q.fills_two();
-    float(*first)[TILE_SUMS] = q.values[0] + 2 * d, (*second)[TILE_SUMS] = q.values[1] + 2 * d;
-    tile_load(0, first[0]);
-    tile_load(1, first[1]);
-    if (two) {
-        tile_load(2, second[0]);
-        tile_load(3, second[1]);
-    }
-    for (int i = 0; i < num_keys / BLOCK; i++) {
+    const int num_blocks = num_keys / BLOCK;
+    auto load_step = [&](int i, int d) {
         const bf16* block = values.at(i) + d * 2 * TILE;
         tile_load(4, scratch.weights[i][0]);
         tile_load_once(6, block);
-        tile_dot(0, 4, 6);
         tile_load_once(7, block + TILE);
-        tile_dot(1, 4, 7);
+        if (two) tile_load(5, scratch.weights[i][1]);
+    };
+    load_step(0, 0);
+    for (int d = 0; d < STEPS; d++) {
+        float(*first)[TILE_SUMS] = q.values[0] + 2 * d, (*second)[TILE_SUMS] = q.values[1] + 2 * d;
+        tile_load(0, first[0]);
+        tile_load(1, first[1]);
+        if (two) {
+            tile_load(2, second[0]);
+            tile_load(3, second[1]);
+        }
+        for (int i = 0; i < num_blocks; i++) {
+            tile_dot(0, 4, 6);
+            tile_dot(1, 4, 7);
+            if (two) {
+                tile_dot(2, 5, 6);
+                tile_dot(3, 5, 7);
+            }
+            if (i + 1 < num_blocks) load_step(i + 1, d);
+            else if (d + 1 < STEPS) load_step(0, d + 1);
+        }
+        tile_store(0, first[0]);
+        tile_store(1, first[1]);
         if (!two) continue;
-        tile_load(5, scratch.weights[i][1]);
-        tile_dot(2, 5, 6);
-        tile_dot(3, 5, 7);
+        tile_store(2, second[0]);
+        tile_store(3, second[1]);
     }
-    tile_store(0, first[0]);
-    tile_store(1, first[1]);
-    if (!two) return;
-    tile_store(2, second[0]);
-    tile_store(3, second[1]);
 }
 
 // The bits of a bf16 for each key of a block. Weights, which are powers of two, are computed on them: they are an integer
 // with the exponent in its upper half, so that 32 logarithms become powers in a few instructions.
-using Shorts = int16_t __attribute__((vector_size(64)));
+using Shorts = uint16_t __attribute__((vector_size(64)));
 constexpr Shorts KEY = {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15,
                         16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31};
-constexpr int UNIT = 128, BIAS = 127 * UNIT;  // by how much bits grow when a number doubles, and those of 1
 
-// Numbers that belong to a block's two tiles of keys, as integers in the order of keys; those beyond 2^31, and what is no
-// number, as the least.
+// Numbers that belong to a block's two tiles of keys, as integers in the order of keys: zero for those below it, those
+// beyond 2^31 and what is no number.
 inline Shorts in_order(Vector first, Vector second) {
 #if defined(__AVX512BW__)
-    return (Shorts)_mm512_packs_epi32(_mm512_cvtps_epi32((__m512)first), _mm512_cvtps_epi32((__m512)second));
+    return (Shorts)_mm512_packus_epi32(_mm512_cvtps_epi32((__m512)first), _mm512_cvtps_epi32((__m512)second));
 #else
     Shorts words;
     for (int key = 0; key < BLOCK; key++) {
         const float x = (key_tile(key) ? second : first)[key_column(key)];
-        const bool is_within = x > INT16_MIN && x < 0x1p31f;
-        words[key] = (int16_t)(is_within ? std::nearbyint(std::min(x, (float)INT16_MAX)) : INT16_MIN);
+        const bool is_within = x > 0 && x < 0x1p31f;
+        words[key] = (uint16_t)(is_within ? std::nearbyint(std::min(x, (float)UINT16_MAX)) : 0);
     }
     return words;
 #endif
 }
 
 // A bf16's bits are BIAS + UNIT times its logarithm, if that of 1 + f is taken for f. By how much the bits of 2^f are then
-// too large, for every other of the fractions that there are:
-struct alignas(64) Excess {
-    uint8_t of[UNIT / 2];
-    Excess() {
+// too large, for every other of the fractions that there are; and ones in bf16, which would be made anew for each row.
+struct alignas(64) Constants {
+    uint8_t excess[UNIT / 2];
+    Shorts ones = Shorts{} + (uint16_t)BIAS;
+    Constants() {
         for (int i = 0; i < UNIT / 2; i++) {
             const double f = (2 * i + 0.5) / UNIT;
-            of[i] = (uint8_t)std::lround((1 + f - std::exp2(f)) * UNIT);
+            excess[i] = (uint8_t)std::lround((1 + f - std::exp2(f)) * UNIT);
         }
     }
-} const EXCESS;
+} const CONSTANTS;
 
 // Those of a power of two, given BIAS + UNIT times its exponent: the nearest bf16, or the one beside it.
 inline Shorts powers(Shorts bits) {
 #if defined(__AVX512VBMI__)
-    const __m512i table = _mm512_load_si512(EXCESS.of), places = _mm512_srli_epi16((__m512i)bits, 1);
+    const __m512i table = _mm512_load_si512(CONSTANTS.excess), places = _mm512_srli_epi16((__m512i)bits, 1);
     return bits - (Shorts)_mm512_maskz_permutexvar_epi8(0x5555555555555555, places, table);
 #else
-    for (int i = 0; i < BLOCK; i++) bits[i] -= EXCESS.of[bits[i] / 2 % (UNIT / 2)];
+    for (int i = 0; i < BLOCK; i++) bits[i] -= CONSTANTS.excess[bits[i] / 2 % (UNIT / 2)];
     return bits;
 #endif
 }
 
 inline bool exceeds(Shorts bits, int bound) {
 #if defined(__AVX512BW__)
-    return _mm512_cmpgt_epi16_mask((__m512i)bits, _mm512_set1_epi16((int16_t)bound));
+    return _mm512_cmpgt_epu16_mask((__m512i)bits, _mm512_set1_epi16((int16_t)bound));
 #else
     for (int i = 0; i < BLOCK; i++)
         if (bits[i] > bound) return true;
@@ -388,12 +421,14 @@ inline bool exceeds(Shorts bits, int bound) {
 
 inline Vector add_up(Vector sum, Shorts weights) {
 #if defined(__AVX512BF16__)
-    const Shorts ones = Shorts{} + (int16_t)BIAS;
-    return (Vector)_mm512_dpbf16_ps((__m512)sum, (__m512bh)weights, (__m512bh)ones);
+    return (Vector)_mm512_dpbf16_ps((__m512)sum, (__m512bh)weights, (__m512bh)CONSTANTS.ones);
 #else
     return sum + (Vector)((Bits)weights << 16) + (Vector)((Bits)weights & 0xffff0000);
 #endif
 }
+
+// log2(e) / sqrt(D): the exponentials are powers of two.
+inline float scale_of(int head_dim) { return 1.4426950f / sqrtf((float)head_dim); }
 
 // A row's scores of a stretch of keys, of which it sees the first so many.
 struct Scores {
@@ -418,8 +453,9 @@ struct Scores {
 // A row's scores have outgrown what it weighed by: all that it weighed before shrinks by a power of two.
 template <int D>
 __attribute__((noinline)) void raise(Queries<D>& q, int row, float score, int num_weighed, Scratch& scratch) {
-    const float next = std::ceil(score), shrink = q.largest[row] == NEVER ? 0.0f : std::exp2(q.largest[row] - next);
-    q.largest[row] = next;
+    const float before = q.largest[row];
+    q.weigh_by(row, score);
+    const float shrink = std::exp2(before - q.largest[row]);
     q.total[row] *= shrink;
     for (int d = 0; d < D; d += LANES) store(q.value(row, d), load(q.value(row, d)) * shrink);
     for (int i = 0; i < num_weighed / BLOCK; i++) {
@@ -429,16 +465,15 @@ __attribute__((noinline)) void raise(Queries<D>& q, int row, float score, int nu
 }
 
 // Scores to weights, a block at a time; returns whether one is more than it may be.
-inline bool weigh(const Scores& scores, float scale, float largest, bf16* weights, Vector& total) {
-    const Vector factor = Vector{} + scale * UNIT, offset = Vector{} + (BIAS - largest * UNIT);
+inline bool weigh(const Scores& scores, float scale, float offset, bf16* weights, Vector& total) {
+    const Vector factor = Vector{} + scale * UNIT, offsets = offset - Vector{};  // where + would be one more instruction
     Shorts most = {};
     Vector sum = {};
     for (int key = 0; key < scores.num_seen; key += BLOCK, weights += 2 * TILE) {
-        auto scaled = [&](int tile) { return multiply_add(scores.at(key, tile), factor, offset); };
+        auto scaled = [&](int tile) { return multiply_add(scores.at(key, tile), factor, offsets); };
         Shorts bits = in_order(scaled(0), scaled(1));
-        bits = bits > 0 ? bits : 0;  // less is none
-        if (key + BLOCK > scores.num_seen) bits &= KEY < (int16_t)(scores.num_seen - key);
-        most = bits > most ? bits : most;
+        if (key + BLOCK > scores.num_seen) bits &= (Shorts)(KEY < (uint16_t)(scores.num_seen - key));
+        most = key ? (bits > most ? bits : most) : bits;
         bits = powers(bits);
         sum = add_up(sum, bits);
         memcpy(weights, &bits, sizeof(bits));
@@ -452,24 +487,31 @@ inline bool weigh(const Scores& scores, float scale, float largest, bf16* weight
 template <int D>
 inline __attribute__((always_inline)) void weigh_row(Queries<D>& q, int row, int num_weighed, int num_keys, int num_seen,
                                                      const float* key_scales, Scratch& scratch) {
-    const float scale = 1.4426950f / sqrtf((float)D);  // log2(e) / sqrt(D): the exponentials are powers of two
+    const float scale = scale_of(D);
     const int at = row % 16;
     const Scores scores = {scratch.scores[0][row / 16] + at * 16, key_scales, num_seen};
     bf16* weights = scratch.weights[num_weighed / BLOCK][row / 16] + at * BLOCK;
-    if (num_seen && q.largest[row] == NEVER) raise(q, row, scores.largest() * scale, num_weighed, scratch);
     const Vector total = q.total[row];
-    if (num_seen && weigh(scores, scale, q.largest[row], weights, q.total[row])) {
+    if (num_seen && weigh(scores, scale, q.offsets[row], weights, q.total[row])) {
         q.total[row] = total;
         raise(q, row, scores.largest() * scale, num_weighed, scratch);
-        weigh(scores, scale, q.largest[row], weights, q.total[row]);
+        weigh(scores, scale, q.offsets[row], weights, q.total[row]);
     }
     for (int i = divide_up(num_seen, BLOCK); i < num_keys / BLOCK; i++)
         memset(weights + i * 2 * TILE, 0, BLOCK * sizeof(bf16));
 }
 
-// The chunk of keys [key, key + num_keys) for 32 rows.
+// The item's first score of each row that sees any: what it is weighed by.
 template <int D>
-void attend(Queries<D>& q, const Chunk& chunk, int key, int num_keys, int end, Scratch& scratch) {
+void weigh_by_first(Queries<D>& q, const Item& item, const float* key_scales, const Scratch& scratch) {
+    const float scale = scale_of(D) * (ARE_BYTES ? key_scales[0] : 1.0f);
+    for (int row = 0; row < q.num_rows; row++)
+        if (q.seen[row] > item.begin) q.weigh_by(row, scratch.scores[0][row / 16][row % 16 * 16] * scale);
+}
+
+// The item's keys [key, key + num_keys) for 32 rows.
+template <int D>
+void attend(Queries<D>& q, const Chunk& chunk, const Item& item, int key, int num_keys, Scratch& scratch) {
     for (int begin = 0; begin < num_keys; begin += STRETCH) {
         const int count = std::min(STRETCH, num_keys - begin);
         const Chunk stretch = chunk.after(begin / BLOCK);
@@ -478,7 +520,8 @@ void attend(Queries<D>& q, const Chunk& chunk, int key, int num_keys, int end, S
             q.fills_two() ? score_64(q, stretch, count, scratch) : score_wide(q, stretch, count, scratch);
         else score_wide(q, stretch, count, scratch);
         settle_memory();
-        auto num_seen = [&](int seen) { return std::clamp(std::min(seen, end) - key - begin, 0, count); };
+        if (key + begin == item.begin) weigh_by_first(q, item, stretch.scales, scratch);
+        auto num_seen = [&](int seen) { return std::clamp(std::min(seen, item.end) - key - begin, 0, count); };
         if (num_seen(q.least_seen) == STRETCH)  // mostly: with numbers that the compiler knows
             for (int row = 0; row < q.num_rows; row++) weigh_row(q, row, begin, STRETCH, STRETCH, stretch.scales, scratch);
         else
@@ -486,7 +529,7 @@ void attend(Queries<D>& q, const Chunk& chunk, int key, int num_keys, int end, S
                 weigh_row(q, row, begin, count, num_seen(q.seen[row]), stretch.scales, scratch);
     }
     settle_memory();
-    for (int d = 0; d < D / 32; d++) add_values(q, chunk.values, num_keys, d, scratch);
+    add_values(q, chunk.values, num_keys, scratch);
     settle_memory();
 }
 
@@ -539,7 +582,7 @@ int gather_rows(const Attention& a, int head, const Item& item, Queries<D>* stac
             const bf16* from = a.queries.data() + ((size_t)head * a.num_tokens * group + row) * D;
             for (int d = 0; d < D; d += 32) memcpy(q.word(i, d), from + d, 32 * sizeof(bf16));
             q.seen[i] = a.visible[row / group];
-            q.least_seen = std::min(q.least_seen, q.seen[i]);
+            q.least_seen = std::min(q.least_seen, q.seen[i]), q.most_seen = std::max(q.most_seen, q.seen[i]);
             q.rows[i] = row;
         }
     }
@@ -577,7 +620,10 @@ void run_item(Attention& a, int layer, int head, const Item& item, float* output
     for (int key = item.begin; key < item.end; key += most_keys) {
         const int num_new = divide_up(item.end - key, BLOCK), num_keys = std::min(most_keys, num_new * BLOCK);
         Chunk chunk = chunk_at<D>(a, layer, head, item.table + key / BLOCK, num_keys / BLOCK, num_new);
-        for (int i = 0; i < height; i++, chunk.num_new = 0) attend(stack[i], chunk, key, num_keys, item.end, scratch);
+        for (int i = 0; i < height; i++, chunk.num_new = 0) {
+            const int num_seen = std::min(num_keys, divide_up(stack[i].most_seen - key, BLOCK) * BLOCK);
+            if (num_seen > 0) attend(stack[i], chunk, item, key, num_seen, scratch);
+        }
     }
     for (int i = 0; i < height; i++) {
         Queries<D>& q = stack[i];
