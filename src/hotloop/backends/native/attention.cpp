@@ -189,23 +189,22 @@ void plan_chunk(Attention& a, const Sequence& s) {
     }
 }
 
-// ROWS queries and what they know so far. Scores are powers of two here: `largest` is a whole number that no score has
-// exceeded by more than SLACK. It is the first score at first and raised seldom, and then what was weighed by it is scaled
-// without an error.
+// Up to ROWS queries and what they know so far; what stands in the other rows is nobody's. Scores are powers of two here:
+// `largest` is a whole number that no score has exceeded by more than SLACK. It is the first score at first and raised
+// seldom, and then what was weighed by it is scaled without an error.
 template <int D>
 struct alignas(64) Queries {
     bf16 words[2][D / 32][TILE];             // [tile of 16 rows][dimensions of a tile], as layout.h has rows
     float values[2][D / 16][TILE_SUMS];      // the weighted values: [tile of 16 rows][16 dimensions]
-    Vector total[ROWS];                      // the sums of the weights, in parts
+    float totals[2][TILE_SUMS];              // the sums of the weights: [tile of 16 rows][row][16 times the same]
     float largest[ROWS], offsets[ROWS];      // what a score is weighed by, and what that adds to its weight's bits
     int seen[ROWS], rows[ROWS];
     int num_rows, least_seen, most_seen;
 
     void begin() {
         num_rows = 0, least_seen = INT_MAX, most_seen = 0;
-        memset(words, 0, sizeof(words));
         memset(values, 0, sizeof(values));
-        std::fill_n(total, ROWS, Vector{});
+        memset(totals, 0, sizeof(totals));
         std::fill_n(largest, ROWS, NEVER);
     }
 
@@ -217,6 +216,7 @@ struct alignas(64) Queries {
     bool fills_two() const { return num_rows > 16; }
     bf16* word(int row, int d) { return words[row / 16][d / 32] + row % 16 * 32 + d % 32; }
     float* value(int row, int d) { return values[row / 16][d / 16] + row % 16 * 16 + d % 16; }
+    float* total(int row) { return totals[row / 16] + row % 16 * 16; }
 };
 
 // Of 32 rows: the scores of a stretch of keys, 16 at a time, and the weights of a chunk of them, a block at a time.
@@ -363,6 +363,29 @@ void add_values(Queries<D>& q, const Blocks& values, int num_keys, const Scratch
     }
 }
 
+struct alignas(64) Ones {
+    bf16 of[TILE];
+    Ones() { std::fill_n(of, TILE, (bf16)BIAS); }
+} const ONES;
+
+// The same for totals: += weights * 1
+template <int D>
+void add_totals(Queries<D>& q, int num_keys, const Scratch& scratch) {
+    const bool two = q.fills_two();
+    tile_load(6, ONES.of);
+    tile_load(0, q.totals[0]);
+    if (two) tile_load(1, q.totals[1]);
+    for (int i = 0; i < num_keys / BLOCK; i++) {
+        tile_load(4, scratch.weights[i][0]);
+        tile_dot(0, 4, 6);
+        if (!two) continue;
+        tile_load(5, scratch.weights[i][1]);
+        tile_dot(1, 5, 6);
+    }
+    tile_store(0, q.totals[0]);
+    if (two) tile_store(1, q.totals[1]);
+}
+
 // The bits of a bf16 for each key of a block. Weights, which are powers of two, are computed on them: they are an integer
 // with the exponent in its upper half, so that 32 logarithms become powers in a few instructions.
 using Shorts = uint16_t __attribute__((vector_size(64)));
@@ -386,25 +409,24 @@ inline Shorts in_order(Vector first, Vector second) {
 }
 
 // A bf16's bits are BIAS + UNIT times its logarithm, if that of 1 + f is taken for f. By how much the bits of 2^f are then
-// too large, for every other of the fractions that there are; and ones in bf16, which would be made anew for each row.
-struct alignas(64) Constants {
-    uint8_t excess[UNIT / 2];
-    Shorts ones = Shorts{} + (uint16_t)BIAS;
-    Constants() {
+// too large, for every other of the fractions that there are:
+struct alignas(64) Excess {
+    uint8_t of[UNIT / 2];
+    Excess() {
         for (int i = 0; i < UNIT / 2; i++) {
             const double f = (2 * i + 0.5) / UNIT;
-            excess[i] = (uint8_t)std::lround((1 + f - std::exp2(f)) * UNIT);
+            of[i] = (uint8_t)std::lround((1 + f - std::exp2(f)) * UNIT);
         }
     }
-} const CONSTANTS;
+} const EXCESS;
 
 // Those of a power of two, given BIAS + UNIT times its exponent: the nearest bf16, or the one beside it.
 inline Shorts powers(Shorts bits) {
 #if defined(__AVX512VBMI__)
-    const __m512i table = _mm512_load_si512(CONSTANTS.excess), places = _mm512_srli_epi16((__m512i)bits, 1);
+    const __m512i table = _mm512_load_si512(EXCESS.of), places = _mm512_srli_epi16((__m512i)bits, 1);
     return bits - (Shorts)_mm512_maskz_permutexvar_epi8(0x5555555555555555, places, table);
 #else
-    for (int i = 0; i < BLOCK; i++) bits[i] -= CONSTANTS.excess[bits[i] / 2 % (UNIT / 2)];
+    for (int i = 0; i < BLOCK; i++) bits[i] -= EXCESS.of[bits[i] / 2 % (UNIT / 2)];
     return bits;
 #endif
 }
@@ -416,14 +438,6 @@ inline bool exceeds(Shorts bits, int bound) {
     for (int i = 0; i < BLOCK; i++)
         if (bits[i] > bound) return true;
     return false;
-#endif
-}
-
-inline Vector add_up(Vector sum, Shorts weights) {
-#if defined(__AVX512BF16__)
-    return (Vector)_mm512_dpbf16_ps((__m512)sum, (__m512bh)weights, (__m512bh)CONSTANTS.ones);
-#else
-    return sum + (Vector)((Bits)weights << 16) + (Vector)((Bits)weights & 0xffff0000);
 #endif
 }
 
@@ -456,7 +470,7 @@ __attribute__((noinline)) void raise(Queries<D>& q, int row, float score, int nu
     const float before = q.largest[row];
     q.weigh_by(row, score);
     const float shrink = std::exp2(before - q.largest[row]);
-    q.total[row] *= shrink;
+    store(q.total(row), load(q.total(row)) * shrink);
     for (int d = 0; d < D; d += LANES) store(q.value(row, d), load(q.value(row, d)) * shrink);
     for (int i = 0; i < num_weighed / BLOCK; i++) {
         bf16* weights = scratch.weights[i][row / 16] + row % 16 * BLOCK;
@@ -465,20 +479,17 @@ __attribute__((noinline)) void raise(Queries<D>& q, int row, float score, int nu
 }
 
 // Scores to weights, a block at a time; returns whether one is more than it may be.
-inline bool weigh(const Scores& scores, float scale, float offset, bf16* weights, Vector& total) {
+inline bool weigh(const Scores& scores, float scale, float offset, bf16* weights) {
     const Vector factor = Vector{} + scale * UNIT, offsets = offset - Vector{};  // where + would be one more instruction
     Shorts most = {};
-    Vector sum = {};
     for (int key = 0; key < scores.num_seen; key += BLOCK, weights += 2 * TILE) {
         auto scaled = [&](int tile) { return multiply_add(scores.at(key, tile), factor, offsets); };
         Shorts bits = in_order(scaled(0), scaled(1));
         if (key + BLOCK > scores.num_seen) bits &= (Shorts)(KEY < (uint16_t)(scores.num_seen - key));
         most = key ? (bits > most ? bits : most) : bits;
         bits = powers(bits);
-        sum = add_up(sum, bits);
         memcpy(weights, &bits, sizeof(bits));
     }
-    total += sum;
     return exceeds(most, BIAS + SLACK * UNIT);
 }
 
@@ -491,11 +502,9 @@ inline __attribute__((always_inline)) void weigh_row(Queries<D>& q, int row, int
     const int at = row % 16;
     const Scores scores = {scratch.scores[0][row / 16] + at * 16, key_scales, num_seen};
     bf16* weights = scratch.weights[num_weighed / BLOCK][row / 16] + at * BLOCK;
-    const Vector total = q.total[row];
-    if (num_seen && weigh(scores, scale, q.offsets[row], weights, q.total[row])) {
-        q.total[row] = total;
+    if (num_seen && weigh(scores, scale, q.offsets[row], weights)) {
         raise(q, row, scores.largest() * scale, num_weighed, scratch);
-        weigh(scores, scale, q.offsets[row], weights, q.total[row]);
+        weigh(scores, scale, q.offsets[row], weights);
     }
     for (int i = divide_up(num_seen, BLOCK); i < num_keys / BLOCK; i++)
         memset(weights + i * 2 * TILE, 0, BLOCK * sizeof(bf16));
@@ -529,6 +538,7 @@ void attend(Queries<D>& q, const Chunk& chunk, const Item& item, int key, int nu
                 weigh_row(q, row, begin, count, num_seen(q.seen[row]), stretch.scales, scratch);
     }
     settle_memory();
+    add_totals(q, num_keys, scratch);
     add_values(q, chunk.values, num_keys, scratch);
     settle_memory();
 }
@@ -629,7 +639,7 @@ void run_item(Attention& a, int layer, int head, const Item& item, float* output
         Queries<D>& q = stack[i];
         for (int r = 0; r < q.num_rows; r++) {
             const int row = q.rows[r];
-            const float total = sum_of(q.total[r]);
+            const float total = *q.total(r);
             const bool is_whole = item.part < 0;
             float* to = is_whole ? output + ((size_t)(row / group) * a.num_heads + head * group + row % group) * D
                                  : a.partial(head, item.part + i * ROWS + r);
