@@ -190,8 +190,8 @@ void plan_chunk(Attention& a, const Sequence& s) {
 }
 
 // Up to ROWS queries and what they know so far; what stands in the other rows is nobody's. Scores are powers of two here:
-// `largest` is a whole number that no score has exceeded by more than SLACK. It is the first score at first and raised
-// seldom, and then what was weighed by it is scaled without an error.
+// `largest` is a whole number that no score has exceeded by more than SLACK. It is the item's first score, rounded up, at
+// first and raised seldom, and then what was weighed by it is scaled without an error.
 template <int D>
 struct alignas(64) Queries {
     bf16 words[2][D / 32][TILE];             // [tile of 16 rows][dimensions of a tile], as layout.h has rows
@@ -240,25 +240,26 @@ struct Blocks {
 struct Chunk {
     Blocks keys, values;
     const float* scales;  // of the keys, if they were bytes: [block][tile][column]
-    int num_new;          // blocks from its first one to the item's end that were not read yet
+    int num_left;         // blocks from its first one to the item's end
+    int num_read;         // and those that other rows of the item have read
 
     Chunk after(int count) const {
-        return {keys.after(count), values.after(count), scales ? scales + count * BLOCK : nullptr, num_new - count};
+        const float* scales_after = scales ? scales + count * BLOCK : nullptr;
+        return {keys.after(count), values.after(count), scales_after, num_left - count, num_read - count};
     }
 };
 
-// While a block's keys are scored, its values are fetched, and the keys of the one after the next.
+// While the keys of a block that is new are scored, its values are fetched, and the keys of the one after the next.
 template <int D>
 void fetch_ahead(const Chunk& chunk, int block) {
     auto fetch_block = [](const bf16* at) { fetch((const uint8_t*)at, D * BLOCK * sizeof(bf16)); };
-    if (block < chunk.num_new) fetch_block(chunk.values.at(block));
-    if (block + 2 < chunk.num_new) fetch_block(chunk.keys.at(block + 2));
+    if (block < chunk.num_read || block >= chunk.num_left) return;
+    fetch_block(chunk.values.at(block));
+    if (block + 2 < chunk.num_left) fetch_block(chunk.keys.at(block + 2));
 }
 
-// A load waits until it is known where the stores before it go, and those of sums wait for the sums: here and below what
-// comes next is loaded before they are stored.
-
-// A tile of 16 keys by both tiles of queries, which stay where they are: eight tiles hold all that.
+// A tile of 16 keys by both tiles of queries, which stay where they are: eight tiles hold all that. Here, as in the next
+// two functions, what comes next is loaded before sums are stored: it was there later when its loads came after them.
 void score_64(const Queries<64>& q, const Chunk& chunk, int num_keys, Scratch& scratch) {
     tile_load(4, q.words[0][0]);
     tile_load(5, q.words[0][1]);
@@ -392,8 +393,8 @@ using Shorts = uint16_t __attribute__((vector_size(64)));
 constexpr Shorts KEY = {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15,
                         16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31};
 
-// Numbers that belong to a block's two tiles of keys, as integers in the order of keys: zero for those below it, those
-// beyond 2^31 and what is no number.
+// Numbers that belong to a block's two tiles of keys, as integers of 16 bits in the order of keys: the largest there is for
+// those beyond it, zero for those below and what is no number, and for 2^31 and beyond (no model has scores 2^24 apart).
 inline Shorts in_order(Vector first, Vector second) {
 #if defined(__AVX512BW__)
     return (Shorts)_mm512_packus_epi32(_mm512_cvtps_epi32((__m512)first), _mm512_cvtps_epi32((__m512)second));
@@ -480,7 +481,7 @@ __attribute__((noinline)) void raise(Queries<D>& q, int row, float score, int nu
 
 // Scores to weights, a block at a time; returns whether one is more than it may be.
 inline bool weigh(const Scores& scores, float scale, float offset, bf16* weights) {
-    const Vector factor = Vector{} + scale * UNIT, offsets = offset - Vector{};  // where + would be one more instruction
+    const Vector factor = Vector{} + scale * UNIT, offsets = offset - Vector{};  // as all() in lanes.h
     Shorts most = {};
     for (int key = 0; key < scores.num_seen; key += BLOCK, weights += 2 * TILE) {
         auto scaled = [&](int tile) { return multiply_add(scores.at(key, tile), factor, offsets); };
@@ -563,7 +564,7 @@ struct alignas(64) Widened {
             widen_block(from, keys[i], values[i]);
         }
         constexpr size_t stride = sizeof(keys[0]);
-        return {{(uint8_t*)keys, stride, nullptr}, {(uint8_t*)values, stride, nullptr}, scales[0], 0};
+        return {{(uint8_t*)keys, stride, nullptr}, {(uint8_t*)values, stride, nullptr}, scales[0], 0, 0};
     }
 
     static void widen_block(Head<D> from, bf16* to_keys, bf16* to_values) {
@@ -600,13 +601,14 @@ int gather_rows(const Attention& a, int head, const Item& item, Queries<D>* stac
 }
 
 template <int D>
-Chunk chunk_at(const Attention& a, int layer, int head, const int* table, int num_blocks, int num_new) {
+Chunk chunk_at(const Attention& a, int layer, int head, const int* table, int num_blocks, int num_left) {
     if constexpr (ARE_BYTES) {
         static thread_local Widened<D> widened;
         return widened.widen(a, layer, head, table, num_blocks);
     } else {
         const Head<D> first{a.place(layer, 0, head)};
-        return {{first.at, a.block_bytes(), table}, {(uint8_t*)first.values(), a.block_bytes(), table}, nullptr, num_new};
+        const Blocks values{(uint8_t*)first.values(), a.block_bytes(), table};
+        return {{first.at, a.block_bytes(), table}, values, nullptr, num_left, 0};
     }
 }
 
@@ -628,11 +630,12 @@ void run_item(Attention& a, int layer, int head, const Item& item, float* output
     const int height = gather_rows<D>(a, head, item, stack), group = a.group();
     const int most_keys = ARE_BYTES && height == 1 ? WIDENED : CHUNK;
     for (int key = item.begin; key < item.end; key += most_keys) {
-        const int num_new = divide_up(item.end - key, BLOCK), num_keys = std::min(most_keys, num_new * BLOCK);
-        Chunk chunk = chunk_at<D>(a, layer, head, item.table + key / BLOCK, num_keys / BLOCK, num_new);
-        for (int i = 0; i < height; i++, chunk.num_new = 0) {
+        const int num_left = divide_up(item.end - key, BLOCK), num_keys = std::min(most_keys, num_left * BLOCK);
+        Chunk chunk = chunk_at<D>(a, layer, head, item.table + key / BLOCK, num_keys / BLOCK, num_left);
+        for (int i = 0; i < height; i++) {
             const int num_seen = std::min(num_keys, divide_up(stack[i].most_seen - key, BLOCK) * BLOCK);
             if (num_seen > 0) attend(stack[i], chunk, item, key, num_seen, scratch);
+            chunk.num_read = std::max(chunk.num_read, num_seen / BLOCK);
         }
     }
     for (int i = 0; i < height; i++) {
