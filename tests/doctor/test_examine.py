@@ -1,16 +1,22 @@
 """The whole examination of a real hotloop, and of servers with something wrong. No verdict here hangs on time."""
 
 import io
+import time
 from itertools import count
 
+import numpy as np
 import pytest
 from benchmarks.route.stub import Fault, Manner, Stub
+from numpy.typing import NDArray
 from rich.console import Console
 from tests.bench.fake_server import FakeServer
 from tests.bench.fake_tools import FakeToolServer
 from tests.doctor.speaking import SGLANG_CARD, SGLANG_INFO, TGI_INFO, Asked, Reply, Script, engine, speaking
+from tests.engine.tiny import EOS_ID, TOKENIZER
 from tests.server.serving import Serving
 
+from hotloop.backends.backend import Batch
+from hotloop.backends.null import NullBackend
 from hotloop.core.config import EngineConfig, ServerConfig
 from hotloop.core.errors import RemoteError
 from hotloop.doctor import advice as advice_module
@@ -23,6 +29,20 @@ from hotloop.doctor.probes import probe_calls, probe_exposure, probe_hang_up, pr
 from hotloop.doctor.target import meet
 
 SOON = TimeLimits(idle_s=0.0)
+
+
+class Novelist(NullBackend):
+    """Never ends an answer, and takes its time over several at once: whoever listens hangs up first."""
+
+    LIKELIEST = 1000.0
+
+    def run(self, batch: Batch) -> NDArray[np.float32]:
+        if len(batch.past_lens) > 1:
+            time.sleep(0.01)
+        return super().run(batch)
+
+    def _next_token(self, token_ids: NDArray[np.int64], positions: NDArray[np.int64]) -> int:
+        return super()._next_token(token_ids, positions) % EOS_ID
 
 
 async def examine_at(url: str, api_key: str | None = None) -> Examination:
@@ -57,7 +77,8 @@ async def test_a_hotloop_without_a_cache_is_told_what_to_do():
 
 
 async def test_what_is_found_out_about_a_hotloop_without_a_key():
-    with Serving(num_blocks=4096) as serving:
+    backend = Novelist(block_size=16, num_blocks=4096, vocab_size=TOKENIZER.vocab_size, max_context=4096)
+    with Serving(backend=backend) as serving:
         async with Deployment(serving.url) as deployment:
             target = await meet(deployment)
             exposed = await probe_exposure(target, ())
