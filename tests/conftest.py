@@ -8,7 +8,9 @@ import hypothesis
 import pytest
 from hypothesis import HealthCheck, Phase
 
+from hotloop.backends import build
 from hotloop.core.config import DEFAULT_MODEL
+from hotloop.models.catalogue import home
 from hotloop.models.model import pull
 
 
@@ -20,7 +22,9 @@ def default_model_path() -> Path:
 
 @pytest.fixture
 def empty_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """$HOTLOOP_HOME pointing at an empty folder."""
+    """$HOTLOOP_HOME pointing at an empty folder. Only what is compiled is kept where it always is."""
+    usual_home = home()
+    monkeypatch.setattr(build, "home", lambda: usual_home)
     monkeypatch.setenv("HOTLOOP_HOME", str(tmp_path / "home"))
     return tmp_path / "home"
 

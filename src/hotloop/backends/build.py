@@ -5,6 +5,7 @@ there they are compiled for this very CPU.
 """
 
 import ctypes
+import fcntl
 import hashlib
 import importlib.util
 import os
@@ -14,6 +15,8 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -43,47 +46,54 @@ _CPUS = {
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    files: tuple[str, ...]
+    sources: Mapping[str, tuple[str, ...]]
+    """Each with the flags that are for it alone."""
     flags: tuple[str, ...] = ()
     cpus: Cpus | None = None
     """What it can be compiled for; None for any CPU."""
     has_tbb: bool = True
     """Whether it shares its threads with OpenVINO: it is compiled for the TBB that this brings."""
 
-    def arguments(self, march: str) -> tuple[str, ...]:
+    def objects(self, folder: Path, march: str, *flags: str) -> list[str]:
+        """Compiled at the same time, and only once for all libraries that have a source with the same flags."""
         includes = f"-I{_openvino() / 'include'}" if self.has_tbb else f"-I{_FOLDER / 'native'}"
-        late = ("-undefined", "dynamic_lookup") if platform.system() == "Darwin" and self.has_tbb else ()
         tune = ("-mtune=neoverse-n1",) if platform.machine() == "aarch64" else ()  # or products come in any order
-        return (
-            f"-march={march}",
-            *tune,
-            "-std=c++20",
-            *self.flags,
-            includes,
-            *late,
-            *(str(_FOLDER / f) for f in self.files),
-        )
+        common = ("-O3", "-fPIC", f"-march={march}", *tune, "-std=c++20", *self.flags, includes)
+        headers = [path.read_text() for path in sorted(_FOLDER.rglob("*.h"))]
 
-    def texts(self) -> Iterator[str]:
-        paths = (*(_FOLDER / name for name in self.files), *sorted(_FOLDER.rglob("*.h")))
-        yield from (path.read_text() for path in paths)
+        def compile_source(name: str) -> str:
+            source = _FOLDER / name
+            arguments = (*common, *self.sources[name], *flags, "-c", str(source))
+            path = folder / f"{source.stem}-{_digest(*arguments, source.read_text(), *headers)}.o"
+            make(path, *arguments)
+            return str(path)
+
+        with ThreadPoolExecutor() as pool:
+            return [*pool.map(compile_source, self.sources)]
+
+    def link(self, path: Path, *arguments: str) -> Path:
+        late = ("-undefined", "dynamic_lookup") if platform.system() == "Darwin" and self.has_tbb else ()
+        make(path, "-shared", *self.flags, *late, *arguments)
+        return path
 
 
 def _decoder(attention: str, *flags: str, cpus: Cpus | None = None) -> Library:
-    return Library(("native/decoder.cpp", attention), ("-pthread", "-ffp-contract=off", *flags), cpus, has_tbb=False)
+    sources = {"native/decoder.cpp": (), attention: flags}
+    return Library(sources, ("-pthread", "-ffp-contract=off"), cpus, has_tbb=False)
 
 
+_PORTABLE, _TILES = "openvino/native/portable.cpp", "native/attention.cpp"
 LIBRARIES = {
-    "portable-float": Library(("openvino/native/portable.cpp",), ("-DKV=float",)),
-    "portable-half": Library(("openvino/native/portable.cpp",), ("-DKV=half",)),
-    "portable-int8_t": Library(("openvino/native/portable.cpp",), ("-DKV=int8_t",)),
-    "experts": Library(("openvino/native/experts.cpp",)),
-    "linear": Library(("openvino/native/linear.cpp",)),
-    "decoder-bf16": _decoder("native/attention.cpp", cpus={"x86_64": _AMX}),
-    "decoder-byte_tiles": _decoder("native/attention.cpp", "-DKV=int8_t", cpus={"x86_64": _AMX}),
-    "decoder-float": _decoder("openvino/native/portable.cpp", "-DKV=float"),
-    "decoder-half": _decoder("openvino/native/portable.cpp", "-DKV=half"),
-    "decoder-int8_t": _decoder("openvino/native/portable.cpp", "-DKV=int8_t"),
+    "portable-float": Library({_PORTABLE: ("-DKV=float",)}),
+    "portable-half": Library({_PORTABLE: ("-DKV=half",)}),
+    "portable-int8_t": Library({_PORTABLE: ("-DKV=int8_t",)}),
+    "experts": Library({"openvino/native/experts.cpp": ()}),
+    "linear": Library({"openvino/native/linear.cpp": ()}),
+    "decoder-bf16": _decoder(_TILES, cpus={"x86_64": _AMX}),
+    "decoder-byte_tiles": _decoder(_TILES, "-DKV=int8_t", cpus={"x86_64": _AMX}),
+    "decoder-float": _decoder(_PORTABLE, "-DKV=float"),
+    "decoder-half": _decoder(_PORTABLE, "-DKV=half"),
+    "decoder-int8_t": _decoder(_PORTABLE, "-DKV=int8_t"),
 }
 
 
@@ -102,8 +112,9 @@ def load_library(name: str, *flags: str) -> ctypes.CDLL:
             return ctypes.CDLL(str(path))
     if library.cpus and not cpus and EMULATED not in flags:
         raise OSError("this CPU has no AMX")
-    arguments = (*library.arguments(cpus[0] if library.cpus and cpus else "native"), *flags)
-    return build(build_path(name, *library.texts(), *arguments), *arguments)
+    folder = _kept()
+    objects = library.objects(folder, cpus[0] if library.cpus and cpus else "native", *flags)
+    return ctypes.CDLL(str(library.link(folder / f"{name}-{_digest(*objects)}.so", *objects)))
 
 
 def usable_cpus(library: Library) -> Iterator[str]:
@@ -129,28 +140,43 @@ def compiler() -> str | None:
     return next((path for name in names if (path := shutil.which(name))), None)
 
 
-def build_path(name: str, *recipe: str) -> Path:
-    """Compiled code is kept under a name made from all that went into it, in a folder of ours that can be written.
-
-    That is the CPU, too: a home may be shared by several machines.
-    """
-    parts = (*recipe, compiler() or "", platform.machine(), *sorted(cpu_features()))
-    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+def _kept() -> Path:
+    """Where compiled code is: a folder of ours that can be written."""
     folder = home() / "cache" / "native"
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
-        folder = Path(tempfile.mkdtemp(prefix="hotloop-"))
-    return folder / f"{name}-{digest}.so"
+        return Path(tempfile.mkdtemp(prefix="hotloop-"))
+    return folder
 
 
-def build(path: Path, *arguments: str) -> ctypes.CDLL:
-    """What was compiled before, if it is whole: its size stands beside it, since loading half a library is fatal."""
-    size = path.with_suffix(".size")
-    if not path.exists() or not size.exists() or size.read_text() != str(path.stat().st_size):
-        _compile(path, arguments)
-        size.write_text(str(path.stat().st_size))
-    return ctypes.CDLL(str(path))
+def _digest(*recipe: str) -> str:
+    """Of all that goes into a file. That is the CPU, too: a home may be shared by several machines."""
+    parts = (*recipe, compiler() or "", platform.machine(), *sorted(cpu_features()))
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def make(path: Path, *arguments: str) -> None:
+    """By the compiler, unless it was made before and is whole. While one process makes it, others wait."""
+    if _is_whole(path):
+        return
+    with _size_of(path).open("a+") as size:
+        with suppress(OSError):  # of a file system without locks: then each makes it
+            fcntl.flock(size, fcntl.LOCK_EX)
+        if not _is_whole(path):
+            _compile(path, arguments)
+            size.truncate(0)
+            size.write(str(path.stat().st_size))
+
+
+def _is_whole(path: Path) -> bool:
+    """Its size stands beside it, since loading half a library is fatal."""
+    size = _size_of(path)
+    return path.exists() and size.exists() and size.read_text() == str(path.stat().st_size)
+
+
+def _size_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}.size")
 
 
 def build_for_wheel(folder: Path) -> tuple[list[Path], str]:
@@ -162,12 +188,11 @@ def build_for_wheel(folder: Path) -> tuple[list[Path], str]:
     if program is None or platform.system() != "Linux":
         raise OSError("libraries for wheels are made on Linux, with a C++ compiler")
     machine = subprocess.run([program, "-dumpmachine"], capture_output=True, text=True, check=True).stdout.split("-")[0]
-    made = []
+    static, made = ("-static-libstdc++", "-static-libgcc", "-s"), []
     for name, library in LIBRARIES.items():
         for march in (library.cpus or _CPUS).get(machine, {}):
             path = folder / f"{name}-{march}.so"
-            _compile(path, ("-static-libstdc++", "-static-libgcc", "-s", *library.arguments(march)))
-            made.append(path)
+            made.append(library.link(path, *static, *library.objects(folder, march)))
     libc = platform.libc_ver()[1].replace(".", "_")
     return made, f"manylinux_{libc}_{machine}"
 
@@ -183,8 +208,8 @@ def _compile(path: Path, arguments: tuple[str, ...]) -> None:
     program = compiler()
     if program is None:
         raise FileNotFoundError("there is no C++ compiler here (c++, g++ or clang++)")
-    draft = path.with_name(f"{path.stem}-{os.getpid()}.so")
-    command = [program, "-O3", "-fPIC", "-shared", *arguments, "-o", str(draft)]
+    draft = path.with_name(f"{path.stem}-{os.getpid()}{path.suffix}")
+    command = [program, *arguments, "-o", str(draft)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_TIMEOUT_S, check=False)
         if done.returncode:
