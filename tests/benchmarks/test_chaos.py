@@ -37,9 +37,10 @@ def test_one_request_that_does_not_end_rightly_is_one_too_many(outcome: str) -> 
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="processes are looked for in /proc")
 def test_what_is_left_behind_is_found() -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=os.environ | {MARK: "x"}
-    ) as child:
+    command, pipe = [sys.executable, "-c", "print('begun', flush=True); input()"], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, env=os.environ | {MARK: "x"}) as child:
+        assert child.stdout
+        assert child.stdout.readline() == b"begun\n"  # at first a process has no environment to be seen
         assert marked_processes("x") == [child.pid]
         assert not marked_processes("y")
         child.communicate(b"\n")
