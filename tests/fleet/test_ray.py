@@ -22,6 +22,8 @@ from hotloop.border.listen import bind
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: hotloop[ray]")
 
 ROOT = Path(__file__).parents[2]
+PATIENCE = {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "50", "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "50"}
+"""After 5 and 10 s, which pass on a busy machine, Serve would kill its proxy and give up."""
 LONG = 150
 """Tokens of an answer that takes three seconds."""
 
@@ -33,10 +35,9 @@ class TinyFleet:
         with closing(bind("127.0.0.1", 0)) as listener:
             self.port = listener.getsockname()[1]
         # Ray's session, which is how its cluster is found, and its token; its sockets need a short path.
-        self.env = {**os.environ, "RAY_TMPDIR": temp_dir, "HOME": temp_dir, "PYTHONPATH": str(ROOT)}
+        self.env = {**os.environ, "RAY_TMPDIR": temp_dir, "HOME": temp_dir, "PYTHONPATH": str(ROOT), **PATIENCE}
         command = [sys.executable, "-m", "tests.fleet.tiny", str(self.port)]
         self.process = subprocess.Popen(command, cwd=ROOT, env=self.env, stdout=subprocess.PIPE, text=True)
-        self.until_running(1)
         self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=120)
 
     def until_running(self, num_replicas: int) -> None:
@@ -99,6 +100,7 @@ def fleet() -> Iterator[TinyFleet]:
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as temp_dir:
         fleet = TinyFleet(temp_dir)
         try:
+            fleet.until_running(1)
             yield fleet
             fleet.hotloop("down")
             assert fleet.process.wait(120) == 0
