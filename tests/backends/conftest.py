@@ -4,20 +4,13 @@ import pytest
 from tests.backends.kernels import load_tiles
 
 from hotloop.backends.build import compiler
-from hotloop.backends.native.library import TILES, KvType, load_kernel
+from hotloop.backends.native.library import TILES, KvType
 from hotloop.backends.openvino.attention import Kernel
 
 
 @pytest.fixture(scope="session")
-def kernels() -> None:
-    """Compiled before a test has a home of its own, where they would be compiled again."""
-    if compiler():
-        load_kernel("float"), load_kernel("half"), load_kernel("int8_t")
-
-
-@pytest.fixture(scope="session")
 def tiles() -> dict[KvType, Kernel | None]:
-    """Compiled as early."""
+    """Loaded before a test says that this CPU has AMX."""
     return {kv_type: load_tiles(kv_type) for kv_type in TILES}
 
 

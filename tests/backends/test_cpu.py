@@ -33,7 +33,7 @@ def model() -> Model:
 
 
 @pytest.fixture
-def amx(monkeypatch: pytest.MonkeyPatch, kernels: None, tiles: dict[KvType, Kernel | None], empty_home: Path) -> None:
+def amx(monkeypatch: pytest.MonkeyPatch, tiles: dict[KvType, Kernel | None], empty_home: Path) -> None:
     """A CPU with AMX, which is emulated where there is none."""
     monkeypatch.setattr(cpu, "has_amx", lambda: True)
     monkeypatch.setattr(cpu, "load_kernel", lambda kv_type: tiles.get(kv_type) or load_kernel(kv_type))
@@ -128,7 +128,7 @@ def test_what_a_model_takes_is_said_before_it_is_taken(
 
 
 @pytest.fixture
-def gguf_model(model: Model, kernels: None, empty_home: Path) -> Model:
+def gguf_model(model: Model, empty_home: Path) -> Model:
     return replace(model, weights=QuantisedWeights(model.spec, model.weights))
 
 

@@ -146,7 +146,7 @@ every_backend = pytest.mark.parametrize("open_one", [pytest.param(open_native, m
 
 
 @pytest.fixture
-def model(kernels: None, empty_home: Path) -> Model:
+def model(empty_home: Path) -> Model:
     return quantised_model(tiny_model("llama", head_dim=64, max_context=1024))
 
 

@@ -22,10 +22,7 @@ from hotloop.backends.native.library import Format, load_kernel
 from hotloop.models.model import Model
 from hotloop.models.spec import Family, ModelSpec
 
-pytestmark = [
-    pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler"),
-    pytest.mark.usefixtures("kernels"),
-]
+pytestmark = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
 
 FAMILIES: tuple[Family, ...] = ("llama", "qwen2", "qwen3")
 KV_BYTES = 8 << 20

@@ -210,9 +210,7 @@ def test_parts_whose_strips_would_mix_kinds_become_alike():
 @pytest.mark.parametrize("form", ["strips", "int8"])
 @pytest.mark.parametrize("is_tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
-def test_a_model_computes_with_the_rows_of_its_file(
-    family: Family, is_tied: bool, form: Format, kernels: None, empty_home: Path
-):
+def test_a_model_computes_with_the_rows_of_its_file(family: Family, is_tied: bool, form: Format, empty_home: Path):
     model = quantised_model(tiny_model(family, head_dim=64, has_tied_head=is_tied))
     assert are_quantised(model)
     backend = NativeBackend(model, KV_BYTES, load_kernel(), form=form, num_workers=2)
