@@ -53,6 +53,7 @@ class Result(Generic[T]):
 class Agent(Generic[T]):
     """`output` is the type of the final answer: text, or anything pydantic can check. With `tool_choice` "required" a
     run begins with a call, which an answer that has a type is itself; after that it is the model's choice again.
+    `max_result_share` is how much of the model's window one result of a tool may take: a longer one is cut.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Agent(Generic[T]):
         approve: Approve | None = None,
         foresight: SpeculativeForesight | None = None,
         compaction: Compaction | None = None,
+        max_result_share: float = 0.25,
         can_prefill_ahead: bool = True,
         tool_choice: Literal["auto", "required"] = "auto",
         max_tokens: int | None = None,
@@ -79,6 +81,8 @@ class Agent(Generic[T]):
         if can_read_ahead is not None:
             warnings.warn("can_read_ahead is now can_prefill_ahead", DeprecationWarning, stacklevel=2)
             can_prefill_ahead = can_read_ahead
+        if not 0 < max_result_share <= 1:
+            raise ConfigError(f"max_result_share must be above 0 and at most 1, not {max_result_share}")
         self.instructions = instructions
         self.output = output
         self.address = model if isinstance(model, str) else ""
@@ -92,6 +96,7 @@ class Agent(Generic[T]):
             approve=approve,
             foresight=foresight,
             compaction=compaction,
+            max_result_share=max_result_share,
             can_prefill_ahead=can_prefill_ahead,
             tool_choice=tool_choice,
             max_tokens=max_tokens,
@@ -225,11 +230,13 @@ class Agent(Generic[T]):
         events: asyncio.Queue[Event] = asyncio.Queue()
         async with AsyncExitStack() as stack:
             tools = await self._open_tools(stack) if self._kept_tools is None else self._kept_tools
+            opening = [Message("user", f"{prompt}\n\n{notes}" if notes else prompt)]
             if not conversation.messages and self.instructions:
-                conversation.add(Message("system", self.instructions))
-            conversation.add(Message("user", f"{prompt}\n\n{notes}" if notes else prompt))
+                opening.insert(0, Message("system", self.instructions))
             final = None if self.output is str else FinalAnswer(self.output)
-            loop = kind(self.settings, conversation, tools, context, final=final, emit=events.put_nowait)
+            loop = kind(
+                self.settings, conversation, tools, context, opening=opening, final=final, emit=events.put_nowait
+            )
             task = asyncio.create_task(loop.go())
             try:
                 event: Event | None = None

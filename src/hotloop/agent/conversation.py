@@ -10,6 +10,29 @@ from hotloop.core.errors import ConfigError
 from hotloop.core.files import write_private
 from hotloop.core.message import Message
 
+_BYTES_PER_TOKEN = 2
+
+Mark = tuple[tuple[Message, ...], int]
+
+
+def estimate_tokens(text: str) -> int:
+    """About how many tokens a text has, without its tokenizer.
+
+    Prose and code have three to four bytes a token, so this is rather too many; numbers and base64 have little more
+    than one, so it may be half of what they are, and never less: a token is a byte at least.
+    """
+    return -(-len(text.encode("utf-8", "replace")) // _BYTES_PER_TOKEN)
+
+
+def max_bytes(num_tokens: int) -> int:
+    """The longest text that is estimated at so many tokens."""
+    return num_tokens * _BYTES_PER_TOKEN
+
+
+def estimate_message(message: Message) -> int:
+    calls = "".join(call.name + call.arguments for call in message.tool_calls)
+    return estimate_tokens(message.content + calls + "".join(thought.text for thought in message.thoughts))
+
 
 class Conversation:
     """Messages, and the session they belong to, by which a server keeps its cache."""
@@ -17,8 +40,9 @@ class Conversation:
     def __init__(self, messages: Iterable[Message] = (), *, session_id: str | None = None) -> None:
         self.session_id = session_id or f"session-{secrets.token_hex(8)}"
         self.num_tokens = 0
-        """What its last prompt and answer had, as far as a server said: by that it outgrows a window."""
-        self._messages = list(messages)
+        """What the next prompt has: as the server counted up to the last answer, and estimated since."""
+        self._messages: list[Message] = []
+        self.add(*messages)
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -29,11 +53,21 @@ class Conversation:
 
     def add(self, *messages: Message) -> None:
         self._messages += messages
+        self.num_tokens += sum(map(estimate_message, messages))
 
     def replace(self, messages: Iterable[Message]) -> None:
         """For compaction: all that changed has to be recomputed."""
+        self._messages, self.num_tokens = [], 0
+        self.add(*messages)
+
+    def mark(self) -> Mark:
+        """Where it stands now, for `rewind`."""
+        return self.messages, self.num_tokens
+
+    def rewind(self, mark: Mark) -> None:
+        """Make it what it was, after a turn that came to nothing."""
+        messages, self.num_tokens = mark
         self._messages = list(messages)
-        self.num_tokens = 0
 
     def fork(self) -> "Conversation":
         """A branch that begins the same. Its session is `session-1/2`: routers keep branches of a session together."""

@@ -71,6 +71,8 @@ class CallFinished(CallEvent):
     duration_s: float
     """What the tool took; with `was_foreseen`, part of it passed before the model had asked."""
     num_tries: int = 1
+    num_chars_cut: int = 0
+    """What was left out of a result that is too long for the model's window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,8 @@ class Compacted(Event):
     num_messages_after: int
     usage: ApiUsage
     """What the summary cost; beside it, all that changed has to be read anew."""
+    num_results_cut: int = 0
+    """How many of the results that stay were too long, and cut."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from hotloop.agent.agent import Agent, ToolSource
 from hotloop.agent.model import Ask, Model, WrappedModel
-from hotloop.agent.tape import Failure, OfferLine, OutcomeLine, Tape, TapeWriter, VerdictLine, parse_event
+from hotloop.agent.tape import Failure, OfferLine, OutcomeLine, Tape, TapeWriter, VerdictLine, WindowLine, parse_event
 from hotloop.agent.tools.dispatch import LATE, Approve, describe_failure, describe_timeout
 from hotloop.agent.tools.tool import AgentTool, Surroundings, ToolCrashed, ToolError, render_result
 from hotloop.core.errors import HotloopError, RemoteError
@@ -53,6 +53,12 @@ class RecordingModel(WrappedModel):
     def __init__(self, model: Model, tape: TapeWriter) -> None:
         super().__init__(model)
         self._tape = tape
+
+    async def find_window(self) -> int | None:
+        """Results are cut by it, so that a replay has to know."""
+        window = await self._model.find_window()
+        self._tape.write(WindowLine(window))
+        return window
 
     async def stream(self, ask: Ask) -> AsyncGenerator[Event, None]:
         began_at = time.monotonic()
@@ -132,6 +138,9 @@ class ReplayModel:
 
     def __init__(self, tape: Tape) -> None:
         self._tape = tape
+
+    async def find_window(self) -> int | None:
+        return self._tape.window
 
     async def stream(self, ask: Ask) -> AsyncGenerator[Event, None]:
         answer = self._tape.answer(ask)

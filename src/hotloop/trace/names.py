@@ -45,6 +45,7 @@ CALL_ID: Final = "call_id"
 DISPATCHED_NS: Final = "dispatched_ns"  # when the model's arguments were whole
 WAS_FORESEEN: Final = "was_foreseen"
 NUM_TRIES: Final = "num_tries"
+NUM_CHARS_CUT: Final = "num_chars_cut"  # left out of a result that is too long for the model's window
 IS_ERROR: Final = "is_error"
 CONFIDENCE: Final = "confidence"
 WAS_USED: Final = "was_used"  # of what was foreseen: whether the model asked for it

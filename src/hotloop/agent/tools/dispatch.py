@@ -15,17 +15,29 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import nullcontext
-from dataclasses import InitVar, dataclass, field
+from dataclasses import InitVar, dataclass, field, replace
 from typing import Any, NamedTuple
 
+from hotloop.agent.conversation import estimate_tokens
 from hotloop.agent.events import CallDispatched, CallFinished, Event
-from hotloop.agent.tools.tool import AgentTool, Surroundings, ToolCrashed, ToolError, render_result
+from hotloop.agent.tools.tool import (
+    AgentTool,
+    Surroundings,
+    ToolCrashed,
+    ToolError,
+    cut,
+    cut_to_tokens,
+    render_result,
+    render_text,
+)
 from hotloop.core.errors import HotloopError
 from hotloop.core.message import Message, ToolCall
 
 log = logging.getLogger(__name__)
 
 MAX_TRIES = 3
+MIN_RESULT_TOKENS = 512
+"""Results up to this are never cut."""
 _FIRST_PAUSE_S = 0.1  # before another try; twice as long before the next
 _MAX_STOP_S = 5.0  # for a tool that was cancelled
 _MAX_CANCELLED_S = 2.5  # for one whose caller was cancelled: who did that waits for longer
@@ -43,6 +55,10 @@ class Outcome(NamedTuple):
     text: str
     is_error: bool = False
     num_tries: int = 1
+    whole: str = ""
+    """The text before it was cut to fit the model's window, if it was."""
+    num_chars_cut: int = 0
+    """Left out of the text, by this cut or before."""
 
 
 @dataclass(slots=True)
@@ -86,6 +102,7 @@ class Dispatcher:
     claim: Callable[[ToolCall], EarlyCall | None]
     count: Callable[[], None]
     concurrency: InitVar[int]
+    max_result_tokens: Callable[[], Awaitable[int]]
     approve: Approve | None = None
     _room: asyncio.Semaphore = field(init=False)
     _rooms: dict[str, asyncio.Semaphore] = field(init=False)
@@ -126,8 +143,19 @@ class Dispatcher:
                 self.emit(CallDispatched(turn, call.id, call.name, call.arguments))
                 outcome = await carry_out(tool, call.arguments, self.surroundings)
         duration_s = time.monotonic() - began_at
-        self.emit(CallFinished(turn, call.id, call.name, outcome.text, outcome.is_error, duration_s, outcome.num_tries))
+        outcome = await self._fit(outcome)
+        finished = CallFinished(turn, call.id, call.name, outcome.text, outcome.is_error, duration_s, outcome.num_tries)
+        self.emit(replace(finished, num_chars_cut=outcome.num_chars_cut))
         return outcome
+
+    async def _fit(self, outcome: Outcome) -> Outcome:
+        """Cut a result that is too long for the model. For a short one nobody is asked how long it may be."""
+        if estimate_tokens(outcome.text) <= MIN_RESULT_TOKENS:
+            return outcome
+        text, num_chars_cut = cut_to_tokens(outcome.text, max(await self.max_result_tokens(), MIN_RESULT_TOKENS))
+        if not num_chars_cut:
+            return outcome
+        return outcome._replace(text=text, whole=outcome.text, num_chars_cut=num_chars_cut)
 
     async def _refusal(self, tool: AgentTool | None, call: ToolCall) -> str:
         """Why a call may not run; empty if it may."""
@@ -163,7 +191,8 @@ async def carry_out(tool: AgentTool, arguments: str, surroundings: Surroundings)
 async def _try(tool: AgentTool, arguments: str, surroundings: Surroundings, num_tries: int) -> tuple[Outcome, bool]:
     """The outcome, and whether another try might go better."""
     try:
-        return Outcome(render_result(await _run_in_time(tool, arguments, surroundings)), num_tries=num_tries), False
+        text, num_chars_cut = cut(render_text(await _run_in_time(tool, arguments, surroundings)))
+        return Outcome(text, num_tries=num_tries, num_chars_cut=num_chars_cut), False
     except asyncio.CancelledError:
         if _is_cancelled():
             raise

@@ -16,6 +16,7 @@ raises `ToolError`, whose text is for the model to read. Nothing here knows when
 import asyncio
 import contextvars
 import inspect
+import re
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -26,12 +27,14 @@ import pydantic
 import pydantic_core
 from pydantic.json_schema import GenerateJsonSchema
 
-from hotloop.agent.conversation import Conversation
+from hotloop.agent.conversation import Conversation, max_bytes
 from hotloop.core.errors import ConfigError
 from hotloop.core.message import Tool
 
 MAX_CHARS = 100_000
 """Most characters of one result that a model is given; more is cut in the middle, and said so."""
+_CUT = re.compile(r"\n\[\.\.\. (\d+) characters left out \.\.\.\]\n")
+_CUT_BYTES = 64  # room for these words, with any number
 
 FINAL_ANSWER = "final_answer"
 
@@ -232,26 +235,48 @@ async def _in_thread(call: Callable[[], Any]) -> Any:
 
 
 def render_result(value: Any) -> str:
-    """What a tool gave, as the model reads it: text as it is, anything else as JSON.
+    """What a tool gave, as the model reads it, with the middle of a long one left out."""
+    return cut(render_text(value))[0]
+
+
+def render_text(value: Any) -> str:
+    """What a tool gave: text as it is, anything else as JSON.
 
     A result is not to be trusted: it may be megabytes, bytes that are no text, or something JSON has no word for.
     """
     if value is None:
         return "done"
     if isinstance(value, bytes | bytearray | memoryview):
-        return cut(bytes(value).decode("utf-8", "replace"))
+        return bytes(value).decode("utf-8", "replace")
     if isinstance(value, str):
-        return cut(value.encode("utf-8", "replace").decode("utf-8"))  # lone surrogates cannot be sent
+        return value.encode("utf-8", "replace").decode("utf-8")  # lone surrogates cannot be sent
     data = pydantic_core.to_json(value, fallback=str, bytes_mode="utf8", inf_nan_mode="constants")
-    return cut(data.decode("utf-8", "replace"))
+    return data.decode("utf-8", "replace")
 
 
-def cut(text: str, max_chars: int = MAX_CHARS) -> str:
-    """A text that is too long, without its middle; the beginning and the end usually say most."""
+def cut(text: str, max_chars: int = MAX_CHARS) -> tuple[str, int]:
+    """A text that is too long, without its middle, and how many characters were left out. The beginning and the end
+    usually say most."""
     if len(text) <= max_chars:
-        return text
-    half = max_chars // 2
-    return f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"
+        return text, 0
+    half = (max_chars - _CUT_BYTES) // 2
+    return _leave_out(text, text[:half], text[-half:])
+
+
+def cut_to_tokens(text: str, max_tokens: int) -> tuple[str, int]:
+    """A text of at most so many tokens, as they are estimated, and how many characters were left out of its middle."""
+    data = text.encode("utf-8", "replace")
+    if len(data) <= max_bytes(max_tokens):
+        return text, 0
+    half = (max_bytes(max_tokens) - _CUT_BYTES) // 2
+    return _leave_out(text, data[:half].decode(errors="ignore"), data[-half:].decode(errors="ignore"))
+
+
+def _leave_out(text: str, head: str, tail: str) -> tuple[str, int]:
+    """What was left out before, if that is told in the part that is left out now, is counted too."""
+    middle = text[len(head) : len(text) - len(tail)]
+    num_cut = len(_CUT.sub("", middle)) + sum(int(number) for number in _CUT.findall(middle))
+    return f"{head}\n[... {num_cut} characters left out ...]\n{tail}", num_cut
 
 
 def _read_signature(function: Callable[..., Any]) -> tuple[type[pydantic.BaseModel], dict[str, type]]:
