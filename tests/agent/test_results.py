@@ -164,6 +164,14 @@ async def test_the_window_as_servers_list_it(listed: dict[str, Any], window: int
     assert len(server.asked) == 1, "it is asked once"
 
 
+async def test_a_name_that_stands_for_any_model_has_the_smallest_window() -> None:
+    models = [{"id": "large", "max_model_len": 9000}, {"id": "small", "max_model_len": 5000}, {"id": "unknown"}]
+    async with WireServer(as_json({"data": models})) as server:
+        model = open_model(f"{server.url}/v1#auto")
+        assert await model.find_window() == 5000
+        await model.close()
+
+
 async def test_a_server_that_lists_nothing() -> None:
     async with WireServer(as_json({"error": {"message": "no such page"}}, status=404)) as server:
         model = open_model(f"{server.url}/v1#mine")

@@ -25,7 +25,8 @@ from hotloop.agent.plan.run import PlannedRun
 from hotloop.agent.run import RunLoop, RunSettings
 from hotloop.agent.speculation import SpeculativeForesight
 from hotloop.agent.tools.dispatch import Approve
-from hotloop.agent.tools.tool import FINAL_ANSWER, AgentTool, FinalAnswer, FunctionTool, SubAgent, Traits
+from hotloop.agent.tools.sub_agent import SubAgent
+from hotloop.agent.tools.tool import FINAL_ANSWER, AgentTool, FinalAnswer, FunctionTool, Traits
 from hotloop.core.errors import ConfigError, HotloopError
 from hotloop.core.message import Message
 from hotloop.core.prices import Prices
@@ -184,7 +185,8 @@ class Agent(Generic[T]):
 
     def as_tool(self, name: str, description: str, *, traits: Traits | None = None) -> SubAgent:
         """This agent as a tool of another: a call is a run, charged to the caller, whose limits hold for it, too."""
-        return SubAgent(self.run, name, description, traits or Traits(timeout_s=None))
+        wants = [wanted for tool in self.tools if not isinstance(tool, ToolSource) for wanted in tool.wants]
+        return SubAgent(self.run, name, description, traits or Traits(timeout_s=None), wants)
 
     def rebuild(self, settings: RunSettings, tools: Sequence[AgentTool | ToolSource]) -> "Agent[T]":
         """Another that is like it, but for these."""

@@ -86,6 +86,20 @@ class CallForeseen(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class SubAgentEvent(Event):
+    """Something happened in the run of a sub-agent, which a call of this run is. If that has sub-agents of its own,
+    `inner` is such an event, too."""
+
+    turn: int
+    call_id: str
+    agent: str
+    """The tool that the sub-agent is."""
+    run_id: str
+    """Of the sub-agent's run."""
+    inner: Event
+
+
+@dataclass(frozen=True, slots=True)
 class Compacted(Event):
     """The conversation was shortened to fit the window."""
 

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hotloop.agent.tools.tool import AgentTool, Surroundings, ToolCrashed, ToolError, Traits, render_result
+from hotloop.agent.tools.tool import AgentTool, Surroundings, ToolCrashed, ToolError, Traits, read_object, render_result
 from hotloop.core.errors import ConfigError
 from hotloop.core.message import Tool
-from hotloop.wire.arguments import read_arguments
 
 try:
     import httpx2
@@ -93,6 +92,8 @@ class McpServer:
 class McpTool:
     """One tool of a server."""
 
+    wants = ()
+
     def __init__(self, client: Client, tool: wire.Tool, *, prefix: str = "", timeout_s: float | None = 60.0) -> None:
         self._client = client
         self._name = tool.name
@@ -103,10 +104,12 @@ class McpTool:
             read_only=bool(hints.read_only_hint), idempotent=bool(hints.idempotent_hint), timeout_s=timeout_s
         )
 
+    def check(self, arguments: str) -> None:
+        """The server keeps to its schema itself."""
+        read_object(arguments)
+
     async def run(self, arguments: str, surroundings: Surroundings) -> str:
-        given = read_arguments(arguments)
-        if given is None:
-            raise ToolError("the arguments are wrong: they are not a JSON object")
+        given = read_object(arguments)
         try:
             result = await self._client.call_tool(self._name, given)
         except MCPError as error:

@@ -18,7 +18,15 @@ from hotloop.agent.agent import Agent, ToolSource
 from hotloop.agent.model import Ask, Model, WrappedModel
 from hotloop.agent.tape import Failure, OfferLine, OutcomeLine, Tape, TapeWriter, VerdictLine, WindowLine, parse_event
 from hotloop.agent.tools.dispatch import LATE, Approve, describe_failure, describe_timeout
-from hotloop.agent.tools.tool import AgentTool, Surroundings, ToolCrashed, ToolError, render_result
+from hotloop.agent.tools.tool import (
+    AgentTool,
+    Surroundings,
+    ToolCrashed,
+    ToolError,
+    call_function,
+    read_object,
+    render_result,
+)
 from hotloop.core.errors import HotloopError, RemoteError
 from hotloop.core.message import ToolCall
 from hotloop.wire.event import Ended, Event
@@ -82,6 +90,8 @@ class RecordingTool:
     def __init__(self, tool: AgentTool, tape: TapeWriter) -> None:
         self.spec = tool.spec
         self.traits = tool.traits
+        self.wants = tool.wants
+        self.check = tool.check
         self._tool = tool
         self._tape = tape
 
@@ -120,7 +130,7 @@ class RecordingSource:
 def _record_approval(approve: Approve, tape: TapeWriter) -> Approve:
     async def recorded(call: ToolCall) -> bool | str:
         try:
-            verdict = await approve(call)
+            verdict: bool | str = await call_function(approve, call)
         except Exception as error:
             tape.write(VerdictLine(call.name, call.arguments, str(error), is_failure=True))
             raise
@@ -164,10 +174,19 @@ class ReplayModel:
 class ReplayTool:
     """Gives what the tape has; the tool itself is not run. A tool that was late then is not waited for now."""
 
+    wants = ()
+
     def __init__(self, tool: AgentTool | OfferLine, tape: Tape) -> None:
         self.spec = tool.spec
+        self._checked = None if isinstance(tool, OfferLine) else tool
         self.traits = replace(tool.traits, timeout_s=None)
         self._tape = tape
+
+    def check(self, arguments: str) -> None:
+        if self._checked:
+            self._checked.check(arguments)
+        else:
+            read_object(arguments)
 
     async def run(self, arguments: str, surroundings: Surroundings) -> str:
         outcome = self._tape.outcome(self.spec.name, arguments)

@@ -19,7 +19,7 @@ from hotloop.agent.limits import LimitReached, Limits, Run, Spent, price
 from hotloop.agent.model import Ask, Model, PartialAnswer
 from hotloop.agent.spans import RunTrace
 from hotloop.agent.speculation import SpeculativeForesight
-from hotloop.agent.tools.dispatch import Approve, Dispatcher, Pending
+from hotloop.agent.tools.dispatch import Approve, Caller, Dispatcher, Pending
 from hotloop.agent.tools.tool import AgentTool, FinalAnswer, Surroundings
 from hotloop.core import stream
 from hotloop.core.errors import HotloopError
@@ -75,8 +75,19 @@ class RunLoop:
         emit: Emit,
     ) -> None:
         """`opening` is what is said first: the user's words, and the instructions where the conversation is new."""
-        self.conversation = conversation
+        run_id = f"run-{secrets.token_hex(8)}"
+        # Taken out, so that a sub-agent that runs ahead finds nobody to tell: it may never be asked for.
+        within = next((thing for thing in context if isinstance(thing, Caller)), None)
+        context = [thing for thing in context if not isinstance(thing, Caller)]
+        if within:
+            settings = replace(settings, approve=settings.approve or within.approve)
+            emit = _tell_both(emit, partial(within.tell, run_id))
         self.spent = Spent()
+        caller = next((thing for thing in context if isinstance(thing, Run)), None)
+        self._run = Run(run_id, conversation.session_id, settings.limits, self.spent, caller)
+        surroundings = Surroundings([self._run, *context])
+        surroundings.check(tools)
+        self.conversation = conversation
         self._mark = conversation.mark()  # after the last whole turn
         conversation.add(*opening)
         prompt = opening[-1].content
@@ -86,10 +97,6 @@ class RunLoop:
         self._final = final
         self._begun: list[Pending] = []  # calls of this turn, until they are in the conversation
         self._answer = PartialAnswer()
-        caller = next((thing for thing in context if isinstance(thing, Run)), None)
-        run_id = f"run-{secrets.token_hex(8)}"
-        self._run = Run(run_id, conversation.session_id, settings.limits, self.spent, caller)
-        surroundings = Surroundings([self._run, *context])
         offered = sorted([*tools, *([final] if final else [])], key=lambda tool: tool.spec.name)
         self._tools = {tool.spec.name: tool for tool in offered}
         self._ahead = settings.foresight.open(self._tools, surroundings, emit) if settings.foresight else None
@@ -265,6 +272,14 @@ class RunLoop:
         known = [each for each in calls if each.call.name in self._tools]
         cost = sum(self._tools[each.call.name].traits.cost * each.num_tries for each in known)
         self._run.charge(usage, price(usage, self._settings.prices) + cost)
+
+
+def _tell_both(first: Emit, second: Emit) -> Emit:
+    def emit(event: events.Event) -> None:
+        first(event)
+        second(event)
+
+    return emit
 
 
 async def prefill_ahead(model: Model, pending: Sequence[Pending], ask: Callable[[tuple[Message, ...]], Ask]) -> None:

@@ -19,12 +19,13 @@ from dataclasses import InitVar, dataclass, field, replace
 from typing import Any, NamedTuple
 
 from hotloop.agent.conversation import estimate_tokens
-from hotloop.agent.events import CallDispatched, CallFinished, Event
+from hotloop.agent.events import CallDispatched, CallFinished, Event, SubAgentEvent
 from hotloop.agent.tools.tool import (
     AgentTool,
     Surroundings,
     ToolCrashed,
     ToolError,
+    call_function,
     cut,
     cut_to_tokens,
     render_result,
@@ -45,8 +46,9 @@ _MAX_LATE_S = 0.5  # for one that was cancelled since its time is up, and may ha
 LATE = "it took longer than its timeout_s"  # what a tool that is cancelled for that reason is told
 _BROKEN_OFF = "Error: this call was broken off; it is not known whether it did anything"
 
-Approve = Callable[[ToolCall], Awaitable[bool | str]]
-"""Asked before a tool that needs approval runs: True lets it; False, or words for the model, does not."""
+Approve = Callable[[ToolCall], Awaitable[bool | str] | bool | str]
+"""Asked before a tool that needs approval runs: True lets it; False, or words for the model, does not. A function that
+does not await runs in a thread."""
 
 
 class Outcome(NamedTuple):
@@ -69,6 +71,19 @@ class EarlyCall:
     cost: float
     task: "asyncio.Task[Outcome]"
     began_at: float = field(default_factory=time.monotonic)
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The call that a sub-agent runs in, as one of the things in its surroundings: whom to tell, and whom to ask."""
+
+    call: ToolCall
+    turn: int
+    emit: Callable[[Event], None]
+    approve: Approve | None
+
+    def tell(self, run_id: str, event: Event) -> None:
+        self.emit(SubAgentEvent(self.turn, self.call.id, self.call.name, run_id, event))
 
 
 @dataclass(slots=True)
@@ -141,7 +156,8 @@ class Dispatcher:
             async with self._rooms.get(call.name, nullcontext()), self._room:
                 began_at = time.monotonic()
                 self.emit(CallDispatched(turn, call.id, call.name, call.arguments))
-                outcome = await carry_out(tool, call.arguments, self.surroundings)
+                caller = Caller(call, turn, self.emit, self.approve)
+                outcome = await carry_out(tool, call.arguments, Surroundings((caller, *self.surroundings.things)))
         duration_s = time.monotonic() - began_at
         outcome = await self._fit(outcome)
         finished = CallFinished(turn, call.id, call.name, outcome.text, outcome.is_error, duration_s, outcome.num_tries)
@@ -163,10 +179,14 @@ class Dispatcher:
             return f"there is no tool {call.name!r}; there are: {', '.join(sorted(self.tools)) or 'none'}"
         if not tool.traits.needs_approval:
             return ""
+        try:
+            tool.check(call.arguments)
+        except ToolError as error:
+            return str(error)
         if self.approve is None:
             return "this tool needs approval, and nobody is there to give it"
         try:
-            verdict = await self.approve(call)
+            verdict = await call_function(self.approve, call)
         except Exception as error:
             log.exception("the approval of %s failed", call.name)
             return f"the call could not be approved: {error}"

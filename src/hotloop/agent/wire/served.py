@@ -123,11 +123,10 @@ class ServedModel(ABC):
             except RemoteError as error:
                 log.info("the model's context window is not known: %s", error)
                 self._listed = []
-        listed = next((each for each in self._listed or () if isinstance(each, dict) and each.get("id") == name), {})
-        meta = listed.get("meta")
-        said = listed | (meta if isinstance(meta, dict) else {})
-        windows = (said.get(key) for key in _WINDOW_KEYS)
-        return next((window for window in windows if isinstance(window, int) and window > 0), None)
+        listed = [each for each in self._listed or () if isinstance(each, dict)]
+        # A name that is not listed, such as a router's `auto`, may stand for any of them.
+        meant = [each for each in listed if each.get("id") == name] or listed
+        return min((window for window in map(_read_window, meant) if window), default=None)
 
     async def _list_models(self) -> list[Any]:
         match await self._server.ask(self.models_path):
@@ -148,6 +147,13 @@ class ServedModel(ABC):
 
     @abstractmethod
     def _reader(self, ask: Ask) -> Reader: ...
+
+
+def _read_window(listed: dict[str, Any]) -> int | None:
+    meta = listed.get("meta")
+    said = listed | (meta if isinstance(meta, dict) else {})
+    windows = (said.get(key) for key in _WINDOW_KEYS)
+    return next((window for window in windows if isinstance(window, int) and window > 0), None)
 
 
 def session_headers(ask: Ask) -> dict[str, str]:
