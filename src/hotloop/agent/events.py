@@ -73,6 +73,8 @@ class CallFinished(CallEvent):
     num_tries: int = 1
     num_chars_cut: int = 0
     """What was left out of a result that is too long for the model's window."""
+    traceback: str = ""
+    """Where a tool was that crashed, without the error's message; the log has both."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,7 @@ CALL_ID: Final = "call_id"
 DISPATCHED_NS: Final = "dispatched_ns"  # when the model's arguments were whole
 WAS_FORESEEN: Final = "was_foreseen"
 NUM_TRIES: Final = "num_tries"
+TRACEBACK: Final = "traceback"  # of a tool that crashed; what its error said is in the result
 NUM_CHARS_CUT: Final = "num_chars_cut"  # left out of a result that is too long for the model's window
 IS_ERROR: Final = "is_error"
 CONFIDENCE: Final = "confidence"

@@ -13,6 +13,7 @@ of here but its outcome; only being cancelled does.
 import asyncio
 import logging
 import time
+import traceback
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import InitVar, dataclass, field, replace
@@ -39,6 +40,7 @@ log = logging.getLogger(__name__)
 MAX_TRIES = 3
 MIN_RESULT_TOKENS = 512
 """Results up to this are never cut."""
+MAX_TRACEBACK_CHARS = 10_000
 _FIRST_PAUSE_S = 0.1  # before another try; twice as long before the next
 _MAX_STOP_S = 5.0  # for a tool that was cancelled
 _MAX_CANCELLED_S = 2.5  # for one whose caller was cancelled: who did that waits for longer
@@ -61,6 +63,7 @@ class Outcome(NamedTuple):
     """The text before it was cut to fit the model's window, if it was."""
     num_chars_cut: int = 0
     """Left out of the text, by this cut or before."""
+    traceback: str = ""
 
 
 @dataclass(slots=True)
@@ -161,7 +164,7 @@ class Dispatcher:
         duration_s = time.monotonic() - began_at
         outcome = await self._fit(outcome)
         finished = CallFinished(turn, call.id, call.name, outcome.text, outcome.is_error, duration_s, outcome.num_tries)
-        self.emit(replace(finished, num_chars_cut=outcome.num_chars_cut))
+        self.emit(replace(finished, num_chars_cut=outcome.num_chars_cut, traceback=outcome.traceback))
         return outcome
 
     async def _fit(self, outcome: Outcome) -> Outcome:
@@ -217,9 +220,12 @@ async def _try(tool: AgentTool, arguments: str, surroundings: Surroundings, num_
         if _is_cancelled():
             raise
         reason, can_retry = f"{tool.spec.name} cancelled itself", True
+        where = ""
     except (Exception, SystemExit, BaseExceptionGroup) as error:  # not ours: whatever it raises is for the model
         reason, can_retry = describe_failure(error)
-    return Outcome(render_result(f"Error: {reason}"), is_error=True, num_tries=num_tries), can_retry
+        where = _log_crash(tool, error)
+    outcome = Outcome(render_result(f"Error: {reason}"), is_error=True, num_tries=num_tries, traceback=where)
+    return outcome, can_retry
 
 
 async def _run_in_time(tool: AgentTool, arguments: str, surroundings: Surroundings) -> Any:
@@ -252,6 +258,17 @@ def describe_failure(error: BaseException) -> tuple[str, bool]:
         case TimeoutError():
             return "TimeoutError", True
     return f"{type(error).__name__}: {error}", True
+
+
+def _log_crash(tool: AgentTool, error: BaseException) -> str:
+    """Log what a tool raised without meaning to. Gives its traceback, without the message: that may hold what was said
+    to the tool. Empty for words of its own, or of ours."""
+    crash = error.__cause__ if isinstance(error, ToolCrashed) else error
+    if crash is None or (crash is error and isinstance(error, ToolError | HotloopError)):
+        return ""
+    log.warning("the tool %s crashed", tool.spec.name, exc_info=crash)
+    frames = "".join(traceback.format_tb(crash.__traceback__))
+    return cut(frames, MAX_TRACEBACK_CHARS)[0] + type(crash).__qualname__
 
 
 def describe_timeout(tool: AgentTool) -> str:
