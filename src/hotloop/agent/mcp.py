@@ -88,6 +88,18 @@ class McpServer:
             raise ConfigError(f"the MCP server {self.name} cannot be used: {_reason(error)}") from None
         return [McpTool(client, tool, prefix=self.prefix, timeout_s=self.timeout_s) for tool in tools]
 
+    async def is_alive(self, tools: Sequence[AgentTool]) -> bool:
+        """Whether the server still answers. Newer servers have no ping, so it is asked for its tools."""
+        client = next((tool.client for tool in tools if isinstance(tool, McpTool)), None)
+        if client is None:
+            return True
+        try:
+            async with asyncio.timeout(self.start_s):
+                await client.list_tools(cache_mode="bypass")
+        except Exception:  # as above; why it has gone is of no use to anybody
+            return False
+        return True
+
 
 class McpTool:
     """One tool of a server."""
@@ -95,7 +107,7 @@ class McpTool:
     wants = ()
 
     def __init__(self, client: Client, tool: wire.Tool, *, prefix: str = "", timeout_s: float | None = 60.0) -> None:
-        self._client = client
+        self.client = client
         self._name = tool.name
         name = re.sub(r"[^A-Za-z0-9_-]", "_", prefix + tool.name)  # what every API allows
         self.spec = Tool(name, tool.description or tool.title or "", tool.input_schema)
@@ -111,7 +123,7 @@ class McpTool:
     async def run(self, arguments: str, surroundings: Surroundings) -> str:
         given = read_object(arguments)
         try:
-            result = await self._client.call_tool(self._name, given)
+            result = await self.client.call_tool(self._name, given)
         except MCPError as error:
             if error.code == wire.CONNECTION_CLOSED:
                 raise ToolCrashed("the MCP server has gone") from None

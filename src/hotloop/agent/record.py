@@ -14,10 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from hotloop.agent.agent import Agent, ToolSource
+from hotloop.agent.agent import Agent
 from hotloop.agent.model import Ask, Model, WrappedModel
 from hotloop.agent.tape import Failure, OfferLine, OutcomeLine, Tape, TapeWriter, VerdictLine, WindowLine, parse_event
 from hotloop.agent.tools.dispatch import LATE, Approve, describe_failure, describe_timeout
+from hotloop.agent.tools.source import ToolSource
 from hotloop.agent.tools.tool import (
     AgentTool,
     Surroundings,
@@ -92,7 +93,7 @@ class RecordingTool:
         self.traits = tool.traits
         self.wants = tool.wants
         self.check = tool.check
-        self._tool = tool
+        self.tool = tool
         self._tape = tape
 
     async def run(self, arguments: str, surroundings: Surroundings) -> str:
@@ -103,10 +104,10 @@ class RecordingTool:
             self._tape.write(OutcomeLine(self.spec.name, arguments, taken_s, text, failure, number))
 
         try:
-            text = render_result(await self._tool.run(arguments, surroundings))
+            text = render_result(await self.tool.run(arguments, surroundings))
         except asyncio.CancelledError as cancelled:
             if LATE in cancelled.args:
-                write(describe_timeout(self._tool), "crashed")
+                write(describe_timeout(self.tool), "crashed")
             raise
         except (Exception, SystemExit, BaseExceptionGroup) as error:
             reason, can_retry = describe_failure(error)
@@ -125,6 +126,9 @@ class RecordingSource:
         tools = await self._source.open(stack)
         self._tape.write(*(OfferLine(tool.spec, tool.traits) for tool in tools))
         return [RecordingTool(tool, self._tape) for tool in tools]
+
+    async def is_alive(self, tools: Sequence[AgentTool]) -> bool:
+        return await self._source.is_alive([each.tool for each in tools if isinstance(each, RecordingTool)])
 
 
 def _record_approval(approve: Approve, tape: TapeWriter) -> Approve:
