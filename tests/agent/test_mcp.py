@@ -208,6 +208,20 @@ async def test_runs_that_find_a_server_dead_at_once_start_it_once():
     assert process.isdigit()
 
 
+async def test_a_server_that_is_busy_is_not_started_again():
+    """A server may do one thing at a time; to end it would end the call of the other run."""
+    agent = Agent(ScriptedModel(call_what_is_asked_for), [child()])
+    async with agent:
+        events = agent.stream("block")
+        async for event in events:
+            if isinstance(event, CallDispatched):
+                break
+        result = await agent.run("process")
+        rest = [event async for event in events]
+        [blocked] = [event.result for event in rest if isinstance(event, CallFinished)]
+    assert result.conversation.messages[2].content == blocked, "the same process"
+
+
 async def test_a_server_over_http_that_came_back_is_connected_to_again():
     with ServedMcp() as first:
         url = first.url

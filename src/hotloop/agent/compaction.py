@@ -4,7 +4,7 @@
     after   [ system | task | summary | the last turns ]
               stays cached    all that has to be recomputed
 
-A cut never parts a call from its result. Results that are too long for the window all by themselves are cut.
+A cut never parts a call from its result. Where that is not enough, the longest results of tools are cut.
 """
 
 from contextlib import aclosing
@@ -82,8 +82,8 @@ class Compaction:
 
 
 def fit_results(messages: tuple[Message, ...], max_tokens: int) -> tuple[Message, ...]:
-    """Cut the longest results of tools until all messages together have at most so many tokens, as they are estimated.
-    Short results stay as they are, so that this may not be enough."""
+    """Cut the longest tool results until the messages have at most `max_tokens` by estimate. Results of up to
+    MIN_RESULT_TOKENS stay whole, so the messages may still be too long."""
     sizes = [estimate_message(message) for message in messages]
     results = [size for size, message in zip(sizes, messages, strict=True) if message.role == "tool"]
     num_others = sum(sizes) - sum(results)

@@ -16,16 +16,16 @@ Mark = tuple[tuple[Message, ...], int]
 
 
 def estimate_tokens(text: str) -> int:
-    """About how many tokens a text has, without its tokenizer.
+    """Estimate the number of tokens of a text without its tokenizer.
 
-    Prose and code have three to four bytes a token, so this is rather too many; numbers and base64 have little more
-    than one, so it may be half of what they are, and never less: a token is a byte at least.
+    At two bytes per token this is too high for prose and code, which have three to four. It is too low for digits and
+    base64, by a factor of two at most, since a token has at least one byte.
     """
     return -(-len(text.encode("utf-8", "replace")) // _BYTES_PER_TOKEN)
 
 
 def max_bytes(num_tokens: int) -> int:
-    """The longest text that is estimated at so many tokens."""
+    """The length of the longest text that is estimated at `num_tokens`."""
     return num_tokens * _BYTES_PER_TOKEN
 
 
@@ -40,7 +40,7 @@ class Conversation:
     def __init__(self, messages: Iterable[Message] = (), *, session_id: str | None = None) -> None:
         self.session_id = session_id or f"session-{secrets.token_hex(8)}"
         self.num_tokens = 0
-        """What the next prompt has: as the server counted up to the last answer, and estimated since."""
+        """Size of the next prompt: as the server counted up to the last answer, and an estimate of what came since."""
         self._messages: list[Message] = []
         self.add(*messages)
 
@@ -61,11 +61,11 @@ class Conversation:
         self.add(*messages)
 
     def mark(self) -> Mark:
-        """Where it stands now, for `rewind`."""
+        """The state that `rewind` goes back to."""
         return self.messages, self.num_tokens
 
     def rewind(self, mark: Mark) -> None:
-        """Make it what it was, after a turn that came to nothing."""
+        """Go back to an earlier state, after a turn that failed."""
         messages, self.num_tokens = mark
         self._messages = list(messages)
 
@@ -86,7 +86,7 @@ class Conversation:
         except msgspec.DecodeError as error:
             raise ConfigError(f"not a saved conversation: {error}") from None
         conversation = cls(saved.messages, session_id=saved.session_id)
-        conversation.num_tokens = saved.num_tokens
+        conversation.num_tokens = saved.num_tokens or conversation.num_tokens
         return conversation
 
     def save(self, path: Path | str) -> None:

@@ -72,9 +72,9 @@ class CallFinished(CallEvent):
     """What the tool took; with `was_foreseen`, part of it passed before the model had asked."""
     num_tries: int = 1
     num_chars_cut: int = 0
-    """What was left out of a result that is too long for the model's window."""
+    """Characters left out of a result that was too long for the model's window."""
     traceback: str = ""
-    """Where a tool was that crashed, without the error's message; the log has both."""
+    """Of a tool that crashed, without the error's message, which the log has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +89,13 @@ class CallForeseen(Event):
 
 @dataclass(frozen=True, slots=True)
 class SubAgentEvent(Event):
-    """Something happened in the run of a sub-agent, which a call of this run is. If that has sub-agents of its own,
-    `inner` is such an event, too."""
+    """An event of a sub-agent's run, which is a call of this run. Events of its own sub-agents are nested: `inner` is
+    then a SubAgentEvent, too."""
 
     turn: int
     call_id: str
     agent: str
-    """The tool that the sub-agent is."""
+    """Its name as a tool."""
     run_id: str
     """Of the sub-agent's run."""
     inner: Event
@@ -111,7 +111,7 @@ class Compacted(Event):
     usage: ApiUsage
     """What the summary cost; beside it, all that changed has to be read anew."""
     num_results_cut: int = 0
-    """How many of the results that stay were too long, and cut."""
+    """How many of the remaining tool results were too long and cut."""
 
 
 @dataclass(frozen=True, slots=True)

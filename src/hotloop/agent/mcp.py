@@ -32,6 +32,7 @@ _Connect = Callable[[], AbstractAsyncContextManager[Client]]
 _MAX_PAGES = 100
 _MAX_ANSWER_BYTES = 64 << 20
 _MAX_CLOSE_S = 15.0  # the library gives a server 2 s to go by itself, and then stops it
+_MAX_ALIVE_S = 2.0  # one that has died fails at once
 _HTTP_TIMEOUT = httpx2.Timeout(30.0, read=None)  # how long a call may take is the tool's to say
 
 
@@ -89,14 +90,17 @@ class McpServer:
         return [McpTool(client, tool, prefix=self.prefix, timeout_s=self.timeout_s) for tool in tools]
 
     async def is_alive(self, tools: Sequence[AgentTool]) -> bool:
-        """Whether the server still answers. Newer servers have no ping, so it is asked for its tools."""
+        """Whether the server still answers: it is asked for its tools, since newer servers have no ping. A server that
+        is busy with a call of another run is alive, though it answers late."""
         client = next((tool.client for tool in tools if isinstance(tool, McpTool)), None)
         if client is None:
             return True
         try:
-            async with asyncio.timeout(self.start_s):
+            async with asyncio.timeout(_MAX_ALIVE_S):
                 await client.list_tools(cache_mode="bypass")
-        except Exception:  # as above; why it has gone is of no use to anybody
+        except TimeoutError:
+            return True
+        except Exception:  # as above: there is no one kind
             return False
         return True
 

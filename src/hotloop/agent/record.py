@@ -64,7 +64,7 @@ class RecordingModel(WrappedModel):
         self._tape = tape
 
     async def find_window(self) -> int | None:
-        """Results are cut by it, so that a replay has to know."""
+        """Recorded, since results are cut by it."""
         window = await self._model.find_window()
         self._tape.write(WindowLine(window))
         return window

@@ -35,7 +35,7 @@ MIN_CHARS = 400
 """Results shorter than this are prefilled faster than it is asked for."""
 
 UNKNOWN_WINDOW_TOKENS = 131_072
-"""The context window that is assumed for results where nobody says how large it is."""
+"""The context window that is assumed when the model's server does not report one."""
 
 Emit = Callable[[events.Event], None]
 
@@ -74,9 +74,9 @@ class RunLoop:
         final: FinalAnswer | None = None,
         emit: Emit,
     ) -> None:
-        """`opening` is what is said first: the user's words, and the instructions where the conversation is new."""
+        """`opening` are the run's first messages: the user's prompt, and in a new conversation the instructions."""
         run_id = f"run-{secrets.token_hex(8)}"
-        # Taken out, so that a sub-agent that runs ahead finds nobody to tell: it may never be asked for.
+        # Removed from the context: a sub-agent that is run speculatively reports no events, as it may never be called.
         within = next((thing for thing in context if isinstance(thing, Caller)), None)
         context = [thing for thing in context if not isinstance(thing, Caller)]
         if within:
@@ -134,8 +134,8 @@ class RunLoop:
                 await self._ahead.close()
 
     def _keep_begun(self) -> None:
-        """What a turn that was broken off has done is done: whoever goes on must not do it again unknowingly. One that
-        did nothing leaves the conversation as it was, so that it can be tried again."""
+        """Keep the calls of a turn that was broken off: whoever goes on must not make them again unknowingly. A turn
+        without any leaves the conversation as it was, so that it can be tried again."""
         if not self._begun:
             self.conversation.rewind(self._mark)
         else:

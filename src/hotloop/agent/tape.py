@@ -98,7 +98,7 @@ class VerdictLine(msgspec.Struct, tag="verdict", tag_field="line"):
 
 
 class WindowLine(msgspec.Struct, tag="window", tag_field="line"):
-    """The model's context window, where somebody wanted to know."""
+    """The model's context window, so that a replay cuts results where the recorded run did."""
 
     num_tokens: int | None
 

@@ -214,3 +214,13 @@ def test_a_method_is_no_tool_but_a_bound_one_is() -> None:
 
     assert list(tool(Shop().find).spec.parameters["properties"]) == ["name"]
     assert Agent(ScriptedModel([]), [Shop().find]).tools
+
+
+@pytest.mark.parametrize("kind", [Database | None, Any])
+def test_a_context_that_is_not_a_class_is_refused_where_the_tool_is_made(kind: Any) -> None:
+    def look(database: Any) -> str:
+        return "nothing"
+
+    look.__annotations__["database"] = Context[kind]
+    with pytest.raises(ConfigError, match="the context of 'database' is found by its class"):
+        tool(look)

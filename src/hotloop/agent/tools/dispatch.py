@@ -78,7 +78,7 @@ class EarlyCall:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The call that a sub-agent runs in, as one of the things in its surroundings: whom to tell, and whom to ask."""
+    """The call that a sub-agent runs in, handed to it in its surroundings: where its events go, and who approves."""
 
     call: ToolCall
     turn: int
@@ -168,7 +168,7 @@ class Dispatcher:
         return outcome
 
     async def _fit(self, outcome: Outcome) -> Outcome:
-        """Cut a result that is too long for the model. For a short one nobody is asked how long it may be."""
+        """Cut a result that is too long for the model's window. Short results do not ask for the window."""
         if estimate_tokens(outcome.text) <= MIN_RESULT_TOKENS:
             return outcome
         text, num_chars_cut = cut_to_tokens(outcome.text, max(await self.max_result_tokens(), MIN_RESULT_TOKENS))
@@ -261,8 +261,8 @@ def describe_failure(error: BaseException) -> tuple[str, bool]:
 
 
 def _log_crash(tool: AgentTool, error: BaseException) -> str:
-    """Log what a tool raised without meaning to. Gives its traceback, without the message: that may hold what was said
-    to the tool. Empty for words of its own, or of ours."""
+    """Log the traceback of a tool that crashed, and return it for the trace, without the error's message, which may
+    quote the arguments. Empty for a ToolError, or an error of ours."""
     crash = error.__cause__ if isinstance(error, ToolCrashed) else error
     if crash is None or (crash is error and isinstance(error, ToolError | HotloopError)):
         return ""

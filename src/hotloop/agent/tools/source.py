@@ -26,14 +26,12 @@ class OpenTools:
 
     def __init__(self, tools: Iterable[AgentTool | ToolSource]) -> None:
         self._each = [_OpenSource(each) if isinstance(each, ToolSource) else each for each in tools]
-        self._lock = asyncio.Lock()
 
     async def refresh(self) -> list[AgentTool]:
         """All tools. Sources that are not open, or have died since, are opened."""
         tools: list[AgentTool] = []
-        async with self._lock:
-            for each in self._each:
-                tools += await each.refresh() if isinstance(each, _OpenSource) else [each]
+        for each in self._each:
+            tools += await each.refresh() if isinstance(each, _OpenSource) else [each]
         return tools
 
     async def close(self) -> None:
@@ -48,15 +46,21 @@ class _OpenSource:
         self._source = source
         self._tools: Sequence[AgentTool] = ()
         self._stack: AsyncExitStack | None = None
+        self._opening = asyncio.Lock()  # runs that begin at the same time open it once
 
     async def refresh(self) -> Sequence[AgentTool]:
-        if self._stack and not await self._source.is_alive(self._tools):
-            await self.close()
-        if not self._stack:
-            async with AsyncExitStack() as stack:
-                self._tools = await self._source.open(stack)
-                self._stack = stack.pop_all()
+        if await self._is_alive():
+            return self._tools
+        async with self._opening:
+            if not await self._is_alive():
+                await self.close()
+                async with AsyncExitStack() as stack:
+                    self._tools = await self._source.open(stack)
+                    self._stack = stack.pop_all()
         return self._tools
+
+    async def _is_alive(self) -> bool:
+        return self._stack is not None and await self._source.is_alive(self._tools)
 
     async def close(self) -> None:
         stack, self._stack = self._stack, None

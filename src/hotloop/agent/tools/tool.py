@@ -20,6 +20,7 @@ import re
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import UnionType
 from typing import Annotated, Any, Protocol, TypeVar, get_args, get_origin, get_type_hints, overload
 
 import docstring_parser
@@ -283,7 +284,7 @@ def cut_to_tokens(text: str, max_tokens: int) -> tuple[str, int]:
 
 
 def _leave_out(text: str, head: str, tail: str) -> tuple[str, int]:
-    """What was left out before, if that is told in the part that is left out now, is counted too."""
+    """Count what an earlier cut left out, too, if its marker is in the part that is left out now."""
     middle = text[len(head) : len(text) - len(tail)]
     num_cut = len(_CUT.sub("", middle)) + sum(int(number) for number in _CUT.findall(middle))
     return f"{head}\n[... {num_cut} characters left out ...]\n{tail}", num_cut
@@ -303,7 +304,12 @@ def _read_signature(function: Callable[..., Any]) -> tuple[type[pydantic.BaseMod
             raise ConfigError(f"{function.__name__}: the parameter {parameter.name!r} cannot be written by a model")
         hint = hints.get(parameter.name, Any)
         if any(isinstance(extra, FromContext) for extra in get_args(hint)[1:]):
-            wanted[parameter.name] = get_origin(get_args(hint)[0]) or get_args(hint)[0]
+            kind = get_origin(get_args(hint)[0]) or get_args(hint)[0]
+            if not isinstance(kind, type) or kind is UnionType:
+                raise ConfigError(
+                    f"{function.__name__}: the context of {parameter.name!r} is found by its class: name one"
+                )
+            wanted[parameter.name] = kind
             continue
         default = ... if parameter.default is parameter.empty else parameter.default
         # A field may have a name pydantic keeps for itself, such as `schema` or `_id`: so it is known by a number.
