@@ -70,7 +70,7 @@ def _add_troubled(server: MCPServer) -> None:
     @server.tool()
     async def block() -> int:
         """Answers nobody else meanwhile."""
-        time.sleep(5)
+        time.sleep(5)  # noqa: ASYNC251
         return os.getpid()
 
     @server.tool()

@@ -222,5 +222,5 @@ def test_a_context_that_is_not_a_class_is_refused_where_the_tool_is_made(kind: A
         return "nothing"
 
     look.__annotations__["database"] = Context[kind]
-    with pytest.raises(ConfigError, match="the context of 'database' is found by its class"):
+    with pytest.raises(ConfigError, match="the context of 'database' must be a class"):
         tool(look)

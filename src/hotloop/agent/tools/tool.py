@@ -305,10 +305,8 @@ def _read_signature(function: Callable[..., Any]) -> tuple[type[pydantic.BaseMod
         hint = hints.get(parameter.name, Any)
         if any(isinstance(extra, FromContext) for extra in get_args(hint)[1:]):
             kind = get_origin(get_args(hint)[0]) or get_args(hint)[0]
-            if not isinstance(kind, type) or kind is UnionType:
-                raise ConfigError(
-                    f"{function.__name__}: the context of {parameter.name!r} is found by its class: name one"
-                )
+            if not isinstance(kind, type) or kind in (Any, UnionType):
+                raise ConfigError(f"{function.__name__}: the context of {parameter.name!r} must be a class")
             wanted[parameter.name] = kind
             continue
         default = ... if parameter.default is parameter.empty else parameter.default
