@@ -1,5 +1,6 @@
 """A model behind an API over HTTP, whichever it is: what is asked of it as a request of the wire."""
 
+import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
@@ -25,6 +26,7 @@ log = logging.getLogger(__name__)
 SESSION_HEADER = "x-session-id"
 _MAX_CACHE_KEY_CHARS = 64
 _FAILED = "Error: "  # how a run words a call that failed
+_MAX_LIST_S = 5.0  # a result waits for it
 _WINDOW_KEYS = ("max_model_len", "max_input_tokens", "context_length", "context_window", "n_ctx")
 """Where a list of models tells the context window: hotloop, vLLM and SGLang; Anthropic; OpenRouter; Groq; llama.cpp."""
 
@@ -119,9 +121,10 @@ class ServedModel(ABC):
         name = await self.find_model()
         if self._listed is None:
             try:
-                await self._list_models()
-            except RemoteError as error:
-                log.info("the model's context window is not known: %s", error)
+                async with asyncio.timeout(_MAX_LIST_S):
+                    await self._list_models()
+            except (RemoteError, TimeoutError) as error:
+                log.info("the model's context window is not known: %s", str(error) or "no answer in time")
                 self._listed = []
         listed = [each for each in self._listed or () if isinstance(each, dict)]
         # A name that is not listed, such as a router's `auto`, may stand for any of them.
