@@ -29,6 +29,8 @@ RouterFlags = Annotated[RouterConfig, Parameter(name="*")]
 TraceFlags = Annotated[TraceConfig, Parameter(name="*")]
 TRACED = TraceConfig()
 ConfigFile = Annotated[Path | None, Parameter(name="--config", help=f"Read this file, not ./{CONFIG_FILE}.")]
+Reread = Annotated[Callable[[], Mapping[str, Any]] | None, Parameter(parse=False)]
+"""The arguments of a command as they would be if it was started now. Raises ConfigError."""
 Json = Annotated[bool, Parameter(name="--json", negative="", show_default=False, help="Print JSON for a program.")]
 Url = Annotated[str, Parameter(help="Address of an OpenAI-compatible server, such as http://127.0.0.1:8700.")]
 ApiKey = Annotated[str | None, Parameter(env_var="HOTLOOP_API_KEY", help="Bearer token the server asks for.")]

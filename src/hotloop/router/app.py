@@ -17,7 +17,7 @@ from urllib.parse import quote
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from hotloop.border.requests import OPEN_PATHS, REQUEST_ID_HEADER, has_key, parse_request_id, read_keys
+from hotloop.border.requests import OPEN_PATHS, REQUEST_ID_HEADER, ApiKeys, has_key, parse_request_id, read_keys
 from hotloop.core.config import parse_bytes
 from hotloop.core.errors import HotloopError
 from hotloop.router.client_stream import ClientStream
@@ -95,23 +95,25 @@ class ClientCall:
 
 
 class RouterApp:
-    def __init__(self, config: FleetConfig, tracer: Tracer | None = None) -> None:
+    def __init__(self, config: FleetConfig, tracer: Tracer | None = None, keys: ApiKeys | None = None) -> None:
+        self.is_draining = False
         self.fleet = Fleet(config)
         self.recorder = RouteRecorder(tracer or NullTracer())
         self.metrics = RouterMetrics(self.fleet, lambda: self._tiered.saved, self.recorder.tracer)
         self._max_body = parse_bytes(config.router.max_body)
         self._proxy = Proxy(self.fleet, self._max_body, on_failure=self.metrics.count_failure)
         self._tiered = TieredRequests(parse_tiers(config.tables), self._proxy)
-        self._keys = read_keys(config.router.api_key, config.router.api_key_file)
+        self._keys = keys or ApiKeys(read_keys(config.router.api_key, config.router.api_key_file))
 
-    def reload(self, config: FleetConfig) -> None:
-        """Replicas come and go, and tiers are other ones. Raises ConfigError, and then nothing has changed."""
-        tiered = TieredRequests(parse_tiers(config.tables), self._proxy)
-        keys = read_keys(config.router.api_key, config.router.api_key_file)
-        self.fleet.reload(config)
-        self._tiered = tiered
-        if self._keys and keys:  # whether there are any is settled at the start
-            self._keys = keys
+    def reload(self, config: FleetConfig) -> list[str]:
+        """Replicas come and go, and tiers are other ones; says what has changed. Raises ConfigError, and then nothing
+        has."""
+        tiers = parse_tiers(config.tables)
+        changes = self.fleet.reload(config)
+        if tiers != self._tiered.config:
+            self._tiered = TieredRequests(tiers, self._proxy)
+            changes.append("tiers and routes")
+        return changes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -125,7 +127,8 @@ class RouterApp:
         is_anthropic = scope["path"].startswith("/v1/models") and VERSION_HEADER.encode() in headers
         told = "messages" if is_anthropic else api  # in which shape what fails is told
         try:
-            if self._keys and scope["path"] not in OPEN_PATHS and not has_key(headers, self._keys):
+            keys = self._keys.current
+            if keys and scope["path"] not in OPEN_PATHS and not has_key(headers, keys):
                 raise RouteError(401, "invalid_api_key", "the API key is missing or wrong")
             await self._dispatch(scope, caller, api)
         except HotloopError as error:
@@ -226,8 +229,8 @@ class RouterApp:
         if path == "/health":
             return 200, {"status": "ok"}
         if path == "/ready":
-            is_up = any(each.state == "up" for each in self.fleet.replicas.values())
-            return (200 if is_up else 503), {"ready": is_up}
+            is_ready = not self.is_draining and any(each.state == "up" for each in self.fleet.replicas.values())
+            return (200 if is_ready else 503), {"ready": is_ready}
         if path == "/router/replicas":
             return 200, self._show_replicas()
         models = {name for each in self.fleet.replicas.values() if each.state == "up" for name in each.models}

@@ -52,17 +52,22 @@ class Fleet:
         for each in self.config.replicas:
             self._add(each)
 
-    def reload(self, config: FleetConfig) -> None:
-        """Take in what is new, let go what is no longer there, and leave alone what is the same."""
+    def reload(self, config: FleetConfig) -> list[str]:
+        """Take in what is new, let go what is no longer there, and leave alone what is the same; says what that was.
+        A FleetConfig is valid, so that nothing here can fail halfway."""
         wanted = {each.name: each for each in config.replicas}
-        for name, replica in list(self.replicas.items()):
-            if wanted.get(name) != replica.config:
-                self._remove(replica)
-        for name, each in wanted.items():
-            if name not in self.replicas:
-                self._add(each)
+        gone = [name for name in self.replicas if name not in wanted]
+        changed = [name for name, each in self.replicas.items() if wanted.get(name, each.config) != each.config]
+        new = [name for name in wanted if name not in self.replicas]
+        for name in (*gone, *changed):
+            self._remove(self.replicas[name])
         self.config = config
+        self._placement.policy = POLICIES[config.router.policy]
+        for name in (*changed, *new):
+            self._add(wanted[name])
         self.room.wake(is_one=False)
+        words = {"added": new, "changed": changed, "removed": gone}
+        return [f"replicas {word}: {', '.join(names)}" for word, names in words.items() if names]
 
     async def aclose(self) -> None:
         for replica in list(self.replicas.values()):
@@ -198,6 +203,7 @@ class Fleet:
         self._watches.pop(replica).cancel()
         replica.state, replica.why = "leaving", "taken out"
         self.leaving.add(replica)
+        self._run_in_background(self._exact.remove_replica(replica.name))
         self._run_in_background(self._drain(replica))
 
     def _run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
@@ -206,8 +212,6 @@ class Fleet:
         task.add_done_callback(self._background.discard)
 
     async def _drain(self, replica: Replica) -> None:
-        if replica.config.kv_events:
-            await self._exact.remove_replica(replica.name)
         if replica.num_running:
             replica.idle.clear()
             with suppress(TimeoutError):
