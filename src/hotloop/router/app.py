@@ -181,6 +181,8 @@ class RouterApp:
         replica, choice = begun.place.replica, begun.place.ticket.choice
         span.begin(choice, begun.status)
         try:
+            if begun.status >= 500:
+                _log_failure(caller, begun.status, f"replica {replica.name} answered so")
             first_byte_s = time.monotonic() - begun_at
             self.metrics.count_begun(request.api, replica.name, begun.status, choice.reason, first_byte_s)
             summary = await relay(begun, request.api, caller.request_id, caller.client)
@@ -266,6 +268,8 @@ class RouterApp:
     async def _refuse(self, error: HotloopError, api: Api | None, caller: ClientCall) -> None:
         refusal = as_route_error(error)
         self.metrics.count_refusal(refusal.code)
+        if refusal.status >= 500:
+            _log_failure(caller, refusal.status, f"{refusal.code}: {refusal}")
         if isinstance(error, BadAnswer) and error.is_for_client:
             headers = kept_headers(error.headers)
             await send_whole(caller.client, error.status, headers, error.body, api or "chat", caller.request_id)
@@ -274,6 +278,10 @@ class RouterApp:
         else:
             body = render_error(refusal, api, caller.request_id)
             await caller.send_whole(refusal.status, error_headers(refusal), body)
+
+
+def _log_failure(caller: ClientCall, status: int, reason: str) -> None:
+    log.warning("request failed: request=%s status=%d reason=%s", caller.request_id, status, reason)
 
 
 def _tier_header(choice: TierChoice) -> tuple[bytes, bytes]:

@@ -5,6 +5,7 @@ that is taken out finishes what it has. Owns health, breakers, placement and the
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Collection, Coroutine, Iterable, Mapping
 from contextlib import suppress
@@ -24,6 +25,8 @@ from hotloop.router.replicas.replica import Replica, open_replica, open_requests
 from hotloop.router.request import BLOCK_TOKENS, RoutedRequest
 from hotloop.router.summary import AnswerSummary
 from hotloop.router.translate import can_translate
+
+log = logging.getLogger("hotloop.router")
 
 MAX_ANSWERS = 20_000
 
@@ -222,12 +225,17 @@ class Fleet:
 
     def _on_probe(self, replica: Replica) -> None:
         """Time passes for those who wait, too: a breaker may let one through again."""
+        if replica.state == "down" and replica.is_silent and replica.upstream.num_open:
+            lost, replica.upstream = replica.upstream, open_requests(replica.config, self.config.router)
+            self._run_in_background(lost.aclose())  # whoever still waits for a byte from it may ask elsewhere
         self._placement.note_elsewhere(replica.name, replica.num_elsewhere)
         self.room.wake(is_one=False)
 
     def _on_change(self, replica: Replica) -> None:
+        """One that nobody can connect to keeps its connections: if it was told to stop, it finishes what it has."""
         if replica.state == "down":
+            log.warning("replica down: name=%s running=%d reason=%s", replica.name, replica.num_running, replica.why)
             self._placement.forget_replica(replica.name)
-            lost, replica.upstream = replica.upstream, open_requests(replica.config, self.config.router)
-            self._run_in_background(lost.aclose())  # whoever still waits for a byte from it may ask elsewhere
+        else:
+            log.info("replica up: name=%s kind=%s url=%s", replica.name, replica.kind.name, replica.config.url)
         self.room.wake(is_one=False)
