@@ -146,6 +146,7 @@ class RouterApp:
             headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in caller.headers.items()}
             request = parse_request(path, headers, body)
             with self.recorder.open(request, caller.headers, caller.request_id) as span:
+                caller.client.copy = span.answer
                 async with caller.client.kept_alive(request.api, is_stream=request.is_stream):
                     if not await caller.do_unless_gone(self._answer(request, span, caller)):
                         span.hang_up()
