@@ -14,7 +14,8 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from ipaddress import ip_address
@@ -111,6 +112,28 @@ class ApiServer(uvicorn.Server):
         while time.monotonic() < deadline and not self.force_exit:  # noqa: ASYNC110  stop() comes from any thread
             await asyncio.sleep(_TICK_S)
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await self._close_listeners(sockets or [])
+        await super().shutdown(sockets)
+        for connection in tuple(self.server_state.connections):  # it was told to end at once
+            connection.transport.close()
+
+    async def _close_listeners(self, sockets: Sequence[socket.socket]) -> None:
+        """Those who have connected and were not accepted yet would be reset, with the requests they have sent."""
+        waiting = [connected for listener in sockets for connected in _accept_all(listener)]
+        for server in self.servers:
+            server.close()
+        config, loop = self.config, asyncio.get_running_loop()
+        for connected in waiting:
+            protocol: Any = partial(
+                config.http_protocol_class,
+                config=config,
+                server_state=self.server_state,
+                app_state=self.lifespan.state,
+            )
+            await loop.connect_accepted_socket(protocol, connected)
+        await asyncio.sleep(_TICK_S)  # for those that were just accepted to be among the connections
+
     def begin_drain(self) -> None:
         """From now on the application is not ready; an application that can tell so overrides this."""
 
@@ -134,6 +157,13 @@ class ApiServer(uvicorn.Server):
             self.reload()
         elif not self.should_exit:
             self.stop()
+
+
+def _accept_all(listener: socket.socket) -> Iterator[socket.socket]:
+    with suppress(BlockingIOError, ConnectionError):
+        while True:
+            connected, _ = listener.accept()
+            yield connected
 
 
 def _has_terminal() -> bool:
