@@ -78,9 +78,14 @@ class ChaosReport:
         return not self.findings and not bad and self.outcomes["right"] > 0
 
     def to_json(self) -> dict[str, Any]:
-        counts = {"outcomes": self.outcomes, "troubles": self.troubles, "refusals": self.refusals}
-        told = {name: dict(each) for name, each in counts.items()}  # asdict would count the pairs of a Counter
-        return {"duration_s": self.duration_s, **told, "findings": self.findings, "is_good": self.is_good}
+        return {  # by hand: asdict would count the pairs of a Counter
+            "duration_s": self.duration_s,
+            "outcomes": dict(self.outcomes),
+            "troubles": dict(self.troubles),
+            "refusals": dict(self.refusals),
+            "findings": self.findings,
+            "is_good": self.is_good,
+        }
 
     def to_table(self) -> Table:
         table = Table("what", "how often")
@@ -128,7 +133,7 @@ class _Stage:
     http: httpx.AsyncClient
     rng: random.Random
     report: ChaosReport
-    is_over: bool = False
+    over: asyncio.Event = field(default_factory=asyncio.Event)
     answers: dict[tuple[int, int], dict[str, Any]] = field(default_factory=dict)
     """The message of the assistant, by conversation and turn."""
 
@@ -157,12 +162,12 @@ class _Stage:
 
     async def ask_on(self, url: str) -> None:
         """One agent: conversations from their beginning, over and over."""
-        while not self.is_over:
+        while not self.over.is_set():
             number = self.rng.randrange(_NUM_CONVERSATIONS)
             for turn in range(_NUM_TURNS):
                 self.report.outcomes[await self.ask(number, turn, url)] += 1
                 await asyncio.sleep(self.rng.uniform(0, 0.3))
-                if self.is_over:
+                if self.over.is_set():
                     return
 
     async def ask(self, number: int, turn: int, url: str = "") -> Outcome:
@@ -218,7 +223,7 @@ class _Stage:
         while (left_s := deadline - time.monotonic()) > 0:
             await asyncio.sleep(min(left_s, self.rng.uniform(2, 8)))
             await self._make(self.rng.choice(_TROUBLES), self.rng.choice(self.servers))
-        self.is_over = True
+        self.over.set()
 
     async def signal(self) -> None:
         plan: list[Trouble] = [*["reloaded"] * _NUM_RELOADS, *["drained"] * _NUM_STOPS]  # type: ignore[list-item]
@@ -226,7 +231,7 @@ class _Stage:
         for trouble in plan:
             await self._make(trouble, self.rng.choice((self.router, *self.servers)))
             await asyncio.sleep(self.rng.uniform(0, 0.3))
-        self.is_over = True
+        self.over.set()
 
     async def _make(self, trouble: Trouble, server: ChildServer) -> None:
         self.report.troubles[trouble] += 1
@@ -337,9 +342,8 @@ async def _play(stage: _Stage, duration_s: float | None) -> None:
 
 def run_chaos(duration_s: float | None, seed: int = 0) -> ChaosReport:
     mark = os.environ[MARK] = uuid.uuid4().hex
-    report, drain = ChaosReport(), ("--drain-timeout-s", "5")
-    if duration_s is None:
-        drain += ("--drain-delay-s", "1")
+    report, delay_s = ChaosReport(), "1" if duration_s is None else "0"
+    drain = ("--drain-timeout-s", "5", "--drain-delay-s", delay_s)
     with tempfile.TemporaryDirectory(prefix="hotloop-chaos-") as name, ExitStack() as stack:
         folder = Path(name)
         model = write_model(folder / "tiny")

@@ -123,15 +123,10 @@ class ApiServer(uvicorn.Server):
         waiting = [connected for listener in sockets for connected in _accept_all(listener)]
         for server in self.servers:
             server.close()
-        config, loop = self.config, asyncio.get_running_loop()
+        protocol: Any = self.config.http_protocol_class
+        known = {"config": self.config, "server_state": self.server_state, "app_state": self.lifespan.state}
         for connected in waiting:
-            protocol: Any = partial(
-                config.http_protocol_class,
-                config=config,
-                server_state=self.server_state,
-                app_state=self.lifespan.state,
-            )
-            await loop.connect_accepted_socket(protocol, connected)
+            await asyncio.get_running_loop().connect_accepted_socket(partial(protocol, **known), connected)
         await asyncio.sleep(_TICK_S)  # for those that were just accepted to be among the connections
 
     def begin_drain(self) -> None:

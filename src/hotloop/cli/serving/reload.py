@@ -14,7 +14,7 @@ from hotloop.cli.tracing import load_prices
 from hotloop.core.config import RELOADABLE, RouterConfig, ServerConfig, TraceConfig
 from hotloop.trace.content import Content
 
-Listener = TypeVar("Listener", ServerConfig, RouterConfig)
+Listener = TypeVar("Listener", bound=ServerConfig | RouterConfig)
 
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _UNTOLD = frozenset({"api_key", "api_key_file", "replica", "max_connections"})
