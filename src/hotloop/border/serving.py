@@ -155,7 +155,7 @@ class ApiServer(uvicorn.Server):
 
 
 def _accept_all(listener: socket.socket) -> Iterator[socket.socket]:
-    with suppress(BlockingIOError, ConnectionError):
+    with suppress(OSError):  # there is no other, or no file for it
         while True:
             connected, _ = listener.accept()
             yield connected

@@ -65,11 +65,13 @@ def serve(
         model = replace(model, model=given)
 
     def read() -> "Settings[ServerConfig]":
-        now = reread() if reread else {}
+        assert reread
+        now = reread()
         named = replace(now["model"], model=given) if given else now["model"]
         return Settings(now["server"], now["trace"], (named, now["engine"]))
 
-    _hold_hangups()
+    if reread:
+        _hold_hangups()
     start_logging(server)
     reload = Reload(Settings(server, trace, (model, engine)), read)
     listener = bind(server.host, server.port)  # before the model is loaded: a taken port is told at once
@@ -152,7 +154,8 @@ def route(
     from hotloop.router.serve import RouterServer
 
     def read() -> "Settings[RouterConfig]":
-        now = reread() if reread else {}
+        assert reread
+        now = reread()
         return Settings(now["router"], now["trace"])
 
     def read_replicas(router: RouterConfig) -> "FleetConfig":
@@ -174,7 +177,8 @@ def route(
         names = (router.host, *router.allowed_hosts)
         return page_of(store, "hotloop route", lambda: live_of_router(app), keys=reload.keys, names=names)
 
-    _hold_hangups()
+    if reread:
+        _hold_hangups()
     start_logging(router)
     reload, fleet = Reload(Settings(router, trace), read), read_replicas(router)
     with tracing(trace) as tracer, opened_store(trace) as store:
