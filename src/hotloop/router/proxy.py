@@ -8,6 +8,7 @@ passed on: one that breaks off in the middle is dropped, so that the error event
 """
 
 import asyncio
+import logging
 import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
@@ -27,6 +28,8 @@ from hotloop.router.summary import END_BYTES, AnswerSummary, read_id, summarize
 from hotloop.router.translate import Translation, translate
 from hotloop.router.upstream.wire import Headers, UpstreamFailed, UpstreamRequest, UpstreamResponse, read_body
 from hotloop.wire.sse import is_ping
+
+log = logging.getLogger("hotloop.router")
 
 RETRIED = frozenset({429, 500, 502, 503, 504, 529})
 """Where another replica may do better."""
@@ -114,6 +117,7 @@ class Proxy:
                 span.fail(name, why, claimed_at)
                 if len(attempts.tried) > self.fleet.config.router.max_retries or not self.fleet.budget.spend():
                     raise
+                log.warning("retry: request=%s replica=%s reason=%s", span.request_id, name, failure)
 
     async def finish(self, begun: ProxiedAnswer) -> None:
         try:
@@ -289,26 +293,31 @@ def is_stream(headers: Headers) -> bool:
 
 async def relay(begun: ProxiedAnswer, api: Api, request_id: str, client: ClientStream) -> AnswerSummary:
     """Send all of an answer. A stream that breaks off ends in an error event."""
-    answer_id, tail, last, is_first, is_broken = None, b"", b"", True, False
+    answer_id, tail, last, is_first = None, b"", b"", True
+    began_at, num_bytes, lost = time.monotonic(), 0, ""
     try:
         async for piece in begun.body:
             begun.place.replica.last_byte_at = time.monotonic()
             if is_first:
                 answer_id, is_first = read_id(piece), False
             tail = (tail + piece)[-END_BYTES:]
+            num_bytes += len(piece)
             if begun.is_whole:
                 await send_whole(client, begun.status, begun.headers, piece, api, request_id)
             else:
                 await client.write(piece)
-    except TranslatedEnd:
-        is_broken = True
+    except TranslatedEnd as end:
+        lost = str(end.__cause__)
     except UpstreamFailed as failure:
-        is_broken = True
+        lost = str(failure)
         error = RouteError(502, "replica_lost", f"the replica was lost while it answered: {failure}")
         last = render_event(error, api, request_id)
+    if lost:
+        where = request_id, begun.place.replica.name, num_bytes, time.monotonic() - began_at
+        log.warning("stream lost: request=%s replica=%s after_bytes=%d after_s=%.1f reason=%s", *where, lost)
     if not begun.is_whole:
         await client.write(last, is_last=True)
-    return summarize(answer_id, tail, is_messages=api == "messages", is_broken=is_broken)
+    return summarize(answer_id, tail, is_messages=api == "messages", is_broken=bool(lost))
 
 
 async def send_whole(

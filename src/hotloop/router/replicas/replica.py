@@ -53,6 +53,8 @@ class Replica:
     """Requests it has from others, by its own account."""
     last_byte_at: float = 0.0
     num_missed: int = 0
+    is_silent: bool = False
+    """Whether its last probe timed out, and no byte of any answer came meanwhile."""
     idle: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
