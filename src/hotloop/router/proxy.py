@@ -8,7 +8,6 @@ passed on: one that breaks off in the middle is dropped, so that the error event
 """
 
 import asyncio
-import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
@@ -26,7 +25,8 @@ from hotloop.router.spans import RouteSpan
 from hotloop.router.summary import END_BYTES, AnswerSummary, read_id, summarize
 from hotloop.router.translate import Translation, translate
 from hotloop.router.upstream.wire import Headers, UpstreamFailed, UpstreamRequest, UpstreamResponse, read_body
-from hotloop.wire.sse import is_ping
+from hotloop.wire.errors import read_failure
+from hotloop.wire.sse import find_event_end, is_ping
 
 RETRIED = frozenset({429, 500, 502, 503, 504, 529})
 """Where another replica may do better."""
@@ -44,8 +44,6 @@ NOTES_HEADER = b"x-hotloop-notes"
 MAX_ERROR_BYTES = 64 << 10
 MAX_EVENT_BYTES = 1 << 20
 """A longer one is passed on in pieces."""
-
-_ERROR_MESSAGE = re.compile(rb'"message"\s*:\s*("(?:[^"\\]|\\.)*")')
 
 
 class BadAnswer(RouteError):
@@ -254,14 +252,15 @@ async def _single(body: bytes) -> AsyncGenerator[bytes, None]:
 
 async def whole_events(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
     """The same bytes, cut behind events. If the chunks break off, so does this, less the event they were in."""
-    held = b""
+    held = bytearray()
     async for chunk in chunks:
-        held = held + chunk if held else chunk
-        if cut := end_of_events(held) or (len(held) if len(held) > MAX_EVENT_BYTES else 0):
-            yield held[:cut]
-            held = held[cut:]
+        seen = max(0, len(held) - 1)  # no byte is looked at twice but the last, which may be half of a blank line
+        held += chunk
+        if cut := find_event_end(held, seen) or (len(held) if len(held) > MAX_EVENT_BYTES else 0):
+            yield bytes(held[:cut])
+            del held[:cut]
     if held:
-        yield held
+        yield bytes(held)
 
 
 async def _translated(body: AsyncGenerator[bytes, None], translation: Translation) -> AsyncGenerator[bytes, None]:
@@ -274,13 +273,6 @@ async def _translated(body: AsyncGenerator[bytes, None], translation: Translatio
         yield stream.end(str(error))
         raise TranslatedEnd from error
     yield stream.end(None)
-
-
-def end_of_events(piece: bytes) -> int:
-    if piece.endswith((b"\n\n", b"\r\n\r\n")):
-        return len(piece)
-    plain, carried = piece.rfind(b"\n\n"), piece.rfind(b"\r\n\r\n")
-    return max(plain + 2 if plain >= 0 else 0, carried + 4 if carried >= 0 else 0)
 
 
 def is_stream(headers: Headers) -> bool:
@@ -316,8 +308,7 @@ async def send_whole(
 ) -> None:
     """A whole answer, or an error; where a stream has begun already, as its last event."""
     if client.has_begun:
-        about = _ERROR_MESSAGE.search(body)
-        error = RouteError(status, "replica_failed", msgspec.json.decode(about[1]) if about else f"status {status}")
+        error = RouteError(status, "replica_failed", str(read_failure(status, body)))
         await client.write(render_event(error, api, request_id), is_last=True)
     else:
         await client.send_whole(status, headers, body)
