@@ -20,6 +20,7 @@ from hotloop.core.config import RouterConfig
 from hotloop.core.errors import ConfigError
 from hotloop.core.files import read_toml
 from hotloop.router.kinds import KINDS, Api
+from hotloop.router.upstream.wire import TARGET
 
 TABLES = ("replicas", "tiers", "routes")
 
@@ -97,6 +98,8 @@ def _parse_replica(
         raise ConfigError(f"{path}: there is no kind {given.kind!r}; there are {', '.join(KINDS)}")
     if key_name and not environ.get(key_name):
         raise ConfigError(f"{path}: {given.url} needs a key, but {key_name} is not set")
+    if given.health_path and not TARGET.fullmatch(given.health_path):
+        raise ConfigError(f"{path}: {given.url}: health_path must be a path: / and then ASCII without spaces")
     if given.weight <= 0 or given.capacity_tokens < 1 or given.max_connections < 1:
         raise ConfigError(f"{path}: {given.url}: weight, capacity_tokens and max_connections must be above zero")
     by_url = _by_url(given.url, router)

@@ -17,7 +17,7 @@ from hotloop.router.config import ReplicaConfig
 from hotloop.router.kinds import KINDS, Api, Kind
 from hotloop.router.replicas.breaker import Breaker
 from hotloop.router.upstream.open_upstream import open_upstream
-from hotloop.router.upstream.wire import Timeouts, Upstream, UpstreamFailed, UpstreamRequest, fetch
+from hotloop.router.upstream.wire import Timeouts, Upstream, UpstreamFailed, UpstreamRequest, fetch, parse_json
 
 State = Literal["new", "up", "down", "leaving"]
 
@@ -51,6 +51,8 @@ class Replica:
     num_running: int = 0
     num_elsewhere: int = 0
     """Requests it has from others, by its own account."""
+    missing_apis: frozenset[Api] = frozenset()
+    """What its kind speaks and it does not, as its answers have shown since it came up."""
     last_byte_at: float = 0.0
     num_missed: int = 0
     idle: asyncio.Event = field(default_factory=asyncio.Event)
@@ -61,7 +63,7 @@ class Replica:
 
     @property
     def apis(self) -> frozenset[Api]:
-        return self.config.apis or self.kind.apis
+        return (self.config.apis or self.kind.apis) - self.missing_apis
 
     @property
     def has_room(self) -> bool:
@@ -114,7 +116,8 @@ async def tokenize(replicas: Iterable[Replica], question: Mapping[str, Any]) -> 
             try:
                 request = UpstreamRequest("POST", path, headers, body)
                 status, _, page = await fetch(replica.upstream, request, MAX_TOKENS_BYTES)
-                return msgspec.json.decode(page, type=_Tokens).tokens if status == 200 else None
-            except (UpstreamFailed, msgspec.MsgspecError):
+            except UpstreamFailed:
                 return None
+            told = parse_json(page, _Tokens) if status == 200 else None
+            return told.tokens if told else None
     return None
