@@ -107,7 +107,7 @@ async def test_more_than_replicas_take_wait_and_too_many_are_refused(stubs, rout
     await router.until(lambda: router.fleet.num_running == 2 and len(router.fleet.room) == 2)
     refused = await router.chat("one more")
     assert refused.status_code == 429
-    assert refused.headers["retry-after"] == "1"
+    assert refused.headers["retry-after"] == "2"  # nothing is known of the pace yet: a second for each who waits
     assert [answer.status_code for answer in await asyncio.gather(*tasks)] == [200] * 4
     assert stub.counts().num_connections <= 3
 

@@ -103,7 +103,8 @@ class Fleet:
                 )
         except TimeoutError:
             if any(each.state == "up" for each in self.replicas.values()):
-                raise RouteError(503, "no_place", "all replicas were full for too long", retry_after_s=1) from None
+                busy = self.room.overloaded("all replicas were full for too long")
+                raise RouteError(503, "no_place", str(busy), retry_after_s=busy.retry_after_s) from None
             raise RouteError(503, "no_replica", "no replica is up", retry_after_s=2) from None
 
     def try_claim(
