@@ -24,7 +24,8 @@ State = Literal["new", "up", "down", "leaving"]
 MIN_PROBE_S, MAX_PROBE_S = 0.5, 2.0
 """How long a probe may take: two of its intervals, within reason."""
 
-MAX_TOKENS_BYTES = 16 << 20
+TOKENS_HEAD_BYTES, TOKEN_BYTES = 64 << 10, 12
+"""Of an answer with the tokens of a prompt: no more tokens than the prompt has bytes, but for those of the template."""
 
 FORWARDED = frozenset(
     b"""
@@ -115,7 +116,7 @@ async def tokenize(replicas: Iterable[Replica], question: Mapping[str, Any]) -> 
             headers = replica.headers({b"content-type": b"application/json"})
             try:
                 request = UpstreamRequest("POST", path, headers, body)
-                status, _, page = await fetch(replica.upstream, request, MAX_TOKENS_BYTES)
+                status, _, page = await fetch(replica.upstream, request, TOKENS_HEAD_BYTES + TOKEN_BYTES * len(body))
             except UpstreamFailed:
                 return None
             told = parse_json(page, _Tokens) if status == 200 else None
