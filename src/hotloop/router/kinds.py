@@ -7,6 +7,7 @@ table says what current versions do; a replica's own line in the file may say ot
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -94,7 +95,7 @@ def kind_by_url(url: str) -> Kind | None:
     return KINDS.get(name)
 
 
-MAX_LOAD = 1_000_000
+MAX_LOAD, MAX_SERIES = 1_000_000, 1_000
 METRICS_PATHS = tuple(dict.fromkeys(kind.metrics_path for kind in KINDS.values() if kind.metrics_path))
 
 
@@ -109,6 +110,6 @@ def read_load(kind: Kind, page: str) -> int | None:
     """How many requests a replica has: all series of two metrics together. None if its page does not say, or says
     what cannot be."""
     names = "|".join(re.escape(kind.metrics_prefix + name) for name in (kind.running, kind.waiting) if name)
-    found = re.findall(rf"^(?:{names})(?:{{.*}})? +(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)", page, re.MULTILINE)
-    load = sum(map(float, found))
-    return int(load) if names and found and load <= MAX_LOAD else None
+    series = re.finditer(rf"^(?:{names})(?:{{.*}})? +(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)", page, re.MULTILINE)
+    found = [float(each[1]) for each in islice(series, MAX_SERIES)] if names else []
+    return int(sum(found)) if found and sum(found) <= MAX_LOAD else None

@@ -92,7 +92,8 @@ async def _discover(replica: Replica) -> None:
     elif replica.kind.models_path:
         status, page = await _get(replica, replica.kind.models_path)
         listed = parse_json(page, _ModelList) if status == 200 else None
-        replica.models = {card.id: card.id for card in listed.data[:MAX_MODELS]} if listed else {}
+        if listed or status == 404:  # what cannot be read changes nothing: one without a list takes any model
+            replica.models = {card.id: card.id for card in listed.data[:MAX_MODELS]} if listed else {}
 
 
 async def _recognise(replica: Replica) -> Kind:

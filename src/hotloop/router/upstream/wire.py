@@ -66,7 +66,8 @@ class UpstreamResponse(Protocol):
         """Names in lower case; without hop-by-hop headers and content-length."""
 
     def __aiter__(self) -> AsyncIterator[bytes]:
-        """The body as it arrives, nothing merged or held back. Raises UpstreamFailed if it breaks off."""
+        """The body as it arrives: what has come since the last piece, nothing held back. Raises UpstreamFailed if it
+        breaks off."""
 
     async def aclose(self) -> None:
         """Read no more. Unless the body had come to its end, the connection is closed. May be called twice."""
