@@ -13,6 +13,7 @@ from cyclopts.types import NonNegativeFloat, PositiveFloat, PositiveInt
 from benchmarks.command import main, show_report
 from benchmarks.route.chaos import run_chaos
 from benchmarks.route.fleet import FleetSide, fleet_json, fleet_table, run_side, size_room
+from benchmarks.route.hostile import TROUBLES, HostileProcess, HostileReport, measure_hostile
 from benchmarks.route.memory import NUM_SAMPLES, measure_memory
 from benchmarks.route.overhead import DIRECT, Lane, OverheadReport, measure_overhead
 from benchmarks.route.peer import LiteLlmProcess
@@ -30,7 +31,7 @@ from hotloop.cli.settings import Json
 from hotloop.core.config import DEFAULT_MODEL
 from hotloop.core.errors import HotloopError
 
-Scenario = Literal["overhead", "memory", "chaos", "fleet"]
+Scenario = Literal["overhead", "memory", "chaos", "hostile", "fleet"]
 
 _NUM_STUBS = 4
 
@@ -40,7 +41,8 @@ class RouteFlags:
     """What is measured, and for how long."""
 
     scenario: Scenario = "overhead"
-    """Time added, memory over many requests, replicas that fail, or real replicas by prefix against in turn."""
+    """Time added, memory over many requests, replicas that fail, one that sends what none should, or real replicas by
+    prefix against in turn."""
     rounds: PositiveInt = 6
     """overhead: how often each way is measured, in turn."""
     round_time: PositiveFloat = 10.0
@@ -53,6 +55,8 @@ class RouteFlags:
     """chaos: how long."""
     seed: int = 0
     """chaos: which troubles; overhead, memory: which prompts."""
+    trouble_time: PositiveFloat = 15.0
+    """hostile: seconds of each trouble."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +112,11 @@ def route(
             complain(*chaos.details)
             if not chaos.is_good:
                 raise HotloopError("requests were lost, streams were cut, or recovery took too long")
+        case "hostile":
+            hostile = _measure_hostile(flags)
+            show_report(hostile, as_json)
+            if not hostile.is_good:
+                raise HotloopError("a hostile replica slowed the router down, filled its memory or spoilt an answer")
         case "fleet":
             sides = _run_fleet(fleet)
             show(fleet_json(sides), fleet_table(sides), as_json, [error for side in sides for error in side.errors])
@@ -167,6 +176,24 @@ def _run_chaos(flags: RouteFlags, settings: StubFlags) -> ChaosReport:
                 rate=settings.rate,
                 duration_s=duration_s,
                 seed=flags.seed,
+                on_trouble=partial(bar.advance, task),
+            )
+        )
+
+
+def _measure_hostile(flags: RouteFlags) -> HostileReport:
+    with ExitStack() as stack:
+        bad = stack.enter_context(HostileProcess())
+        stubs = [stack.enter_context(StubProcess(f"stub-{number}")) for number in (1, 2)]
+        router = stack.enter_context(RouterProcess([stub.url for stub in stubs], more=bad.table()))
+        bar = stack.enter_context(progress())
+        task = bar.add_task("troubles", total=len(TROUBLES))
+        return uvloop.run(
+            measure_hostile(
+                router.url,
+                bad.be,
+                partial(rss_bytes_of, router.pid),
+                each_s=flags.trouble_time,
                 on_trouble=partial(bar.advance, task),
             )
         )

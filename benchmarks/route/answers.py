@@ -34,9 +34,10 @@ def whole_answers(name: str, num_words: int) -> Mapping[str, bytes]:
     return {path: render_response(200, _dump(body)) for path, body in bodies.items()}
 
 
-def streams(name: str, num_words: int) -> Mapping[str, Sequence[bytes]]:
-    """By path, the pieces of a stream, to be `numbered`: the head with the first event, the end with the last."""
-    events = {CHAT: list(_chat_events(name, num_words)), MESSAGES: list(_messages_events(name, num_words))}
+def streams(name: str, num_words: int, *, has_usage: bool) -> Mapping[str, Sequence[bytes]]:
+    """By path, the pieces of a stream, to be `numbered`: the head with the first event, the end with the last. A chat
+    ends with its usage only where that was asked for."""
+    events = {CHAT: list(_chat_events(name, num_words, has_usage)), MESSAGES: list(_messages_events(name, num_words))}
     return {path: _in_pieces(each) for path, each in events.items()}
 
 
@@ -61,16 +62,16 @@ def _chat_whole(name: str, num_words: int) -> dict[str, Any]:
     return _chat(name, "chat.completion", choices=[choice], usage=_chat_usage(num_words))
 
 
-def _chat_events(name: str, num_words: int) -> Iterator[bytes]:
+def _chat_events(name: str, num_words: int, has_usage: bool) -> Iterator[bytes]:
     for number, word in enumerate(_words(num_words)):
         delta = {"role": "assistant", "content": word} if number == 0 else {"content": word}
         is_last = number == num_words - 1
         choice = {"index": 0, "delta": delta, "finish_reason": "stop" if is_last else None}
         event = b"data: %b\n\n" % _dump(_chat(name, "chat.completion.chunk", choices=[choice]))
-        if is_last:
+        if is_last and has_usage:
             usage = _chat(name, "chat.completion.chunk", choices=[], usage=_chat_usage(num_words))
-            event += b"data: %b\n\ndata: [DONE]\n\n" % _dump(usage)
-        yield event
+            event += b"data: %b\n\n" % _dump(usage)
+        yield event + b"data: [DONE]\n\n" if is_last else event
 
 
 def _chat(name: str, kind: str, **rest: Any) -> dict[str, Any]:

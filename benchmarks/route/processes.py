@@ -102,10 +102,11 @@ def run_stub(name: str, port: int, manner: Manner, pipe: Connection) -> None:
 class RouterProcess(ChildServer):
     """`hotloop route` in front of replicas, which can be others after a reload."""
 
-    def __init__(self, urls: Iterable[str], flags: Sequence[str] = ()) -> None:
+    def __init__(self, urls: Iterable[str], flags: Sequence[str] = (), more: str = "") -> None:
+        """`more` are other tables of the fleet's file."""
         self._folder = tempfile.TemporaryDirectory(prefix="hotloop-bench-")
         self._file = Path(self._folder.name) / "fleet.toml"
-        self._file.write_text(render_fleet(urls), encoding="utf-8")
+        self._file.write_text(render_fleet(urls) + more, encoding="utf-8")
         super().__init__(flags, command="route", config=str(self._file))
 
     def start(self) -> None:

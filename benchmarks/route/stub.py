@@ -63,8 +63,13 @@ class Manner(msgspec.Struct, frozen=True):
     """Between two events of a stream; none: all are written at once."""
 
 
+class _StreamOptions(msgspec.Struct):
+    include_usage: bool = False
+
+
 class _Asked(msgspec.Struct):
     stream: bool = False
+    stream_options: _StreamOptions | None = None
 
 
 class Stub:
@@ -79,7 +84,9 @@ class Stub:
         self._manner = manner or Manner()
         self._paths: Counter[str] = Counter()
         self._wholes = whole_answers(name, self._manner.num_events)
-        self._streams = streams(name, self._manner.num_events)
+        self._streams = {
+            is_counted: streams(name, self._manner.num_events, has_usage=is_counted) for is_counted in (False, True)
+        }
         self._server: asyncio.AbstractServer | None = None
         self._cure: asyncio.TimerHandle | None = None
         self._hung: list[tuple[_Connection, str, bytes]] = []
@@ -175,14 +182,16 @@ class Stub:
 
     def _complete(self, connection: "_Connection", path: str, body: bytes) -> None:
         try:
-            is_stream = msgspec.json.decode(body, type=_Asked).stream
+            asked = msgspec.json.decode(body, type=_Asked)
         except msgspec.MsgspecError as error:
             connection.send(render_response(400, render_error(str(error))))
             return
         whole = self._wholes[path]
         halves = [whole[: len(whole) // 2], whole[len(whole) // 2 :]]
-        pieces = numbered(self._streams[path] if is_stream else halves, self._paths.total())
-        gap_s = self._manner.gap_s if is_stream else 0.0
+        options = asked.stream_options or _StreamOptions()
+        pieces = self._streams[options.include_usage][path] if asked.stream else halves
+        pieces = numbered(pieces, self._paths.total())
+        gap_s = self._manner.gap_s if asked.stream else 0.0
         match self.fault:
             case Fault("error"):
                 connection.send(render_response(500, render_error("told to fail")))

@@ -22,3 +22,4 @@ def test_an_unknown_model_names_the_one_there_is() -> None:
 
 def test_overload_says_when_to_come_back() -> None:
     assert Overloaded("busy", retry_after_s=3).retry_after_s == 3
+    assert Overloaded("busy", retry_after_s=600).retry_after_s == 60

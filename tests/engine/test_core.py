@@ -19,4 +19,4 @@ def test_idle_time_says_nothing_about_when_to_come_back() -> None:
         core.add(request, Listener())
         now[0] += 2
         core.step()
-    assert core.finish_interval_s == pytest.approx(2, abs=0.1)
+    assert core.pace.mean_s == pytest.approx(2, abs=0.1)

@@ -102,6 +102,18 @@ def test_too_much_waiting_is_refused_all_or_none() -> None:
         assert not any(request_id in engine._core.listeners for request_id in "cd")
 
 
+def test_when_to_come_back_follows_the_queue() -> None:
+    with gated_engine(max_waiting=12, max_running=1) as (engine, _):
+        listener = Listener()
+        engine.submit([make_request([1], "first")], listener)
+        while engine.stats().num_running == 0:
+            time.sleep(0.001)
+        engine.submit([make_request([1], f"r{i}") for i in range(12)], listener)
+        with pytest.raises(Overloaded) as refusal:
+            engine.submit([make_request([1], "late")], listener)
+        assert refusal.value.retry_after_s == 12.0  # nothing has ended yet: a second for each who waits
+
+
 def test_what_cannot_run_is_refused_at_once() -> None:
     refused: list[tuple[type[Exception], str, list[int], dict[str, Any]]] = [
         (PromptTooLong, "41 prompt tokens do not fit: the context holds 40", [1] * 41, {}),

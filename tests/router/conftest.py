@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
@@ -133,18 +133,79 @@ class Mirror:
         await send({"type": "http.response.body", "body": content})
 
 
-@pytest.fixture
-async def mirror() -> AsyncIterator[Mirror]:
+@dataclass
+class Page:
+    """What a replica answers, in pieces of `size` bytes each."""
+
+    body: bytes
+    status: int = 200
+    content_type: bytes = b"application/json"
+    size: int = 1 << 20
+
+
+class ScriptedReplica:
+    """A replica that answers each path with the page set for it, and remembers what it was sent. Other paths do not
+    exist, in the words of vLLM."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.seen: list[tuple[str, dict[str, Any]]] = []
+        self.pages: dict[str, Page] = {
+            "/health": Page(b"{}"),
+            "/metrics": Page(b"vllm:num_requests_running 0\n"),
+            "/v1/models": Page(b'{"data":[{"id":"m"}]}'),
+        }
+        self.missing = Page(b'{"error":{"message":"Not Found","type":"Not Found","param":null,"code":404}}', 404)
+
+    @property
+    def paths(self) -> list[str]:
+        return [path for path, _ in self.seen]
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        body = b""
+        while True:
+            message = await receive()
+            body += message.get("body", b"")
+            if not message.get("more_body"):
+                break
+        if scope["method"] == "POST":
+            self.seen.append((scope["path"], json.loads(body)))
+        page = self.pages.get(scope["path"], self.missing)
+        head = [(b"content-type", page.content_type)]
+        await send({"type": "http.response.start", "status": page.status, "headers": head})
+        for begin in range(0, len(page.body), page.size):
+            piece = page.body[begin : begin + page.size]
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+
+@asynccontextmanager
+async def serving(app: Any) -> AsyncIterator[None]:
     listener = bind("127.0.0.1", 0)
-    app = Mirror()
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off", ws="none"))
     task = asyncio.create_task(server.serve(sockets=[listener]))
     app.url = url_of(listener)
     await until(lambda: server.started)
-    yield app
-    server.should_exit = True
-    await task
-    listener.close()
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        await task
+        listener.close()
+
+
+@pytest.fixture
+async def mirror() -> AsyncIterator[Mirror]:
+    app = Mirror()
+    async with serving(app):
+        yield app
+
+
+@pytest.fixture
+async def scripted() -> AsyncIterator[ScriptedReplica]:
+    app = ScriptedReplica()
+    async with serving(app):
+        yield app
 
 
 def with_key(config: ReplicaConfig, key: str) -> ReplicaConfig:

@@ -223,3 +223,13 @@ async def test_a_replica_sends_nobody_elsewhere(mirror, stubs, route, status):
     answer = await router.client.get("/v1/responses/resp_1")
     assert (answer.status_code, "location" in answer.headers) == (502, False)
     assert not elsewhere._paths
+
+
+async def test_a_field_that_nobody_reads_is_passed_on_where_replicas_publish_what_they_hold(mirror, route):
+    """There the router looks into a body more closely, to know its tokens."""
+    config = ReplicaConfig(url=mirror.url, name="m", kind="vllm", kv_events="tcp://127.0.0.1:9")
+    router = await route((config,))
+    body = b'{"model": "own-name", "messages": [], "unread": 1e999}'
+    answer = await router.client.post(CHAT, content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 200
+    assert mirror.seen[-1]["raw"] == body

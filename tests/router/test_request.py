@@ -115,11 +115,27 @@ def test_what_has_the_wrong_type_is_left_for_the_replica_to_refuse():
     assert (asked.model, asked.follows, asked.is_stream, asked.session) == ("", None, False, "")
 
 
-def test_renaming_changes_the_name_alone():
-    raw = b'{"model": "a", "x": [1,  2.50], "messages": []}'
-    renamed = parse_request(CHAT, {}, raw).rename("b")
-    assert json.loads(renamed) == {**json.loads(raw), "model": "b"}
-    assert b"[1,  2.50]" in renamed
+def test_a_change_leaves_the_other_fields_as_they_were():
+    raw = b'{"model": "a", "x": [1,  2.50], "y": null, "z": 1e999, "messages": []}'
+    request = parse_request(CHAT, {}, raw)
+    changed = request.replace({"model": "b", "messages": None})
+    assert json.loads(changed) == {"model": "b", "x": [1, 2.5], "y": None, "z": float("inf")}
+    assert b"[1,  2.50]" in changed
+    assert request.replace({}) is raw
+
+
+@pytest.mark.parametrize(
+    "field", [b'"x": 1e999', b'"x": "\xff"', b'"\xff": 1', b'"x": ["a", "\xff\xfe"]', b'"x": {"y": -1e999}']
+)
+def test_fields_that_nobody_reads_are_an_error_only_for_who_reads_them(field):
+    request = parse_request(CHAT, {}, b'{"model": "a", "messages": [], ' + field + b"}")
+    with pytest.raises(RequestError, match="cannot be read"):
+        request.read_body()
+
+
+def test_cache_marks_beside_what_cannot_be_read_are_hashed_as_they_are():
+    content = b'[{"type": "text", "text": "\xff", "n": 1e999, "cache_control": {}}]'
+    assert parse_request(CHAT, {}, b'{"messages": [{"role": "user", "content": ' + content + b"}]}")
 
 
 @pytest.mark.parametrize(

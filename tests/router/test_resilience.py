@@ -3,15 +3,20 @@
 import asyncio
 import json
 import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 import httpx
 import pytest
 from benchmarks.route.stub import Fault, Manner
-from tests.router.conftest import MESSAGES, replica_configs
+from tests.router.conftest import MESSAGES, Router, replica_configs, running
+from tests.router.upstream.replicas import OK, Replica, Visit
 
+from hotloop.core.config import RouterConfig
 from hotloop.core.errors import ConfigError
-from hotloop.router.config import FleetConfig
+from hotloop.router.config import FleetConfig, ReplicaConfig
 
 CHAT = "/v1/chat/completions"
 SLOW = Manner(num_events=40, gap_s=0.02)
@@ -104,7 +109,7 @@ async def test_more_than_replicas_take_wait_and_too_many_are_refused(stubs, rout
     await router.until(lambda: router.fleet.num_running == 2 and len(router.fleet.room) == 2)
     refused = await router.chat("one more")
     assert refused.status_code == 429
-    assert refused.headers["retry-after"] == "1"
+    assert refused.headers["retry-after"] == "2"  # nothing is known of the pace yet: a second for each who waits
     assert [answer.status_code for answer in await asyncio.gather(*tasks)] == [200] * 4
     assert stub.counts().num_connections <= 3
 
@@ -244,3 +249,45 @@ async def test_what_happens_to_replicas_and_requests_is_logged(stubs, route, cap
     for stub in (bad, good):
         await stub.set_fault(Fault("refuse", 60.0))
     await router.until(lambda: "replica down: name=s0 running=0 reason=" in caplog.text)
+
+
+@asynccontextmanager
+async def dropping(**settings: Any) -> AsyncIterator[tuple[Router, list[bytes]]]:
+    """A router over a replica that runs each request, and closes a kept connection instead of answering on it."""
+    runs: list[bytes] = []
+    used: set[int] = set()
+
+    async def answer(visit: Visit) -> None:
+        if visit.head.startswith(b"POST"):
+            runs.append(visit.body)
+            if id(visit.writer) in used:
+                visit.hang_up()
+                return
+            used.add(id(visit.writer))
+        await visit.say(OK)
+
+    async with Replica(answer) as replica:
+        config = ReplicaConfig(url=replica.url, name="r", kind="openai_compatible")
+        fleet = FleetConfig(router=RouterConfig(health_interval_s=0.05, **settings), replicas=(config,))
+        async with running(fleet) as router:
+            await router.until(lambda: router.fleet.replicas["r"].state == "up")
+            yield router, runs
+
+
+async def test_a_resend_on_a_dropped_connection_is_a_retry():
+    async with dropping() as (router, runs):
+        saved = router.fleet.budget.saved
+        answers = [await router.chat(f"q{i}") for i in range(6)]
+        assert [answer.status_code for answer in answers] == [200] * 6
+        assert sum("tried=2" in answer.headers["x-hotloop-route"] for answer in answers) == len(runs) - 6 == 5
+        assert router.fleet.budget.saved == pytest.approx(saved + 6 * router.fleet.budget.share - 5)
+
+
+@pytest.mark.parametrize("settings", [{"max_retries": 0}, {"retry_share": 0.0}])
+async def test_without_retries_no_request_runs_twice(settings):
+    async with dropping(**settings) as (router, runs):
+        if "retry_share" in settings:
+            router.fleet.budget.saved = 0.0
+        answers = [await router.chat(f"q{i}") for i in range(6)]
+        assert len(runs) == 6
+        assert {answer.status_code for answer in answers} == {200, 502}

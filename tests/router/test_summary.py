@@ -2,7 +2,6 @@
 
 import pytest
 
-from hotloop.router.proxy import end_of_events
 from hotloop.router.summary import read_id, summarize
 
 ENDS = [
@@ -44,14 +43,6 @@ def test_an_answers_own_id_is_the_first():
     assert read_id(b'data: {"id":"chatcmpl-1","x":{"id":"other"}}') == "chatcmpl-1"
     assert read_id(b'{"a": 1}') is None
     assert read_id(b'{"id": "' + b"x" * 500 + b'"}') is None
-
-
-@pytest.mark.parametrize(
-    ("piece", "end"),
-    [(b"", 0), (b"data: 1\n\n", 9), (b"data: 1\n\ndata: 2", 9), (b"data: 1\r\n\r\nda", 11), (b"data: 1\n", 0)],
-)
-def test_where_the_last_whole_event_ends(piece, end):
-    assert end_of_events(piece) == end
 
 
 def test_what_share_of_a_prompt_was_cached():

@@ -5,7 +5,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotloop.core.errors import RemoteError
-from hotloop.wire.sse import COMMENT, DONE, MAX_BYTES, EventReader, ServerEvent, is_ping, write_event
+from hotloop.wire.sse import (
+    COMMENT,
+    DONE,
+    MAX_BYTES,
+    EventReader,
+    ServerEvent,
+    ends_event,
+    find_event_end,
+    is_ping,
+    split_events,
+    write_event,
+)
 
 GIVEN = "\ufeffevent: a\ndata: größe\n\n: a comment\n\ndata: 1\ndata:2\nid: 7\n\nevent: lonely\n\ndata: last"
 EVENTS = [ServerEvent("a", "größe".encode()), ServerEvent("", b"1\n2"), ServerEvent("", b"last")]
@@ -20,12 +31,40 @@ def test_cut_anywhere(line_end: str, cuts: list[int]) -> None:
     assert [*events, *reader.finish()] == EVENTS
 
 
+def test_a_reader_does_not_wait_for_the_byte_behind_a_carriage_return() -> None:
+    reader = EventReader()
+    assert [event.data for event in reader.push(b"data: 1\r\r")] == [b"1"]
+    assert [event.data for event in reader.push(b"\ndata: 2\r\n")] == []
+    assert [event.data for event in reader.push(b"\r")] == [b"2"]
+    assert [event.data for event in reader.push(b"\n")] == []
+    assert [event.data for event in reader.finish()] == []
+
+
 def test_an_event_without_end_is_refused() -> None:
     reader = EventReader()
     for _ in range(MAX_BYTES // 2**20):
         assert not list(reader.push(b"x" * 2**20))
     with pytest.raises(RemoteError, match="too large"):
         list(reader.push(b"x"))
+
+
+@pytest.mark.parametrize(
+    ("data", "end"),
+    [
+        (b"", 0),
+        (b"data: 1\n\n", 9),
+        (b"data: 1\n\ndata: 2", 9),
+        (b"data: 1\r\n\r\nda", 11),
+        (b"data: 1\n", 0),
+        (b"data: 1\r\n", 0),
+        (b"data: 1\r\r\nda", 10),
+        (b"data: 1\n\r", 9),
+    ],
+)
+def test_where_the_last_whole_event_ends(data: bytes, end: int) -> None:
+    assert find_event_end(data) == end
+    assert ends_event(data) == (0 < end == len(data))
+    assert split_events(data) == [part for part in (data[:end], data[end:]) if part]
 
 
 def test_what_is_written_is_read() -> None:

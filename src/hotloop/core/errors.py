@@ -63,11 +63,12 @@ class UnknownModel(RequestError):
 
 
 class Overloaded(HotloopError):
-    """Too much is waiting already; `retry_after_s` is an honest guess of when it will not be."""
+    """Too much is waiting already; `retry_after_s` is an honest guess of when what waits will be done, a minute at
+    most: clients do not wait for longer."""
 
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
-        self.retry_after_s = retry_after_s
+        self.retry_after_s = min(retry_after_s, 60.0)
 
 
 class EngineClosed(HotloopError):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from hotloop.backends.backend import Backend, Flight, SampleRow, Sampling
 from hotloop.core.config import EngineConfig
 from hotloop.core.errors import BackendError, HotloopError
+from hotloop.core.pace import Pace
 from hotloop.core.request import FinishReason, Request, TokenEvent, Usage
 from hotloop.engine.batch import make_batch
 from hotloop.engine.changes import Change
@@ -107,12 +108,11 @@ class EngineCore:
         self._events: deque[tuple[_Listener, TokenEvent]] = deque()  # not yet published
         self._settled_at = clock()  # or when the first step after an idle time began
         self._clock = clock
-        self._finished_at = clock()
-        self.finish_interval_s = 1.0  # from one request's end to the next, lately and on average, while there is work
+        self.pace = Pace(clock())
 
     def add(self, request: Request, on_event: OnEvent, matcher: Matcher | None = None) -> None:
         if not self.scheduler.has_work:
-            self._finished_at = self._clock()  # idle time does not count
+            self.pace.resume(self._clock())
         forced = self._decoder.open(request, matcher) if matcher else []
         text = TextStream(self._tokenizer, request.sampling)
         thoughts = ThoughtCounter(request.thinking, self._tokenizer) if request.thinking else None
@@ -292,9 +292,7 @@ class EngineCore:
     def _close(self, request: Request, event: TokenEvent) -> None:
         """Count and publish the end of a request that the scheduler has let go."""
         assert event.finish_reason is not None
-        now = self._clock()
-        self.finish_interval_s += 0.1 * (now - self._finished_at - self.finish_interval_s)
-        self._finished_at = now
+        self.pace.end_one(self._clock())
         self.num_finished[event.finish_reason] += 1
         self.usage = Usage.total(self.usage, event.usage)
         if self.disk:

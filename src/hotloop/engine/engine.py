@@ -301,7 +301,7 @@ class Engine:
             )
         if num_waiting + len(requests) > self.config.max_waiting:
             reason = f"{num_waiting} requests are waiting already; at most {self.config.max_waiting} may"
-            raise Overloaded(reason, self._core.finish_interval_s * len(requests))
+            raise Overloaded(reason, self._core.pace.mean_s * num_waiting)
 
     def _post(self, command: Callable[[], None]) -> None:
         with self._wake:

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, suppress
 from starlette.types import Send
 
 from hotloop.router.kinds import Api
-from hotloop.wire.sse import COMMENT, PING_S, write_event
+from hotloop.wire.sse import COMMENT, PING_S, ends_event, write_event
 
 _SSE = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"))
 
@@ -50,7 +50,7 @@ class ClientStream:
         self._is_silent = False
         if self.copy is not None and len(self.copy) < MAX_COPIED_BYTES:
             self.copy += data
-        self._is_between_events = not is_last and data.endswith((b"\n\n", b"\r\n\r\n"))
+        self._is_between_events = not is_last and ends_event(data)
         await self._send({"type": "http.response.body", "body": data, "more_body": not is_last})
 
     async def send_whole(self, status: int, headers: Headers, body: bytes) -> None:

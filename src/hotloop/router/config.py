@@ -8,7 +8,6 @@ api_key_env = "SOME_KEY"          the variable that holds its key; read once, ne
 """
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -24,9 +23,9 @@ from hotloop.core.files import read_toml
 from hotloop.router.kinds import KINDS, Api
 from hotloop.router.placement.events import load_zmq
 from hotloop.router.tiers.config import parse_tiers
+from hotloop.router.upstream.wire import TARGET
 
 TABLES = ("replicas", "tiers", "routes")
-_HEALTH_PATH = re.compile(r"/[!-~]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +54,7 @@ class ReplicaConfig:
             raise ConfigError(f"{self.name}: there is no kind {self.kind!r}; there are {', '.join(KINDS)}")
         if not 0 < self.weight < math.inf or self.capacity_tokens < 1 or self.max_connections < 1:
             raise ConfigError(f"{self.name}: weight, capacity_tokens and max_connections must be finite and above zero")
-        if self.health_path is not None and not _HEALTH_PATH.fullmatch(self.health_path):
+        if self.health_path is not None and not TARGET.fullmatch(self.health_path):
             raise ConfigError(f"{self.name}: health_path must be like /health, not {self.health_path!r}")
         for key in ("kv_events", "kv_replay"):
             if endpoint := getattr(self, key):

@@ -7,8 +7,11 @@ table says what current versions do; a replica's own line in the file may say ot
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal
 from urllib.parse import urlsplit
+
+from hotloop.wire.errors import read_failure
 
 Api = Literal["chat", "completions", "responses", "messages"]
 Auth = Literal["bearer", "x-api-key"]
@@ -46,17 +49,21 @@ class Kind:
     auth: Auth = "bearer"
     fixed_headers: tuple[tuple[bytes, bytes], ...] = ()
     is_strict: bool = False
+    has_stream_usage: bool = True
+    """Whether it knows `stream_options.include_usage`."""
+    priority: type[str | int] | None = None
+    """What `priority` in a body is to it: a class by name, a number, or a field it may refuse."""
 
 
 _KINDS = (
-    Kind("hotloop", _ALL, "/metrics", "hotloop_", "requests_running", "requests_waiting", "/tokenize"),
-    Kind("vllm", _ALL, "/metrics", "vllm:", "num_requests_running", "num_requests_waiting", "/tokenize"),
-    Kind("sglang", _ALL, "/metrics", "sglang:", "num_running_reqs", "num_queue_reqs", "/tokenize"),
+    Kind("hotloop", _ALL, "/metrics", "hotloop_", "requests_running", "requests_waiting", "/tokenize", priority=str),
+    Kind("vllm", _ALL, "/metrics", "vllm:", "num_requests_running", "num_requests_waiting", "/tokenize", priority=int),
+    Kind("sglang", _ALL, "/metrics", "sglang:", "num_running_reqs", "num_queue_reqs", "/tokenize", priority=int),
     Kind("tgi", _OPENAI, "/metrics", "tgi_", "batch_current_size", "queue_size"),
     Kind("tensorrt_llm", _OPENAI | {"responses"}, "/prometheus/metrics", "trtllm_"),
     Kind("llama_cpp", _OPENAI | {"messages"}, "/metrics", "llamacpp:", "requests_processing", "requests_deferred"),
     Kind("ollama", _ALL, health_path="/api/version"),
-    Kind("openai_compatible", health_path="/v1/models"),
+    Kind("openai_compatible", health_path="/v1/models", has_stream_usage=False),
     Kind("openai", _OPENAI | {"responses"}, health_path=None, models_path=None, is_strict=True),
     Kind(
         "anthropic",
@@ -72,12 +79,23 @@ KINDS: Mapping[str, Kind] = {kind.name: kind for kind in _KINDS}
 _HOSTS = {"api.openai.com": "openai", "api.anthropic.com": "anthropic"}
 
 
+# How engines and proxies word a 404 for a path they do not have. One for a model or a response names it.
+_NO_SUCH_PATH = re.compile(r"((404:? )?(page |file )?not found\.?|<(!doctype|html).*)?", re.IGNORECASE | re.DOTALL)
+
+
+def is_unknown_path(status: int, body: bytes) -> bool:
+    """Whether a replica refused a request because it does not have the path, rather than what was asked for."""
+    message = str(read_failure(status, body)) if body.strip() else ""
+    return status == 405 or (status == 404 and _NO_SUCH_PATH.fullmatch(message.strip()) is not None)
+
+
 def kind_by_url(url: str) -> Kind | None:
     parts = urlsplit(url)
     name = _HOSTS.get(parts.hostname or "", "ollama" if parts.port == 11434 else "")
     return KINDS.get(name)
 
 
+MAX_LOAD, MAX_SERIES = 1_000_000, 1_000
 METRICS_PATHS = tuple(dict.fromkeys(kind.metrics_path for kind in KINDS.values() if kind.metrics_path))
 
 
@@ -89,7 +107,9 @@ def kind_by_metrics(page: str) -> Kind | None:
 
 
 def read_load(kind: Kind, page: str) -> int | None:
-    """How many requests a replica has: all series of two metrics together. None if its page does not say."""
+    """How many requests a replica has: all series of two metrics together. None if its page does not say, or says
+    what cannot be."""
     names = "|".join(re.escape(kind.metrics_prefix + name) for name in (kind.running, kind.waiting) if name)
-    found = re.findall(rf"^(?:{names})(?:{{.*}})? +(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)", page, re.MULTILINE)
-    return int(sum(map(float, found))) if names and found else None
+    series = re.finditer(rf"^(?:{names})(?:{{.*}})? +(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)", page, re.MULTILINE)
+    found = [float(each[1]) for each in islice(series, MAX_SERIES)] if names else []
+    return int(sum(found)) if found and sum(found) <= MAX_LOAD else None

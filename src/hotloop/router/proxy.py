@@ -9,25 +9,24 @@ passed on: one that breaks off in the middle is dropped, so that the error event
 
 import asyncio
 import logging
-import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 
-import msgspec
-
 from hotloop.core.errors import HotloopError
 from hotloop.router.client_stream import ClientStream
+from hotloop.router.compose import Composed, compose
 from hotloop.router.errors import RouteError, render_event
-from hotloop.router.kinds import Api
+from hotloop.router.kinds import Api, is_unknown_path
 from hotloop.router.replicas.fleet import Fleet, Place
 from hotloop.router.replicas.replica import Replica
 from hotloop.router.request import RoutedRequest
 from hotloop.router.spans import RouteSpan
-from hotloop.router.summary import END_BYTES, AnswerSummary, read_id, summarize
-from hotloop.router.translate import Translation, translate
-from hotloop.router.upstream.wire import Headers, UpstreamFailed, UpstreamRequest, UpstreamResponse, read_body
-from hotloop.wire.sse import is_ping
+from hotloop.router.summary import END_BYTES, AnswerSummary, hide_usage, read_id, summarize
+from hotloop.router.translate import Translation
+from hotloop.router.upstream.wire import Headers, UpstreamFailed, UpstreamResponse, read_body
+from hotloop.wire.errors import read_failure
+from hotloop.wire.sse import find_event_end, is_ping
 
 log = logging.getLogger("hotloop.router")
 
@@ -48,8 +47,6 @@ MAX_ERROR_BYTES = 64 << 10
 MAX_EVENT_BYTES = 1 << 20
 """A longer one is passed on in pieces."""
 
-_ERROR_MESSAGE = re.compile(rb'"message"\s*:\s*("(?:[^"\\]|\\.)*")')
-
 
 class BadAnswer(RouteError):
     """A replica answered with an error: what it said, for the client if nobody answers better."""
@@ -60,6 +57,10 @@ class BadAnswer(RouteError):
         super().__init__(status if self.is_for_client else 502, "replica_failed", f"a replica {about}")
         self.headers = response.headers
         self.body = body
+
+
+class UnknownPath(HotloopError):
+    """A replica does not have the path of an API that its kind speaks."""
 
 
 class TranslatedEnd(HotloopError):
@@ -87,6 +88,8 @@ class ProxiedAnswer:
     """Ends, or raises UpstreamFailed."""
     is_whole: bool
     headers: Headers = ()
+    hides_usage: bool = False
+    """Whether the router asked for the usage of a stream and the client did not."""
 
 
 @dataclass(slots=True)
@@ -115,7 +118,7 @@ class Proxy:
                 why = failure.stage if isinstance(failure, UpstreamFailed) else str(failure.status)
                 self.on_failure(name, why)
                 span.fail(name, why, claimed_at)
-                if len(attempts.tried) > self.fleet.config.router.max_retries or not self.fleet.budget.spend():
+                if not self._may_retry(attempts):
                     raise
                 log.warning("retry: request=%s replica=%s reason=%s", span.request_id, name, failure)
 
@@ -172,53 +175,58 @@ class Proxy:
                 self.fleet.give_back(place)
 
     async def _send(self, place: Place, attempts: RequestAttempts) -> ProxiedAnswer:
+        replica, api = place.replica, attempts.request.api
+        try:
+            return await self._exchange(place, attempts)
+        except UnknownPath:
+            log.info("%s does not speak the %s API: such requests are translated until it restarts", replica.name, api)
+            replica.missing_apis |= {api}
+            return await self._exchange(place, attempts)
+
+    async def _exchange(self, place: Place, attempts: RequestAttempts) -> ProxiedAnswer:
         replica = place.replica
-        sent, translation = compose(attempts.request, replica, attempts.headers)
-        response = await replica.upstream.send(sent)
+        composed = compose(attempts.request, replica, attempts.headers)
+
+        def may_resend() -> bool:
+            may = self._may_retry(attempts)
+            attempts.tried.extend([replica.name] if may else [])
+            return may
+
+        response = await replica.upstream.send(composed.sent, may_resend)
         replica.last_byte_at = time.monotonic()
         try:
             is_started = response.status < 300 and is_stream(response.headers)
-            headers = answer_headers(response, place, attempts, translation)
+            headers = answer_headers(response, place, attempts, composed.translation)
             if is_started and attempts.client:
                 await attempts.client.accept(headers)
-            begun = await (self._start if is_started else self._hold)(place, response, translation)
+            begun = await (self._start if is_started else self._hold)(place, response, composed)
             begun.headers = headers
             return begun
         except BaseException:
             await response.aclose()
             raise
 
-    async def _hold(self, place: Place, response: UpstreamResponse, translation: Translation | None) -> ProxiedAnswer:
+    def _may_retry(self, attempts: RequestAttempts) -> bool:
+        return len(attempts.tried) <= self.fleet.config.router.max_retries and self.fleet.budget.spend()
+
+    async def _hold(self, place: Place, response: UpstreamResponse, composed: Composed) -> ProxiedAnswer:
         status = response.status
         if is_redirect(response):
             raise BadAnswer(response, status, b"")
         body = await read_body(response, MAX_ERROR_BYTES if status >= 400 else self.max_held_bytes)
-        if translation:
-            status, body = translation.answer(status, body)
+        if composed.can_translate and is_unknown_path(status, body):
+            raise UnknownPath
+        if composed.translation:
+            status, body = composed.translation.answer(status, body)
         if response.status in RETRIED or response.status in REFUSED:
             raise BadAnswer(response, status, body)
         return ProxiedAnswer(place, response, status, _single(body), is_whole=True)
 
-    async def _start(self, place: Place, response: UpstreamResponse, translation: Translation | None) -> ProxiedAnswer:
+    async def _start(self, place: Place, response: UpstreamResponse, composed: Composed) -> ProxiedAnswer:
         body = await _from_first_event(whole_events(aiter(response)), place.replica)
-        if translation:
-            body = _translated(body, translation)
-        return ProxiedAnswer(place, response, response.status, body, is_whole=False)
-
-
-def compose(
-    request: RoutedRequest, replica: Replica, headers: Mapping[bytes, bytes]
-) -> tuple[UpstreamRequest, Translation | None]:
-    """The client's own bytes if the replica speaks that API and calls the model so. Raises RequestError if the request
-    cannot be said in any API the replica speaks."""
-    model = replica.models.get(request.model, request.model)
-    if request.api in replica.apis:
-        body = request.raw if model == request.model else request.rename(model)
-        return UpstreamRequest("POST", request.target, replica.headers(headers), body), None
-    given = {**request.read_body(), "model": model}
-    translation = translate(request.api, replica.apis, given, is_strict=replica.kind.is_strict)
-    path, translated = translation.request()
-    return UpstreamRequest("POST", path, replica.headers(headers), msgspec.json.encode(translated)), translation
+        if composed.translation:
+            body = _translated(body, composed.translation)
+        return ProxiedAnswer(place, response, response.status, body, is_whole=False, hides_usage=composed.hides_usage)
 
 
 def answer_headers(
@@ -258,14 +266,15 @@ async def _single(body: bytes) -> AsyncGenerator[bytes, None]:
 
 async def whole_events(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
     """The same bytes, cut behind events. If the chunks break off, so does this, less the event they were in."""
-    held = b""
+    held = bytearray()
     async for chunk in chunks:
-        held = held + chunk if held else chunk
-        if cut := end_of_events(held) or (len(held) if len(held) > MAX_EVENT_BYTES else 0):
-            yield held[:cut]
-            held = held[cut:]
+        seen = max(0, len(held) - 1)  # no byte is looked at twice but the last, which may be half of a blank line
+        held += chunk
+        if cut := find_event_end(held, seen) or (len(held) if len(held) > MAX_EVENT_BYTES else 0):
+            yield bytes(held[:cut])
+            del held[:cut]
     if held:
-        yield held
+        yield bytes(held)
 
 
 async def _translated(body: AsyncGenerator[bytes, None], translation: Translation) -> AsyncGenerator[bytes, None]:
@@ -278,13 +287,6 @@ async def _translated(body: AsyncGenerator[bytes, None], translation: Translatio
         yield stream.end(str(error))
         raise TranslatedEnd from error
     yield stream.end(None)
-
-
-def end_of_events(piece: bytes) -> int:
-    if piece.endswith((b"\n\n", b"\r\n\r\n")):
-        return len(piece)
-    plain, carried = piece.rfind(b"\n\n"), piece.rfind(b"\r\n\r\n")
-    return max(plain + 2 if plain >= 0 else 0, carried + 4 if carried >= 0 else 0)
 
 
 def is_stream(headers: Headers) -> bool:
@@ -304,8 +306,8 @@ async def relay(begun: ProxiedAnswer, api: Api, request_id: str, client: ClientS
             num_bytes += len(piece)
             if begun.is_whole:
                 await send_whole(client, begun.status, begun.headers, piece, api, request_id)
-            else:
-                await client.write(piece)
+            elif shown := hide_usage(piece) if begun.hides_usage else piece:
+                await client.write(shown)
     except TranslatedEnd as end:
         lost = str(end.__cause__)
     except UpstreamFailed as failure:
@@ -325,8 +327,7 @@ async def send_whole(
 ) -> None:
     """A whole answer, or an error; where a stream has begun already, as its last event."""
     if client.has_begun:
-        about = _ERROR_MESSAGE.search(body)
-        error = RouteError(status, "replica_failed", msgspec.json.decode(about[1]) if about else f"status {status}")
+        error = RouteError(status, "replica_failed", str(read_failure(status, body)))
         await client.write(render_event(error, api, request_id), is_last=True)
     else:
         await client.send_whole(status, headers, body)

@@ -8,7 +8,8 @@ needed: the same words give the same hashes, and only sameness matters here.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +39,7 @@ class _Body(msgspec.Struct):
 
     model: Any = None
     stream: Any = None
+    stream_options: Any = None
     messages: Raw = _EMPTY
     tools: Raw = _EMPTY
     system: Raw = _EMPTY
@@ -68,7 +70,10 @@ class RoutedRequest(PromptDigest):
     raw: bytes
     model: str
     is_stream: bool
+    stream_options: Any
     priority: Priority
+    given_priority: Any
+    """`priority` in the body, which may be one of hotloop's classes or an engine's own number."""
     follows: str | None
     """The response this one continues, which only the replica that made it knows."""
     headers: Mapping[str, str]
@@ -83,22 +88,39 @@ class RoutedRequest(PromptDigest):
         return self.target in QUESTIONS
 
     def read_body(self) -> dict[str, Any]:
-        body: dict[str, Any] = msgspec.json.decode(self.raw)
-        return body
+        """All of it, which a replica that speaks this API may do without. Raises RequestError."""
+        with _readable():
+            body: dict[str, Any] = msgspec.json.decode(self.raw)
+            return body
 
-    def rename(self, model: str) -> bytes:
-        """The same request for a replica that calls the model something else."""
-        fields = msgspec.json.decode(self.raw, type=dict[str, Raw])
-        return msgspec.json.encode({**fields, "model": Raw(msgspec.json.encode(model))})
+    def replace(self, changes: Mapping[str, Any]) -> bytes:
+        """The same request with other values for some fields; None takes a field out. The other values stay as they
+        were written, to the byte. Raises RequestError."""
+        if not changes:
+            return self.raw
+        with _readable():
+            fields = msgspec.json.decode(self.raw, type=dict[str, Raw])
+        return msgspec.json.encode(change(fields, changes))
+
+
+def change(fields: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    left_out = {name for name, value in changes.items() if value is None}
+    return {name: value for name, value in {**fields, **changes}.items() if name not in left_out}
+
+
+@contextmanager
+def _readable() -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, RecursionError) as error:  # those of msgspec are ValueErrors
+        raise RequestError(f"the body cannot be read: {error}") from None
 
 
 def parse_request(target: str, headers: Mapping[str, str], raw: bytes) -> RoutedRequest:
     """`target` is one of `PATHS`. Raises RequestError where the body is no JSON object."""
-    try:
+    with _readable():
         body = _decoder.decode(raw)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise RequestError(f"the body cannot be read: {error}") from None
-    key, num_bytes = _hash_prompt(body)
+        key, num_bytes = _hash_prompt(body)
     limits = (body.max_completion_tokens, body.max_output_tokens, body.max_tokens)
     most = next((limit for limit in limits if isinstance(limit, int)), _USUAL_OUTPUT)
     priority = _word(body.priority) or headers.get(PRIORITY_HEADER, "")  # a replica refuses a word that no class has
@@ -108,8 +130,10 @@ def parse_request(target: str, headers: Mapping[str, str], raw: bytes) -> Routed
         raw=raw,
         model=_word(body.model) or "",
         is_stream=body.stream is True,
+        stream_options=body.stream_options,
         session=name_session(_word(body.session_id), headers, _word(body.prompt_cache_key), _word(body.user)),
         priority=Priority.__members__.get(priority.upper(), default),
+        given_priority=body.priority,
         key=key,
         num_tokens=num_bytes // BYTES_PER_TOKEN,
         num_output=max(0, min(most, _USUAL_OUTPUT)),
@@ -151,4 +175,7 @@ def _without_marks(raw: bytes) -> bytes:
             return {name: strip(each) for name, each in value.items() if name != "cache_control"}
         return [strip(each) for each in value] if isinstance(value, list) else value
 
-    return msgspec.json.encode(strip(msgspec.json.decode(raw)))
+    try:
+        return msgspec.json.encode(strip(msgspec.json.decode(raw)))
+    except (ValueError, RecursionError):  # what cannot be read is the replica's to refuse, who may not look at it
+        return raw

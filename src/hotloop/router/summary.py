@@ -1,10 +1,16 @@
 """What an answer says about itself, read from its first and last bytes: no answer is parsed whole for this.
 
-The fields have different names in different APIs and engines, and usage comes last in all of them.
+The fields have different names in different APIs and engines, and usage comes last in all of them. A chat's stream has
+it only where it is asked for: the router does that, and hides it from a client who did not.
 """
 
 import re
 from dataclasses import dataclass
+
+import msgspec
+
+from hotloop.router.upstream.wire import parse_json
+from hotloop.wire.sse import EventReader, split_events
 
 END_BYTES = 4096
 """How much of either end is looked at."""
@@ -14,6 +20,8 @@ _CACHED = re.compile(rb'"(?:cached_tokens|cache_read_input_tokens|cache_n)"\s*:\
 _WRITTEN = re.compile(rb'"cache_creation_input_tokens"\s*:\s*(\d{1,9})')
 _PROMPT = re.compile(rb'"(?:prompt_tokens|input_tokens)"\s*:\s*(\d{1,9})')
 _OUTPUT = re.compile(rb'"(?:completion_tokens|output_tokens)"\s*:\s*(\d{1,9})')
+_NO_USAGE_YET = re.compile(rb',\s*"usage"\s*:\s*null')
+_USAGE = re.compile(rb'"usage"\s*:\s*\{')
 _CALLS = (b'"tool_calls"', b'"tool_use"', b'"function_call"')
 
 
@@ -50,6 +58,25 @@ def summarize(
         num_prompt += (num_cached or 0) + (_last(_WRITTEN, end) or 0)
     has_calls = any(word in end for word in _CALLS)
     return AnswerSummary(answer_id, num_prompt, num_cached, _last(_OUTPUT, end), has_calls, is_broken)
+
+
+def hide_usage(piece: bytes) -> bytes:
+    """Whole events of a chat as they are for a client who did not ask for usage: without the chunk that has it and no
+    choice, and without the `null` that some engines put into the others."""
+    piece = _NO_USAGE_YET.sub(b"", piece)
+    if not _USAGE.search(piece):
+        return piece
+    return b"".join(event for event in split_events(piece) if not _is_usage_alone(event))
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[msgspec.Raw]
+    usage: dict[str, msgspec.Raw]
+
+
+def _is_usage_alone(event: bytes) -> bool:
+    chunks = [parse_json(each.data, _Chunk) for each in EventReader().push(event)] if _USAGE.search(event) else []
+    return any(chunk is not None and not chunk.choices for chunk in chunks)
 
 
 def _last(pattern: re.Pattern[bytes], end: bytes) -> int | None:

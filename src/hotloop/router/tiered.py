@@ -59,7 +59,7 @@ class TieredRequests:
             cascaded = await cascade(config, route.cascade, choice, body, ask)
             self._count(request.session, cascaded)
             choice, answer = cascaded.choice, cascaded.answer
-        settled = parse_request(request.target, request.headers, request.rename(choice.model))
+        settled = parse_request(request.target, request.headers, request.replace({"model": choice.model}))
         if answer is None:
             return settled, choice, None
         rendered = b"".join(render_stream(answer, body)) if request.is_stream else msgspec.json.encode(answer)

@@ -23,6 +23,8 @@ COMMENT = b": ping\n\n"
 
 _PINGS = re.compile(rb'(?:(?::[^\r\n]*|event: ping|data: \{"type": ?"ping"\})?\r?\n)+')
 _LINE_END = re.compile(rb"\r\n|\n|\r")
+_BLANK_LINES = (b"\n\n", b"\r\r", b"\n\r")  # two line ends in a row; CR LF is one
+_EVENT = re.compile(rb".*?(?:\n\n|[\r\n]\r\n?|\Z)", re.DOTALL)
 _BOM = b"\xef\xbb\xbf"
 _encode = msgspec.json.Encoder().encode
 
@@ -44,6 +46,7 @@ class ServerEvent:
 class EventReader:
     def __init__(self) -> None:
         self._rest: list[bytes] = []  # of a line that has not ended
+        self._has_cr = False  # the last line ended with CR: an LF that follows belongs to it
         self._num_bytes = 0  # of the event so far
         self._name = ""
         self._data: list[bytes] = []
@@ -53,18 +56,20 @@ class EventReader:
         self._num_bytes += len(data)
         if self._num_bytes > MAX_BYTES:
             raise RemoteError("the server sent an event that is too large")
-        held_cr = bool(self._rest) and self._rest[-1].endswith(b"\r")
+        if self._has_cr and data:
+            data, self._has_cr = data.removeprefix(b"\n"), False
         self._rest.append(data)
-        if not held_cr and b"\n" not in data and b"\r" not in data:
+        if b"\n" not in data and b"\r" not in data:
             return
-        *lines, rest = _split(b"".join(self._rest))
+        self._has_cr = data.endswith(b"\r")
+        *lines, rest = _LINE_END.split(b"".join(self._rest))
         self._rest = [rest]
         for line in lines:
             yield from self._take(line)
 
     def finish(self) -> Iterator[ServerEvent]:
         """The last event, if the server forgot the empty line behind it."""
-        rest = b"".join(self._rest).removesuffix(b"\r")
+        rest = b"".join(self._rest)
         self._rest = []
         if rest:
             yield from self._take(rest)
@@ -86,11 +91,22 @@ class EventReader:
             self._name = value.decode(errors="replace")
 
 
-def _split(data: bytes) -> list[bytes]:
-    """The lines, and what is left of the last. A CR at the very end may be half of a line's end: it waits."""
-    held = b"\r" if data.endswith(b"\r") else b""
-    *lines, rest = _LINE_END.split(data.removesuffix(held))
-    return [*lines, rest + held]
+def find_event_end(data: bytes | bytearray, begin: int = 0) -> int:
+    """Where the last whole event ends, blank line included; 0 if none ends behind `begin`."""
+    end = max(data.rfind(blank, begin) for blank in _BLANK_LINES) + 2
+    if end < 2:
+        return 0
+    return end + 1 if data[end - 1 : end + 1] == b"\r\n" else end
+
+
+def ends_event(data: bytes) -> bool:
+    last = data[-3:]
+    return 0 < find_event_end(last) == len(last)
+
+
+def split_events(data: bytes) -> list[bytes]:
+    """Whole events one by one, to the byte; what is behind the last is one more."""
+    return [event for event in _EVENT.findall(data) if event]
 
 
 def is_ping(data: bytes) -> bool:

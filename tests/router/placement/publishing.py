@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Self
 
 import msgspec
@@ -72,6 +73,17 @@ class FakePublisher:
                 await self._router.send_multipart([asker, empty, number, batch])
         await self._router.send_multipart([asker, empty, b"\xff" * 8, b""])
         return int.from_bytes(begin, "big")
+
+    async def replay_forever(self, is_over: Callable[[], bool]) -> None:
+        """Answer the next who asks and never come to the end, until it is over."""
+        asker, empty, _ = await self._router.recv_multipart()
+        number = 0
+        while not is_over():
+            batch = msgspec.msgpack.encode([1.0, [stored([number], [number] * 16)]])
+            with suppress(zmq.ZMQError):  # it has hung up
+                await self._router.send_multipart([asker, empty, number.to_bytes(8, "big"), batch])
+            number += 1
+            await asyncio.sleep(0)
 
     def start_anew(self) -> None:
         self.number = 0

@@ -1,6 +1,7 @@
 """Who waits, and who is next."""
 
 import asyncio
+import time
 from collections.abc import Callable
 
 import pytest
@@ -13,8 +14,8 @@ from hotloop.router.replicas.queue import WaitingRoom
 class Places:
     """So many places, and who has one."""
 
-    def __init__(self, num_free: int = 0) -> None:
-        self.room: WaitingRoom[str] = WaitingRoom(3)
+    def __init__(self, num_free: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
+        self.room: WaitingRoom[str] = WaitingRoom(3, clock)
         self.num_free = num_free
         self.gone: list[str] = []
 
@@ -97,6 +98,25 @@ async def test_too_many_are_refused():
     tasks = [await places.start(Priority.WORKFLOW, name) for name in "abc"]
     with pytest.raises(Overloaded):
         await places.room.wait(Priority.INTERACTIVE, places.taker("d"), places.give_back)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_when_to_come_back_follows_the_queue():
+    """Three who wait, where a place is free every four seconds."""
+    now = [100.0]
+    places = Places(clock=lambda: now[0])
+    for name in "abcdefgh":
+        now[0] += 1000.0  # nobody waits meanwhile
+        task = await places.start(Priority.WORKFLOW, name)
+        now[0] += 4.0
+        places.give_back("")
+        await task
+    tasks = [await places.start(Priority.WORKFLOW, "stuck") for _ in range(3)]
+    with pytest.raises(Overloaded) as refusal:
+        await places.room.wait(Priority.INTERACTIVE, places.taker("late"), places.give_back)
+    assert refusal.value.retry_after_s == pytest.approx(12)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -11,11 +11,14 @@ from array import array
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
 
 MIN_RUN_TOKENS = 16
 """Some engines have blocks of one token: too many to be looked up one by one."""
-MAX_BLOCKS = 1 << 20
+MAX_BLOCKS = 1 << 19
+"""Of one replica: some 150 MB."""
+MAX_PLACES = 8
 
 _TOKEN_BYTES = array("i").itemsize
 _NAME_BYTES = 8
@@ -130,8 +133,14 @@ def match(replicas: Mapping[str, HeldBlocks], token_ids: Sequence[int]) -> dict[
 
 
 def _add_place(block: _Block, place: str) -> None:
-    if place not in block.places:
-        block.places += (place,)
+    if place not in block.places and len(block.places) < MAX_PLACES:
+        block.places = _with(block.places, place)
+
+
+@lru_cache(maxsize=256)
+def _with(places: tuple[str, ...], place: str) -> tuple[str, ...]:
+    """One tuple for all blocks that are in the same places."""
+    return (*places, place)
 
 
 def _name(above: bytes, tokens: bytes) -> bytes:

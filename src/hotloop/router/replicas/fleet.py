@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from hotloop.core.errors import RequestError
 from hotloop.core.recent import RecentDict
 from hotloop.router.config import FleetConfig, ReplicaConfig
 from hotloop.router.errors import RouteError
@@ -29,6 +30,8 @@ from hotloop.router.translate import can_translate
 log = logging.getLogger("hotloop.router")
 
 MAX_ANSWERS = 20_000
+MAX_LISTED = 20
+"""Models that an error names."""
 
 
 @dataclass(slots=True, eq=False)
@@ -85,7 +88,10 @@ class Fleet:
         """What replicas that publish it hold of a prompt, in tokens as they are counted here."""
         if not self._exact.held or request.api not in ("chat", "completions"):
             return {}
-        token_ids = await self._exact.token_ids(request.read_body())
+        try:
+            token_ids = await self._exact.token_ids(request.read_body())
+        except RequestError:  # a field that nobody may look at cannot be read: for the replica to say
+            return {}
         if not token_ids:
             return {}
         matched = self._exact.match(token_ids)
@@ -105,7 +111,8 @@ class Fleet:
                 )
         except TimeoutError:
             if any(each.state == "up" for each in self.replicas.values()):
-                raise RouteError(503, "no_place", "all replicas were full for too long", retry_after_s=1) from None
+                busy = self.room.overloaded("all replicas were full for too long")
+                raise RouteError(503, "no_place", str(busy), retry_after_s=busy.retry_after_s) from None
             raise RouteError(503, "no_replica", "no replica is up", retry_after_s=2) from None
 
     def try_claim(
@@ -189,7 +196,8 @@ class Fleet:
         if request.model in names:
             why = f"no replica with {request.model!r} speaks this API, or one near it"
             raise RouteError(404, "api_not_served", why)
-        raise RouteError(404, "model_not_found", f"no replica has the model {request.model!r:.200}; there are {names}")
+        listed = f"there are {names[:MAX_LISTED]}" + (" and others" if len(names) > MAX_LISTED else "")
+        raise RouteError(404, "model_not_found", f"no replica has the model {request.model!r:.200}; {listed}")
 
     def _add(self, config: ReplicaConfig) -> None:
         router = self.config.router

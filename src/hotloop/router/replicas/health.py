@@ -5,15 +5,19 @@ and not a byte has come from it meanwhile. A replica that is out is probed on, a
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from itertools import count
+from typing import Annotated
 
 import msgspec
 
 from hotloop.router.kinds import KINDS, METRICS_PATHS, Kind, kind_by_metrics, kind_by_url, read_load
 from hotloop.router.replicas.replica import Replica, State
-from hotloop.router.upstream.wire import UpstreamFailed, UpstreamRequest, fetch
+from hotloop.router.upstream.wire import UpstreamFailed, UpstreamRequest, fetch, parse_json
+
+log = logging.getLogger("hotloop.router")
 
 MAX_MISSED = 2
 DISCOVERY_EVERY = 30
@@ -21,8 +25,11 @@ DISCOVERY_EVERY = 30
 MAX_PAGE_BYTES = 4 << 20
 
 
+MAX_MODELS = 10_000
+
+
 class _ModelCard(msgspec.Struct):
-    id: str
+    id: Annotated[str, msgspec.Meta(max_length=512)]
 
 
 class _ModelList(msgspec.Struct):
@@ -34,7 +41,15 @@ async def watch(
 ) -> None:
     """Keep probing. `on_change` hears of every change of state, `on_probe` of every probe."""
     for turn in count():
-        if await probe(replica, is_discovery=turn % DISCOVERY_EVERY == 0 or replica.state != "up"):
+        is_discovery = turn % DISCOVERY_EVERY == 0 or replica.state != "up"
+        try:
+            has_changed = await probe(replica, is_discovery=is_discovery)
+        except Exception as error:  # whatever a replica says, it is watched on
+            has_changed = _set(replica, "down", f"it cannot be probed: {error}")
+            log.log(
+                logging.ERROR if has_changed else logging.DEBUG, "the probe of %s failed", replica.name, exc_info=True
+            )
+        if has_changed:
             on_change(replica)
         on_probe(replica)
         await asyncio.sleep(interval_s)
@@ -65,6 +80,8 @@ def _set(replica: Replica, state: State, why: str) -> bool:
     if replica.state == "leaving":
         return False
     has_changed = replica.state != state
+    if has_changed and state == "up":
+        replica.missing_apis = frozenset()  # it may be another version now
     replica.state, replica.why = state, why
     return has_changed
 
@@ -76,11 +93,9 @@ async def _discover(replica: Replica) -> None:
         replica.models = replica.config.models
     elif replica.kind.models_path:
         status, page = await _get(replica, replica.kind.models_path)
-        try:
-            cards = msgspec.json.decode(page, type=_ModelList).data if status == 200 else []
-        except msgspec.MsgspecError:
-            cards = []
-        replica.models = {card.id: card.id for card in cards}
+        listed = parse_json(page, _ModelList) if status == 200 else None
+        if listed or status == 404:  # what cannot be read changes nothing: one without a list takes any model
+            replica.models = {card.id: card.id for card in listed.data[:MAX_MODELS]} if listed else {}
 
 
 async def _recognise(replica: Replica) -> Kind:

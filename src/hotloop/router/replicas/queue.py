@@ -4,10 +4,12 @@ A place is taken for whoever waits the moment it is free, so nobody who comes la
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
 from hotloop.core.errors import Overloaded
+from hotloop.core.pace import Pace
 from hotloop.core.request import Priority
 
 T = TypeVar("T")
@@ -16,8 +18,10 @@ T = TypeVar("T")
 class WaitingRoom(Generic[T]):
     """Whoever waits says how a place is taken for him, which may fail, and how it is given back should he have left."""
 
-    def __init__(self, max_waiting: int) -> None:
+    def __init__(self, max_waiting: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_waiting = max_waiting
+        self._clock = clock
+        self._pace = Pace(clock())
         self._lines: Mapping[Priority, dict[asyncio.Future[T], Callable[[], T | None]]] = {
             priority: {} for priority in Priority
         }
@@ -28,9 +32,15 @@ class WaitingRoom(Generic[T]):
     def num_waiting(self, priority: Priority) -> int:
         return len(self._lines[priority])
 
+    def overloaded(self, reason: str) -> Overloaded:
+        """To come back when those who wait now have a place, at the pace of late."""
+        return Overloaded(reason, self._pace.mean_s * len(self))
+
     async def wait(self, priority: Priority, take: Callable[[], T | None], give_back: Callable[[T], None]) -> T:
         if len(self) >= self._max_waiting:
-            raise Overloaded(f"{len(self)} requests are waiting for a replica already", retry_after_s=1.0)
+            raise self.overloaded(f"{len(self)} requests are waiting for a replica already")
+        if not len(self):
+            self._pace.resume(self._clock())
         turn: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         line = self._lines[priority]
         line[turn] = take
@@ -52,5 +62,6 @@ class WaitingRoom(Generic[T]):
                     continue
                 del line[turn]
                 turn.set_result(place)
+                self._pace.end_one(self._clock())
                 if is_one:
                     return

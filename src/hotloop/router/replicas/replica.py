@@ -17,14 +17,15 @@ from hotloop.router.config import ReplicaConfig
 from hotloop.router.kinds import KINDS, Api, Kind
 from hotloop.router.replicas.breaker import Breaker
 from hotloop.router.upstream.open_upstream import open_upstream
-from hotloop.router.upstream.wire import Timeouts, Upstream, UpstreamFailed, UpstreamRequest, fetch
+from hotloop.router.upstream.wire import Timeouts, Upstream, UpstreamFailed, UpstreamRequest, fetch, parse_json
 
 State = Literal["new", "up", "down", "leaving"]
 
 MIN_PROBE_S, MAX_PROBE_S = 0.5, 2.0
 """How long a probe may take: two of its intervals, within reason."""
 
-MAX_TOKENS_BYTES = 16 << 20
+TOKENS_HEAD_BYTES, TOKEN_BYTES = 64 << 10, 12
+"""Of an answer with the tokens of a prompt: no more tokens than the prompt has bytes, but for those of the template."""
 
 FORWARDED = frozenset(
     b"""
@@ -51,6 +52,8 @@ class Replica:
     num_running: int = 0
     num_elsewhere: int = 0
     """Requests it has from others, by its own account."""
+    missing_apis: frozenset[Api] = frozenset()
+    """What its kind speaks and it does not, as its answers have shown since it came up."""
     last_byte_at: float = 0.0
     num_missed: int = 0
     is_silent: bool = False
@@ -63,7 +66,7 @@ class Replica:
 
     @property
     def apis(self) -> frozenset[Api]:
-        return self.config.apis or self.kind.apis
+        return (self.config.apis or self.kind.apis) - self.missing_apis
 
     @property
     def has_room(self) -> bool:
@@ -115,8 +118,9 @@ async def tokenize(replicas: Iterable[Replica], question: Mapping[str, Any]) -> 
             headers = replica.headers({b"content-type": b"application/json"})
             try:
                 request = UpstreamRequest("POST", path, headers, body)
-                status, _, page = await fetch(replica.upstream, request, MAX_TOKENS_BYTES)
-                return msgspec.json.decode(page, type=_Tokens).tokens if status == 200 else None
-            except (UpstreamFailed, msgspec.MsgspecError):
+                status, _, page = await fetch(replica.upstream, request, TOKENS_HEAD_BYTES + TOKEN_BYTES * len(body))
+            except UpstreamFailed:
                 return None
+            told = parse_json(page, _Tokens) if status == 200 else None
+            return told.tokens if told else None
     return None

@@ -6,7 +6,6 @@ A replica is not trusted: heads, trailers and what is buffered for a slow reader
 """
 
 import asyncio
-from collections import deque
 from typing import Self, cast
 
 import httptools
@@ -17,7 +16,7 @@ from hotloop.router.upstream.wire import SOCKET_OPTIONS, Headers, Stage, Timeout
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 256
 MAX_BUFFERED_BYTES = 256 * 1024
-"""Reading stops above this, and goes on below half of it."""
+"""Reading stops above this, and goes on when it is taken."""
 MAX_IDLE_S = 60.0
 """How long a connection is kept unused."""
 _ONE_WRITE_BYTES = 64 * 1024
@@ -184,13 +183,12 @@ class Http1Response:
 
     def __init__(self, connection: Connection, timeouts: Timeouts, *, has_body: bool) -> None:
         self.has_begun = False
-        self.num_buffered_bytes = 0
         self._connection: Connection | None = connection
         self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
         self._timeouts = timeouts
         self._has_body = has_body
         self._raw_headers: list[tuple[bytes, bytes]] = []
-        self._pieces: deque[bytes] = deque()
+        self._buffer = bytearray()  # of the body, since the last piece was taken
         self._num_head_bytes = 0  # or of trailers: since the last piece of the body
         self._has_head = self._is_whole = self._keeps_alive = self._ends_with_connection = False
         self._fault: str | None = None
@@ -214,19 +212,23 @@ class Http1Response:
         return self
 
     async def __anext__(self) -> bytes:
-        while not self._pieces:
+        while not self._buffer:
             if self._connection is None:
                 raise self._failure or StopAsyncIteration
             await self._wait(self._timeouts.idle_s)
-        piece = self._pieces.popleft()
-        self.num_buffered_bytes -= len(piece)
-        if self._connection is not None and self.num_buffered_bytes <= MAX_BUFFERED_BYTES // 2:
+        piece = bytes(self._buffer)
+        self._buffer.clear()
+        if self._connection is not None:
             self._connection.resume()
         return piece
 
     async def aclose(self) -> None:
-        self._pieces.clear()
+        self._buffer.clear()
         self._fail("it was not read to its end")
+
+    @property
+    def num_buffered_bytes(self) -> int:
+        return len(self._buffer)
 
     def feed(self, data: bytes) -> None:
         assert self._parser is not None and self._connection is not None
@@ -283,8 +285,7 @@ class Http1Response:
     def on_body(self, piece: bytes) -> None:
         if self._has_head and not self._is_whole:
             self._num_head_bytes = 0
-            self.num_buffered_bytes += len(piece)
-            self._pieces.append(piece)
+            self._buffer += piece
             self._wake()
 
     def on_message_complete(self) -> None:

@@ -1,15 +1,23 @@
 """Plain HTTP/1.1 to one replica over kept connections, by hand: its cost is added to every request, and
 aiohttp's is about three times as much (docs/architecture.md, "The way to a replica").
 
-A reused connection that ends before any byte of a response was closed by the replica while it lay idle: the request is
-sent once more, on a fresh one. Nothing else is ever sent twice: that is for the caller to decide.
+A reused connection that ends before any byte of a response was probably closed by the replica while it lay idle: the
+request is sent once more on a fresh one, if the caller allows it. Nothing else is ever sent twice.
 """
 
 import asyncio
 from urllib.parse import SplitResult
 
 from hotloop.router.upstream.connection import Connection, Http1Response, Pool
-from hotloop.router.upstream.wire import Timeouts, UpstreamFailed, UpstreamRequest, check_request, describe
+from hotloop.router.upstream.wire import (
+    MayResend,
+    Timeouts,
+    UpstreamFailed,
+    UpstreamRequest,
+    always,
+    check_request,
+    describe,
+)
 
 _WITHOUT_BODY = frozenset({"GET", "HEAD", "DELETE", "OPTIONS"})
 
@@ -28,7 +36,7 @@ class Http1Upstream:
     def num_open(self) -> int:
         return self._pool.num_open
 
-    async def send(self, request: UpstreamRequest) -> Http1Response:
+    async def send(self, request: UpstreamRequest, may_resend: MayResend = always) -> Http1Response:
         head = self._render_head(request)
         connection = await self._take()
         response = self._start(connection, head, request)
@@ -36,7 +44,7 @@ class Http1Upstream:
             return await response.head()
         except UpstreamFailed as failure:
             is_stale = connection.num_requests > 1 and not response.has_begun and not failure.is_timeout
-            if not is_stale or self._is_closed:
+            if not is_stale or self._is_closed or not may_resend():
                 raise
         return await self._start(await self._take(is_fresh=True), head, request).head()
 

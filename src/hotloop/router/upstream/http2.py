@@ -22,10 +22,12 @@ from hotloop.router.upstream.connection import MAX_IDLE_S
 from hotloop.router.upstream.wire import (
     SOCKET_OPTIONS,
     Headers,
+    MayResend,
     Stage,
     Timeouts,
     UpstreamFailed,
     UpstreamRequest,
+    always,
     check_request,
     describe,
 )
@@ -58,13 +60,13 @@ class HttpxUpstream:
     def num_open(self) -> int:
         return sum(lane.num_responses for lane in self._lanes)
 
-    async def send(self, request: UpstreamRequest) -> "HttpxResponse":
+    async def send(self, request: UpstreamRequest, may_resend: MayResend = always) -> "HttpxResponse":
         check_request(request)
         response = HttpxResponse(self, self._lane, self._timeouts)
         try:
             return await self._begin(response, request)
         except UpstreamFailed as failure:
-            if response.is_fresh or failure.stage == "connect" or failure.is_timeout:
+            if response.is_fresh or failure.stage == "connect" or failure.is_timeout or not may_resend():
                 raise
         return await self._begin(HttpxResponse(self, self._lane, self._timeouts), request)
 

@@ -7,12 +7,16 @@ Bytes are never touched: a body goes out as it was given and comes back piece by
 import os
 import re
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Literal, Protocol, Self
+from typing import Literal, Protocol, Self, TypeVar
+
+import msgspec
 
 from hotloop.core.errors import HotloopError, RequestError
+
+T = TypeVar("T")
 
 Headers = Sequence[tuple[bytes, bytes]]
 Stage = Literal["connect", "send", "head", "body"]
@@ -26,13 +30,20 @@ SOCKET_OPTIONS: Sequence[tuple[int, int, int]] = (
 so keepalive probes and unacknowledged bytes decide, not silence."""
 
 _LINE_BREAK = re.compile(rb"[\0\r\n]")
-_TARGET = re.compile(r"/[!-~]*")
+TARGET = re.compile(r"/[!-~]*")
 _WHAT_FAILED: dict[Stage, str] = {
     "connect": "no connection to the replica",
     "send": "the replica did not take the request",
     "head": "the replica did not answer",
     "body": "the replica's answer broke off",
 }
+
+
+MayResend = Callable[[], bool]
+
+
+def always() -> bool:
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +66,8 @@ class UpstreamResponse(Protocol):
         """Names in lower case; without hop-by-hop headers and content-length."""
 
     def __aiter__(self) -> AsyncIterator[bytes]:
-        """The body as it arrives, nothing merged or held back. Raises UpstreamFailed if it breaks off."""
+        """The body as it arrives: what has come since the last piece, nothing held back. Raises UpstreamFailed if it
+        breaks off."""
 
     async def aclose(self) -> None:
         """Read no more. Unless the body had come to its end, the connection is closed. May be called twice."""
@@ -68,8 +80,11 @@ class Upstream(Protocol):
     def num_open(self) -> int:
         """Connections open or being opened, idle ones too; where responses share connections, open responses."""
 
-    async def send(self, request: UpstreamRequest) -> UpstreamResponse:
-        """The response, once its head is there. Waits while all connections are taken. Raises UpstreamFailed."""
+    async def send(self, request: UpstreamRequest, may_resend: MayResend = always) -> UpstreamResponse:
+        """The response, once its head is there. Waits while all connections are taken. Raises UpstreamFailed.
+
+        `may_resend` is asked before a request is sent once more because a kept connection was closed without an
+        answer: whether the replica has run it by then cannot be known."""
 
     async def aclose(self) -> None:
         """Close every connection, those in use too: drain first."""
@@ -129,6 +144,14 @@ async def fetch(upstream: Upstream, request: UpstreamRequest, max_bytes: int) ->
         await response.aclose()
 
 
+def parse_json(body: bytes, kind: type[T]) -> T | None:
+    """What a replica said, if it is of that kind: None for bad UTF-8, numbers out of range, and nesting too deep."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (ValueError, RecursionError):  # those of msgspec are ValueErrors
+        return None
+
+
 def describe(error: Exception) -> str:
     """In words, without the address that the system's own words hold."""
     number = getattr(error, "errno", None)
@@ -137,7 +160,7 @@ def describe(error: Exception) -> str:
 
 def check_request(request: UpstreamRequest) -> None:
     """Raises RequestError if the replica could read it as something else than one request."""
-    if not _TARGET.fullmatch(request.target):
+    if not TARGET.fullmatch(request.target):
         raise RequestError("the target of a request is no path, or holds a space or a letter beyond ASCII")
     if _LINE_BREAK.search(b"".join(chain.from_iterable(request.headers))):
         raise RequestError("a header of a request holds a line break")

@@ -1,0 +1,67 @@
+"""A request as one replica is sent it: the client's own bytes where they will do, else changed or translated.
+
+Fields change where replicas differ: what they call the model, what `priority` means to them, and whether a stream ends
+with its usage, which the router counts.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from hotloop.router.kinds import Kind
+from hotloop.router.replicas.replica import Replica
+from hotloop.router.request import RoutedRequest, change
+from hotloop.router.translate import Translation, can_translate, translate
+from hotloop.router.upstream.wire import UpstreamRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Composed:
+    """A request as one replica is sent it."""
+
+    sent: UpstreamRequest
+    translation: Translation | None = None
+    can_translate: bool = False
+    """Whether it went out as it is and could be translated, if the replica turns out not to have its path."""
+    hides_usage: bool = False
+
+
+def compose(request: RoutedRequest, replica: Replica, headers: Mapping[bytes, bytes]) -> Composed:
+    """The client's own bytes if the replica speaks that API, but for fields that have to be others there. Raises
+    RequestError if the request cannot be said in any API the replica speaks."""
+    is_spoken = request.api in replica.apis
+    options = usage_options(request) if replica.kind.has_stream_usage or not is_spoken else None
+    changes: dict[str, Any] = {"stream_options": options} if options else {}
+    model = replica.models.get(request.model, request.model)
+    if model != request.model:
+        changes["model"] = model
+    if request.given_priority is not None and not takes_priority(replica.kind, request.given_priority):
+        changes["priority"] = None
+    if is_spoken:
+        sent = UpstreamRequest("POST", request.target, replica.headers(headers), request.replace(changes))
+        is_near = not request.is_question and can_translate(request.api, replica.apis - {request.api})
+        return Composed(sent, can_translate=is_near, hides_usage=bool(options))
+    given = change(request.read_body(), changes)
+    translation = translate(request.api, replica.apis, given, is_strict=replica.kind.is_strict)
+    path, translated = translation.request()
+    sent = UpstreamRequest("POST", path, replica.headers(headers), msgspec.json.encode(translated))
+    return Composed(sent, translation, hides_usage=bool(options))
+
+
+def usage_options(request: RoutedRequest) -> dict[str, Any] | None:
+    """`stream_options` that ask for usage, for a stream that would have none and whose client did not."""
+    given = request.stream_options or {}
+    if not request.is_stream or request.api not in ("chat", "completions") or not isinstance(given, dict):
+        return None
+    if given.get("include_usage"):
+        return None
+    # vLLM's usage in every chunk comes only with usage at the end, so this client would not have got it.
+    return {**change(given, {"continuous_usage_stats": None}), "include_usage": True}
+
+
+def takes_priority(kind: Kind, given: Any) -> bool:
+    """hotloop knows classes, and says itself what is wrong with another. A class has no number elsewhere: whether a
+    low one goes first, or any but 0 is refused, depends on how the engine was started."""
+    return kind.priority is str or (kind.priority is int and type(given) is int)

@@ -1,0 +1,64 @@
+"""What a replica says about itself is read with care: nothing that it sends ends its watch."""
+
+import pytest
+from tests.router.conftest import Page, running
+
+from hotloop.core.config import RouterConfig
+from hotloop.router.config import FleetConfig, ReplicaConfig
+
+DEEP = b"[" * 100_000 + b"]" * 100_000
+
+
+def config_of(replica, **fields):
+    return ReplicaConfig(url=replica.url, name="r", kind="vllm", **fields)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/metrics", b"vllm:num_requests_running 1e999\n"),
+        ("/metrics", b"vllm:num_requests_running 1e300\n" * 20),
+        ("/metrics", b"vllm:num_requests_running " + b"9" * 1_000_000 + b"\n"),
+        ("/metrics", b"vllm:num_requests_running{\xff} 1\n"),
+        ("/v1/models", b'{"data":[{"id":"\xff"}]}'),
+        ("/v1/models", b'{"data":[{"id":"m"}],"more":' + DEEP + b"}"),
+        ("/v1/models", b'{"data":[{"id":"m"}],"more":1e999}'),
+        ("/v1/models", b'{"data":[{"id":' + DEEP + b"}]}"),
+    ],
+)
+async def test_the_watch_survives_any_page(scripted, route, path, body):
+    router = await route((config_of(scripted),))
+    good = scripted.pages[path]
+    scripted.pages["/health"] = Page(b"{}", 503)
+    await router.until(lambda: router.fleet.replicas["r"].state == "down")
+    scripted.pages[path] = Page(body)
+    scripted.pages["/health"] = Page(b"{}")
+    await router.until(lambda: router.fleet.replicas["r"].state == "up")
+    scripted.pages["/health"] = Page(b"{}", 503)
+    await router.until(lambda: router.fleet.replicas["r"].state == "down")
+    scripted.pages |= {path: good, "/health": Page(b"{}")}
+    await router.until(lambda: router.fleet.replicas["r"].state == "up")
+    assert (await router.client.get("/metrics")).status_code == 200
+
+
+async def test_an_error_of_the_probe_itself_takes_the_replica_out_with_the_reason(scripted):
+    """As a request that cannot be sent: it is neither answered nor does it fail."""
+    config = FleetConfig(
+        router=RouterConfig(health_interval_s=0.05), replicas=(config_of(scripted, health_path="no-slash"),)
+    )
+    async with running(config) as router:
+        replica = router.fleet.replicas["r"]
+        await router.until(lambda: replica.state == "down")
+        assert "is no path" in replica.why
+        scripted.pages["/v1/models"] = Page(b'{"data":[{"id":"new"}]}')
+        await router.until(lambda: "new" in replica.models)  # it is still looked at
+
+
+async def test_a_long_list_of_models_is_cut(scripted, route):
+    cards = b",".join(b'{"id":"model-%d"}' % i for i in range(50_000))
+    scripted.pages["/v1/models"] = Page(b'{"data":[' + cards + b"]}")
+    router = await route((config_of(scripted),))
+    assert len(router.fleet.replicas["r"].models) <= 10_000
+    answer = await router.client.post("/v1/chat/completions", json={"model": "nobody", "messages": []})
+    assert answer.status_code == 404
+    assert len(answer.content) < 10_000

@@ -1,0 +1,124 @@
+"""Streams are counted whether or not the client asked for usage; fields that a kind would refuse stay here."""
+
+import json
+
+import pytest
+from tests.router.conftest import MESSAGES, Page
+from tests.router.translate.replicas import chunks, message_events
+
+from hotloop.router.config import ReplicaConfig
+from hotloop.router.kinds import KINDS
+
+CHAT = "/v1/chat/completions"
+USAGE = {"prompt_tokens": 900, "completion_tokens": 5, "total_tokens": 905}
+PLAIN = chunks({"content": 'a "usage": {} \n\n b'}, {"content": "b"})
+COUNTED = chunks({"content": 'a "usage": {} \n\n b'}, {"content": "b"}, usage=USAGE)
+PING = b": ping\n\n"
+
+
+async def stream(router, **fields):
+    return await router.client.post(CHAT, json={"model": "m", "messages": MESSAGES, "stream": True, **fields})
+
+
+async def counted(router) -> str:
+    return (await router.client.get("/metrics")).text
+
+
+def of_kind(replica, kind: str, body: bytes, size: int = 1 << 20) -> ReplicaConfig:
+    replica.pages |= dict.fromkeys((CHAT, "/v1/completions"), Page(body, 200, b"text/event-stream", size))
+    replica.pages["/api/version"] = Page(b"{}")
+    return ReplicaConfig(url=replica.url, name="r", kind=kind)
+
+
+@pytest.mark.parametrize("size", [1, 7, 1 << 20])
+async def test_usage_is_asked_for_counted_and_kept_from_a_client_that_did_not_ask(scripted, route, size):
+    router = await route((of_kind(scripted, "vllm", COUNTED, size),))
+    answer = await stream(router)
+    assert answer.content == PING + PLAIN
+    assert scripted.seen[0][1]["stream_options"] == {"include_usage": True}
+    assert 'hotloop_router_prompt_tokens_total{replica="r"} 900.0' in await counted(router)
+
+
+async def test_line_ends_are_the_replicas_own(scripted, route):
+    router = await route((of_kind(scripted, "vllm", COUNTED.replace(b"\n", b"\r\n")),))
+    assert (await stream(router)).content == PING + PLAIN.replace(b"\n", b"\r\n")
+
+
+async def test_usage_that_the_client_asked_for_is_passed_on(scripted, route):
+    router = await route((of_kind(scripted, "vllm", COUNTED),))
+    answer = await stream(router, stream_options={"include_usage": True, "continuous_usage_stats": True})
+    assert answer.content == PING + COUNTED
+    assert scripted.seen[0][1]["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
+
+
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [
+        (None, {"include_usage": True}),
+        ({"include_usage": False}, {"include_usage": True}),
+        ({"include_obfuscation": False}, {"include_obfuscation": False, "include_usage": True}),
+        ({"include_usage": False, "continuous_usage_stats": True}, {"include_usage": True}),
+        ("wrong", "wrong"),
+    ],
+)
+async def test_other_options_of_a_stream_stay(scripted, route, given, sent):
+    router = await route((of_kind(scripted, "vllm", COUNTED),))
+    await stream(router, stream_options=given)
+    assert scripted.seen[0][1]["stream_options"] == sent
+
+
+async def test_a_chunk_with_usage_and_words_is_passed_on(scripted, route):
+    """As of an engine that says it with the last words."""
+    last = {"id": "1", "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], "usage": USAGE}
+    body = b"data: " + json.dumps(last).encode() + b"\n\ndata: [DONE]\n\n"
+    router = await route((of_kind(scripted, "vllm", body),))
+    assert (await stream(router)).content == PING + body
+    assert 'hotloop_router_prompt_tokens_total{replica="r"} 900.0' in await counted(router)
+
+
+async def test_chunks_do_not_say_that_usage_is_to_come(scripted, route):
+    """OpenAI and hotloop do so in every chunk of a stream that will have usage."""
+    said = json.dumps({"content": ', "usage": null'}).encode()
+    before = b'data: {"choices":[{"index":0,"delta":' + said + b'}],"usage":null}\n\n'
+    body = before + COUNTED
+    router = await route((of_kind(scripted, "openai", body),))
+    assert (await stream(router)).content == PING + before.replace(b',"usage":null', b"") + PLAIN
+
+
+async def test_completions_are_counted_too(scripted, route):
+    router = await route((of_kind(scripted, "vllm", COUNTED),))
+    answer = await router.client.post("/v1/completions", json={"model": "m", "prompt": "a", "stream": True})
+    assert answer.content == PING + PLAIN
+
+
+async def test_a_kind_of_which_nothing_is_known_is_not_asked(scripted, route):
+    router = await route((of_kind(scripted, "openai_compatible", PLAIN),))
+    assert (await stream(router)).content == PING + PLAIN
+    assert "stream_options" not in scripted.seen[0][1]
+
+
+async def test_a_whole_answer_needs_no_asking(scripted, route):
+    router = await route((of_kind(scripted, "vllm", b"{}"),))
+    await stream(router, stream=False)
+    assert "stream_options" not in scripted.seen[0][1]
+
+
+async def test_a_translated_stream_is_counted(scripted, route):
+    words = ({"type": "text", "text": ""}, [{"type": "text_delta", "text": "Hello"}])
+    usage = {"input_tokens": 800, "output_tokens": 1}
+    scripted.pages["/v1/messages"] = Page(message_events(words, usage=usage), 200, b"text/event-stream")
+    config = ReplicaConfig(url=scripted.url, name="r", kind="vllm", apis=frozenset({"messages"}))
+    router = await route((config,))
+    answer = await stream(router)
+    assert b'"usage"' not in answer.content
+    assert answer.content.endswith(b"data: [DONE]\n\n")
+    assert 'hotloop_router_prompt_tokens_total{replica="r"} 800.0' in await counted(router)
+
+
+@pytest.mark.parametrize("kind", [name for name, kind in KINDS.items() if "chat" in kind.apis])
+@pytest.mark.parametrize("given", ["background", 7])
+async def test_a_priority_reaches_who_understands_it(scripted, route, kind, given):
+    router = await route((of_kind(scripted, kind, b"{}"),))
+    await stream(router, stream=False, priority=given)
+    is_kept = kind == "hotloop" or (given == 7 and kind in ("vllm", "sglang"))
+    assert scripted.seen[0][1].get("priority") == (given if is_kept else None)
