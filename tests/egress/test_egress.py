@@ -143,7 +143,8 @@ def test_a_command_contacts_nobody(name: str, guard: Guard, url: str):
     argv = COMMANDS[name].format(url=url).split()
     done = guard.python("-m", "hotloop", *name.split(), *argv, stdin="Hello\n")
     check_nothing_left_the_machine(guard)
-    assert done.returncode == 0, done.stderr
+    has_findings = name == "doctor" and done.returncode == 1 and done.stdout  # of a busy machine, too
+    assert done.returncode == 0 or has_findings, done.stderr
 
 
 @pytest.mark.parametrize("name", SERVING)

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -89,8 +89,9 @@ class Renderer:
 
     def close(self) -> None:
         """End the processes that are idle; the next template starts another."""
-        while self._idle:
-            self._idle.pop().end()
+        with suppress(IndexError):
+            while True:
+                self._idle.pop().end()
 
     @contextmanager
     def _place(self, places: threading.Semaphore) -> Iterator[None]:
@@ -125,11 +126,10 @@ class Renderer:
                 return answer
 
     def _take(self) -> "_Process":
-        while self._idle:
-            process = self._idle.pop()
-            if process.is_alive:
-                return process
-            process.end()  # so it was from outside
+        with suppress(IndexError):  # none is idle
+            while not (process := self._idle.pop()).is_alive:
+                process.end()
+            return process
         return self._start()
 
     def _start(self) -> "_Process":
