@@ -62,6 +62,13 @@ log says what has changed (`reload: changed: API keys, log_level=debug; needs a 
 and, for `route`, replicas, tiers and routes of its file. Whatever else has changed is named in that line, and waits
 for a restart; so do keys where there were none, and none where there were keys. A terminal that is closed also sends
 SIGHUP to what runs in it: both then stop as they do on SIGTERM.
+
+## What leaves this machine
+hotloop sends nothing anywhere by itself. It connects to the addresses it is given (replicas, `--url`, MCP servers,
+`trace_otlp`), and downloads a model, or the questions of `hotloop bench tools`, that a command needs and this machine
+does not have. The telemetry of OpenVINO, `huggingface_hub` and [Ray](ray.md) is switched off in what hotloop starts;
+where a program has imported `openvino` before hotloop, that is its own. Outside the cache folder nothing is written
+into the home folder, but for the hub's cache.
 """
 
 

@@ -50,8 +50,6 @@ def test_flags_and_file_together(tmp_path):
         ("[[replicas]]\nurl = 'http://a'\nport = 5", "port"),
         ("[[replicas]]\nurl = 'http://a'\nweight = 'much'", "weight"),
         ("[[replicas]]\nurl = 'http://a'\nweight = 0", "above zero"),
-        ("[[replicas]]\nurl = 'http://a'\nhealth_path = 'up'", "health_path must be a path"),
-        ("[[replicas]]\nurl = 'http://a'\nhealth_path = '/a b'", "health_path must be a path"),
         ("[[replicas]]\nurl = 'http://a'\nkind = 'abacus'", "there is no kind 'abacus'"),
         ("[[replicas]]\nurl = 'http://a'\napis = ['fax']", "apis"),
         ("[[replicas]]\nurl = 'ftp://a'", "not an address"),
