@@ -28,7 +28,7 @@ from hotloop.models.catalogue import home
 BUILD_ERRORS = (OSError, AttributeError, subprocess.SubprocessError)
 EMULATED = "-DEMULATE_TILES"
 """With it there is no need for AMX: for tests of what is made for it."""
-_COMPILE_TIMEOUT_S = 300
+_COMPILE_TIMEOUT_S = 600  # zig compiles its C++ library with the first link
 _FOLDER = Path(__file__).parent
 _FROM_WHEEL = _FOLDER / "lib"
 
