@@ -117,7 +117,7 @@ def test_what_has_the_wrong_type_is_left_for_the_replica_to_refuse():
 
 def test_renaming_changes_the_name_alone():
     raw = b'{"model": "a", "x": [1,  2.50], "messages": []}'
-    renamed = parse_request(CHAT, {}, raw).rename("b")
+    renamed = parse_request(CHAT, {}, raw).edit(model="b")
     assert json.loads(renamed) == {**json.loads(raw), "model": "b"}
     assert b"[1,  2.50]" in renamed
 

@@ -126,6 +126,7 @@ def make_older(path, version: int) -> None:
     connection = sqlite3.connect(path)
     connection.executescript(
         "ALTER TABLE runs RENAME COLUMN num_recomputed TO num_again; PRAGMA user_version = 2;"
+        "DROP INDEX runs_by_tenant; ALTER TABLE runs DROP COLUMN tenant; ALTER TABLE spans DROP COLUMN tenant;"
         "UPDATE spans SET attributes = replace(attributes, 'num_recomputed', 'num_again');"
         "UPDATE spans SET attributes = replace(attributes, 'is_prefill_only', 'is_reading')"
     )
@@ -155,6 +156,21 @@ def test_a_store_of_an_older_version_is_brought_up_to_date(path, opens, version)
     with TraceStore(path) as reader:
         assert reader.runs()[0].num_recomputed == 12, "what a span of the older version had added is taken off"
     add_spans(path, a_run(50))
+
+
+def test_runs_of_one_tenant(path):
+    """By the tenant that servers and routers told of; an agent does not know it."""
+    add_spans(path, [replace(each, tenant="anna" if each.name == names.REQUEST else "") for each in a_run(1)])
+    others = [replace(each, trace_id="b" * 32, tenant="bob") for each in a_run(2)]
+    add_spans(path, others)
+    with TraceStore(path) as reader:
+        ours, theirs = reader.runs(tenant="anna"), reader.runs(tenant="bob")
+        assert [run.tenant for run in (*ours, *theirs)] == ["anna", "bob"]
+        assert len(reader.runs()) == 2
+        assert reader.run("b" * 32, "anna") is None
+        assert reader.run("b" * 32, "bob") == reader.run("b" * 32) == theirs[0]
+        for before in ("b" * 32, "c" * 32):
+            assert reader.runs(tenant="anna", before=before) == [], "whether there is such a run is not told"
 
 
 def test_only_its_owner_may_read_it(path):

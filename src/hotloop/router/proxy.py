@@ -207,14 +207,18 @@ def compose(
 ) -> tuple[UpstreamRequest, Translation | None]:
     """The client's own bytes if the replica speaks that API and calls the model so. Raises RequestError if the request
     cannot be said in any API the replica speaks."""
-    model = replica.models.get(request.model, request.model)
-    if request.api in replica.apis:
-        body = request.raw if model == request.model else request.rename(model)
-        return UpstreamRequest("POST", request.target, replica.headers(headers), body), None
+    model, spoken = replica.models.get(request.model, request.model), replica.speaks(request)
+    sent = replica.headers(headers, request.tenant)
+    changed = {"model": model} if model != request.model else {}
+    if request.scope and replica.kind.salted:
+        changed["cache_salt"] = request.cache_salt
+    if request.api in spoken:
+        body = request.edit(**changed) if changed else request.raw
+        return UpstreamRequest("POST", request.target, sent, body), None
     given = {**request.read_body(), "model": model}
-    translation = translate(request.api, replica.apis, given, is_strict=replica.kind.is_strict)
+    translation = translate(request.api, spoken, given, is_strict=replica.kind.is_strict)
     path, translated = translation.request()
-    return UpstreamRequest("POST", path, replica.headers(headers), msgspec.json.encode(translated)), translation
+    return UpstreamRequest("POST", path, sent, msgspec.json.encode({**translated, **changed})), translation
 
 
 def answer_headers(

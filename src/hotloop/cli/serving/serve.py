@@ -53,7 +53,7 @@ def serve(
 
     For the loop everybody starts with, no reuse and one request at a time: --no-prefix-cache --max-running 1
     """
-    from hotloop.border.requests import read_keys
+    from hotloop.border.keys import read_keys
     from hotloop.cli.serving.pages import live_of_engine, opened_store, page_of
 
     began_at = time.monotonic()
@@ -114,7 +114,7 @@ def route(*, router: RouterFlags = RouterConfig(), trace: TraceFlags = TRACED, c
     Replicas may be hotloop, vLLM, SGLang, TGI, TensorRT-LLM, llama.cpp, Ollama, or hosted APIs; what they are is found
     out. A file (--config fleet.toml) can say more about each; SIGHUP reads it again, and no stream is dropped.
     """
-    from hotloop.border.requests import read_keys
+    from hotloop.border.keys import read_keys
     from hotloop.cli.serving.pages import live_of_router, opened_store, page_of
     from hotloop.router.config import read_fleet
     from hotloop.router.serve import RouterServer
