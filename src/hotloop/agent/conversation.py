@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from hotloop.core.errors import ConfigError
+from hotloop.core.files import write_private
 from hotloop.core.message import Message
 
 
@@ -55,7 +56,8 @@ class Conversation:
         return conversation
 
     def save(self, path: Path | str) -> None:
-        Path(path).write_text(self.to_json(), encoding="utf-8")
+        """Only its owner may read the file."""
+        write_private(Path(path), self.to_json().encode())
 
     @classmethod
     def load(cls, path: Path | str) -> "Conversation":

@@ -1,6 +1,7 @@
-"""Files that a person names: read, or said in a line why not."""
+"""Files that a person names: read, or said in a line why not; and written for their owner alone."""
 
 import gzip
+import os
 import tomllib
 import zlib
 from collections.abc import Iterator
@@ -18,6 +19,12 @@ def named_errors(verb: str, path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise ConfigError(f"cannot {verb} {path}: {error.strerror}") from None
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Write a file that holds what was said: one that is made here only its owner may read, from the beginning."""
+    with open(path, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        file.write(data)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
