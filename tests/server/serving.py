@@ -137,6 +137,7 @@ class Serving:
         tokenizer: Tokenizer = TOKENIZER,
         tracer: Tracer | None = None,
         backend: Backend | None = None,
+        page: Callable[[Engine], Application] | None = None,
     ) -> None:
         self.gate = Gate()
         self.notices: list[str] = []
@@ -150,6 +151,7 @@ class Serving:
             self.engine,
             config or ServerConfig(port=0),
             tracer=tracer,
+            page=page(self.engine) if page else None,
             on_ready=self._on_ready,
             on_drain=self._on_drain,
         )

@@ -158,21 +158,6 @@ def test_a_store_of_an_older_version_is_brought_up_to_date(path, opens, version)
     add_spans(path, a_run(50))
 
 
-def test_runs_of_one_tenant(path):
-    """By the tenant that servers and routers told of; an agent does not know it."""
-    add_spans(path, [replace(each, tenant="anna" if each.name == names.REQUEST else "") for each in a_run(1)])
-    others = [replace(each, trace_id="b" * 32, tenant="bob") for each in a_run(2)]
-    add_spans(path, others)
-    with TraceStore(path) as reader:
-        ours, theirs = reader.runs(tenant="anna"), reader.runs(tenant="bob")
-        assert [run.tenant for run in (*ours, *theirs)] == ["anna", "bob"]
-        assert len(reader.runs()) == 2
-        assert reader.run("b" * 32, "anna") is None
-        assert reader.run("b" * 32, "bob") == reader.run("b" * 32) == theirs[0]
-        for before in ("b" * 32, "c" * 32):
-            assert reader.runs(tenant="anna", before=before) == [], "whether there is such a run is not told"
-
-
 def test_only_its_owner_may_read_it(path):
     StoreTracer(path).close()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
