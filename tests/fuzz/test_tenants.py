@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,7 +27,9 @@ from hotloop.core.config import EngineConfig, ServerConfig
 from hotloop.router.app import OWNED
 from hotloop.router.kinds import PATHS, QUESTIONS
 from hotloop.server.app import ROUTES
+from hotloop.trace import names
 from hotloop.trace.content import Content
+from hotloop.trace.span import Span
 from hotloop.trace.store import StoreTracer, TraceStore
 from hotloop.ui.app import create_ui
 
@@ -142,7 +145,6 @@ def test_tenants_neither_find_nor_feel_each_other(way: str) -> None:
 
 
 # Several keys, at a server and at a router before one: every endpoint, and the dashboard's API.
-
 Asked = tuple[str, str, Fields | None]
 VOLATILE = re.compile(
     r'[0-9a-f]{16,}|"(?:created|created_at|completed_at|evicted_at)": ?[\d.]+|"waits_ms": ?\{[^}]*\}|req_\w+'
@@ -152,13 +154,30 @@ SHOWN = ("session", "model", *(f"num_{what}" for what in ("prompt", "cached", "o
 KEYS = "watched\nother\nroot admin\nscrape metrics\n"
 
 
+class Recorded(StoreTracer):
+    """Knows which answers it was told of: a span is recorded a moment after its client has the answer."""
+
+    def __init__(self, path: Path, *layers: str) -> None:
+        self._layers = layers
+        self._told: set[tuple[str, str]] = set()
+        super().__init__(path, content=Content(is_kept=True))
+
+    def record(self, span: Span) -> None:
+        super().record(span)
+        self._told.add((span.name, span.attributes.get(names.ANSWER_ID, "")))
+
+    def catch_up(self, answer_ids: Sequence[str]) -> None:
+        until(lambda: {*product(self._layers, answer_ids)} <= self._told)
+        assert self.flush()
+
+
 class Client:
     """A tenant at one house, and what it has made there."""
 
-    def __init__(self, name: str, http: httpx.Client, flush: Callable[[], object]) -> None:
+    def __init__(self, name: str, http: httpx.Client, recorded: Recorded) -> None:
         self.name = name
         self._http = http
-        self._flush = flush
+        self._recorded = recorded
         self.responses: list[str] = []
         self.answers: list[str] = []
         self.runs: list[str] = []
@@ -166,8 +185,8 @@ class Client:
 
     def send(self, asked: Asked) -> httpx.Response:
         method, path, body = asked
-        if path.startswith("/ui"):
-            self._flush()
+        if path.startswith("/ui/api"):
+            self._recorded.catch_up(self.answers[-10:])
         headers = {"authorization": f"Bearer {self.name}"}
         if body and "user" in body:  # a trace that both of them may name
             headers["traceparent"] = f"00-{len(str(body)):032x}-{'cd' * 8}-01"
@@ -190,8 +209,8 @@ class Client:
         self.ids.update(re.findall(r"[0-9a-f]{16,}", " ".join(self.answers[-1:] + self.runs)))
         return answer
 
-    def latest(self, names: Sequence[str], rng: random.Random) -> str:
-        return rng.choice(names[-10:]) if names else "0" * 32
+    def latest(self, made: Sequence[str], rng: random.Random) -> str:
+        return rng.choice(made[-10:]) if made else "0" * 32
 
 
 def is_stream(answer: httpx.Response) -> bool:
@@ -245,11 +264,9 @@ CASES: dict[str, Callable[[Client, random.Random], Asked]] = {
     "DELETE /v1/responses/{id}": of_response("DELETE", "/v1/responses/{id}"),
     "POST /v1/responses/{id}/cancel": of_response("POST", "/v1/responses/{id}/cancel"),
     "GET /v1/responses/{id}/input_items": of_response("GET", "/v1/responses/{id}/input_items"),
-    "GET /v1/cache/explain/{id:path}": lambda client, rng: (
-        "GET",
-        f"/v1/cache/explain/{client.latest(client.answers, rng)}",
-        None,
-    ),
+    "GET /v1/cache/explain/{id:path}": lambda client, rng: plain(
+        f"/v1/cache/explain/{client.latest(client.answers, rng)}"
+    )(client, rng),
     **{f"GET {path}": plain(path) for path in ("/v1/models", "/health", "/ready", "/version", "/metrics")},
     "GET /openapi.json": plain("/openapi.json"),
     "GET /v1/models/{model:path}": plain("/v1/models/tiny"),
@@ -286,7 +303,7 @@ def test_every_endpoint_has_a_case() -> None:
     router = {f"POST {path}" for path in PATHS} | {"GET /router/replicas"}
     assert {*CASES} == routes_of(ROUTES) | routes_of(page.routes) | router
     assert all(any(name.split()[1].startswith(path) for name in CASES) for path in OWNED)
-    assert {path for path in OPERATOR_PATHS if f"GET {path}" not in CASES} == set()
+    assert {f"GET {path}" for path in OPERATOR_PATHS} <= {*CASES}
 
 
 def tell(asked: Asked, answer: httpx.Response) -> object:
@@ -313,10 +330,10 @@ def check_nothing_of(other: Client, asked: Asked, answer: httpx.Response) -> Non
 
 def steal(thief: Client, owner: Client, rng: random.Random) -> None:
     """Ask for what is another's in every way there is: it is as if it were not there."""
-    by_response = {"POST /v1/responses", "POST /v1/responses/input_tokens"} & {*CASES}
+    by_response = ["POST /v1/responses", "POST /v1/responses/input_tokens"]
     name = rng.choice([*by_response, *(name for name in CASES if "{id" in name), "GET /ui/api/runs"])
-    names = owner.runs if "/ui/" in name else owner.answers if "explain" in name else owner.responses
-    theirs, nobodys = owner.latest(names, rng), "0" * 32 if "/ui/" in name else "resp_" + "0" * 48
+    made = owner.runs if "/ui/" in name else owner.answers if "explain" in name else owner.responses
+    theirs, nobodys = owner.latest(made, rng), "0" * 32 if "/ui/" in name else "resp_" + "0" * 48
     method, _, path = name.partition(" ")
     told = []
     for each in (theirs, nobodys):
@@ -334,11 +351,12 @@ def steal(thief: Client, owner: Client, rng: random.Random) -> None:
 
 
 @contextmanager
-def house(way: str, folder: Path) -> Iterator[tuple[httpx.Client, Callable[[], object]]]:
-    """An API with several keys and its dashboard, and a way to have all recorded."""
+def house(way: str, folder: Path) -> Iterator[tuple[httpx.Client, Recorded]]:
+    """An API with several keys and its dashboard."""
     folder.mkdir()
     (folder / "keys").write_text(KEYS)
-    tracer = StoreTracer(folder / "trace.db", content=Content(is_kept=True))
+    layers = (names.REQUEST,) if way == "at a server" else (names.ROUTE, names.REQUEST)
+    tracer = Recorded(folder / "trace.db", *layers)
     keys = read_keys(None, str(folder / "keys"))
     memory: Fields = {"explain_memory_tokens": 50_000_000, "prompt_memory_tokens": 50_000_000}
     with ExitStack() as stack:
@@ -355,7 +373,7 @@ def house(way: str, folder: Path) -> Iterator[tuple[httpx.Client, Callable[[], o
             show = lambda app: page_of(store, "", lambda: live_of_router(app), keys=keys)  # noqa: E731
             options: Fields = {"api_key_file": str(folder / "keys"), "tracer": tracer, "page": show}
             url = stack.enter_context(Routing(replica, replica_key="of the replica", **options))
-        yield stack.enter_context(http_at(url)), tracer.flush
+        yield stack.enter_context(http_at(url)), tracer
 
 
 @pytest.mark.parametrize("way", ["at a server", "behind a router"])

@@ -46,15 +46,16 @@ def respond(http: httpx.Client, text: str, headers: dict[str, str], **fields: An
 
 
 def test_no_explanation_quotes_another_tenant(routed: httpx.Client) -> None:
-    """Both ask what is nearly the same: the replica that compares would quote the other's words and name its answer."""
-    secret = respond(routed, "Where is parcel 42?", ANNA, instructions=f"Anna's password is swordfish. {RULES}")
-    guess = respond(routed, "Where is parcel 42?", BOB, instructions=f"Anna's password is unknown. {RULES}")
-    told = routed.get(f"/v1/cache/explain/{guess['id']}", headers=BOB)
-    assert told.status_code == 200
-    assert "swordfish" not in told.text
-    assert secret["id"] not in told.text
-    assert told.json()["compared_with"] is None
-    assert guess["usage"]["input_tokens_details"]["cached_tokens"] == 0
+    """Both ask nearly the same, often enough that both have asked every replica: one that compared the prompts of both
+    would quote the other's words and name its answers."""
+    rules = {"anna": f"Anna's password is swordfish. {RULES}", "bob": f"Anna's password is unknown. {RULES}"}
+    secrets = [respond(routed, f"Where is parcel {i}?", ANNA, instructions=rules["anna"])["id"] for i in range(6)]
+    for i in range(6):
+        guess = respond(routed, f"Where is parcel {i}?", BOB, instructions=rules["bob"])
+        told = routed.get(f"/v1/cache/explain/{guess['id']}", headers=BOB)
+        assert told.status_code == 200
+        assert "swordfish" not in told.text
+        assert told.json()["compared_with"] not in secrets
 
 
 def test_a_response_is_there_for_its_tenant_alone(routed: httpx.Client) -> None:
