@@ -15,6 +15,11 @@ MESSAGES = (
 )
 
 
+def test_only_its_owner_may_read_what_was_saved(tmp_path: Path) -> None:
+    Conversation().save(tmp_path / "saved.json")
+    assert (tmp_path / "saved.json").stat().st_mode & 0o777 == 0o600
+
+
 def test_saved_and_taken_up_again(tmp_path: Path) -> None:
     conversation = Conversation(MESSAGES)
     conversation.save(tmp_path / "talk.json")

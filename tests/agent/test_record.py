@@ -99,6 +99,11 @@ def shown(events: Sequence[Event]) -> list[Any]:
     return [said, sorted(found), end_of(events).end, end_of(events).output, end_of(events).spent.usage]
 
 
+def test_only_its_owner_may_read_a_tape(tmp_path: Path) -> None:
+    TapeWriter(tmp_path / "tape").write()
+    assert (tmp_path / "tape").stat().st_mode & 0o777 == 0o600
+
+
 @pytest.mark.parametrize("is_paced", [False, True])
 async def test_a_run_can_be_had_again(tmp_path: Path, is_paced: bool) -> None:
     counting, elsewhere, path = Counting(), Elsewhere(), tmp_path / "run.jsonl"

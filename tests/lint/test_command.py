@@ -75,6 +75,7 @@ def test_programs_are_given_json(broken, capsys, form):
 def test_what_is_mended_passes(broken, tmp_path, capsys):
     out = tmp_path / "fixed.jsonl"
     assert run(broken, "--fix", "--out", out) == 0
+    assert Path(out).stat().st_mode & 0o777 == 0o600, "it holds the prompts"
     assert run(out) == 0
     assert len(out.read_text().splitlines()) == 4
 

@@ -42,6 +42,37 @@ def test_bytes_headers_and_addresses_pass_unchanged():
     assert (named["x-mine"], named["user-agent"], named["host"]) == ("yes", "me", address.removeprefix("http://"))
 
 
+def raw_request(url: str, target: str, method: str = "GET") -> bytes:
+    """What comes back for a request line that no HTTP client would write."""
+    host, _, port = url.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port)), timeout=30) as connection:
+        connection.sendall(f"{method} {target} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode("latin-1"))
+        return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+def test_no_target_reaches_another_host():
+    """Only a path goes to the API: `*@host/` would make the API's own address a user name at another host."""
+    reached = []
+
+    async def other(scope, receive, send):
+        reached.append(scope["path"])
+        await echo(scope, receive, send)
+
+    with serving(an_api(other)) as elsewhere, serving(an_api(echo)) as address, watching(address) as (url, _):
+        other_host = elsewhere.removeprefix("http://")
+        targets = ("*", f"*@{other_host}/v1/models", f"@{other_host}/", f"*.{other_host}/", "*/v1/models", "*?a=b")
+        answers = {target: raw_request(url, target) for target in targets}
+        answers["beyond ASCII"] = raw_request(url, "/v1/\xe4")
+        whole = raw_request(url, f"http://{other_host}/v1/models")
+        twice = raw_request(url, f"//{other_host}/v1/models")
+    for target, answer in answers.items():
+        assert b" 400 " in answer.splitlines()[0], (target, answer[:200])
+    for answer in (whole, twice):
+        status = answer.splitlines()[0]
+        assert b" 400 " in status or b" 418 " in status, answer[:200]
+    assert reached == []
+
+
 def talk(client, num_turns):
     """A conversation whose system text has the time in it."""
     said = []

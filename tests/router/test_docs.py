@@ -16,7 +16,8 @@ from hotloop.trace.tracer import NullTracer
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "fleet.md").read_text(encoding="utf-8")
-SOURCES = [path.read_text(encoding="utf-8") for path in (ROOT / "src/hotloop/router").rglob("*.py")]
+FILES = [*(ROOT / "src/hotloop/router").rglob("*.py"), ROOT / "src/hotloop/border/keys.py"]
+SOURCES = [path.read_text(encoding="utf-8") for path in FILES]
 
 
 def first_cells(heading: str) -> list[str]:
@@ -44,5 +45,5 @@ def test_every_policy_kind_and_key_is_documented():
 
 
 def test_every_code_is_documented():
-    used = {code for source in SOURCES for code in re.findall(r'RouteError\(\s*\d+, "(\w+)"', source)}
+    used = {code for source in SOURCES for code in re.findall(r'(?:RouteError|AccessDenied)\(\s*\d+, "(\w+)"', source)}
     assert sorted(first_cells("When replicas fail")) == sorted(used | {"replica_failed", *OWNED.values()})

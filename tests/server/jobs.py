@@ -4,7 +4,7 @@ from hotloop.core.request import SamplingParams
 from hotloop.server.calling import Calling
 from hotloop.server.explain.inquiry import NO_INQUIRY
 from hotloop.server.job import Job
-from hotloop.server.tenants import Caller
+from hotloop.server.tenants import NOBODY
 
 
 def make_job(calling: Calling | None = None, logprobs: int | None = None) -> Job:
@@ -15,6 +15,6 @@ def make_job(calling: Calling | None = None, logprobs: int | None = None) -> Job
         sampling=SamplingParams(logprobs=logprobs),
         grammar=None,
         inquiry=NO_INQUIRY,
-        caller=Caller("", ""),
+        caller=NOBODY,
         calling=calling or Calling(),
     )

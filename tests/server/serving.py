@@ -18,11 +18,13 @@ from tests.loopback import http_at, openai_at
 
 from hotloop.backends.backend import Backend, Batch
 from hotloop.backends.null import NullBackend
+from hotloop.border.page import Application
 from hotloop.core.config import EngineConfig, RouterConfig, ServerConfig
 from hotloop.engine.engine import Engine
 from hotloop.models.template import ChatTemplate
 from hotloop.models.tokenizer import Tokenizer
-from hotloop.router.config import read_fleet
+from hotloop.router.app import RouterApp
+from hotloop.router.config import FleetConfig, ReplicaConfig
 from hotloop.router.serve import RouterServer
 from hotloop.server.app import HttpServer
 from hotloop.trace.tracer import Tracer
@@ -81,19 +83,30 @@ class Pause:
 
 
 class Routing:
-    """A router in a thread, in front of one server."""
+    """A router in a thread, in front of servers; `replica_key` is the key that it uses there."""
 
-    def __init__(self, replica_url: str) -> None:
-        settings = RouterConfig(port=0, replica=(replica_url,), health_interval_s=0.1, drain_timeout_s=5.0)
-        self._server = RouterServer(read_fleet(settings, None, {}), on_ready=self._on_ready)
+    def __init__(
+        self,
+        *replica_urls: str,
+        replica_key: str | None = None,
+        tracer: Tracer | None = None,
+        page: Callable[[RouterApp], Application] | None = None,
+        **settings: Any,
+    ) -> None:
+        router = RouterConfig(port=0, health_interval_s=0.1, drain_timeout_s=5.0, **settings)
+        replicas = tuple(
+            ReplicaConfig(url=url, name=f"r{i}", api_key=replica_key) for i, url in enumerate(replica_urls)
+        )
+        config = FleetConfig(router=router, replicas=replicas)
+        self._server = RouterServer(config, tracer=tracer, page=page, on_ready=self._on_ready)
         self._is_ready = threading.Event()
         self._thread = threading.Thread(target=self._server.run)
 
     def __enter__(self) -> str:
         self._thread.start()
         assert self._is_ready.wait(30)
-        with http_at(self.url) as http:
-            until(lambda: http.get("/ready").status_code == 200)
+        fleet = self._server.app.fleet
+        until(lambda: all(each.state == "up" for each in fleet.replicas.values()))
         return self.url
 
     def __exit__(self, *_: object) -> None:
@@ -124,6 +137,7 @@ class Serving:
         tokenizer: Tokenizer = TOKENIZER,
         tracer: Tracer | None = None,
         backend: Backend | None = None,
+        page: Callable[[Engine], Application] | None = None,
     ) -> None:
         self.gate = Gate()
         self.notices: list[str] = []
@@ -137,6 +151,7 @@ class Serving:
             self.engine,
             config or ServerConfig(port=0),
             tracer=tracer,
+            page=page(self.engine) if page else None,
             on_ready=self._on_ready,
             on_drain=self._on_drain,
         )

@@ -5,11 +5,17 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hotloop.border.keys import Tenant
 from hotloop.chat.compare import token_array
 from hotloop.server.explain.past import Past, PastPrompt
 from hotloop.server.tenants import Caller
 
-ANNA = Caller("anna", "")
+
+def caller(name: str, scope: str, session_id: str = "") -> Caller:
+    return Caller(Tenant(name), scope, session_id)
+
+
+ANNA = caller("anna", "")
 
 
 def tokens(seed: int, count: int) -> list[int]:
@@ -61,7 +67,7 @@ def test_a_change_at_the_top_hides_nothing() -> None:
 
 def test_short_prompts_are_found_among_the_latest_or_by_their_session() -> None:
     past = Past(100_000)
-    agent = Caller("anna", "", session_id="s")
+    agent = caller("anna", "", session_id="s")
     keep(past, "short", tokens(0, 20), agent)
     assert like(past, tokens(0, 20)) == "short"
     assert like(past, tokens(0, 10)) is None, "too little to call it like"
@@ -71,7 +77,7 @@ def test_short_prompts_are_found_among_the_latest_or_by_their_session() -> None:
 def test_a_session_alone_does_not_decide() -> None:
     """Agents of one session may have nothing in common."""
     past = Past(100_000)
-    agent = Caller("anna", "", session_id="s")
+    agent = caller("anna", "", session_id="s")
     keep(past, "main", tokens(0, 500), agent)
     keep(past, "helper", tokens(1, 500), agent)
     assert like(past, tokens(0, 600), agent) == "main"
@@ -80,13 +86,13 @@ def test_a_session_alone_does_not_decide() -> None:
 
 def test_scopes_and_owners() -> None:
     past = Past(100_000)
-    keep(past, "secret", tokens(0, 500), Caller("anna", "theirs"))
+    keep(past, "secret", tokens(0, 500), caller("anna", "theirs"))
     keep(past, "open", tokens(1, 500), ANNA)
     assert like(past, tokens(0, 500)) is None
-    assert like(past, tokens(0, 500), Caller("anna", "theirs")) == "secret"
-    assert like(past, tokens(0, 500), Caller("bob", "theirs")) is None
+    assert like(past, tokens(0, 500), caller("anna", "theirs")) == "secret"
+    assert like(past, tokens(0, 500), caller("bob", "theirs")) is None
     assert past.find("open", ANNA)
-    assert past.find("open", Caller("bob", "")) is None
+    assert past.find("open", caller("bob", "")) is None
     assert past.find("secret", ANNA) is None
     assert past.find("nonsense", ANNA) is None
 
@@ -95,4 +101,4 @@ def test_scopes_and_owners() -> None:
 def test_memory_is_bounded(added: list[tuple[int, int, int]]) -> None:
     past = Past(500)
     for seed, count, number in added:
-        keep(past, f"answer {seed}", tokens(seed, count), Caller("anna", str(number), session_id=str(seed)))
+        keep(past, f"answer {seed}", tokens(seed, count), caller("anna", str(number), session_id=str(seed)))

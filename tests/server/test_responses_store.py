@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.server.serving import TOKENIZER
 
+from hotloop.border.keys import Tenant
 from hotloop.chat.stream import PlainText
 from hotloop.core.errors import RequestError
 from hotloop.core.request import FinishReason, Request, SamplingParams, TokenEvent, Usage
@@ -18,6 +19,7 @@ from hotloop.server.responses.store import ResponseStore, RunningResponse, make_
 from hotloop.wire.field import Field, Json
 
 USAGE = Usage(1, 0, 1)
+ME, YOU = Tenant("me"), Tenant("you")
 
 
 def make_run(response_id: str, text: str = "hello", *, items: tuple[Json, ...] = (), **fields: Any) -> RunningResponse:
@@ -41,8 +43,8 @@ def settle(store: ResponseStore, *runs: RunningResponse) -> None:
 def test_what_was_settled_is_found_by_its_owner_alone() -> None:
     store = ResponseStore()
     settle(store, make_run("a"), make_run("b", is_stored=False))
-    assert msgspec.json.decode(store.find("a", "me").encode())["status"] == "completed"
-    for response_id, owner in (("a", "you"), ("b", "me"), ("c", "me")):
+    assert msgspec.json.decode(store.find("a", ME).encode())["status"] == "completed"
+    for response_id, owner in (("a", YOU), ("b", ME), ("c", ME)):
         with pytest.raises(UnknownResponse):
             store.find(response_id, owner)
         with pytest.raises(UnknownResponse):
@@ -54,10 +56,10 @@ def test_what_was_settled_is_found_by_its_owner_alone() -> None:
 def test_a_chain_needs_nothing_but_its_last_response() -> None:
     store = ResponseStore()
     settle(store, make_run("a", "one", items=parse_items(Field("1"))))
-    settle(store, make_run("b", "two", items=(*store.find_previous("a", "me"), *parse_items(Field("2")))))
-    store.delete("a", "me")
+    settle(store, make_run("b", "two", items=(*store.find_previous("a", ME), *parse_items(Field("2")))))
+    store.delete("a", ME)
     store._ended.check()
-    said = [message.content for message in make_messages(store.find_previous("b", "me"))]
+    said = [message.content for message in make_messages(store.find_previous("b", ME))]
     assert said == ["1", "one", "2", "two"]
 
 
@@ -65,12 +67,12 @@ def test_a_running_one_can_be_cancelled_though_it_is_not_stored() -> None:
     store = ResponseStore()
     run = make_run("a", is_stored=False)
     store.start(run)
-    assert store.find_running("a", "me") is run
-    assert store.find_running("a", "you") is None
+    assert store.find_running("a", ME) is run
+    assert store.find_running("a", YOU) is None
     with pytest.raises(UnknownResponse):
-        store.find("a", "me")
+        store.find("a", ME)
     store.forget(run)
-    assert store.find_running("a", "me") is None
+    assert store.find_running("a", ME) is None
 
 
 def test_only_what_has_ended_well_is_continued() -> None:
@@ -81,17 +83,17 @@ def test_only_what_has_ended_well_is_continued() -> None:
     settle(store, cancelled)
     for response_id in ("running", "cancelled"):
         with pytest.raises(RequestError, match="cannot be continued"):
-            store.find_previous(response_id, "me")
+            store.find_previous(response_id, ME)
 
 
 def test_the_one_not_asked_for_longest_goes_first() -> None:
     store = ResponseStore(max_responses=2)
     settle(store, make_run("a"), make_run("b"))
-    store.find("a", "me")
+    store.find("a", ME)
     settle(store, make_run("c"))
     with pytest.raises(UnknownResponse):
-        store.find("b", "me")
-    assert {store.find(name, "me").owner for name in ("a", "c")} == {"me"}
+        store.find("b", ME)
+    assert {store.find(name, ME).owner for name in ("a", "c")} == {"me"}
 
 
 def test_one_that_is_too_large_is_not_kept() -> None:
@@ -106,5 +108,5 @@ def test_the_bounds_hold_whatever_happens(steps: list[tuple[str, int, bool]]) ->
     for i, (name, size, is_deleted) in enumerate(steps):
         settle(store, make_run(f"{name}{i}", "x" * size))
         if is_deleted and len(store):
-            store.delete(next(iter(store._ended._items)), "me")
+            store.delete(next(iter(store._ended._items)), ME)
         store._ended.check()

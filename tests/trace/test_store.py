@@ -126,6 +126,7 @@ def make_older(path, version: int) -> None:
     connection = sqlite3.connect(path)
     connection.executescript(
         "ALTER TABLE runs RENAME COLUMN num_recomputed TO num_again; PRAGMA user_version = 2;"
+        "DROP INDEX runs_by_tenant; ALTER TABLE runs DROP COLUMN tenant; ALTER TABLE spans DROP COLUMN tenant;"
         "UPDATE spans SET attributes = replace(attributes, 'num_recomputed', 'num_again');"
         "UPDATE spans SET attributes = replace(attributes, 'is_prefill_only', 'is_reading')"
     )

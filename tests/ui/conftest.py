@@ -11,7 +11,7 @@ import uvicorn
 from tests.threads import ThreadedServer
 from tests.ui.made_up import FINDINGS, Engine, fill_store, hostile_run, long_run, make_runs
 
-from hotloop.border.requests import ApiKeys
+from hotloop.border.keys import ApiKeys, read_keys
 from hotloop.trace.store import TraceStore
 from hotloop.ui.app import create_ui
 from hotloop.ui.store_source import StoreSource
@@ -23,7 +23,7 @@ class PageServer(ThreadedServer):
     """Serves the page."""
 
     def __init__(self, source: StoreSource, api_key: str | None = None) -> None:
-        app = create_ui(source, keys=ApiKeys((api_key.encode(),) if api_key else ()))
+        app = create_ui(source, keys=ApiKeys(read_keys(api_key, None)))
         config = uvicorn.Config(app, ws="none", lifespan="off", log_config=None, timeout_graceful_shutdown=2)
         super().__init__(uvicorn.Server(config))
         self.url += "/ui"

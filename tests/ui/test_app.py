@@ -7,9 +7,10 @@ from typing import Any
 
 import httpx
 import pytest
+from msgspec.structs import replace
 from tests.ui.made_up import FINDINGS, Engine, Run, fill_store, make_runs
 
-from hotloop.border.requests import ApiKeys
+from hotloop.border.keys import ApiKeys, Key, Keys, tenant_id
 from hotloop.trace.store import TraceStore
 from hotloop.ui.app import HEADERS, create_ui
 from hotloop.ui.store_source import StoreSource
@@ -25,7 +26,7 @@ def store(tmp_path: Path) -> Iterator[TraceStore]:
 
 
 def client(store: TraceStore, *, keys: tuple[bytes, ...] = (), name: str = "", **more: Any) -> httpx.AsyncClient:
-    app = create_ui(StoreSource(store, title="here", **more), keys=ApiKeys(keys), names=(name,))
+    app = create_ui(StoreSource(store, title="here", **more), keys=ApiKeys(Keys(tuple(map(Key, keys)))), names=(name,))
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1")
 
 
@@ -71,12 +72,41 @@ class TestFiles:
 class TestKey:
     async def test_the_page_is_for_everybody_and_what_it_shows_is_not(self, store: TraceStore):
         asked = ("overview", "live", "runs", f"runs/{RUN[0].trace_id}", f"runs/{RUN[0].trace_id}/lint")
-        async with client(store, keys=(b"other", b"secret"), live=Engine().live, lint=lambda spans: FINDINGS) as ui:
+        async with client(store, keys=(b"secret",), live=Engine().live, lint=lambda spans: FINDINGS) as ui:
             assert (await ui.get("/ui")).status_code == 200
             for path in asked:
                 assert (await ui.get(f"/ui/api/{path}")).status_code == 401
                 assert (await ui.get(f"/ui/api/{path}", headers={"x-api-key": "wrong"})).status_code == 401
                 assert (await ui.get(f"/ui/api/{path}", headers={"authorization": "Bearer secret"})).status_code == 200
+
+    async def test_of_several_keys_each_sees_its_own_runs(self, tmp_path: Path):
+        ours, theirs = (
+            [replace(span, tenant=tenant_id(name)) for span in Run(i, "triage", f"session of {name!r}").agent_run(2)]
+            for i, name in enumerate((b"anna", b"bob"), 1)
+        )
+        keys = Keys((Key(b"anna"), Key(b"bob"), Key(b"root", "admin"), Key(b"scrape", "metrics")))
+        with TraceStore(fill_store(tmp_path / "shared.db", ours, theirs, RUN)) as store:
+            source = StoreSource(store, title="here", live=Engine().live, lint=lambda spans: FINDINGS)
+            transport = httpx.ASGITransport(create_ui(source, keys=keys))
+            async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1/ui/api/") as ui:
+
+                async def ask(path: str, key: str, **more: Any) -> httpx.Response:
+                    return await ui.get(path, headers={"x-api-key": key}, **more)
+
+                own, other = ours[0].trace_id, theirs[0].trace_id
+                assert [run["id"] for run in (await ask("runs", "anna")).json()["runs"]] == [own]
+                assert len((await ask("runs", "root")).json()["runs"]) == 3
+                for path in ("runs/{}", "runs/{}/lint"):
+                    assert (await ask(path.format(own), "anna")).status_code == 200
+                    assert (await ask(path.format(other), "anna")).status_code == 404
+                    assert (await ask(path.format(other), "root")).status_code == 200
+                before = {"before": other}
+                assert (await ask("runs", "anna", params=before)).json() == {"runs": [], "before": None}
+                assert (await ask("runs", "anna", params={"q": "session of"})).text.count('"id"') == 1
+                assert not (await ask("overview", "anna")).json()["has_live"]
+                assert (await ask("overview", "root")).json()["has_live"]
+                assert [(await ask("live", name)).status_code for name in ("anna", "root")] == [404, 200]
+                assert (await ask("runs", "scrape")).status_code == 403
 
 
 class TestName:

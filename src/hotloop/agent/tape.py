@@ -17,7 +17,7 @@ import msgspec
 from hotloop.agent.model import Ask
 from hotloop.agent.tools.tool import Traits
 from hotloop.core.errors import ConfigError, HotloopError
-from hotloop.core.files import named_errors
+from hotloop.core.files import named_errors, write_private
 from hotloop.core.message import Message, Thought, Tool, ToolCall
 from hotloop.core.stream import CallClosed, CallDelta, CallOpened, TextDelta, ThoughtClosed, ThoughtDelta
 from hotloop.wire.event import Begun, Ended, Event
@@ -117,7 +117,7 @@ class TapeWriter:
         self._said: set[str] = set()
         self.numbers = itertools.count()
         with named_errors("record to", self._path):
-            self._path.write_bytes(_encode(HeadLine(VERSION)))
+            write_private(self._path, _encode(HeadLine(VERSION)))
 
     def write(self, *lines: Line) -> None:
         with self._path.open("ab") as file:

@@ -34,7 +34,7 @@ ToolFormatName = Literal[
 ]
 ThinkingFormatName = Literal["auto", "off", "think", "harmony", "mistral", "gemma", "minimax"]
 KvPrecision = Literal["auto", "bf16", "f16", "f32", "int8", "fp8"]
-CacheIsolation = Literal["none", "key"]
+CacheIsolation = Literal["auto", "none", "key"]
 Explanations = Literal["words", "causes", "off"]
 PolicyName = Literal["prefix", "session", "least_load", "round_robin", "random"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -174,7 +174,7 @@ class ServerConfig:
     api_key: str | None = field(default=None, repr=False)
     """If given, every request but /health and /ready must carry it as a bearer token."""
     api_key_file: str | None = None
-    """File with more such keys, one a line."""
+    """File with more such keys, one a line; behind a key may stand its role, `admin` or `metrics` (see docs/api.md)."""
     allowed_hosts: tuple[str, ...] = ()
     """Names this may be called by without a key, beside addresses, localhost and private names (see docs/api.md)."""
     served_name: str | None = None
@@ -205,8 +205,9 @@ class ServerConfig:
     """Whether what known clients write anew at the top of every request (see docs/caching.md) leaves the top."""
     word_late_system: bool = True
     """Whether later system messages become words of the user's where the chat template would refuse or move them."""
-    cache_isolation: CacheIsolation = "none"
-    """Who shares cached prefixes: everybody, or only requests with the same API key (`key`)."""
+    cache_isolation: CacheIsolation = "auto"
+    """Who shares cached prefixes: everybody (`none`), only requests of one tenant (`key`), or the latter as soon as
+    there are several API keys, here or at a router that names its tenants (`auto`)."""
     explanations: Explanations = "words"
     """Whether to explain why tokens were recomputed: by causes and in words of the prompt, by causes alone, or not."""
     explain_memory_tokens: int = 2_000_000
@@ -232,11 +233,14 @@ class RouterConfig:
     api_key: str | None = field(default=None, repr=False)
     """If given, every request but /health and /ready must carry it; it is never sent on to a replica."""
     api_key_file: str | None = None
-    """File with more such keys, one a line."""
+    """File with more such keys, one a line; behind a key may stand its role, `admin` or `metrics` (see docs/api.md)."""
     allowed_hosts: tuple[str, ...] = ()
     """Names this may be called by without a key, beside addresses, localhost and private names (see docs/api.md)."""
     replica: tuple[str, ...] = ()
     """Address of a replica, once for each; more can be said about one in a file (see docs/fleet.md)."""
+    cache_isolation: CacheIsolation = "auto"
+    """Whose cached prefixes are kept apart at replicas that are not hotloop: nobody's (`none`), every tenant's (`key`),
+    or every tenant's as soon as there are several API keys (`auto`)."""
     policy: PolicyName = "prefix"
     """How a replica is chosen: by what it has cached and to do, by session, by load alone, in turn, or by chance."""
     max_body: str = "16MiB"

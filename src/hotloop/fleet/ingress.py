@@ -18,7 +18,8 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from hotloop.border.headers import end_to_end
-from hotloop.border.requests import OPEN_PATHS, REQUEST_ID_HEADER, has_key, parse_request_id
+from hotloop.border.keys import read_keys
+from hotloop.border.requests import OPEN_PATHS, REQUEST_ID_HEADER, parse_request_id
 from hotloop.core.errors import ConfigError, HotloopError, Overloaded
 from hotloop.core.recent import RecentDict
 from hotloop.fleet.tickets import AnswerHead, Outline, Trip
@@ -81,8 +82,8 @@ class Ingress:
         self._answer = engines.options(method_name="answer", stream=True)
         self._max_body_bytes = max_body_bytes
         self._owners: RecentDict[str, str] = RecentDict(MAX_ANSWERS)
-        self._api_key = os.environ.get(api_key_env, "").encode()
-        if api_key_env and not self._api_key:
+        self._keys = read_keys(os.environ.get(api_key_env), None)
+        if api_key_env and not self._keys:
             raise ConfigError(f"a key is asked for, but {api_key_env} is not set where the ingress runs")
 
     async def __call__(self, request: Request) -> Response:
@@ -90,8 +91,8 @@ class Ingress:
         api = PATHS.get(path)
         request_id = parse_request_id(request.headers.get(REQUEST_ID_HEADER))
         try:
-            if self._api_key and path not in OPEN_PATHS and not has_key(dict(request.headers.raw), (self._api_key,)):
-                raise RouteError(401, "invalid_api_key", "the API key is missing or wrong")
+            if path not in OPEN_PATHS:
+                self._keys.admit(dict(request.headers.raw), path)
             begun = await self._ask(*await self._read(request, api))
         except HotloopError as error:
             refusal = as_route_error(error)

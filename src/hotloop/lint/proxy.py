@@ -96,6 +96,7 @@ class LintProxy:
     def __init__(self, upstream: str, see: Callable[[LintedRequest], None]) -> None:
         """Raises ConfigError if `upstream` is no address."""
         self._upstream = check_url(upstream).removesuffix("/v1")
+        self._url = httpx.URL(self._upstream)
         self._see = see
         self._http = open_client()
         for name in [*self._http.headers]:  # the client's own, and no others
@@ -107,7 +108,7 @@ class LintProxy:
             return
         request = Request(scope, receive)
         try:
-            response = _refuse_upgrade() if "upgrade" in request.headers else await self._pass_on(request)
+            response = self._refuse(request) or await self._pass_on(request)
             await response(scope, receive, send)
         except ClientDisconnect:
             return
@@ -119,19 +120,29 @@ class LintProxy:
         await self._http.aclose()
         await asyncio.to_thread(self._reader.shutdown)
 
+    def _refuse(self, request: Request) -> Response | None:
+        """What is not passed on. Of targets only a path is: of any other the host would be for the client to say."""
+        if "upgrade" in request.headers:
+            message = "only plain HTTP is passed on and linted; leave the proxy out for websockets and the like"
+            return _error(501, "unsupported", message)
+        if not request.scope["raw_path"].startswith(b"/"):
+            return _error(400, "invalid_request_error", "the target of a request must be a path")
+        return None
+
     async def _pass_on(self, request: Request) -> Response:
         body = await request.body()
-        url = self._upstream + request.scope["raw_path"].decode("latin-1")
-        url += f"?{request.url.query}" if request.url.query else ""
+        query = request.scope["query_string"]
+        path = self._url.raw_path.rstrip(b"/") + request.scope["raw_path"] + (b"?" + query if query else b"")
+        url = self._url.copy_with(raw_path=path)
         passed = end_to_end(request.headers.raw, keeps_length=True)
         headers = [_readable(*header) for header in passed if header[0] != b"host"]
         upstream = self._http.build_request(request.method, url, headers=headers, content=body or None)
         began_at = time.monotonic()
         try:
             answer = await self._http.send(upstream, stream=True)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+        except httpx.HTTPError as error:
             message = f"{self._upstream} cannot be reached: {error or type(error).__name__}"
-            return JSONResponse({"error": {"message": message, "type": "upstream_error"}}, 502)
+            return _error(502, "upstream_error", message)
         passing = _Passing(request, body, answer, began_at, lambda over: self._reader.submit(self._read, over))
         streamed = StreamingResponse(passing.relay(), answer.status_code)
         streamed.raw_headers = end_to_end(answer.headers.raw, keeps_length=True)
@@ -221,9 +232,8 @@ class ProxyServer(ApiServer):
         await self._proxy.aclose()
 
 
-def _refuse_upgrade() -> Response:
-    message = "only plain HTTP is passed on and linted; leave the proxy out for websockets and the like"
-    return JSONResponse({"error": {"message": message, "type": "unsupported"}}, 501)
+def _error(status: int, kind: str, message: str) -> Response:
+    return JSONResponse({"error": {"message": message, "type": kind}}, status)
 
 
 def _readable(name: bytes, value: bytes) -> tuple[bytes, bytes]:

@@ -10,14 +10,15 @@ import contextlib
 import logging
 import time
 from collections.abc import Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote
 
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from hotloop.border.requests import OPEN_PATHS, REQUEST_ID_HEADER, ApiKeys, has_key, parse_request_id, read_keys
+from hotloop.border.keys import ApiKeys, Tenant, read_keys
+from hotloop.border.requests import OPEN_PATHS, REQUEST_ID_HEADER, parse_request_id
 from hotloop.core.config import parse_bytes
 from hotloop.core.errors import HotloopError
 from hotloop.router.client_stream import ClientStream
@@ -27,7 +28,7 @@ from hotloop.router.kinds import PATHS, Api
 from hotloop.router.metrics import CONTENT_TYPE, RouterMetrics
 from hotloop.router.proxy import BadAnswer, Proxy, is_redirect, kept_headers, relay, send_whole
 from hotloop.router.replicas.fleet import Fleet
-from hotloop.router.request import RoutedRequest, parse_request
+from hotloop.router.request import NOBODY, RoutedRequest, parse_request
 from hotloop.router.spans import RouteRecorder, RouteSpan
 from hotloop.router.summary import read_id, summarize
 from hotloop.router.tiered import TieredRequests
@@ -41,7 +42,8 @@ log = logging.getLogger("hotloop.router")
 
 
 TIER_HEADER = b"x-hotloop-tier"
-OWNED = {"/v1/responses/": "response_not_found", "/v1/cache/explain/": "explanation_not_found"}
+EXPLAIN = "/v1/cache/explain/"
+OWNED = {"/v1/responses/": "response_not_found", EXPLAIN: "explanation_not_found"}
 """Paths that name an answer, which only the replica that made it knows; and the code if no replica does."""
 _OWNER_METHODS = ("GET", "POST", "DELETE")
 JSON = b"application/json"
@@ -56,6 +58,7 @@ class ClientCall:
     headers: dict[bytes, bytes]
     receive: Receive
     client: ClientStream
+    tenant: Tenant = NOBODY
 
     async def send_whole(self, status: int, headers: Headers, body: bytes) -> None:
         await self.client.send_whole(status, headers, body)
@@ -127,9 +130,8 @@ class RouterApp:
         is_anthropic = scope["path"].startswith("/v1/models") and VERSION_HEADER.encode() in headers
         told = "messages" if is_anthropic else api  # in which shape what fails is told
         try:
-            keys = self._keys.current
-            if keys and scope["path"] not in OPEN_PATHS and not has_key(headers, keys):
-                raise RouteError(401, "invalid_api_key", "the API key is missing or wrong")
+            if scope["path"] not in OPEN_PATHS:
+                caller = replace(caller, tenant=self._keys.current.admit(headers, scope["path"]))
             await self._dispatch(scope, caller, api)
         except HotloopError as error:
             await self._refuse(error, told, caller)
@@ -144,7 +146,7 @@ class RouterApp:
                 raise RouteError(405, "method_not_allowed", f"{path} does not answer {method}")
             body = await caller.read_body(self._max_body)
             headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in caller.headers.items()}
-            request = parse_request(path, headers, body)
+            request = parse_request(path, headers, body, caller.tenant, self._scope(caller.tenant))
             with self.recorder.open(request, caller.headers, caller.request_id) as span:
                 caller.client.copy = span.answer
                 async with caller.client.kept_alive(request.api, is_stream=request.is_stream):
@@ -159,6 +161,11 @@ class RouterApp:
             await caller.send_whole(status, [(b"content-type", JSON)], msgspec.json.encode(value))
         else:
             raise RouteError(404, "unknown_url", f"there is no {method} {path:.200} here")
+
+    def _scope(self, tenant: Tenant) -> str:
+        """Whose prefixes are not to be shared with others; empty where they are."""
+        isolation = self.fleet.config.router.cache_isolation
+        return tenant.id if isolation == "key" or (isolation == "auto" and tenant.is_apart) else ""
 
     async def _answer(self, request: RoutedRequest, span: RouteSpan, caller: ClientCall) -> None:
         if not self._tiered.is_route(request.model):
@@ -187,7 +194,7 @@ class RouterApp:
             first_byte_s = time.monotonic() - begun_at
             self.metrics.count_begun(request.api, replica.name, begun.status, choice.reason, first_byte_s)
             summary = await relay(begun, request.api, caller.request_id, caller.client)
-            self.fleet.learn(begun.place, summary)
+            self.fleet.learn(begun.place, summary, request.tenant)
             self.metrics.count_ended(replica.name, summary)
             span.end(summary)
             if tier:
@@ -204,8 +211,11 @@ class RouterApp:
         # With our key nobody gets at another path of a replica, whatever is in front of it makes of dots and escapes.
         is_name = not {".", ".."} & {*name.split("/")}
         target = quote(path) + (f"?{query.decode('latin-1')}" if query else "")
-        for replica in self.fleet.possible_owners(name.partition("/")[0]) if is_name else ():
-            response = await replica.upstream.send(UpstreamRequest(method, target, replica.headers(caller.headers)))
+        for replica in self.fleet.makers(name.partition("/")[0], caller.tenant) if is_name else ():
+            if prefix == EXPLAIN and caller.tenant.is_apart and not replica.kind.keeps_tenants:
+                continue  # an explanation quotes other prompts, whoever asks for it
+            headers = replica.headers(caller.headers, caller.tenant)
+            response = await replica.upstream.send(UpstreamRequest(method, target, headers))
             try:
                 if response.status != 404:
                     await self._hand_on(response, caller)

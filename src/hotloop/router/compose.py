@@ -1,7 +1,7 @@
 """A request as one replica is sent it: the client's own bytes where they will do, else changed or translated.
 
-Fields change where replicas differ: what they call the model, what `priority` means to them, and whether a stream ends
-with its usage, which the router counts.
+Fields change where replicas differ: what they call the model, what `priority` means to them, whether a stream ends with
+its usage, which the router counts, and what keeps the prefixes of tenants apart.
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,8 @@ class Composed:
 def compose(request: RoutedRequest, replica: Replica, headers: Mapping[bytes, bytes]) -> Composed:
     """The client's own bytes if the replica speaks that API, but for fields that have to be others there. Raises
     RequestError if the request cannot be said in any API the replica speaks."""
-    is_spoken = request.api in replica.apis
+    spoken, sent_headers = replica.speaks(request), replica.headers(headers, request.tenant)
+    is_spoken = request.api in spoken
     options = usage_options(request) if replica.kind.has_stream_usage or not is_spoken else None
     changes: dict[str, Any] = {"stream_options": options} if options else {}
     model = replica.models.get(request.model, request.model)
@@ -39,14 +40,15 @@ def compose(request: RoutedRequest, replica: Replica, headers: Mapping[bytes, by
         changes["model"] = model
     if request.given_priority is not None and not takes_priority(replica.kind, request.given_priority):
         changes["priority"] = None
+    salt = {"cache_salt": request.cache_salt} if request.scope and replica.kind.salted else {}
     if is_spoken:
-        sent = UpstreamRequest("POST", request.target, replica.headers(headers), request.replace(changes))
-        is_near = not request.is_question and can_translate(request.api, replica.apis - {request.api})
+        sent = UpstreamRequest("POST", request.target, sent_headers, request.replace(changes | salt))
+        is_near = not request.is_question and can_translate(request.api, spoken - {request.api})
         return Composed(sent, can_translate=is_near, hides_usage=bool(options))
     given = change(request.read_body(), changes)
-    translation = translate(request.api, replica.apis, given, is_strict=replica.kind.is_strict)
+    translation = translate(request.api, spoken, given, is_strict=replica.kind.is_strict)
     path, translated = translation.request()
-    sent = UpstreamRequest("POST", path, replica.headers(headers), msgspec.json.encode(translated))
+    sent = UpstreamRequest("POST", path, sent_headers, msgspec.json.encode(translated | salt))
     return Composed(sent, translation, hides_usage=bool(options))
 
 

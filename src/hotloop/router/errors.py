@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from hotloop.border.keys import AccessDenied
 from hotloop.core.errors import HotloopError, Overloaded, RequestError
 from hotloop.router.kinds import Api
 from hotloop.wire.errors import message_error_type
@@ -24,6 +25,8 @@ class RouteError(HotloopError):
 def as_route_error(error: HotloopError) -> RouteError:
     if isinstance(error, RouteError):
         return error
+    if isinstance(error, AccessDenied):
+        return RouteError(error.status, error.code, str(error))
     if isinstance(error, Overloaded):
         return RouteError(429, "overloaded", str(error), retry_after_s=error.retry_after_s)
     if isinstance(error, RequestError):

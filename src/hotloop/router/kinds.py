@@ -29,6 +29,7 @@ PATHS: Mapping[str, Api] = {
 
 _OPENAI: frozenset[Api] = frozenset({"chat", "completions"})
 _ALL: frozenset[Api] = frozenset({"chat", "completions", "responses", "messages"})
+_SALTED = _ALL - {"messages"}  # neither vLLM nor SGLang looks for a salt there
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +54,59 @@ class Kind:
     """Whether it knows `stream_options.include_usage`."""
     priority: type[str | int] | None = None
     """What `priority` in a body is to it: a class by name, a number, or a field it may refuse."""
+    takes_tenants: bool = False
+    """Whether it is told whose a request is."""
+    keeps_tenants: bool = False
+    """Whether it then keeps tenants apart itself."""
+    salted: frozenset[Api] = frozenset()
+    """The APIs in which a `cache_salt` keeps prefixes apart."""
 
 
 _KINDS = (
-    Kind("hotloop", _ALL, "/metrics", "hotloop_", "requests_running", "requests_waiting", "/tokenize", priority=str),
-    Kind("vllm", _ALL, "/metrics", "vllm:", "num_requests_running", "num_requests_waiting", "/tokenize", priority=int),
-    Kind("sglang", _ALL, "/metrics", "sglang:", "num_running_reqs", "num_queue_reqs", "/tokenize", priority=int),
+    Kind(
+        "hotloop",
+        _ALL,
+        "/metrics",
+        "hotloop_",
+        "requests_running",
+        "requests_waiting",
+        "/tokenize",
+        priority=str,
+        takes_tenants=True,
+        keeps_tenants=True,
+    ),
+    Kind(
+        "vllm",
+        _ALL,
+        "/metrics",
+        "vllm:",
+        "num_requests_running",
+        "num_requests_waiting",
+        "/tokenize",
+        priority=int,
+        salted=_SALTED,
+    ),
+    Kind(
+        "sglang",
+        _ALL,
+        "/metrics",
+        "sglang:",
+        "num_running_reqs",
+        "num_queue_reqs",
+        "/tokenize",
+        priority=int,
+        salted=_SALTED,
+    ),
     Kind("tgi", _OPENAI, "/metrics", "tgi_", "batch_current_size", "queue_size"),
     Kind("tensorrt_llm", _OPENAI | {"responses"}, "/prometheus/metrics", "trtllm_"),
     Kind("llama_cpp", _OPENAI | {"messages"}, "/metrics", "llamacpp:", "requests_processing", "requests_deferred"),
     Kind("ollama", _ALL, health_path="/api/version"),
-    Kind("openai_compatible", health_path="/v1/models", has_stream_usage=False),
+    Kind(
+        "openai_compatible",
+        health_path="/v1/models",
+        has_stream_usage=False,
+        takes_tenants=True,  # it may be ours, its metrics out of reach
+    ),
     Kind("openai", _OPENAI | {"responses"}, health_path=None, models_path=None, is_strict=True),
     Kind(
         "anthropic",

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
+from hotloop.border.keys import Tenant
 from hotloop.core.errors import RequestError
 from hotloop.core.request import Priority
 from hotloop.core.session import PRIORITY_HEADER, name_session
@@ -31,6 +32,7 @@ _USUAL_OUTPUT = 256
 """What an answer is taken for that may be longer."""
 
 _EMPTY = Raw(b"")
+NOBODY = Tenant("")
 
 
 class _Body(msgspec.Struct):
@@ -77,6 +79,13 @@ class RoutedRequest(PromptDigest):
     follows: str | None
     """The response this one continues, which only the replica that made it knows."""
     headers: Mapping[str, str]
+    tenant: Tenant = NOBODY
+    scope: str = ""
+    """Whose prefixes are kept apart from all others'; empty where all share."""
+    cache_salt: str = ""
+    """What keeps them apart where the replica takes a salt: of the tenant and of what the client gave."""
+    session_name: str = ""
+    """The session as the client calls it; `session` is told apart from those of other tenants."""
 
     @property
     def api(self) -> Api:
@@ -116,11 +125,14 @@ def _readable() -> Iterator[None]:
         raise RequestError(f"the body cannot be read: {error}") from None
 
 
-def parse_request(target: str, headers: Mapping[str, str], raw: bytes) -> RoutedRequest:
+def parse_request(
+    target: str, headers: Mapping[str, str], raw: bytes, tenant: Tenant = NOBODY, scope: str = ""
+) -> RoutedRequest:
     """`target` is one of `PATHS`. Raises RequestError where the body is no JSON object."""
     with _readable():
         body = _decoder.decode(raw)
-        key, num_bytes = _hash_prompt(body)
+        key, num_bytes = _hash_prompt(body, scope)
+    session = name_session(_word(body.session_id), headers, _word(body.prompt_cache_key), _word(body.user))
     limits = (body.max_completion_tokens, body.max_output_tokens, body.max_tokens)
     most = next((limit for limit in limits if isinstance(limit, int)), _USUAL_OUTPUT)
     priority = _word(body.priority) or headers.get(PRIORITY_HEADER, "")  # a replica refuses a word that no class has
@@ -131,7 +143,8 @@ def parse_request(target: str, headers: Mapping[str, str], raw: bytes) -> Routed
         model=_word(body.model) or "",
         is_stream=body.stream is True,
         stream_options=body.stream_options,
-        session=name_session(_word(body.session_id), headers, _word(body.prompt_cache_key), _word(body.user)),
+        session=tenant.qualify(session),
+        session_name=session,
         priority=Priority.__members__.get(priority.upper(), default),
         given_priority=body.priority,
         key=key,
@@ -139,6 +152,9 @@ def parse_request(target: str, headers: Mapping[str, str], raw: bytes) -> Routed
         num_output=max(0, min(most, _USUAL_OUTPUT)),
         follows=_word(body.previous_response_id),
         headers=headers,
+        tenant=tenant,
+        scope=scope,
+        cache_salt=hashlib.sha256(f"{scope}\0{body.cache_salt or ''}".encode("utf-8", "surrogatepass")).hexdigest(),
     )
 
 
@@ -146,11 +162,10 @@ def _word(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _hash_prompt(body: _Body) -> tuple[bytes, int]:
+def _hash_prompt(body: _Body, scope: str) -> tuple[bytes, int]:
     """The key, and how long the prompt is. What one model has cached is of no use to another, nor across salts."""
-    chain = hashlib.blake2b(
-        f"{body.model}\0{body.cache_salt or ''}\0".encode("utf-8", "surrogatepass"), digest_size=HASH_BYTES
-    )
+    about = f"{body.model}\0{body.cache_salt or ''}\0{scope}"
+    chain = hashlib.blake2b(about.encode("utf-8", "surrogatepass"), digest_size=HASH_BYTES)
     parts = (body.tools, body.system, body.instructions, *_items(body.messages), *_items(body.input), body.prompt)
     text = b"".join(_without_marks(bytes(part)) for part in parts)
     view = memoryview(text)

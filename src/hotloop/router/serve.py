@@ -9,9 +9,9 @@ import socket
 from collections.abc import Callable
 from functools import partial
 
+from hotloop.border.keys import ApiKeys
 from hotloop.border.listen import url_of
 from hotloop.border.page import Application
-from hotloop.border.requests import ApiKeys
 from hotloop.border.serving import ApiServer
 from hotloop.router.app import RouterApp
 from hotloop.router.config import FleetConfig

@@ -42,7 +42,8 @@ class RouteRecorder:
         """To be entered: it is recorded when it is left. Where nobody listens, the client's own headers go on."""
         if not self.tracer.is_on or request.is_question:
             return RouteSpan(self, request, headers, request_id)
-        context, parent_id = self._recent.join(request.headers.get(TRACEPARENT), request.session)
+        header, own = request.headers.get(TRACEPARENT), request.tenant.id if request.tenant.is_apart else ""
+        context, parent_id = self._recent.join(header, request.session, own)
         sent = {**headers, _HEADER: render_traceparent(context).encode()}
         return RouteSpan(self, request, sent, request_id, context, parent_id)
 
@@ -147,7 +148,8 @@ class RouteSpan(AbstractContextManager["RouteSpan"]):
                 service=self.recorder.service,
                 start_ns=self._clock.unix_ns(since),
                 end_ns=end_ns,
-                session=self.request.session,
+                session=self.request.session_name,
+                tenant=self.request.tenant.id,
                 attributes=facts,
                 error=error,
             )

@@ -59,7 +59,8 @@ class TieredRequests:
             cascaded = await cascade(config, route.cascade, choice, body, ask)
             self._count(request.session, cascaded)
             choice, answer = cascaded.choice, cascaded.answer
-        settled = parse_request(request.target, request.headers, request.replace({"model": choice.model}))
+        body_for_tier, tenant, scope = request.replace({"model": choice.model}), request.tenant, request.scope
+        settled = parse_request(request.target, request.headers, body_for_tier, tenant, scope)
         if answer is None:
             return settled, choice, None
         rendered = b"".join(render_stream(answer, body)) if request.is_stream else msgspec.json.encode(answer)
@@ -85,7 +86,8 @@ class TieredRequests:
         """A question of our own, or the client's as it is put to a tier; on the same road as any."""
         begun_at = time.monotonic()
         try:
-            put = parse_request(CHAT, request.headers, msgspec.json.encode(question))
+            body = msgspec.json.encode(question)
+            put = parse_request(CHAT, request.headers, body, request.tenant, request.scope)
             begun = await self._proxy.begin(put, span)
             try:
                 content = b"".join([piece async for piece in begun.body])

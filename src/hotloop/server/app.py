@@ -20,12 +20,13 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 
+from hotloop.border.keys import ApiKeys, Keys, read_keys
 from hotloop.border.listen import url_of
 from hotloop.border.page import Application
-from hotloop.border.requests import REQUEST_ID_HEADER, ApiKeys, read_keys
+from hotloop.border.requests import REQUEST_ID_HEADER
 from hotloop.border.serving import ApiServer
 from hotloop.core.config import ServerConfig
-from hotloop.core.errors import DeviceLost, HotloopError
+from hotloop.core.errors import ConfigError, DeviceLost, HotloopError
 from hotloop.engine.engine import Engine
 from hotloop.server import info, messages, openapi
 from hotloop.server.border import KeyCheck, RequestIds
@@ -61,6 +62,8 @@ def create_app(
 ) -> Starlette:
     """The whole API over one started engine. `app.state.service` is what its endpoints share. `keys` are those of the
     config unless given."""
+    keys = keys or ApiKeys(read_keys(config.api_key, config.api_key_file))
+    _check_isolation(engine, config, keys.current)
     service = Service(engine, config, tracer or NullTracer())
     engine.on_step = service.metrics.observe_step
     middleware = [Middleware(RequestIds, metrics=service.metrics)]
@@ -68,15 +71,21 @@ def create_app(
         cors: Any = {"allow_methods": ("GET", "POST", "DELETE"), "allow_headers": ("*",)}
         shown = (REQUEST_ID_HEADER, "retry-after")
         middleware.append(Middleware(CORSMiddleware, allow_origins=config.cors_origins, expose_headers=shown, **cors))
-    keys = keys or ApiKeys(read_keys(config.api_key, config.api_key_file))
-    if keys.current:  # whether there are any is settled at the start
-        middleware.append(Middleware(KeyCheck, keys=keys))
+    middleware.append(Middleware(KeyCheck, keys=keys))
     handlers = {HotloopError: on_error, HTTPException: on_error, ClientDisconnect: on_error, Exception: on_bug}
     app = Starlette(routes=ROUTES, middleware=middleware, exception_handlers=handlers)
     app.state.service = service
     app.state.responses = ResponseStore()
     app.state.description = openapi.describe(ROUTES)
     return app
+
+
+def _check_isolation(engine: Engine, config: ServerConfig, keys: Keys) -> None:
+    if engine.kv_events and config.cache_isolation == "key":
+        raise ConfigError("kv_events publishes nothing under cache_isolation key: leave one of the two out")
+    if engine.kv_events and config.cache_isolation == "auto" and keys.is_shared:
+        reason = "with several API keys prefixes are shared by none of them, and kv_events publishes nothing"
+        raise ConfigError(f"{reason}: leave it out, or share prefixes between keys (cache_isolation none)")
 
 
 _MAX_JOBS = 32  # prompts and grammars in the making

@@ -9,7 +9,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from hotloop.border.requests import OPEN_PATHS, REQUEST_ID_HEADER, ApiKeys, has_key, parse_request_id
+from hotloop.border.keys import AccessDenied, ApiKeys
+from hotloop.border.requests import OPEN_PATHS, REQUEST_ID_HEADER, parse_request_id
 from hotloop.server.errors import MESSAGES_REQUEST_ID, HttpError, error_response, is_message_path
 from hotloop.server.metrics import Metrics
 
@@ -42,20 +43,21 @@ class RequestIds:
 
 
 class KeyCheck:
+    """Lets in who may be here, as `state.tenant`."""
+
     def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
         self._app = app
         self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_open = scope["type"] != "http" or scope["path"] in OPEN_PATHS
-        if is_open or has_key(dict(scope["headers"]), self._keys.current):
-            await self._app(scope, receive, send)
-            return
-        message = "the API key is missing or wrong: send it as `Authorization: Bearer KEY` or `X-Api-Key: KEY`"
-        error = HttpError(401, message, headers={"www-authenticate": "Bearer"})
-        await error_response(error, scope["state"]["request_id"], for_anthropic=is_message_path(scope["path"]))(
-            scope, receive, send
-        )
+        app = self._app
+        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+            try:
+                scope["state"]["tenant"] = self._keys.current.admit(dict(scope["headers"]), scope["path"])
+            except AccessDenied as error:
+                for_anthropic = is_message_path(scope["path"])
+                app = error_response(error, scope["state"]["request_id"], for_anthropic=for_anthropic)
+        await app(scope, receive, send)
 
 
 async def read_json(request: Request, max_bytes: int) -> bytes:

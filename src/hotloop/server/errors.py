@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from hotloop.border.keys import AccessDenied
 from hotloop.core.errors import (
     BackendError,
     EngineClosed,
@@ -94,7 +95,6 @@ _KINDS: dict[type[HotloopError], ErrorKind] = {
 }
 
 _HTTP_KINDS: dict[int, tuple[str, str]] = {
-    401: ("authentication_error", "invalid_api_key"),
     404: ("invalid_request_error", "unknown_url"),
     405: ("invalid_request_error", "method_not_allowed"),
     413: ("invalid_request_error", "request_too_large"),
@@ -105,6 +105,9 @@ _HTTP_KINDS: dict[int, tuple[str, str]] = {
 
 def kind_of(error: HotloopError) -> ErrorKind:
     """The row of the table that fits best: the error's own class, or its nearest ancestor's."""
+    if isinstance(error, AccessDenied):
+        kind = "authentication_error" if error.status == HTTPStatus.UNAUTHORIZED else "permission_error"
+        return ErrorKind(error.status, kind, error.code)
     if isinstance(error, HttpError):
         return ErrorKind(error.status, *_HTTP_KINDS.get(error.status, ("invalid_request_error", "http_error")))
     return next(_KINDS[ancestor] for ancestor in type(error).__mro__ if ancestor in _KINDS)
@@ -127,6 +130,8 @@ def render_message_error(error: HotloopError, request_id: str) -> Json:
 
 def error_response(error: HotloopError, request_id: str, *, for_anthropic: bool = False) -> Response:
     headers = dict(error.headers) if isinstance(error, HttpError) else {}
+    if kind_of(error).status == HTTPStatus.UNAUTHORIZED:
+        headers["www-authenticate"] = "Bearer"
     if isinstance(error, Overloaded):
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
     if for_anthropic:

@@ -101,9 +101,10 @@ class Keeper:
             self._hold(request, Hold(HoldKind.PINNED, now + pin.ttl_s, pin.ttl_s), pin.num_tokens)
         if request.finish_reason is not FinishReason.STOP or calls is None:
             return
-        for call in calls:
-            self.gaps.leave(call.id, call.name)
-        patience_s = self.gaps.patience_s((call.name for call in calls), self._engine.turnover_s)
+        names = [f"{request.salt}/{call.name}" if request.salt else call.name for call in calls]  # each scope its own
+        for call, name in zip(calls, names, strict=True):
+            self.gaps.leave(call.id, name)
+        patience_s = self.gaps.patience_s(names, self._engine.turnover_s)
         if patience_s:
             hold = Hold(HoldKind.TOOL_GAP, now + patience_s, rank=request.priority)
             self._hold(request, hold, request.num_tokens)

@@ -15,7 +15,7 @@ from hotloop.server.jobs import make_prompt
 from hotloop.server.metrics import CONTENT_TYPE
 from hotloop.server.options import Options, TokenId, convert
 from hotloop.server.service import Service
-from hotloop.server.tenants import Caller, name_owner
+from hotloop.server.tenants import Caller
 from hotloop.wire.chat.parse import parse_request
 from hotloop.wire.field import Json
 from hotloop.wire.models import VERSION_HEADER, ServedModel, render_model, render_models
@@ -71,8 +71,8 @@ async def show_model(request: Request) -> Response:
 async def explain(request: Request) -> Response:
     """Why tokens of a prompt were recomputed; for a prompt with a `cache_salt`, that is in the query."""
     service, explainer = Service.of(request), Service.of(request).explainer
-    scope = service.scope(request.headers, request.query_params.get("cache_salt"))
-    viewer = Caller(name_owner(request.headers), scope)
+    scope = service.scope(request, request.query_params.get("cache_salt"))
+    viewer = Caller(request.state.tenant, scope)
     explanation = explainer.find(request.path_params["id"], viewer)
     return JSONResponse(await asyncio.to_thread(render_explanation, explanation, viewer, explainer))
 
@@ -81,7 +81,7 @@ async def tokenize(request: Request) -> Response:
     service = Service.of(request)
     body = await service.read(request)
     options = convert(body, TokenizeBody)
-    prompt = await asyncio.to_thread(_make_prompt, body, options, service, service.scope(request.headers))
+    prompt = await asyncio.to_thread(_make_prompt, body, options, service, service.scope(request))
     spell = service.engine.tokenizer.token_text
     answer = {
         "count": len(prompt.token_ids),

@@ -80,7 +80,7 @@ def _count_tokens(body: Json, http: HttpRequest) -> int:
     service = Service.of(http)
     request = parse_request({"max_tokens": 1, **body})
     options = parse_options(request, MessageOptions)
-    scope = service.scope(http.headers, options.cache_salt)
+    scope = service.scope(http, options.cache_salt)
     return len(make_prompt(request, options, service, scope).token_ids)
 
 

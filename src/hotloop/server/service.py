@@ -2,7 +2,6 @@
 
 import hashlib
 import time
-from collections.abc import Mapping
 
 from starlette.requests import Request as HttpRequest
 
@@ -10,7 +9,7 @@ from hotloop.chat.formats import choose_format
 from hotloop.chat.prompt import PromptRules, Prompts
 from hotloop.chat.thinking import choose_thinking
 from hotloop.core.config import ServerConfig, parse_bytes
-from hotloop.core.errors import ConfigError, UnknownModel
+from hotloop.core.errors import UnknownModel
 from hotloop.core.session import name_session
 from hotloop.core.version import __version__
 from hotloop.engine.engine import Engine
@@ -22,7 +21,7 @@ from hotloop.server.loose import Loosener
 from hotloop.server.metrics import Metrics
 from hotloop.server.options import Options, decode, parse_priority
 from hotloop.server.spans import RequestRecorder
-from hotloop.server.tenants import Caller, name_owner, name_scope
+from hotloop.server.tenants import Caller, name_scope
 from hotloop.trace.tracer import Tracer
 from hotloop.wire.field import Field, Json, read_text
 from hotloop.wire.request import ApiRequest
@@ -30,8 +29,6 @@ from hotloop.wire.request import ApiRequest
 
 class Service:
     def __init__(self, engine: Engine, config: ServerConfig, tracer: Tracer) -> None:
-        if engine.kv_events and config.cache_isolation == "key":
-            raise ConfigError("kv_events publishes nothing under cache_isolation key: leave one of the two out")
         self.engine = engine
         self.is_draining = False
         self.model = config.served_name or engine.name
@@ -86,13 +83,13 @@ class Service:
         if name is not None and name != self.model:
             raise UnknownModel(name, self.model)
 
-    def scope(self, headers: Mapping[str, str], cache_salt: str | None = None) -> str:
-        return name_scope(headers, cache_salt, self._isolation)
+    def scope(self, http: HttpRequest, cache_salt: str | None = None) -> str:
+        return name_scope(http.state.tenant, cache_salt, self._isolation)
 
     def caller(self, http: HttpRequest, request: ApiRequest, options: Options) -> Caller:
         return Caller(
-            name_owner(http.headers),
-            self.scope(http.headers, options.cache_salt),
+            http.state.tenant,
+            self.scope(http, options.cache_salt),
             name_session(options.session_id, http.headers, request.cache.key, request.user),
             http.state.request_id,
             parse_priority(request, options, http.headers),

@@ -50,9 +50,10 @@ class RequestRecorder:
     def open(self, http: HttpRequest, job: Job, answer_id: str, requests: Sequence[Request]) -> "RequestTrace | None":
         if not self.tracer.is_on:
             return None
-        caller = job.caller
+        caller, tenant = job.caller, job.caller.tenant
         session = f"{caller.owner} {caller.session_id}" if caller.session_id else ""
-        context, parent_id = self._recent.join(http.headers.get(TRACEPARENT), session)
+        header, own = http.headers.get(TRACEPARENT), tenant.id if tenant.is_apart else ""
+        context, parent_id = self._recent.join(header, session, own)
         return RequestTrace(
             self, job, answer_id, requests, context, parent_id, http.state.began_at, getattr(http.state, "body", b"")
         )
@@ -131,6 +132,7 @@ class RequestTrace:
             start_ns=start_ns,
             end_ns=end_ns,
             session=self._job.caller.session_id,
+            tenant=self._job.caller.owner,
             attributes=facts or {},
             error=error,
         )

@@ -36,7 +36,7 @@ def submit(http: HttpRequest, job: Job, answer_id: str) -> OutputCollector:
             token_ids,
             sampling,
             caller.priority,
-            caller.session_id,
+            caller.tenant.qualify(caller.session_id),
             job.grammar,
             caller.scope,
             job.thinking,

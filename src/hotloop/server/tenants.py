@@ -5,9 +5,9 @@ is a hash, so that neither a key nor a salt lies about in what the engine keeps.
 """
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 
+from hotloop.border.keys import Tenant
 from hotloop.core.config import CacheIsolation
 from hotloop.core.request import Priority
 
@@ -16,32 +16,26 @@ from hotloop.core.request import Priority
 class Caller:
     """Who sends a request, as part of what, and how urgent it is."""
 
-    owner: str
-    """Whose the answer is."""
+    tenant: Tenant
     scope: str
     """With whom what was computed is shared."""
     session_id: str = ""
     request_id: str = ""
     priority: Priority = Priority.INTERACTIVE
 
-
-NOBODY = Caller("", "")
-
-
-def find_key(headers: Mapping[str, str]) -> str:
-    scheme, _, token = headers.get("authorization", "").partition(" ")
-    return (token.strip() if scheme.lower() == "bearer" else "") or headers.get("x-api-key", "")
+    @property
+    def owner(self) -> str:
+        """Whose the answer is."""
+        return self.tenant.id
 
 
-def name_owner(headers: Mapping[str, str]) -> str:
-    """Whose things are made now: who carries another key, or none, finds others."""
-    return _digest(find_key(headers))
+NOBODY = Caller(Tenant(""), "")
 
 
-def name_scope(headers: Mapping[str, str], cache_salt: str | None, isolation: CacheIsolation) -> str:
+def name_scope(tenant: Tenant, cache_salt: str | None, isolation: CacheIsolation) -> str:
     """Empty where everybody shares."""
-    key = find_key(headers) if isolation == "key" else ""
-    return _digest(key, cache_salt or "") if cache_salt or isolation == "key" else ""
+    is_by_key = isolation == "key" or (isolation == "auto" and tenant.is_apart)
+    return _digest(tenant.id if is_by_key else "", cache_salt or "") if cache_salt or is_by_key else ""
 
 
 def _digest(*parts: str) -> str:

@@ -6,6 +6,7 @@ over, and never changes; only a run is recorded twice, when it begins and when i
 that ends later counts. Which names and attributes there are is in `names`.
 """
 
+import hashlib
 import os
 import re
 import time
@@ -48,6 +49,7 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
     session: str = ""
     attributes: Mapping[str, Any] = msgspec.field(default_factory=dict)
     error: str = ""
+    tenant: str = ""  # whose request it is part of: a hash of the key, where a server or a router has told
 
     @property
     def is_root(self) -> bool:
@@ -103,6 +105,18 @@ def render_traceparent(context: TraceContext) -> str:
     return f"00-{context.trace_id}-{context.span_id}-{'01' if context.is_sampled else '00'}"
 
 
+def own_trace_id(trace_id: str, tenant: str) -> str:
+    """A trace id that two tenants never share: it carries a mark of the tenant. One with the mark stays as it is, so
+    that a router and the replica behind it record the same trace."""
+    if not tenant:
+        return trace_id
+    mark = hashlib.sha256(tenant.encode()).hexdigest()[:8]
+    if trace_id[8:16] == mark:
+        return trace_id
+    digest = hashlib.sha256(f"{tenant} {trace_id}".encode()).hexdigest()
+    return digest[:8] + mark + digest[16:32]
+
+
 _decoder = msgspec.json.Decoder(Span)
 
 
@@ -138,12 +152,14 @@ class RecentTraces:
         self._clock = clock
         self._traces: RecentDict[str, tuple[str, float, int]] = RecentDict(MAX_SESSIONS)
 
-    def join(self, header: str | None, session: str) -> tuple[TraceContext, str | None]:
-        """A span of one's own to begin, and its parent: as the client says, else in its session's trace, else alone."""
+    def join(self, header: str | None, session: str, tenant: str = "") -> tuple[TraceContext, str | None]:
+        """A span of one's own to begin, and its parent: as the client says, else in its session's trace, else alone.
+        The trace of a `tenant` is its own, whatever trace it names."""
         if given := parse_traceparent(header):
-            return given.child(), given.span_id
+            trace_id = own_trace_id(given.trace_id, tenant)
+            return TraceContext(trace_id, new_span_id(), given.is_sampled), given.span_id
         trace_id = self._find(session) if session else new_trace_id()
-        return TraceContext(trace_id, new_span_id()), None
+        return TraceContext(own_trace_id(trace_id, tenant), new_span_id()), None
 
     def _find(self, session: str) -> str:
         now = self._clock()

@@ -48,8 +48,8 @@ _BOUND_EVERY_S = 10.0
 _DAY_NS = 24 * 3600 * 10**9
 _LAST = "last"
 _AS_STORED = (
-    "trace_id", "start_ns", "end_ns", "session", "agent", "model", "end", "num_spans", "num_errors", "num_recomputed",
-    "num_aborted", "num_lost_prompt", "num_lost_output",
+    "trace_id", "start_ns", "end_ns", "session", "tenant", "agent", "model", "end", "num_spans", "num_errors",
+    "num_recomputed", "num_aborted", "num_lost_prompt", "num_lost_output",
 )  # fmt: skip
 
 
@@ -228,6 +228,7 @@ class RunSummary:
     start_ns: int
     end_ns: int
     session: str
+    tenant: str  # as its spans have it; empty where an agent alone has told of the run
     agent: str
     model: str
     end: str  # how the agent's run ended; empty for one that has not, or a plain client's
@@ -268,12 +269,16 @@ class TraceStore:
         *,
         before: str | None = None,
         session: str | None = None,
+        tenant: str | None = None,
         since_ns: int | None = None,
         has_errors: bool | None = None,
     ) -> list[RunSummary]:
         """The newest first. `before` is a run's id: those older than it, for the next page."""
+        if before and tenant is not None and not self.run(before, tenant):
+            return []  # as for an id that no run has
         conditions: list[tuple[str, Any]] = [
             ("session = ?", session),
+            ("tenant = ?", tenant),
             ("start_ns >= ?", since_ns),
             ("(num_errors > 0) = ?", has_errors),
             ("(start_ns, trace_id) < (SELECT start_ns, trace_id FROM runs WHERE trace_id = ?)", before),
@@ -288,8 +293,9 @@ class TraceStore:
     def num_runs(self) -> int:
         return int(self._query("SELECT count(*) FROM runs")[0][0])
 
-    def run(self, trace_id: str) -> RunSummary | None:
-        rows = self._query(f"{_RUNS} WHERE trace_id = ?", trace_id)
+    def run(self, trace_id: str, tenant: str | None = None) -> RunSummary | None:
+        """None if there is no such run, or it is not that tenant's."""
+        rows = self._query(f"{_RUNS} WHERE trace_id = ? AND tenant = ifnull(?, tenant)", trace_id, tenant)
         with self._readable():
             return self._summarise(rows[0]) if rows else None
 

@@ -25,7 +25,7 @@ class StoreDamaged(ConfigError):
     """What is at that path is no database, or one that cannot be read any more."""
 
 
-VERSION = 3
+VERSION = 4
 BUSY_S = 5.0  # how long a writer waits for another; each holds the lock for a few milliseconds
 
 _LAYERS = {names.CHAT: "chat", names.ROUTE: "route", names.REQUEST: "request"}
@@ -45,22 +45,29 @@ UPDATE runs SET num_again = coalesce((
 PRAGMA user_version = 2;
 """,
     2: "ALTER TABLE runs RENAME COLUMN num_again TO num_recomputed; PRAGMA user_version = 3",
+    3: """
+ALTER TABLE spans ADD COLUMN tenant TEXT NOT NULL DEFAULT '';
+ALTER TABLE runs ADD COLUMN tenant TEXT NOT NULL DEFAULT '';
+CREATE INDEX runs_by_tenant ON runs (tenant, start_ns);
+PRAGMA user_version = 4;
+""",
 }
 
 _SCHEMA = f"""
 CREATE TABLE spans (
     trace_id TEXT NOT NULL, span_id TEXT NOT NULL, parent_id TEXT, name TEXT NOT NULL, service TEXT NOT NULL,
     start_ns INTEGER NOT NULL, end_ns INTEGER NOT NULL, session TEXT NOT NULL, attributes TEXT NOT NULL,
-    error TEXT NOT NULL, PRIMARY KEY (trace_id, span_id)
+    error TEXT NOT NULL, tenant TEXT NOT NULL, PRIMARY KEY (trace_id, span_id)
 ) WITHOUT ROWID;
 CREATE TABLE runs (
     trace_id TEXT PRIMARY KEY, start_ns INTEGER NOT NULL, end_ns INTEGER NOT NULL, session TEXT NOT NULL,
-    agent TEXT NOT NULL, model TEXT NOT NULL, end TEXT NOT NULL, money REAL NOT NULL,
+    tenant TEXT NOT NULL, agent TEXT NOT NULL, model TEXT NOT NULL, end TEXT NOT NULL, money REAL NOT NULL,
     {", ".join(f"{name} INTEGER NOT NULL" for name in _SUMS)}
 ) WITHOUT ROWID;
 CREATE INDEX runs_by_start ON runs (start_ns);
 CREATE INDEX runs_by_end ON runs (end_ns);
 CREATE INDEX runs_by_session ON runs (session, start_ns);
+CREATE INDEX runs_by_tenant ON runs (tenant, start_ns);
 PRAGMA user_version = {VERSION};
 """
 
@@ -68,7 +75,7 @@ SPAN_COLUMNS = ", ".join(Span.__struct_fields__)
 _INSERT = f"INSERT OR IGNORE INTO spans ({SPAN_COLUMNS}) VALUES ({', '.join('?' * len(Span.__struct_fields__))})"
 _REPLACE = _INSERT.replace("IGNORE", "REPLACE")
 _FIND = f"SELECT {SPAN_COLUMNS} FROM spans WHERE trace_id = ? AND span_id = ?"
-_WORDS = ("session", "agent", "model", "end")
+_WORDS = ("session", "tenant", "agent", "model", "end")
 _RUN_COLUMNS = ("trace_id", "start_ns", "end_ns", *_WORDS, "money", *_SUMS)
 _UPSERT = f"""
 INSERT INTO runs ({", ".join(_RUN_COLUMNS)}) VALUES ({", ".join(f":{name}" for name in _RUN_COLUMNS)})
@@ -247,6 +254,7 @@ def _sum_up(spans: Iterable[Span], replaced: Iterable[Span]) -> Iterable[dict[st
         run["start_ns"] = min(run["start_ns"], span.start_ns)
         run["end_ns"] = max(run["end_ns"], span.end_ns)
         run["session"] = run["session"] or span.session
+        run["tenant"] = run["tenant"] or span.tenant
         run["model"] = run["model"] or _word(span.attributes, names.MODEL)
         if _is_root_run(span):
             run["agent"], run["end"] = _word(span.attributes, names.AGENT), _word(span.attributes, names.END)

@@ -20,8 +20,8 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from hotloop.border.keys import AccessDenied, ApiKeys
 from hotloop.border.page import PAGE_PATH, OwnNames
-from hotloop.border.requests import ApiKeys, has_key
 from hotloop.core.errors import HotloopError
 from hotloop.ui.source import RunFilter
 from hotloop.ui.store_source import StoreSource
@@ -67,16 +67,19 @@ def create_ui(source: StoreSource, *, keys: ApiKeys | None = None, names: Sequen
 
 
 class _Guard:
-    """With keys, the API is for who carries one."""
+    """With keys, the API is for who carries one: of several keys, each is shown its own runs."""
 
     def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
         self._app = app
         self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        keys = self._keys.current
-        if keys and scope["path"].startswith(_API) and not has_key(dict(scope["headers"]), keys):
-            raise HTTPException(401, "the API key is missing or wrong")
+        if scope["path"].startswith(_API):
+            try:
+                tenant = self._keys.current.admit(dict(scope["headers"]), scope["path"])
+            except AccessDenied as error:
+                raise HTTPException(error.status, str(error)) from None
+            scope.setdefault("state", {})["sees_only"] = tenant.sees_only
         await self._app(scope, receive, send)
 
 
@@ -103,34 +106,45 @@ class _Api:
         self._source = source
 
     async def overview(self, request: Request) -> Response:
-        return _answer(self._source.about)
+        about = self._source.about
+        return _answer(about | {"has_live": False} if _sees_only(request) else about)
 
     async def live(self, request: Request) -> Response:
-        live = await self._source.live()
+        """What goes on now is told of all tenants together, so none of several is told."""
+        live = None if _sees_only(request) else await self._source.live()
         if live is None:
             raise HTTPException(404, "nothing runs here: these are recorded runs")
         return _answer(live)
 
     async def runs(self, request: Request) -> Response:
-        return _answer(await asyncio.to_thread(self._source.runs, parse_filter(request.query_params)))
+        wanted = parse_filter(request.query_params)
+        return _answer(await asyncio.to_thread(self._source.runs, wanted, _sees_only(request)))
 
     async def run(self, request: Request) -> Response:
         """Who has seen it as it is hears so, and no more: a page that watches a run asks every second."""
-        run_id = request.path_params["id"]
-        version = await asyncio.to_thread(self._source.version, run_id)  # asked first: what comes meanwhile is news
+        run_id, tenant = request.path_params["id"], _sees_only(request)
+        version = await asyncio.to_thread(
+            self._source.version, run_id, tenant
+        )  # asked first: what comes meanwhile is news
         etag = f'"{version}"'
         if version and request.headers.get("if-none-match") == etag:
             return _answer(status=304, etag=etag)
-        run = await asyncio.to_thread(self._source.run, run_id)
+        run = await asyncio.to_thread(self._source.run, run_id, tenant)
         if run is None:
             raise HTTPException(404, "there is no such run; it may have been too old to keep")
         return _answer(run, etag=etag)
 
     async def lint(self, request: Request) -> Response:
-        findings = await asyncio.to_thread(self._source.lint, request.path_params["id"])
+        findings = await asyncio.to_thread(self._source.lint, request.path_params["id"], _sees_only(request))
         if findings is None:
             raise HTTPException(404, "there is no linter here, or no such run")
         return _answer({"findings": findings})
+
+
+def _sees_only(request: Request) -> str | None:
+    """The tenant whose runs may be shown; None: all."""
+    tenant: str | None = request.state.sees_only
+    return tenant
 
 
 def parse_filter(query: Mapping[str, str]) -> RunFilter:

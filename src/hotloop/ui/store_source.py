@@ -24,7 +24,7 @@ _SCAN = 1000
 class StoreSource:
     """Where the page's facts come from. `live` and `lint` are left out where there is nothing to ask.
 
-    `live` is asked on the event loop, all else on threads, and may wait.
+    `live` is asked on the event loop, all else on threads, and may wait. Of runs a `tenant` is shown its own alone.
     """
 
     def __init__(
@@ -50,13 +50,14 @@ class StoreSource:
         """None where nothing runs, as with a file of recorded runs."""
         return await self._live() if self._live else None
 
-    def runs(self, wanted: RunFilter) -> Json:
+    def runs(self, wanted: RunFilter, tenant: str | None = None) -> Json:
         """Lines are looked through from the newest on until there are enough; `before` says where to go on."""
         found: list[Json] = []
         before, now_ns = wanted.before, self._clock()
         num_lines = _SCAN if wanted.text or wanted.end or wanted.min_wall_s else wanted.limit + 1
         while True:
-            scanned = self._store.runs(num_lines, before=before, has_errors=True if wanted.has_errors else None)
+            has_errors = True if wanted.has_errors else None
+            scanned = self._store.runs(num_lines, before=before, tenant=tenant, has_errors=has_errors)
             for run in scanned:
                 state = _state(run, now_ns)
                 if not _is_wanted(run, state["end"], wanted):
@@ -69,25 +70,25 @@ class StoreSource:
                 return {"runs": found, "before": None}
             before = scanned[-1].trace_id
 
-    def version(self, run_id: str) -> str | None:
+    def version(self, run_id: str, tenant: str | None = None) -> str | None:
         """Another whenever `run` would tell something else; None where there is none of that id.
 
         What a list would show of a run changes whenever a span is added.
         """
-        run = self._store.run(run_id)
+        run = self._store.run(run_id, tenant)
         if run is None:
             return None
         state = repr((run, _state(run, self._clock()) | {"running_ms": None}))
         return hashlib.sha256(state.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
-    def run(self, run_id: str) -> Json | None:
+    def run(self, run_id: str, tenant: str | None = None) -> Json | None:
         """A run as `draw_run` gives it, and its state."""
-        run, spans = self._store.run(run_id), self._store.spans(run_id)
+        run, spans = self._store.run(run_id, tenant), self._store.spans(run_id)
         return draw_run(spans, self._prices) | _state(run, self._clock()) if run and spans else None
 
-    def lint(self, run_id: str) -> Sequence[LintLine] | None:
+    def lint(self, run_id: str, tenant: str | None = None) -> Sequence[LintLine] | None:
         """The linter's findings; None where there is no linter here, or no such run."""
-        spans = self._store.spans(run_id) if self._lint else []
+        spans = self._store.spans(run_id) if self._lint and self._store.run(run_id, tenant) else []
         return self._lint(spans) if self._lint and spans else None
 
 

@@ -237,6 +237,7 @@ def test_the_store_is_the_one_the_settings_name(
 def test_jsonl_goes_out_and_comes_back(db: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     lines, other = tmp_path / "run.jsonl", str(tmp_path / "other.db")
     ask(capsys, "export", "a1", "--db", db, "--output", str(lines))
+    assert lines.stat().st_mode & 0o777 == 0o600
     assert "1 run: 19 spans are new" in ask(capsys, "import", str(lines), "--db", other)
     assert "0 spans are new, 19 were here" in ask(capsys, "import", str(lines), "--db", other)
     shown = [ask(capsys, "show", "a1", "--db", each, "--json") for each in (db, other)]

@@ -12,7 +12,7 @@ from hotloop.cli.loading import pull_missing
 from hotloop.cli.tracing import load_prices, store_path
 from hotloop.core.config import DEFAULT_MODEL, TraceConfig
 from hotloop.core.errors import ConfigError
-from hotloop.core.files import named_errors
+from hotloop.core.files import named_errors, write_private
 from hotloop.lint.conversations import sort_into_runs
 from hotloop.lint.engine import Costs, LintReport, lint
 from hotloop.lint.fix import fix_file
@@ -75,7 +75,7 @@ def lint_all(
     if out is not None:
         lines = "".join(f"{line}\n" for line in fix_file(runs))
         with named_errors("write", out):
-            out.write_text(lines, encoding="utf-8")
+            write_private(out, lines.encode())
         runs = sort_into_runs(read_requests(out), meter)
     return lint(runs, rules=rules, costs=costs)
 

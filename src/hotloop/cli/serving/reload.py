@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any, Generic, TypeVar
 
-from hotloop.border.requests import ApiKeys, read_keys
+from hotloop.border.keys import ApiKeys, Keys, read_keys
 from hotloop.cli.tracing import load_prices
 from hotloop.core.config import RELOADABLE, RouterConfig, ServerConfig, TraceConfig
 from hotloop.trace.content import Content
@@ -29,7 +29,7 @@ class Settings(Generic[Listener]):
     trace: TraceConfig
     others: tuple[Any, ...] = ()
 
-    def check(self) -> tuple[bytes, ...]:
+    def check(self) -> Keys:
         """The API keys. Raises ConfigError where a setting, or a file that one names, cannot be used."""
         Content.parse(self.trace.trace_content, self.trace.trace_redact)
         load_prices(None)

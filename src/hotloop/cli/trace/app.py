@@ -19,7 +19,7 @@ from hotloop.cli.settings import Json, Sources
 from hotloop.cli.tracing import load_prices, store_path
 from hotloop.core.config import TraceConfig
 from hotloop.core.errors import ConfigError
-from hotloop.core.files import named_errors
+from hotloop.core.files import named_errors, write_private
 
 if TYPE_CHECKING:
     from hotloop.trace.ledger import RunLedger
@@ -136,7 +136,7 @@ def export(
         sys.stdout.buffer.write(_render(spans, format))
     else:
         with named_errors("write", output):
-            output.write_bytes(_render(spans, format))
+            write_private(output, _render(spans, format))
 
 
 @trace.command(name="import")

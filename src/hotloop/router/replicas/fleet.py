@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from hotloop.border.keys import Tenant
 from hotloop.core.errors import RequestError
 from hotloop.core.recent import RecentDict
 from hotloop.router.config import FleetConfig, ReplicaConfig
@@ -23,7 +24,7 @@ from hotloop.router.replicas.breaker import RetryBudget
 from hotloop.router.replicas.health import watch
 from hotloop.router.replicas.queue import WaitingRoom
 from hotloop.router.replicas.replica import Replica, open_replica, open_requests, tokenize
-from hotloop.router.request import BLOCK_TOKENS, RoutedRequest
+from hotloop.router.request import BLOCK_TOKENS, NOBODY, RoutedRequest
 from hotloop.router.summary import AnswerSummary
 from hotloop.router.translate import can_translate
 
@@ -41,6 +42,14 @@ class Place:
     summary: AnswerSummary = field(default_factory=AnswerSummary)
 
 
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """Who made an answer, and for whom."""
+
+    replica: str
+    tenant: str
+
+
 class Fleet:
     def __init__(self, config: FleetConfig) -> None:
         self.config = config
@@ -52,7 +61,7 @@ class Fleet:
         self._exact = ExactState(lambda question: tokenize(self.replicas.values(), question))
         self._watches: dict[Replica, asyncio.Task[None]] = {}
         self._background: set[asyncio.Task[None]] = set()
-        self._owners: RecentDict[str, str] = RecentDict(MAX_ANSWERS)
+        self._answers: RecentDict[str, _Made] = RecentDict(MAX_ANSWERS)
 
     def start(self) -> None:
         for each in self.config.replicas:
@@ -86,8 +95,8 @@ class Fleet:
 
     async def find_known(self, request: RoutedRequest) -> Mapping[str, int]:
         """What replicas that publish it hold of a prompt, in tokens as they are counted here."""
-        if not self._exact.held or request.api not in ("chat", "completions"):
-            return {}
+        if not self._exact.held or request.api not in ("chat", "completions") or request.scope:
+            return {}  # what has a salt is not published
         try:
             token_ids = await self._exact.token_ids(request.read_body())
         except RequestError:  # a field that nobody may look at cannot be read: for the replica to say
@@ -154,7 +163,7 @@ class Fleet:
             replica.state, replica.why = "down", "it cannot be reached"
             self._on_change(replica)
 
-    def learn(self, place: Place, summary: AnswerSummary) -> None:
+    def learn(self, place: Place, summary: AnswerSummary, tenant: Tenant = NOBODY) -> None:
         """How an answer ended, and what it said about itself: what a replica did not find, it no longer holds."""
         if summary.is_broken:
             self.fail(place)
@@ -162,36 +171,64 @@ class Fleet:
             place.replica.breaker.succeed()
         place.summary = summary
         if summary.answer_id:
-            self._owners[summary.answer_id] = place.replica.name
+            self._remember(summary.answer_id, _Made(place.replica.name, tenant.id))
 
-    def possible_owners(self, answer_id: str) -> list[Replica]:
-        """Who made an answer; everybody who is up, if that is not known."""
-        owner = self.replicas.get(self._owners.get(answer_id, ""))
-        return [owner] if owner else [each for each in self.replicas.values() if each.state == "up"]
+    def _remember(self, answer_id: str, made: _Made) -> None:
+        """The first tenant of an answer keeps it: with some engines a client may choose the id."""
+        known = self._answers.get(answer_id)
+        if known is None or known.tenant == made.tenant:
+            self._answers[answer_id] = made
+
+    def makers(self, answer_id: str, tenant: Tenant) -> list[Replica]:
+        """Who made an answer; if that is not known, everybody who is up and may be asked."""
+        if maker := self._maker(answer_id, tenant):
+            return [maker]
+        return [each for each in self.replicas.values() if each.state == "up" and self._may_ask(each, tenant)]
+
+    def _maker(self, answer_id: str, tenant: Tenant) -> Replica | None:
+        """None also where it was made for another tenant: that is as if nobody knew it."""
+        made = self._answers.get(answer_id)
+        is_own = made and (not tenant.is_apart or tenant.may_see(made.tenant))
+        return self.replicas.get(made.replica) if made and is_own else None
+
+    def _may_ask(self, replica: Replica, tenant: Tenant) -> bool:
+        """Whether a replica can be asked for an answer of which it is not known whose it is."""
+        return replica.kind.keeps_tenants or not tenant.is_apart
+
+    def _may_continue(self, replica: Replica, request: RoutedRequest) -> bool:
+        """Whether a replica may know the response that a request continues, if it does."""
+        if not request.follows:
+            return True
+        maker = self._maker(request.follows, request.tenant)
+        return replica is maker if maker else self._may_ask(replica, request.tenant)
 
     def _candidates(self, request: RoutedRequest, tried: Collection[str]) -> frozenset[str]:
         """Who could take it now: rather one that speaks its language and was not tried."""
         now = time.monotonic()
-        owner = self._owners.get(request.follows or "")
         fit = [
             each
             for each in self._serving(request)
-            if each.state == "up" and each.has_room and each.breaker.can_ask(now) and owner in (None, each.name)
+            if each.state == "up" and each.has_room and each.breaker.can_ask(now) and self._may_continue(each, request)
         ]
         fit = [each for each in fit if each.name not in tried] or fit
-        fluent = [each for each in fit if request.api in each.apis]
+        fluent = [each for each in fit if request.api in each.speaks(request)]
         return frozenset(each.name for each in fluent or fit)
 
     def _serving(self, request: RoutedRequest) -> Iterable[Replica]:
         for each in self.replicas.values():
-            is_near = not request.is_question and can_translate(request.api, each.apis)
-            if each.serves(request.model) and (request.api in each.apis or is_near):
+            spoken = each.speaks(request)
+            is_near = not request.is_question and can_translate(request.api, spoken)
+            if each.serves(request.model) and (request.api in spoken or is_near):
                 yield each
 
     def _check_served(self, request: RoutedRequest) -> None:
         """Only what is known counts: a replica that was never up may have any model."""
-        if any(True for _ in self._serving(request)):
+        serving = [*self._serving(request)]
+        if any(self._may_continue(each, request) for each in serving):
             return
+        if serving:
+            why = f"there is no response {request.follows!r:.100}, or no longer"
+            raise RouteError(404, "previous_response_not_found", why)
         names = sorted({name for each in self.replicas.values() for name in each.models})
         if request.model in names:
             why = f"no replica with {request.model!r} speaks this API, or one near it"

@@ -12,10 +12,12 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from hotloop.border.keys import TENANT_HEADER, Tenant
 from hotloop.core.config import RouterConfig
 from hotloop.router.config import ReplicaConfig
 from hotloop.router.kinds import KINDS, Api, Kind
 from hotloop.router.replicas.breaker import Breaker
+from hotloop.router.request import NOBODY, RoutedRequest
 from hotloop.router.upstream.open_upstream import open_upstream
 from hotloop.router.upstream.wire import Timeouts, Upstream, UpstreamFailed, UpstreamRequest, fetch, parse_json
 
@@ -75,13 +77,21 @@ class Replica:
     def serves(self, model: str) -> bool:
         return not model or not self.models or model in self.models
 
-    def headers(self, given: Mapping[bytes, bytes]) -> list[tuple[bytes, bytes]]:
-        """Those that may be forwarded, and this replica's own key."""
+    def speaks(self, request: RoutedRequest) -> frozenset[Api]:
+        """The APIs in which a request may be put: where prefixes are kept apart by a salt, only those that take one."""
+        is_salted = request.scope and self.kind.salted and not request.is_question
+        return self.apis & self.kind.salted if is_salted else self.apis
+
+    def headers(self, given: Mapping[bytes, bytes], tenant: Tenant = NOBODY) -> list[tuple[bytes, bytes]]:
+        """Those that may be forwarded, this replica's own key, and whose request it is, if there are several tenants
+        and the replica knows what to make of that."""
         headers = {**dict(self.kind.fixed_headers), **{name: given[name] for name in given if name in FORWARDED}}
         if self.config.api_key and self.kind.auth == "x-api-key":
             headers[b"x-api-key"] = self.config.api_key.encode()
         elif self.config.api_key:
             headers[b"authorization"] = b"Bearer " + self.config.api_key.encode()
+        if tenant.is_apart and self.kind.takes_tenants:
+            headers[TENANT_HEADER] = tenant.vouch((self.config.api_key or "").encode())
         return list(headers.items())
 
     async def aclose(self) -> None:

@@ -21,14 +21,14 @@ from hotloop.core.request import FinishReason, Request
 from hotloop.models.tokenizer import Tokenizer
 from hotloop.server.account import PromptAccount, account_for
 from hotloop.server.errors import UnknownExplanation
-from hotloop.server.explain.past import Past, PastPrompt
+from hotloop.server.explain.past import Past, PastPrompt, is_same
 from hotloop.server.metrics import Metrics
 from hotloop.server.tenants import NOBODY, Caller
 
 _KEPT_COST = 256  # of an explanation, in tokens
 _PROMPT_SHARE = 8  # prompts that are kept whole, with their messages, take that much more room a token
 _MAX_CHANGES = 32  # listed in the usage of one answer
-_MAX_SCOPES = 4096  # answers of which it is known who shares with them
+_MAX_CALLERS = 4096  # answers of which it is known whose they are
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class Inquiry:
 
     def begin(self, answer_id: str, requests: Sequence[Request]) -> None:
         if self._explainer:
-            self._explainer.scopes[answer_id] = self._caller.scope
+            self._explainer.callers[answer_id] = self._caller
             self._answer_id, self._num_open = answer_id, len(requests)
             self._requests = requests[:: len(requests) // len(self._questions)]
 
@@ -174,12 +174,12 @@ class Explainer:
         self, tokenizer: Tokenizer, metrics: Metrics, *, block_size: int, level: Explanations, memory_tokens: int
     ) -> None:
         self.past = Past(memory_tokens)
-        self.scopes: RecentDict[str, str] = RecentDict(_MAX_SCOPES)
+        self.callers: RecentDict[str, Caller] = RecentDict(_MAX_CALLERS)
         self.level = level
         self.spell = speller(tokenizer)
         self._metrics = metrics
         self.block_size = block_size
-        self._kept: Shelf[tuple[str, str, str], Explanation] = Shelf(memory_tokens)
+        self._kept: Shelf[tuple[str, ...], Explanation] = Shelf(memory_tokens)
         self._prompts: Shelf[str, Sequence[Prompt]] = Shelf(memory_tokens // _PROMPT_SHARE)
 
     def inquire(self, prompts: Sequence[Prompt], caller: Caller, named: str | None = None) -> Inquiry:
@@ -195,20 +195,23 @@ class Explainer:
             cost = sum(len(prompt.token_ids) for prompt in explanation.prompts)
             self._prompts.put(explanation.answer_id, explanation.prompts, cost)
         caller, kept = explanation.caller, replace(explanation, prompts=())
-        self._kept.put((caller.scope, "answer", explanation.answer_id), kept, _KEPT_COST)
-        self._kept.put((caller.scope, "request", caller.request_id), kept, _KEPT_COST)
+        self._kept.put((explanation.answer_id,), kept, _KEPT_COST)
+        self._kept.put((caller.owner, caller.scope, caller.request_id), kept, _KEPT_COST)
 
-    def find(self, answer_id: str, caller: Caller) -> Explanation:
-        """By an answer's id or a request's. Raises UnknownExplanation; so it does for those of other scopes."""
-        for kind in ("answer", "request"):
-            if found := self._kept.get((caller.scope, kind, answer_id)):
+    def find(self, name: str, viewer: Caller) -> Explanation:
+        """By an answer's id, or by a request's, which two clients may have given alike. Raises UnknownExplanation; so
+        it does for those of others and of other scopes, but to an admin."""
+        for key in ((name,), (viewer.owner, viewer.scope, name)):
+            if (found := self._kept.get(key)) and (viewer.tenant.is_admin or is_same(found.caller, viewer)):
                 return replace(found, prompts=self._prompts.get(found.answer_id) or ())
-        unknown = f"nothing is known about the prompt of {answer_id!r:.100}, or no longer"
+        unknown = f"nothing is known about the prompt of {name!r:.100}, or no longer"
         raise UnknownExplanation("explanations are switched off" if self.level == "off" else unknown)
 
-    def name_beneficiary(self, request_id: str, scope: str) -> str | None:
+    def name_beneficiary(self, request_id: str, viewer: Caller) -> str | None:
+        """The answer that a request was made for, if it is the viewer's own."""
         answer_id = request_id.rpartition("-")[0]
-        return answer_id if self.scopes.get(answer_id) == scope else None
+        caller = self.callers.get(answer_id)
+        return answer_id if caller and (viewer.tenant.is_admin or is_same(caller, viewer)) else None
 
     def _ask(self, prompt: Prompt, caller: Caller, named: str | None) -> Question:
         token_ids = token_array(prompt.token_ids)

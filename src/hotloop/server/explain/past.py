@@ -94,7 +94,7 @@ class Past:
         with self._lock:
             self._take_news()
             entry = self._by_answer.get(answer_id)
-        return entry.prompt if entry and _is_same(entry.prompt.caller, caller) else None
+        return entry.prompt if entry and is_same(entry.prompt.caller, caller) else None
 
     def find_like(self, token_ids: TokenIds, caller: Caller) -> PastPrompt | None:
         """The caller's earlier prompt that this one continues, else the one most like it; of equals the latest."""
@@ -137,7 +137,7 @@ class Past:
         elected = {*heapq.nlargest(_NUM_ELECTED, votes, key=votes.__getitem__)}
         for session in _sessions(caller):
             elected.update(self._by_key.get(session, ()))
-        return [entry for entry in elected if _is_same(entry.prompt.caller, caller)]
+        return [entry for entry in elected if is_same(entry.prompt.caller, caller)]
 
     def _take_news(self) -> None:
         while self._news:
@@ -167,7 +167,7 @@ class Past:
                     del self._by_key[key]
 
 
-def _is_same(one: Caller, other: Caller) -> bool:
+def is_same(one: Caller, other: Caller) -> bool:
     """Whether two requests come from one who shares what was computed with itself."""
     return (one.owner, one.scope) == (other.owner, other.scope)
 

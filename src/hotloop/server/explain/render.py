@@ -1,6 +1,6 @@
 """What is told about an answer's tokens: with the answer, and to who asks where they came from.
 
-Counts and causes go to whoever shares what was computed, words only to whose they are.
+An explanation, and the words in it, is only for whose it is, and for an admin.
 """
 
 import time
@@ -81,18 +81,17 @@ def _render_prompts(inquiry: Inquiry) -> Json:
 
 def render_explanation(explanation: Explanation, viewer: Caller, explainer: Explainer) -> Json:
     accounts = explanation.accounts
-    is_owner = viewer.owner == explanation.caller.owner
     return {
         "object": "cache.explanation",
         "id": explanation.answer_id,
-        "compared_with": explanation.compared_with if is_owner else None,
+        "compared_with": explanation.compared_with,
         "prompt_tokens": sum(account.num_prompt for account in accounts),
         "cached_tokens": sum(account.num_cached for account in accounts),
         **_render_counts(accounts),
         "exact_tokens": explanation.num_exact,
         "changes": explanation.changes,
         "causes": [
-            _render_cause(cause, prompt, explainer, viewer, is_owner=is_owner)
+            _render_cause(cause, prompt, explainer, viewer)
             for account, prompt in zip_longest(accounts, explanation.prompts)
             for cause in account.causes
         ],
@@ -109,13 +108,13 @@ def _render_counts(accounts: Sequence[PromptAccount]) -> Json:
     }
 
 
-def _render_cause(cause: Cause, prompt: Prompt | None, explainer: Explainer, viewer: Caller, *, is_owner: bool) -> Json:
+def _render_cause(cause: Cause, prompt: Prompt | None, explainer: Explainer, viewer: Caller) -> Json:
     rendered: Json = {"cause": cause.reason, "tokens": cause.num_tokens}
     if cause.eviction:
-        beneficiary = explainer.name_beneficiary(cause.eviction.beneficiary, viewer.scope)
+        beneficiary = explainer.name_beneficiary(cause.eviction.beneficiary, viewer)
         evicted_at = round(time.time() - (time.monotonic() - cause.eviction.at), 3)
         rendered |= {"evicted_at": evicted_at, "evicted_for": beneficiary}
-    if cause.parting and is_owner:
+    if cause.parting:
         spot = find_spot(cause.parting, prompt, explainer.spell) if prompt else None
         span = {"kind": spot.kind, "index": spot.index, "offset": spot.offset} if spot else None
         rendered |= {"token_index": cause.parting.index, "span": span}

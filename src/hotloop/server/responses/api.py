@@ -26,7 +26,6 @@ from hotloop.server.responses.render import Composer, render_head
 from hotloop.server.responses.store import EndedResponse, ResponseStore, RunningResponse, parse_items, render_items
 from hotloop.server.service import Service
 from hotloop.server.stream import EventStream, JsonResponse, submit
-from hotloop.server.tenants import name_owner
 from hotloop.wire.field import Field, Json, read_text
 from hotloop.wire.request import ApiRequest
 from hotloop.wire.responses.parse import parse_request
@@ -69,13 +68,13 @@ class PageQuery(msgspec.Struct, kw_only=True):
 
 
 async def create(http: HttpRequest) -> Response:
-    service, store, owner = Service.of(http), _store(http), name_owner(http.headers)
+    service, store, tenant = Service.of(http), _store(http), http.state.tenant
     body = await service.read(http)
     previous_id = read_text(Field(body), "previous_response_id")
-    previous = store.find_previous(previous_id, owner) if previous_id else ()
+    previous = store.find_previous(previous_id, tenant) if previous_id else ()
     job, options, composer, items = await asyncio.to_thread(_make_job, body, previous, http)
     outputs, is_background = submit(http, job, composer.id), bool(options.background)
-    run = RunningResponse(owner, items, outputs, composer, options.is_stored, is_background)
+    run = RunningResponse(tenant.id, items, outputs, composer, options.is_stored, is_background)
     store.start(run)
     if is_background:
         return _start(run, store, is_stream=job.is_stream)
@@ -116,10 +115,10 @@ def _parse(body: Json, previous: tuple[Json, ...]) -> tuple[ApiRequest, Response
 
 
 async def input_tokens(http: HttpRequest) -> Response:
-    store, owner = _store(http), name_owner(http.headers)
+    store, tenant = _store(http), http.state.tenant
     body = await Service.of(http).read(http)
     previous_id = read_text(Field(body), "previous_response_id")
-    previous = store.find_previous(previous_id, owner) if previous_id else ()
+    previous = store.find_previous(previous_id, tenant) if previous_id else ()
     num_tokens = await asyncio.to_thread(_count_tokens, body, previous, http)
     return JsonResponse({"object": "response.input_tokens", "input_tokens": num_tokens})
 
@@ -127,7 +126,7 @@ async def input_tokens(http: HttpRequest) -> Response:
 def _count_tokens(body: Json, previous: tuple[Json, ...], http: HttpRequest) -> int:
     service = Service.of(http)
     request, options, _ = _parse(body, previous)
-    scope = service.scope(http.headers, options.cache_salt)
+    scope = service.scope(http, options.cache_salt)
     return len(make_prompt(request, options, service, scope).token_ids)
 
 
@@ -143,29 +142,29 @@ async def show(http: HttpRequest) -> Response:
 
 
 async def delete(http: HttpRequest) -> Response:
-    store, response_id, owner = _store(http), http.path_params["id"], name_owner(http.headers)
-    run = store.find_running(response_id, owner)
+    store, response_id, tenant = _store(http), http.path_params["id"], http.state.tenant
+    run = store.find_running(response_id, tenant)
     if run and run.is_stored:
         run.is_stored = False
         run.outputs.fail(Cancelled())
     else:
-        store.delete(response_id, owner)
+        store.delete(response_id, tenant)
     return JsonResponse({"id": response_id, "object": "response.deleted", "deleted": True})
 
 
 async def cancel(http: HttpRequest) -> Response:
     """End it within a step of the engine. One that has ended is answered as it is, if it could have been cancelled."""
-    store, response_id, owner = _store(http), http.path_params["id"], name_owner(http.headers)
-    run = store.find_running(response_id, owner)
+    store, response_id, tenant = _store(http), http.path_params["id"], http.state.tenant
+    run = store.find_running(response_id, tenant)
     if not run:
-        ended = store.find_ended(response_id, owner)
+        ended = store.find_ended(response_id, tenant)
         if not ended.is_background and ended.status != "cancelled":
             raise RequestError("Cannot cancel a synchronous response.", param="response_id")
         return JsonResponse(ended.encode())
     run.outputs.fail(Cancelled())
     if run.task:  # it may have ended by itself, with its end not yet recorded
         await asyncio.wait([run.task])
-        return JsonResponse(store.find_ended(response_id, owner).encode())
+        return JsonResponse(store.find_ended(response_id, tenant).encode())
     is_cancelled = isinstance(run.outputs.failure, Cancelled)
     return JsonResponse({**run.composer.render(), **({"status": "cancelled"} if is_cancelled else {})})
 
@@ -251,7 +250,7 @@ def _store(http: HttpRequest) -> ResponseStore:
 
 
 def _find(http: HttpRequest) -> RunningResponse | EndedResponse:
-    return _store(http).find(http.path_params["id"], name_owner(http.headers))
+    return _store(http).find(http.path_params["id"], http.state.tenant)
 
 
 def _render_page(items: list[Json], page: PageQuery) -> Json:

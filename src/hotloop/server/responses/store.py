@@ -2,7 +2,7 @@
 
 Bounded in bytes and in number; who was not asked for longest goes first. An ended response keeps the whole conversation
 up to and with its own answer, so that one which continues it needs nothing else. A response is there only for its
-owner. Lives on the event loop.
+owner, and for an admin. Lives on the event loop.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from hotloop.border.keys import Tenant
 from hotloop.chat.assembly.shelf import Shelf
 from hotloop.core.errors import RequestError
 from hotloop.core.message import Message
@@ -104,20 +105,20 @@ class ResponseStore:
     def forget(self, run: RunningResponse) -> None:
         self._running.pop(run.composer.id, None)
 
-    def find(self, response_id: str, owner: str) -> RunningResponse | EndedResponse:
+    def find(self, response_id: str, tenant: Tenant) -> RunningResponse | EndedResponse:
         """One that may be looked at."""
-        run = self.find_running(response_id, owner)
-        return run if run and run.is_stored else self.find_ended(response_id, owner)
+        run = self.find_running(response_id, tenant)
+        return run if run and run.is_stored else self.find_ended(response_id, tenant)
 
-    def find_running(self, response_id: str, owner: str) -> RunningResponse | None:
+    def find_running(self, response_id: str, tenant: Tenant) -> RunningResponse | None:
         """One that may be cancelled, whether or not it will be stored."""
         run = self._running.get(response_id)
-        return run if run and run.owner == owner else None
+        return run if run and tenant.may_see(run.owner) else None
 
-    def find_previous(self, response_id: str, owner: str) -> tuple[Json, ...]:
+    def find_previous(self, response_id: str, tenant: Tenant) -> tuple[Json, ...]:
         param = "previous_response_id"
         try:
-            found = self.find(response_id, owner)
+            found = self.find(response_id, tenant)
         except UnknownResponse as error:
             raise UnknownPrevious(str(error), param=param) from None
         if isinstance(found, RunningResponse) or found.status in ("failed", "cancelled"):
@@ -125,13 +126,13 @@ class ResponseStore:
             raise RequestError(f"{param}: {response_id!r:.100} {reason}, and cannot be continued", param=param)
         return found.items + found.output
 
-    def delete(self, response_id: str, owner: str) -> None:
-        self.find_ended(response_id, owner)
+    def delete(self, response_id: str, tenant: Tenant) -> None:
+        self.find_ended(response_id, tenant)
         self._ended.drop(response_id)
 
-    def find_ended(self, response_id: str, owner: str) -> EndedResponse:
+    def find_ended(self, response_id: str, tenant: Tenant) -> EndedResponse:
         ended = self._ended.get(response_id)
-        if not ended or ended.owner != owner:
+        if not ended or not tenant.may_see(ended.owner):
             raise UnknownResponse(f"there is no response {response_id!r:.100}, or no longer")
         return ended
 
