@@ -220,6 +220,20 @@ def test_a_body_must_say_that_it_is_json(serving: Serving, kind: str) -> None:
     check_error(response, 415, "unsupported_media_type")
 
 
+@pytest.mark.parametrize("path", ["chat/completions", "completions", "messages", "responses"])
+def test_a_body_of_too_many_values_is_refused(serving: Serving, path: str) -> None:
+    """Each of them would be a Python object, also in a field that nobody reads."""
+    content = b'{"unread": [' + b"[[]]," * 100_000 + b"[]]}"
+    response = serving.http.post(f"/v1/{path}", content=content, headers=JSON)
+    assert response.status_code == 400
+    assert response.json()["error"]["message"] == "the body has more than 100,000 lists and objects; no more are read"
+
+
+def test_a_prompt_of_many_token_ids_is_read(serving: Serving) -> None:
+    error = check_error(serving.complete(prompt=[1] * 200_000), 400, "context_length_exceeded")
+    assert "200000 prompt tokens" in error["message"]
+
+
 def test_a_charset_is_no_harm(serving: Serving) -> None:
     body = json.dumps({"messages": HELLO, "max_tokens": 1})
     headers = {"content-type": "Application/JSON; charset=utf-8"}

@@ -199,10 +199,16 @@ class ServerConfig:
     """How many tokens of past prompts and answers are remembered to compare new ones with."""
     max_body: str = "16MiB"
     """Largest request body that is read."""
+    body_memory: str = "128MiB"
+    """Most that bodies may take together while they arrive, and again while they wait to be parsed; past it the body
+    that has been arriving longest is answered 503, and one that would have to wait 429."""
+    write_timeout_s: float = 60.0
+    """How long a client may take nothing of its answer before the connection is closed and the request aborted."""
 
     def __post_init__(self) -> None:
         if self.max_thinking is not None and self.max_thinking < 0:
             raise ConfigError(f"max_thinking must be at least 0, not {self.max_thinking}")
+        _check_listener(self.body_memory, self.write_timeout_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,6 +231,11 @@ class RouterConfig:
     """How a replica is chosen: by what it has cached and to do, by session, by load alone, in turn, or by chance."""
     max_body: str = "16MiB"
     """Largest request body that is read, and largest whole answer that is held to be sent again if a replica fails."""
+    body_memory: str = "128MiB"
+    """Most that bodies may take together while they arrive; past it the one that has been arriving longest is answered
+    503."""
+    write_timeout_s: float = 60.0
+    """How long a client may take nothing of its answer before the connection is closed and the request aborted."""
     max_connections: int = 128
     """Most requests at one replica at a time; others wait here, the most urgent class first."""
     max_waiting: int = 1024
@@ -256,6 +267,7 @@ class RouterConfig:
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be above zero, not {getattr(self, name)}")
         parse_bytes(self.max_body)
+        _check_listener(self.body_memory, self.write_timeout_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,6 +304,12 @@ def check_endpoint(setting: str, endpoint: str) -> None:
     match = re.fullmatch(r"tcp://(\*|[\w.-]+|\[[\da-fA-F:.]+\]):(\d{1,5})", endpoint)
     if not match or int(match[2]) > 65534:
         raise ConfigError(f"{setting} must be like tcp://127.0.0.1:5557, not {endpoint!r}")
+
+
+def _check_listener(body_memory: str, write_timeout_s: float) -> None:
+    parse_bytes(body_memory)
+    if not write_timeout_s > 0:
+        raise ConfigError(f"write_timeout_s must be above zero, not {write_timeout_s}")
 
 
 def parse_bytes(text: str) -> int:

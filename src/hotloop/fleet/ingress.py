@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from hotloop.border.bodies import JsonCounter
 from hotloop.border.headers import end_to_end
 from hotloop.border.requests import OPEN_PATHS, REQUEST_ID_HEADER, has_key, parse_request_id
 from hotloop.core.errors import ConfigError, HotloopError, Overloaded
@@ -102,8 +103,9 @@ class Ingress:
 
     async def _read(self, request: Request, api: Api | None) -> tuple[UpstreamRequest, Outline]:
         """What the replica is sent, and what placing needs to know of it."""
-        body = bytearray()
+        body, counter = bytearray(), JsonCounter()
         async for chunk in request.stream():
+            counter.feed(chunk)
             body += chunk
             if len(body) > self._max_body_bytes:
                 raise RouteError(413, "request_too_large", f"the body is larger than {self._max_body_bytes} bytes")

@@ -17,6 +17,7 @@ from urllib.parse import quote
 import msgspec
 from starlette.types import Receive, Scope, Send
 
+from hotloop.border.bodies import JsonCounter
 from hotloop.border.requests import OPEN_PATHS, REQUEST_ID_HEADER, has_key, parse_request_id, read_keys
 from hotloop.core.config import parse_bytes
 from hotloop.core.errors import HotloopError
@@ -65,7 +66,7 @@ class ClientCall:
         media_type = self.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         if media_type != JSON:
             raise RouteError(415, "unsupported_media_type", "send `Content-Type: application/json`")
-        body = bytearray()
+        body, counter = bytearray(), JsonCounter()
         while True:
             message = await self.receive()
             if message["type"] == "http.disconnect":
@@ -73,6 +74,7 @@ class ClientCall:
             body += message.get("body", b"")
             if len(body) > max_bytes:
                 raise RouteError(413, "request_too_large", f"the body is larger than {max_bytes} bytes")
+            counter.feed(message.get("body", b""))
             if not message.get("more_body"):
                 return bytes(body)
 

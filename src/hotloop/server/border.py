@@ -10,6 +10,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from hotloop.border.bodies import JsonCounter
 from hotloop.border.requests import OPEN_PATHS, REQUEST_ID_HEADER, has_key, parse_request_id
 from hotloop.server.errors import MESSAGES_REQUEST_ID, HttpError, error_response, is_message_path
 from hotloop.server.metrics import Metrics
@@ -59,16 +60,17 @@ class KeyCheck:
 
 
 async def read_json(request: Request, max_bytes: int) -> bytes:
-    """The body, up to `max_bytes`. It must say it is JSON: a page of another origin can send anything else unasked."""
+    """The body, up to `max_bytes` and as many values as are taken. It must say it is JSON: a page of another origin can send anything else unasked."""
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
         raise HttpError(415, "the body must be JSON, and say so: send `Content-Type: application/json`")
     too_large = HttpError(413, f"the body is larger than the {max_bytes} bytes that are read")
     if int(request.headers.get("content-length", "0")) > max_bytes:
         raise too_large
-    body = bytearray()
+    body, counter = bytearray(), JsonCounter()
     async for chunk in request.stream():
         body += chunk
         if len(body) > max_bytes:
             raise too_large
+        counter.feed(chunk)
     return bytes(body)

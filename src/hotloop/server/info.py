@@ -76,9 +76,9 @@ async def explain(request: Request) -> Response:
 
 async def tokenize(request: Request) -> Response:
     service = Service.of(request)
-    body = await service.read(request)
-    options = convert(body, TokenizeBody)
-    prompt = await asyncio.to_thread(_make_prompt, body, options, service, service.scope(request.headers))
+    async with service.reading(request) as body:
+        options = convert(body, TokenizeBody)
+        prompt = await asyncio.to_thread(_make_prompt, body, options, service, service.scope(request.headers))
     spell = service.engine.tokenizer.token_text
     answer = {
         "count": len(prompt.token_ids),
@@ -91,7 +91,8 @@ async def tokenize(request: Request) -> Response:
 
 async def detokenize(request: Request) -> Response:
     service = Service.of(request)
-    body = convert(await service.read(request), DetokenizeBody)
+    async with service.reading(request) as given:
+        body = convert(given, DetokenizeBody)
     return JSONResponse({"prompt": service.prompts.tokens(body.tokens, param="tokens").text})
 
 

@@ -38,8 +38,9 @@ class CompletionOptions(Options, kw_only=True):
 
 
 async def completions(http: HttpRequest) -> Response:
-    body = await Service.of(http).read(http)
-    return await generate(http, *await asyncio.to_thread(_make_job, body, http))
+    async with Service.of(http).reading(http) as body:
+        job, renderer = await asyncio.to_thread(_make_job, body, http)
+    return await generate(http, job, renderer)
 
 
 def _make_job(body: Json, http: HttpRequest) -> "tuple[Job, CompletionRenderer]":

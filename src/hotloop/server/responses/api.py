@@ -70,10 +70,10 @@ class PageQuery(msgspec.Struct, kw_only=True):
 
 async def create(http: HttpRequest) -> Response:
     service, store, owner = Service.of(http), _store(http), name_owner(http.headers)
-    body = await service.read(http)
-    previous_id = read_text(Field(body), "previous_response_id")
-    previous = store.find_previous(previous_id, owner) if previous_id else ()
-    job, options, composer, items = await asyncio.to_thread(_make_job, body, previous, http)
+    async with service.reading(http) as body:
+        previous_id = read_text(Field(body), "previous_response_id")
+        previous = store.find_previous(previous_id, owner) if previous_id else ()
+        job, options, composer, items = await asyncio.to_thread(_make_job, body, previous, http)
     outputs, is_background = submit(http, job, composer.id), bool(options.background)
     run = RunningResponse(owner, items, outputs, composer, options.is_stored, is_background)
     store.start(run)
@@ -117,10 +117,10 @@ def _parse(body: Json, previous: tuple[Json, ...]) -> tuple[ApiRequest, Response
 
 async def input_tokens(http: HttpRequest) -> Response:
     store, owner = _store(http), name_owner(http.headers)
-    body = await Service.of(http).read(http)
-    previous_id = read_text(Field(body), "previous_response_id")
-    previous = store.find_previous(previous_id, owner) if previous_id else ()
-    num_tokens = await asyncio.to_thread(_count_tokens, body, previous, http)
+    async with Service.of(http).reading(http) as body:
+        previous_id = read_text(Field(body), "previous_response_id")
+        previous = store.find_previous(previous_id, owner) if previous_id else ()
+        num_tokens = await asyncio.to_thread(_count_tokens, body, previous, http)
     return JsonResponse({"object": "response.input_tokens", "input_tokens": num_tokens})
 
 
