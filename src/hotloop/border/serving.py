@@ -16,6 +16,7 @@ import uvicorn
 from hotloop.border.connection import BoundedProtocol, ConnectionLimits
 from hotloop.border.listen import bind
 from hotloop.border.page import Application, OwnNames, WithPage
+from hotloop.core.config import RouterConfig, ServerConfig, parse_bytes
 
 log = logging.getLogger("hotloop.http")
 
@@ -80,6 +81,10 @@ class ApiServer(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Unlike uvicorn's own, this takes either signal twice, and does not raise it again when all is done."""
         self.stop()
+
+
+def limits_of(config: ServerConfig | RouterConfig) -> ConnectionLimits:
+    return ConnectionLimits(max_body_bytes=parse_bytes(config.body_memory), write_timeout_s=config.write_timeout_s)
 
 
 def _allow_files(limits: ConnectionLimits) -> int:

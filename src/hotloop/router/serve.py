@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from hotloop.border.listen import url_of
 from hotloop.border.page import Application
-from hotloop.border.serving import ApiServer
+from hotloop.border.serving import ApiServer, limits_of
 from hotloop.core.errors import ConfigError
 from hotloop.router.app import RouterApp
 from hotloop.router.config import FleetConfig
@@ -44,6 +44,7 @@ class RouterServer(ApiServer):
             grace_s=router.drain_timeout_s,
             is_open=not (router.api_key or router.api_key_file),
             allowed_hosts=router.allowed_hosts,
+            limits=limits_of(router),
         )
 
     def reload(self) -> None:

@@ -22,7 +22,7 @@ from starlette.routing import Route
 from hotloop.border.listen import url_of
 from hotloop.border.page import Application
 from hotloop.border.requests import REQUEST_ID_HEADER, read_keys
-from hotloop.border.serving import ApiServer
+from hotloop.border.serving import ApiServer, limits_of
 from hotloop.core.config import ServerConfig
 from hotloop.core.errors import DeviceLost, HotloopError
 from hotloop.engine.engine import Engine
@@ -103,6 +103,7 @@ class HttpServer(ApiServer):
             grace_s=config.drain_timeout_s + 5,
             is_open=not self._has_key,
             allowed_hosts=config.allowed_hosts,
+            limits=limits_of(config),
         )
         self._engine = engine
         self._settings = config

@@ -60,7 +60,8 @@ class KeyCheck:
 
 
 async def read_json(request: Request, max_bytes: int) -> bytes:
-    """The body, up to `max_bytes` and as many values as are taken. It must say it is JSON: a page of another origin can send anything else unasked."""
+    """The body, up to `max_bytes` and as many values as are taken. It must say it is JSON: a page of another origin can
+    send anything else unasked."""
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
         raise HttpError(415, "the body must be JSON, and say so: send `Content-Type: application/json`")
