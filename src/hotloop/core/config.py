@@ -279,7 +279,7 @@ class TraceConfig:
     trace_content: bool = False
     """Whether what was said (prompts, arguments, results) is recorded as well, not only how much and how long."""
     trace_redact: tuple[str, ...] = ()
-    """Regular expressions; what they match in recorded content is redacted."""
+    """Regular expressions (RE2's); what they match in recorded content is redacted."""
     trace_max_size: str = "256MiB"
     """Most the file may hold; the oldest runs go first."""
     trace_max_age_days: float = 30.0
