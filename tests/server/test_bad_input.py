@@ -212,6 +212,24 @@ def test_an_answer_of_open_length_ends_where_it_has_as_many_log_probabilities_as
     assert "max_tokens: became 297" in str(answer["usage"])
 
 
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("chat/completions", {"prompt_cache_options": {"comparison_response_id": "x" * 300}}, "prompt_cache_options"),
+        ("messages", {"max_tokens": 1, "diagnostics": {"previous_message_id": "x" * 300}}, "diagnostics"),
+        ("responses", {"input": "hi", "metadata": {"a": "x" * 600}}, "metadata"),
+        ("responses", {"input": "hi", "metadata": {"x" * 65: "a"}}, "metadata"),
+        ("responses", {"input": "hi", "safety_identifier": "x" * 600}, "safety_identifier"),
+    ],
+)
+def test_what_a_client_has_kept_here_is_bounded(
+    serving: Serving, path: str, fields: dict[str, Any], param: str
+) -> None:
+    response = serving.http.post(f"/v1/{path}", json={"messages": HELLO, **fields})
+    assert response.status_code == 400
+    assert response.json()["error"]["message"].startswith(param)
+
+
 def test_unknown_fields_are_ignored(serving: Serving) -> None:
     assert serving.chat(store=True, metadata={"a": [1]}, verbosity="low", made_up={"x": None}).status_code == 200
 

@@ -13,8 +13,8 @@ from hotloop.core.errors import Overloaded, RequestError
 
 MAX_CONTAINERS = 100_000
 """Lists and objects in a body: those of a conversation of 20,000 turns."""
-MAX_VALUES = 1_000_000
-"""Values and names of fields: a prompt of a million token ids."""
+MAX_VALUES = 500_000
+"""Values and names of fields: a prompt of half a million token ids."""
 
 _SMALL_BODY = 64 << 10
 

@@ -126,8 +126,8 @@ class EngineConfig:
     """Most tokens guessed for one request in one step; fewer while guesses fail or the batch is full."""
     draft_history_tokens: int = 1_000_000
     """How many tokens of past prompts and answers are remembered to guess from."""
-    max_grammars: int = 256
-    """How many compiled grammars are kept for the next request of the same shape."""
+    grammar_memory: str = "256MiB"
+    """Most that compiled grammars may take, roughly, which are kept for the next request of the same shape."""
     debug_checks: bool = False
     """Check every invariant whenever the engine is idle."""
 
@@ -146,6 +146,7 @@ class EngineConfig:
         if self.kv_events:
             check_endpoint("kv_events", self.kv_events)
         parse_bytes(self.kv_memory)
+        parse_bytes(self.grammar_memory)
         parse_bytes(self.kv_dir_size)
         if self.host_kv not in ("auto", "off"):
             parse_bytes(self.host_kv)

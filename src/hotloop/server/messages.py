@@ -19,7 +19,7 @@ from hotloop.server.explain.inquiry import Diagnosis
 from hotloop.server.explain.render import answer_usage
 from hotloop.server.job import Job
 from hotloop.server.jobs import make_job, make_prompt
-from hotloop.server.options import Options, parse_options, refuse_if
+from hotloop.server.options import AnswerId, Options, parse_options, refuse_if
 from hotloop.server.service import Service
 from hotloop.server.stream import EventStream, JsonResponse, submit
 from hotloop.server.thinking import sign
@@ -33,7 +33,7 @@ from hotloop.wire.usage import ApiUsage
 
 
 class Diagnostics(msgspec.Struct, kw_only=True):
-    previous_message_id: str | None = None
+    previous_message_id: AnswerId | None = None
 
 
 class MessageOptions(Options, kw_only=True):

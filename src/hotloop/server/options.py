@@ -37,6 +37,7 @@ _MISSING = re.compile(r"missing required field `(?P<name>\w+)`")
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
 NonEmpty = Annotated[str, Meta(min_length=1)]
+AnswerId = Annotated[str, Meta(max_length=256)]
 Schema = dict[str, Any] | str
 Choices = Annotated[list[NonEmpty], Meta(min_length=1, max_length=MAX_CHOICES)]
 
@@ -44,7 +45,7 @@ Choices = Annotated[list[NonEmpty], Meta(min_length=1, max_length=MAX_CHOICES)]
 class CacheOptions(msgspec.Struct, kw_only=True):
     mode: Literal["implicit", "explicit"] | None = None
     ttl: Literal["30m", "12h"] | None = None
-    comparison_response_id: str | None = None
+    comparison_response_id: AnswerId | None = None
 
 
 class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -34,6 +34,8 @@ from hotloop.wire.responses.parse import parse_request
 _LOGPROBS = "message.output_text.logprobs"
 _SEALED = "reasoning.encrypted_content"
 _MAX_METADATA = 16
+MetadataKey = Annotated[str, Meta(max_length=64)]
+MetadataValue = Annotated[str, Meta(max_length=512)]
 SSE_HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-cache",
@@ -46,9 +48,9 @@ class ResponseOptions(Options, kw_only=True):
     top_logprobs: TopLogprobs | None = None
     store: bool | None = None
     background: bool | None = None
-    metadata: Annotated[dict[str, str], Meta(max_length=_MAX_METADATA)] | None = None
+    metadata: Annotated[dict[MetadataKey, MetadataValue], Meta(max_length=_MAX_METADATA)] | None = None
     truncation: Literal["auto", "disabled"] | None = None
-    safety_identifier: str | None = None
+    safety_identifier: MetadataValue | None = None
     conversation: Any = None
     prompt: Any = None
 
