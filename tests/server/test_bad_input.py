@@ -261,7 +261,7 @@ def test_a_body_of_too_many_values_is_refused(serving: Serving, path: str) -> No
     content = b'{"unread": [' + b"[[]]," * 100_000 + b"[]]}"
     response = serving.http.post(f"/v1/{path}", content=content, headers=JSON)
     assert response.status_code == 400
-    assert response.json()["error"]["message"] == "the body has more than 100,000 lists and objects; no more are read"
+    assert response.json()["error"]["message"] == "the body has more than 50,000 lists and objects; no more are read"
 
 
 def test_a_prompt_of_many_token_ids_is_read(serving: Serving) -> None:

@@ -11,10 +11,10 @@ from contextlib import asynccontextmanager
 
 from hotloop.core.errors import Overloaded, RequestError
 
-MAX_CONTAINERS = 100_000
-"""Lists and objects in a body: those of a conversation of 20,000 turns."""
-MAX_VALUES = 500_000
-"""Values and names of fields: a prompt of half a million token ids."""
+MAX_CONTAINERS = 50_000
+"""Lists and objects in a body: those of a conversation of 10,000 turns."""
+MAX_VALUES = 300_000
+"""Values and names of fields: a prompt of 262,144 token ids, and more."""
 
 _SMALL_BODY = 64 << 10
 
@@ -45,6 +45,37 @@ class JsonCounter:
 def _refuse_above(what: str, num: int, limit: int) -> None:
     if num > limit:
         raise RequestError(f"the body has more than {limit:,} {what}; no more are read")
+
+
+class JsonBody:
+    """A body as it arrives. One that has too many values is taken to its end, so that its client can read why it is
+    refused, but none of it is kept."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+        self._data = bytearray()
+        self._counter = JsonCounter()
+        self._refusal: RequestError | None = None
+
+    def add(self, piece: bytes) -> None:
+        self.num_bytes += len(piece)
+        if self._refusal:
+            return
+        try:
+            self._counter.feed(piece)
+        except RequestError as error:
+            self._refusal = error
+            self._data.clear()
+        else:
+            self._data += piece
+
+    def take(self) -> bytes:
+        """All of it. Raises RequestError where there is too much in it."""
+        if self._refusal:
+            raise self._refusal
+        data = bytes(self._data)
+        self._data.clear()
+        return data
 
 
 class BodyRoom:

@@ -10,7 +10,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from hotloop.border.bodies import JsonCounter
+from hotloop.border.bodies import JsonBody
 from hotloop.border.requests import OPEN_PATHS, REQUEST_ID_HEADER, has_key, parse_request_id
 from hotloop.server.errors import MESSAGES_REQUEST_ID, HttpError, error_response, is_message_path
 from hotloop.server.metrics import Metrics
@@ -68,10 +68,9 @@ async def read_json(request: Request, max_bytes: int) -> bytes:
     too_large = HttpError(413, f"the body is larger than the {max_bytes} bytes that are read")
     if int(request.headers.get("content-length", "0")) > max_bytes:
         raise too_large
-    body, counter = bytearray(), JsonCounter()
+    body = JsonBody()
     async for chunk in request.stream():
-        body += chunk
-        if len(body) > max_bytes:
+        body.add(chunk)
+        if body.num_bytes > max_bytes:
             raise too_large
-        counter.feed(chunk)
-    return bytes(body)
+    return body.take()

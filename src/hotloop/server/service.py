@@ -31,7 +31,7 @@ from hotloop.wire.field import Field, Json, read_text
 from hotloop.wire.request import ApiRequest
 
 _DECODED_AT_ONCE = 64 << 10  # bytes; larger bodies are decoded off the event loop
-_DECODED_SHARE = 4  # decoded, a text takes up to four times its bytes
+_DECODED_SHARE = 8  # decoded and made a prompt of, a text takes up to eight times its bytes
 
 
 class Service:
