@@ -7,11 +7,11 @@ FUZZ_INPUTS says how often each of them comes (`make test-fuzz`: many).
 import asyncio
 import json
 import os
-import subprocess
 import sys
+from asyncio.subprocess import PIPE
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +26,17 @@ JSON = {"content-type": "application/json"}
 CHAT = "/v1/chat/completions"
 
 
-@contextmanager
-def process(*args: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+@asynccontextmanager
+async def process(*args: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
     """A process, and the line it writes when it is ready."""
-    command = [sys.executable, "-m", "tests.fuzz.greedy", *args]
-    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    command = (sys.executable, "-m", "tests.fuzz.greedy", *args)
+    child = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, limit=1 << 24)
     assert child.stdout
     try:
-        yield child, child.stdout.readline().strip()
+        yield child, (await child.stdout.readline()).decode().strip()
     finally:
-        child.communicate(timeout=120)
+        if child.returncode is None:
+            await child.communicate(b"")
 
 
 def memory(pid: int, field: str) -> int:
@@ -90,12 +91,16 @@ async def ask_forever(client: httpx.AsyncClient, number: int, is_over: asyncio.E
     body = {"messages": [{"role": "user", "content": f"agent {number}"}], "max_tokens": 8, "temperature": 0}
     right = (await client.post(CHAT, json=body)).json()["choices"]
     while not is_over.is_set():
-        answer = await client.post(CHAT, json=body)
-        told["right" if answer.status_code == 200 and answer.json()["choices"] == right else "wrong"] += 1
+        try:
+            answer = await client.post(CHAT, json=body)
+        except httpx.TransportError as error:
+            told[f"lost: {error!r}"] += 1
+        else:
+            told["right" if answer.status_code == 200 and answer.json()["choices"] == right else "wrong"] += 1
 
 
 async def test_greedy_clients_take_nothing_from_others(tmp_path: Path) -> None:
-    with process("serve", str(tmp_path)) as (server, line):
+    async with process("serve", str(tmp_path)) as (server, line):
         url = httpx.URL(line)
         address = url.host, url.port or 0
         told, is_over = Counter[str](), asyncio.Event()
@@ -105,9 +110,9 @@ async def test_greedy_clients_take_nothing_from_others(tmp_path: Path) -> None:
             while told["right"] < 4 * NUM_OTHERS:  # noqa: ASYNC110  nobody tells when it is so
                 await asyncio.sleep(0.01)
             before = reset_peak(server.pid)
-            with process("probe", *map(str, address)) as (prober, _):
+            async with process("probe", *map(str, address)) as (prober, _):
                 statuses = await be_greedy(client, address)
-                taken_ms = sorted(json.loads(prober.communicate(timeout=120)[0]))
+                taken_ms = sorted(json.loads((await prober.communicate(b""))[0]))
             is_over.set()
             await asyncio.gather(*others)
         grown = memory(server.pid, "VmHWM") - before
@@ -116,7 +121,7 @@ async def test_greedy_clients_take_nothing_from_others(tmp_path: Path) -> None:
         print(f"\n{NUM_ROUNDS} rounds, {dict(told)} for others; statuses {dict(statuses)}")
         print(f"/health: {len(taken_ms)} times, p99 {p99_ms} ms, most {taken_ms[-1]} ms")
         print(f"memory +{grown / 2**20:.0f} MiB, the trace {store / 2**20:.0f} MiB")
-        assert told["wrong"] == 0
+        assert told.keys() == {"right"}, told
         assert grown <= MAX_GROWN_BYTES
         assert store <= 2 * STORE_BYTES
 
@@ -128,7 +133,7 @@ async def be_greedy(client: httpx.AsyncClient, address: tuple[str, int]) -> Coun
             sent = (client.post(path, content=body, headers=JSON) for _ in range(count))
             for answer in await asyncio.gather(*sent):
                 statuses[name, answer.status_code] += 1
-                assert answer.status_code in (expected, 429), f"{name}: {answer.text[:300]}"
+                assert answer.status_code in (expected, 429, 503), f"{name}: {answer.text[:300]}"
         async with half_sent(address, 60):
             assert (await client.post(CHAT, json={"messages": HELLO, "max_tokens": 1})).status_code == 200
     return statuses

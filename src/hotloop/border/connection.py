@@ -39,7 +39,7 @@ class ConnectionLimits:
     body_timeout_s: float = 120.0
     write_timeout_s: float = 60.0
     linger_s: float = 2.0
-    max_body_bytes: int = 128 << 20
+    max_body_bytes: int = 64 << 20
     """Of all bodies that are arriving, but for small ones."""
     _arriving: "dict[BoundedProtocol, int]" = field(default_factory=dict, init=False)  # the oldest first
     _num_arriving_bytes: int = field(default=0, init=False)

@@ -200,7 +200,7 @@ class ServerConfig:
     """How many tokens of past prompts and answers are remembered to compare new ones with."""
     max_body: str = "16MiB"
     """Largest request body that is read."""
-    body_memory: str = "128MiB"
+    body_memory: str = "64MiB"
     """Most that bodies may take together while they arrive, and again while they wait to be parsed; past it the body
     that has been arriving longest is answered 503, and one that would have to wait 429."""
     write_timeout_s: float = 60.0
@@ -232,7 +232,7 @@ class RouterConfig:
     """How a replica is chosen: by what it has cached and to do, by session, by load alone, in turn, or by chance."""
     max_body: str = "16MiB"
     """Largest request body that is read, and largest whole answer that is held to be sent again if a replica fails."""
-    body_memory: str = "128MiB"
+    body_memory: str = "64MiB"
     """Most that bodies may take together while they arrive; past it the one that has been arriving longest is answered
     503."""
     write_timeout_s: float = 60.0

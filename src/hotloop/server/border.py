@@ -40,7 +40,10 @@ class RequestIds:
                     self._metrics.count_http_error(message["status"])
             await send(message)
 
-        await self._app(scope, receive, send_with_id)
+        try:
+            await self._app(scope, receive, send_with_id)
+        finally:
+            scope["state"].pop("body", None)  # an open connection keeps the scope of its last request
 
 
 class KeyCheck:
