@@ -10,7 +10,7 @@ import os
 import sys
 from asyncio.subprocess import PIPE
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -111,7 +111,7 @@ async def test_greedy_clients_take_nothing_from_others(tmp_path: Path) -> None:
                 await asyncio.sleep(0.01)
             before = reset_peak(server.pid)
             async with process("probe", *map(str, address)) as (prober, _):
-                statuses = await be_greedy(client, address)
+                statuses = await be_greedy(client, address, lambda: memory(server.pid, "VmHWM") - before >> 20)
                 taken_ms = sorted(json.loads((await prober.communicate(b""))[0]))
             is_over.set()
             await asyncio.gather(*others)
@@ -126,7 +126,9 @@ async def test_greedy_clients_take_nothing_from_others(tmp_path: Path) -> None:
         assert store <= 2 * STORE_BYTES
 
 
-async def be_greedy(client: httpx.AsyncClient, address: tuple[str, int]) -> Counter[tuple[str, int]]:
+async def be_greedy(
+    client: httpx.AsyncClient, address: tuple[str, int], peak_mib: Callable[[], int]
+) -> Counter[tuple[str, int]]:
     statuses = Counter[tuple[str, int]]()
     for number in range(NUM_ROUNDS):
         for name, (count, path, body, expected) in greedy_bodies(number).items():
@@ -134,6 +136,8 @@ async def be_greedy(client: httpx.AsyncClient, address: tuple[str, int]) -> Coun
             for answer in await asyncio.gather(*sent):
                 statuses[name, answer.status_code] += 1
                 assert answer.status_code in (expected, 429, 503), f"{name}: {answer.text[:300]}"
+            print(f"{name}: memory up to +{peak_mib()} MiB")
         async with half_sent(address, 60):
+            print(f"half-sent bodies: memory up to +{peak_mib()} MiB")
             assert (await client.post(CHAT, json={"messages": HELLO, "max_tokens": 1})).status_code == 200
     return statuses
