@@ -33,6 +33,7 @@ from hotloop.core.grammar import Grammar
 from hotloop.core.request import FinishReason, Priority, Request, SamplingParams, TokenEvent
 from hotloop.engine.core import StepReport
 from hotloop.engine.engine import Engine
+from hotloop.engine.grammar.matcher import estimate_bytes
 from hotloop.engine.snapshot import EngineStats
 
 _VOCAB_SIZE = 1000
@@ -101,7 +102,7 @@ def run_soak(duration_s: float, seed: int = 0, num_warming_blocks: int = 8 * _NU
         max_running=32,
         max_step_tokens=256,
         max_waiting=_NUM_OPEN,
-        max_grammars=len(_GRAMMARS) // 2,
+        grammar_memory=f"{sum(map(estimate_bytes, _GRAMMARS)) // 2}B",
         draft_history_tokens=20_000,
         debug_checks=True,
     )

@@ -15,6 +15,7 @@ from hotloop.border.connection import ConnectionLimits
 from hotloop.border.listen import bind
 from hotloop.border.serving import ApiServer
 
+LARGE = 50_000_000  # no socket buffers as much
 HELLO = b"GET /hello HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
@@ -28,7 +29,7 @@ async def read_all(scope: Any, receive: Any, send: Any) -> None:
             return
         num_bytes += len(message.get("body", b""))
         more = message.get("more_body", False)
-    body = str(num_bytes).encode()
+    body = b"x" * LARGE if scope["path"] == "/large" else str(num_bytes).encode()
     status = 413 if scope["path"] == "/unread" else 200
     head = [(b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": head})
@@ -177,6 +178,69 @@ def test_an_answer_before_the_body_has_come_can_be_read(options: bytes, size: in
         for _ in range(0, size, 1_000_000):
             connection.sendall(b"x" * min(size, 1_000_000))
         assert read_answer(connection) == (413, b"0")
+
+
+def send_half(connection: socket.socket, size: int) -> None:
+    connection.sendall(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % (2 * size) + b"x" * size)
+
+
+def test_bodies_that_are_held_back_make_room_for_others(caplog: pytest.LogCaptureFixture) -> None:
+    with listening(max_body_bytes=1_000_000, linger_s=5) as address, caplog.at_level("WARNING"):
+        held = [connect(address) for _ in range(6)]
+        for i, connection in enumerate(held):
+            send_half(connection, 400_000)
+            if i >= 2:  # the third is one too many: the first must go
+                assert code(read_answer(held[i - 2])) == (503, "too_many_bodies")
+                assert is_closed(held[i - 2])
+        with connect(address) as other:
+            for size in (100, 600_000):
+                other.sendall(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % size + b"x" * size)
+                assert read_answer(other) == (200, str(size).encode())
+        held[5].sendall(b"x" * 400_000)
+        assert read_answer(held[5]) == (200, b"800000")
+        assert "503 too many large requests are arriving" in caplog.text
+        for connection in held:
+            connection.close()
+
+
+def test_bodies_that_have_come_make_room_by_themselves() -> None:
+    with listening(max_body_bytes=1_000_000) as address, connect(address) as first, connect(address) as second:
+        for _ in range(4):
+            for connection in (first, second):
+                connection.sendall(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 600000\r\n\r\n" + b"x" * 600_000)
+                assert read_answer(connection) == (200, b"600000")
+
+
+def test_one_body_may_be_larger_than_all_of_them() -> None:
+    with listening(max_body_bytes=100_000) as address, connect(address) as connection:
+        send_half(connection, 400_000)
+        connection.sendall(b"x" * 400_000)
+        assert read_answer(connection) == (200, b"800000")
+
+
+def test_a_client_that_reads_nothing_is_cut_off(caplog: pytest.LogCaptureFixture) -> None:
+    with listening(write_timeout_s=0.3) as address, connect(address) as connection, caplog.at_level("WARNING"):
+        connection.sendall(HELLO.replace(b"/hello", b"/large"))
+        deadline = time.monotonic() + 30
+        while "the client read nothing for 0.3 s" not in caplog.text:
+            assert time.monotonic() < deadline, "nobody was cut off"
+            time.sleep(0.01)
+        num_bytes = 0
+        while not is_closed(connection):
+            num_bytes += len(connection.recv(1 << 20))
+        assert num_bytes < LARGE
+
+
+def test_a_slow_reader_gets_all_of_its_answer() -> None:
+    """Each look finds some of it gone, though the whole takes several times as long."""
+    with listening(write_timeout_s=2.0) as address, connect(address) as connection:
+        connection.sendall(HELLO.replace(b"/hello", b"/large"))
+        num_bytes = 0
+        while num_bytes < LARGE:
+            time.sleep(0.03)
+            piece = connection.recv(500_000)
+            assert piece, "the connection was cut off"
+            num_bytes += len(piece)
 
 
 def test_there_are_only_so_many_connections(caplog: pytest.LogCaptureFixture) -> None:

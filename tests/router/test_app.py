@@ -123,6 +123,13 @@ async def test_what_is_refused(stubs, route, method, path, content, kind, status
     assert answer.headers["x-request-id"] == answer.json()["error"]["request_id"]
 
 
+async def test_a_body_of_too_many_values_is_refused(stubs, route):
+    router = await route(replica_configs(await stubs(1)))
+    response = await router.chat(unread=[[[]]] * 60_000)
+    assert response.status_code == 400
+    assert "more than 50,000 lists and objects" in response.json()["error"]["message"]
+
+
 async def test_large_headers_and_bodies_are_refused_so_that_it_can_be_read(stubs, route):
     router = await route(replica_configs(await stubs(1)), max_body="1KiB")
     large = await router.client.get("/v1/models", headers={"x-large": "x" * 70_000})

@@ -195,6 +195,41 @@ def test_more_tokens_than_the_context_has_room_for_are_no_error(stream: bool) ->
             assert 1900 < room < 2048
 
 
+def test_log_probabilities_of_an_answer_are_bounded(serving: Serving) -> None:
+    refused = serving.chat(n=128, max_tokens=400, logprobs=True, top_logprobs=20)
+    error = check_error(refused, 400)
+    assert error["param"] == "top_logprobs"
+    assert "128 choices × 400 tokens × 21 are more than the 100,000 log probabilities" in error["message"]
+    refused = serving.complete(prompt=["a"] * 64, n=2, max_tokens=400, logprobs=20)
+    assert check_error(refused, 400)["param"] == "logprobs"
+    assert serving.chat(n=128, max_tokens=400).status_code == 200
+
+
+def test_an_answer_of_open_length_ends_where_it_has_as_many_log_probabilities_as_one_may(serving: Serving) -> None:
+    fields = {"n": 16, "logprobs": True, "top_logprobs": 20, "ignore_eos": True, "max_tokens": None}
+    answer = serving.chat(**fields).json()
+    assert {len(choice["logprobs"]["content"]) for choice in answer["choices"]} == {100_000 // 16 // 21}
+    assert "max_tokens: became 297" in str(answer["usage"])
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("chat/completions", {"prompt_cache_options": {"comparison_response_id": "x" * 300}}, "prompt_cache_options"),
+        ("messages", {"max_tokens": 1, "diagnostics": {"previous_message_id": "x" * 300}}, "diagnostics"),
+        ("responses", {"input": "hi", "metadata": {"a": "x" * 600}}, "metadata"),
+        ("responses", {"input": "hi", "metadata": {"x" * 65: "a"}}, "metadata"),
+        ("responses", {"input": "hi", "safety_identifier": "x" * 600}, "safety_identifier"),
+    ],
+)
+def test_what_a_client_has_kept_here_is_bounded(
+    serving: Serving, path: str, fields: dict[str, Any], param: str
+) -> None:
+    response = serving.http.post(f"/v1/{path}", json={"messages": HELLO, **fields})
+    assert response.status_code == 400
+    assert response.json()["error"]["message"].startswith(param)
+
+
 def test_unknown_fields_are_ignored(serving: Serving) -> None:
     assert serving.chat(store=True, metadata={"a": [1]}, verbosity="low", made_up={"x": None}).status_code == 200
 
@@ -218,6 +253,20 @@ def test_paths_and_methods_that_do_not_exist(serving: Serving) -> None:
 def test_a_body_must_say_that_it_is_json(serving: Serving, kind: str) -> None:
     response = serving.http.post("/v1/chat/completions", content=b"{}", headers={"content-type": kind})
     check_error(response, 415, "unsupported_media_type")
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "completions", "messages", "responses"])
+def test_a_body_of_too_many_values_is_refused(serving: Serving, path: str) -> None:
+    """Each of them would be a Python object, also in a field that nobody reads."""
+    content = b'{"unread": [' + b"[[]]," * 100_000 + b"[]]}"
+    response = serving.http.post(f"/v1/{path}", content=content, headers=JSON)
+    assert response.status_code == 400
+    assert response.json()["error"]["message"] == "the body has more than 50,000 lists and objects; no more are read"
+
+
+def test_a_prompt_of_many_token_ids_is_read(serving: Serving) -> None:
+    error = check_error(serving.complete(prompt=[1] * 200_000), 400, "context_length_exceeded")
+    assert "200000 prompt tokens" in error["message"]
 
 
 def test_a_charset_is_no_harm(serving: Serving) -> None:

@@ -28,9 +28,24 @@ def test_a_span_without_content_is_left_alone():
     assert Content.parse(True, ["look"]).clean(one) is one
 
 
-def test_a_pattern_that_is_none_is_named():
-    with pytest.raises(ConfigError, match="trace_redact has a pattern that is none"):
-        Content.parse(True, ["("])
+@pytest.mark.parametrize("pattern", ["(", "(?=a)b", r"(a)\1", "a*+", "\ud800"])
+def test_a_pattern_that_cannot_be_used_is_named(pattern, capfd):
+    with pytest.raises(ConfigError, match=r"trace_redact has a pattern that cannot be used, .*RE2"):
+        Content.parse(True, ["sk-", pattern])
+    assert capfd.readouterr().err == "", "the library is not to write what is said already"
+
+
+def test_redaction_takes_time_linear_in_what_was_said():
+    """A backtracking engine takes hours for this: a hundred million steps for each of a million places."""
+    said = "a" * 10_000_000 + " someone@example.org"
+    cleaned = Content.parse(True, [r"[\w.]+@[\w.]+"]).clean(span(names.REQUEST, 0, 1, **{names.CONTENT_REQUEST: said}))
+    assert cleaned.attributes[names.CONTENT_REQUEST] == "a" * 10_000_000 + f" {REDACTED}"
+
+
+def test_what_is_no_ascii_or_no_unicode_is_kept():
+    said = "naïve \ud800 👍 sk-123 ünd"
+    cleaned = Content.parse(True, [r"sk-\w+"]).clean(span(names.REQUEST, 0, 1, **{names.CONTENT_REQUEST: said}))
+    assert cleaned.attributes[names.CONTENT_REQUEST] == f"naïve \ud800 👍 {REDACTED} ünd"
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
 """A client's connection, held to limits before anybody has looked at a key: how large its headers may be, how long a
-request may take to arrive, and how many connections there may be.
+request may take to arrive, how much of all bodies may be on its way, how long an answer may go unread, and how many
+connections there may be.
 
     connected         headers end         body ends                  answered
-    ├─ head_timeout_s ─┤├─ body_timeout_s ─┤├─ no limit of ours ──────┤├─ keep-alive, then head_timeout_s again
+    ├─ head_timeout_s ─┤├─ body_timeout_s ─┤├─ write_timeout_s unread ┤├─ keep-alive, then head_timeout_s again
 
 What is refused is answered in JSON, like everything else, and can be read: the connection is closed for writing, what
 still comes is dropped for a while, then it is closed. Closed at once, with bytes in it that nobody has read, it would
@@ -23,6 +24,7 @@ from hotloop.border.requests import render_refusal
 log = logging.getLogger("hotloop.http")
 
 _LOG_EVERY_S = 10.0
+_SMALL_BODY = 64 << 10  # bytes; what uvicorn buffers of a body in any case
 _UNHEARD = logging.getLogger("hotloop.http.uvicorn")  # a line for every request that is none: `tell` says it seldom
 _UNHEARD.setLevel(logging.ERROR)
 
@@ -35,9 +37,14 @@ class ConnectionLimits:
     max_header_bytes: int = 64 << 10
     head_timeout_s: float = 30.0
     body_timeout_s: float = 120.0
+    write_timeout_s: float = 60.0
     linger_s: float = 2.0
     last_request_s: float = 0.5
     """How long an idle connection is kept once the listener has closed: longer than a request takes to arrive."""
+    max_body_bytes: int = 64 << 20
+    """Of all bodies that are arriving, but for small ones."""
+    _arriving: "dict[BoundedProtocol, int]" = field(default_factory=dict, init=False)  # the oldest first
+    _num_arriving_bytes: int = field(default=0, init=False)
     _num_untold: Counter[str] = field(default_factory=Counter, init=False)
     _told_at: dict[str, float] = field(default_factory=dict, init=False)
 
@@ -48,6 +55,18 @@ class ConnectionLimits:
         if now - self._told_at.get(what, -_LOG_EVERY_S) >= _LOG_EVERY_S:
             self._told_at[what] = now
             log.warning("refused %d: %s (last from %s)", self._num_untold.pop(what), what, client[0] if client else "?")
+
+    def count_body(self, connection: "BoundedProtocol", num_bytes: int) -> None:
+        self._num_arriving_bytes += num_bytes - self._arriving.get(connection, 0)
+        self._arriving[connection] = num_bytes
+
+    def forget_body(self, connection: "BoundedProtocol") -> None:
+        self._num_arriving_bytes -= self._arriving.pop(connection, 0)
+
+    def make_room(self) -> None:
+        """Bodies that are sent to be held arrive for longest, so they go first; the last one may always go on."""
+        while len(self._arriving) > 1 and self._num_arriving_bytes > self.max_body_bytes:
+            next(iter(self._arriving)).refuse_body()
 
 
 class _TooLarge(Exception):
@@ -64,6 +83,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._is_in_head = True
         self._is_whole = True  # whether nothing is missing of a request that has begun
         self._num_head_bytes = 0
+        self._num_body_bytes = 0
+        self._write_timer: asyncio.TimerHandle | None = None
         self._is_too_large = False
         self._refusal: tuple[int, str, str] | None = None  # of a request behind others, which are answered first
 
@@ -78,6 +99,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
+        self._limits.forget_body(self)
+        if self._write_timer:
+            self._write_timer.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -86,6 +110,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._is_in_head:
             self._num_head_bytes += len(data)
         super().data_received(data)
+        self._limits.make_room()
         if self._is_in_head and self._num_head_bytes > self._limits.max_header_bytes and not self.is_lingering:
             self._refuse_headers()
 
@@ -100,16 +125,24 @@ class BoundedProtocol(HttpToolsProtocol):
             self._is_too_large = True
             raise _TooLarge
         super().on_headers_complete()
-        self._is_in_head, self._num_head_bytes = False, 0
+        self._is_in_head, self._num_head_bytes, self._num_body_bytes = False, 0, 0
         self._arm(self._limits.body_timeout_s)
+
+    def on_body(self, body: bytes) -> None:
+        super().on_body(body)
+        self._num_body_bytes += len(body)
+        if self._num_body_bytes > _SMALL_BODY and not self.cycle.response_complete:
+            self._limits.count_body(self, self._num_body_bytes)
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
+        self._limits.forget_body(self)
         self._is_in_head = self._is_whole = True
         self._disarm()
 
     def on_response_complete(self) -> None:
         is_last = not self.pipeline
+        self._limits.forget_body(self)
         super().on_response_complete()
         if self._refusal and is_last and not self.transport.is_closing():
             self._refuse(*self._refusal)
@@ -128,6 +161,27 @@ class BoundedProtocol(HttpToolsProtocol):
             self._arm(self._limits.last_request_s)
         else:
             super().shutdown()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_reader(self._socket.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._write_timer:
+            self._write_timer.cancel()
+
+    def _watch_reader(self, num_unsent: int) -> None:
+        """A slow reader may go on, however long it takes; one who takes nothing at all is cut off."""
+
+        def look() -> None:
+            if (num_left := self._socket.get_write_buffer_size()) < num_unsent:
+                self._watch_reader(num_left)
+            else:
+                self._limits.tell(f"the client read nothing for {self._limits.write_timeout_s:g} s", self.client)
+                self._socket.abort()
+
+        self._write_timer = self.loop.call_later(self._limits.write_timeout_s, look)
 
     def close(self) -> None:
         """At once if all that was sent has been read, else when the client had the time to read what it was told."""
@@ -169,6 +223,13 @@ class BoundedProtocol(HttpToolsProtocol):
     def _is_behind(self) -> bool:
         """Whether what comes now is behind a request that has not been answered."""
         return bool(self.pipeline) or (self._is_in_head and self._is_answering)
+
+    def refuse_body(self) -> None:
+        self._limits.forget_body(self)
+        if self.cycle.response_started:
+            self._socket.close()
+        else:
+            self._refuse(503, "too_many_bodies", "too many large requests are arriving: try again later")
 
     def _refuse_late(self, part: str, limit_s: float) -> None:
         self._refuse(408, "request_timeout", f"the request's {part} did not arrive within {limit_s:g} s")

@@ -27,6 +27,7 @@ import uvicorn
 from hotloop.border.connection import BoundedProtocol, ConnectionLimits
 from hotloop.border.listen import bind
 from hotloop.border.page import Application, OwnNames, WithPage
+from hotloop.core.config import RouterConfig, ServerConfig, parse_bytes
 from hotloop.core.errors import ConfigError
 
 log = logging.getLogger("hotloop.http")
@@ -163,6 +164,10 @@ def _accept_all(listener: socket.socket) -> Iterator[socket.socket]:
 
 def _has_terminal() -> bool:
     return any(map(os.isatty, (0, 1, 2)))  # none of them is one any more when the terminal was closed
+
+
+def limits_of(config: ServerConfig | RouterConfig) -> ConnectionLimits:
+    return ConnectionLimits(max_body_bytes=parse_bytes(config.body_memory), write_timeout_s=config.write_timeout_s)
 
 
 def _allow_files(limits: ConnectionLimits) -> int:

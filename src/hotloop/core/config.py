@@ -136,8 +136,8 @@ class EngineConfig:
     """Most tokens guessed for one request in one step; fewer while guesses fail or the batch is full."""
     draft_history_tokens: int = 1_000_000
     """How many tokens of past prompts and answers are remembered to guess from."""
-    max_grammars: int = 256
-    """How many compiled grammars are kept for the next request of the same shape."""
+    grammar_memory: str = "256MiB"
+    """Most that compiled grammars may take, roughly, which are kept for the next request of the same shape."""
     debug_checks: bool = False
     """Check every invariant whenever the engine is idle."""
 
@@ -156,6 +156,7 @@ class EngineConfig:
         if self.kv_events:
             check_endpoint("kv_events", self.kv_events)
         parse_bytes(self.kv_memory)
+        parse_bytes(self.grammar_memory)
         parse_bytes(self.kv_dir_size)
         if self.host_kv not in ("auto", "off"):
             parse_bytes(self.host_kv)
@@ -214,10 +215,14 @@ class ServerConfig:
     """How many tokens of past prompts and answers are remembered to compare new ones with."""
     max_body: str = "16MiB"
     """Largest request body that is read."""
+    body_memory: str = "64MiB"
+    """Most that bodies may take together while they arrive, and again while they wait to be parsed; past it the body
+    that has been arriving longest is answered 503, and one that would have to wait 429."""
+    write_timeout_s: float = 60.0
+    """How long a client may take nothing of its answer before the connection is closed and the request aborted."""
 
     def __post_init__(self) -> None:
         _check_listener(self)
-        parse_bytes(self.max_body)
         if self.max_thinking is not None and self.max_thinking < 0:
             raise ConfigError(f"max_thinking must be at least 0, not {self.max_thinking}")
 
@@ -245,6 +250,11 @@ class RouterConfig:
     """How a replica is chosen: by what it has cached and to do, by session, by load alone, in turn, or by chance."""
     max_body: str = "16MiB"
     """Largest request body that is read, and largest whole answer that is held to be sent again if a replica fails."""
+    body_memory: str = "64MiB"
+    """Most that bodies may take together while they arrive; past it the one that has been arriving longest is answered
+    503."""
+    write_timeout_s: float = 60.0
+    """How long a client may take nothing of its answer before the connection is closed and the request aborted."""
     max_connections: int = 128
     """Most requests at one replica at a time; others wait here, the most urgent class first."""
     max_waiting: int = 1024
@@ -282,7 +292,6 @@ class RouterConfig:
         for name in ("connect_timeout_s", "first_byte_timeout_s", "idle_timeout_s", "health_interval_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be above zero, not {getattr(self, name)}")
-        parse_bytes(self.max_body)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,7 +303,7 @@ class TraceConfig:
     trace_content: bool = False
     """Whether what was said (prompts, arguments, results) is recorded as well, not only how much and how long."""
     trace_redact: tuple[str, ...] = ()
-    """Regular expressions; what they match in recorded content is redacted."""
+    """Regular expressions (RE2's); what they match in recorded content is redacted."""
     trace_max_size: str = "256MiB"
     """Most the file may hold; the oldest runs go first."""
     trace_max_age_days: float = 30.0
@@ -320,6 +329,10 @@ def _check_listener(config: ServerConfig | RouterConfig) -> None:
             raise ConfigError(f"{name} must be at least 0, not {getattr(config, name)}")
     if config.log_level not in get_args(LogLevel):
         raise ConfigError(f"there is no log_level {config.log_level!r}; there are {', '.join(get_args(LogLevel))}")
+    if not config.write_timeout_s > 0:
+        raise ConfigError(f"write_timeout_s must be above zero, not {config.write_timeout_s}")
+    parse_bytes(config.max_body)
+    parse_bytes(config.body_memory)
 
 
 def check_endpoint(setting: str, endpoint: str) -> None:

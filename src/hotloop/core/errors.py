@@ -20,13 +20,17 @@ import re
 
 _BREAKS = re.compile("\\s*[\n\r\t\v\f\x85\u2028\u2029]\\s*")
 _CONTROLS = re.compile("[\0-\x1f\x7f-\x9f]")
+_MAX_CHARS = 4000
 
 
 class HotloopError(Exception):
     """The root: `str(error)` is one clear line for a person, whatever it quotes of a file or an answer."""
 
     def __str__(self) -> str:
-        return _CONTROLS.sub(lambda found: repr(found[0])[1:-1], _BREAKS.sub(" ", super().__str__()))
+        said = super().__str__()
+        if len(said) > _MAX_CHARS:
+            said = said[:_MAX_CHARS] + "…"
+        return _CONTROLS.sub(lambda found: repr(found[0])[1:-1], _BREAKS.sub(" ", said))
 
 
 class ConfigError(HotloopError):

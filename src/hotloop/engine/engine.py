@@ -20,7 +20,7 @@ from typing import Self, TypeVar
 import numpy as np
 
 from hotloop.backends.backend import Backend
-from hotloop.core.config import DEFAULT_MODEL, Device, EngineConfig, LoadFormat, Precision, WeightFormat
+from hotloop.core.config import DEFAULT_MODEL, Device, EngineConfig, LoadFormat, Precision, WeightFormat, parse_bytes
 from hotloop.core.errors import BackendError, DeviceLost, EngineClosed, Overloaded, PromptTooLong, RequestError
 from hotloop.core.grammar import Grammar
 from hotloop.core.request import FinishReason, Priority, Request, SamplingParams, TokenEvent, TokenLogprob, Usage
@@ -76,7 +76,7 @@ class Engine:
         self.num_kv_tokens = backend.num_blocks * backend.block_size
         self.max_context = min(backend.max_context, self.num_kv_tokens, self.config.max_context or self.num_kv_tokens)
         self._backend = backend
-        self.grammars = Grammars(tokenizer, backend.vocab_size, self.config.max_grammars)
+        self.grammars = Grammars(tokenizer, backend.vocab_size, parse_bytes(self.config.grammar_memory))
         if drafter is None and self.config.drafts:
             drafter = PastDrafter(tokenizer, backend.vocab_size, self.config.draft_history_tokens)
         endpoint, ask_all = self.config.kv_events, lambda: self._post(self._restate)

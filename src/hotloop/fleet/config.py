@@ -105,7 +105,10 @@ class RayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 _PARTS = {"model": ModelConfig, "engine": EngineConfig, "server": ServerConfig}
-_NOT_OF_A_REPLICA = {"host", "port", "api_key", "api_key_file", "allowed_hosts", "drain_timeout_s", "max_body"}
+_NOT_OF_A_REPLICA = {
+    *("host", "port", "api_key", "api_key_file", "allowed_hosts", "drain_timeout_s", "max_body", "body_memory"),
+    "write_timeout_s",
+}
 """Settings of a server that a fleet has for all of its replicas."""
 
 

@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from hotloop.border.bodies import JsonBody
 from hotloop.border.headers import end_to_end
 from hotloop.border.keys import read_keys
 from hotloop.border.requests import OPEN_PATHS, REQUEST_ID_HEADER, parse_request_id
@@ -103,15 +104,15 @@ class Ingress:
 
     async def _read(self, request: Request, api: Api | None) -> tuple[UpstreamRequest, Outline]:
         """What the replica is sent, and what placing needs to know of it."""
-        body = bytearray()
+        body = JsonBody()
         async for chunk in request.stream():
-            body += chunk
-            if len(body) > self._max_body_bytes:
+            body.add(chunk)
+            if body.num_bytes > self._max_body_bytes:
                 raise RouteError(413, "request_too_large", f"the body is larger than {self._max_body_bytes} bytes")
         path, query = request.url.path, request.url.query
         target = quote(request.scope["path"]) + (f"?{query}" if query else "")
         headers = [header for header in end_to_end(request.headers.raw) if header[0] not in _KEPT_HERE]
-        sent = UpstreamRequest(request.method, target, headers, bytes(body))
+        sent = UpstreamRequest(request.method, target, headers, body.take())
         if api and request.method == "POST":
             routed = parse_request(path, request.headers, sent.body)
             owner = self._owners.get(routed.follows or "", "")

@@ -17,6 +17,7 @@ from urllib.parse import quote
 import msgspec
 from starlette.types import Receive, Scope, Send
 
+from hotloop.border.bodies import JsonBody
 from hotloop.border.keys import ApiKeys, Tenant, read_keys
 from hotloop.border.requests import OPEN_PATHS, REQUEST_ID_HEADER, parse_request_id
 from hotloop.core.config import parse_bytes
@@ -68,16 +69,16 @@ class ClientCall:
         media_type = self.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         if media_type != JSON:
             raise RouteError(415, "unsupported_media_type", "send `Content-Type: application/json`")
-        body = bytearray()
+        body = JsonBody()
         while True:
             message = await self.receive()
             if message["type"] == "http.disconnect":
                 raise RouteError(499, "client_closed_request", "the client closed the connection")
-            body += message.get("body", b"")
-            if len(body) > max_bytes:
+            body.add(message.get("body", b""))
+            if body.num_bytes > max_bytes:
                 raise RouteError(413, "request_too_large", f"the body is larger than {max_bytes} bytes")
             if not message.get("more_body"):
-                return bytes(body)
+                return body.take()
 
     async def do_unless_gone(self, work: Coroutine[Any, Any, None]) -> bool:
         """Do the work unless the client hangs up first; whether it was done."""

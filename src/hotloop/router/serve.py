@@ -12,7 +12,7 @@ from functools import partial
 from hotloop.border.keys import ApiKeys
 from hotloop.border.listen import url_of
 from hotloop.border.page import Application
-from hotloop.border.serving import ApiServer
+from hotloop.border.serving import ApiServer, limits_of
 from hotloop.router.app import RouterApp
 from hotloop.router.config import FleetConfig
 from hotloop.trace.tracer import Tracer
@@ -41,6 +41,7 @@ class RouterServer(ApiServer):
             drain_delay_s=router.drain_delay_s,
             is_open=not (router.api_key or router.api_key_file),
             allowed_hosts=router.allowed_hosts,
+            limits=limits_of(router),
             reload=partial(reload, self.app) if reload else None,
         )
 

@@ -24,7 +24,7 @@ from hotloop.border.keys import ApiKeys, Keys, read_keys
 from hotloop.border.listen import url_of
 from hotloop.border.page import Application
 from hotloop.border.requests import REQUEST_ID_HEADER
-from hotloop.border.serving import ApiServer
+from hotloop.border.serving import ApiServer, limits_of
 from hotloop.core.config import ServerConfig
 from hotloop.core.errors import ConfigError, DeviceLost, HotloopError
 from hotloop.engine.engine import Engine
@@ -120,6 +120,7 @@ class HttpServer(ApiServer):
             drain_delay_s=config.drain_delay_s,
             is_open=not self._has_key,
             allowed_hosts=config.allowed_hosts,
+            limits=limits_of(config),
             reload=reload,
         )
         self._engine = engine

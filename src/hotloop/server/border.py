@@ -9,6 +9,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from hotloop.border.bodies import JsonBody
 from hotloop.border.keys import AccessDenied, ApiKeys
 from hotloop.border.requests import OPEN_PATHS, REQUEST_ID_HEADER, parse_request_id
 from hotloop.server.errors import MESSAGES_REQUEST_ID, HttpError, error_response, is_message_path
@@ -39,7 +40,10 @@ class RequestIds:
                     self._metrics.count_http_error(message["status"])
             await send(message)
 
-        await self._app(scope, receive, send_with_id)
+        try:
+            await self._app(scope, receive, send_with_id)
+        finally:
+            scope["state"].pop("body", None)  # an open connection keeps the scope of its last request
 
 
 class KeyCheck:
@@ -61,16 +65,17 @@ class KeyCheck:
 
 
 async def read_json(request: Request, max_bytes: int) -> bytes:
-    """The body, up to `max_bytes`. It must say it is JSON: a page of another origin can send anything else unasked."""
+    """The body, up to `max_bytes` and as many values as are taken. It must say it is JSON: a page of another origin can
+    send anything else unasked."""
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
         raise HttpError(415, "the body must be JSON, and say so: send `Content-Type: application/json`")
     too_large = HttpError(413, f"the body is larger than the {max_bytes} bytes that are read")
     if int(request.headers.get("content-length", "0")) > max_bytes:
         raise too_large
-    body = bytearray()
+    body = JsonBody()
     async for chunk in request.stream():
-        body += chunk
-        if len(body) > max_bytes:
+        body.add(chunk)
+        if body.num_bytes > max_bytes:
             raise too_large
-    return bytes(body)
+    return body.take()

@@ -79,9 +79,9 @@ async def explain(request: Request) -> Response:
 
 async def tokenize(request: Request) -> Response:
     service = Service.of(request)
-    body = await service.read(request)
-    options = convert(body, TokenizeBody)
-    prompt = await asyncio.to_thread(_make_prompt, body, options, service, service.scope(request))
+    async with service.reading(request) as body:
+        options = convert(body, TokenizeBody)
+        prompt = await asyncio.to_thread(_make_prompt, body, options, service, service.scope(request))
     spell = service.engine.tokenizer.token_text
     answer = {
         "count": len(prompt.token_ids),
@@ -94,7 +94,8 @@ async def tokenize(request: Request) -> Response:
 
 async def detokenize(request: Request) -> Response:
     service = Service.of(request)
-    body = convert(await service.read(request), DetokenizeBody)
+    async with service.reading(request) as given:
+        body = convert(given, DetokenizeBody)
     return JSONResponse({"prompt": service.prompts.tokens(body.tokens, param="tokens").text})
 
 

@@ -16,7 +16,7 @@ from hotloop.server.calling import Calling, parse_calling
 from hotloop.server.delivery import Silence
 from hotloop.server.holds import Pin
 from hotloop.server.job import Job
-from hotloop.server.options import Options, parse_sampling
+from hotloop.server.options import Options, check_logprobs, max_tokens_with, parse_sampling
 from hotloop.server.service import Service
 from hotloop.server.structure import Bound, answer_grammar, parse_constraint
 from hotloop.server.tenants import Caller
@@ -40,6 +40,9 @@ def make_job(
     conversation = make_chat_input(request, options, calling, transcript, wish, is_silent=is_silent)
     prompt = _write(conversation, request, service, caller.scope)
     max_tokens, clamped = _fit(request, prompt, service)
+    if max_tokens is None and logprobs is not None:
+        max_tokens, clamped = _fit_logprobs(max_tokens_with(logprobs, options.num_choices), prompt, service)
+    check_logprobs(logprobs, options.num_choices, max_tokens)
     bound = Bound()
     if not is_silent and service.engine.has_room(len(prompt.token_ids)):  # it is refused otherwise: nothing is compiled
         bound = answer_grammar(parse_constraint(request, options), calling, service)
@@ -157,6 +160,13 @@ def _fit(request: ApiRequest, prompt: Prompt, service: Service) -> tuple[int | N
     if room < 1 or (request.max_tokens or 0) <= room:
         return request.max_tokens, ()
     return room, (f"max_tokens: {request.max_tokens} became {room}, all that the context has room for",)
+
+
+def _fit_logprobs(most: int, prompt: Prompt, service: Service) -> tuple[int | None, tuple[str, ...]]:
+    """An answer of open length ends where it holds as many log probabilities as one may."""
+    if most >= service.engine.max_context - len(prompt.token_ids):
+        return None, ()
+    return most, (f"max_tokens: became {most}, since there are log probabilities for each token",)
 
 
 def _too_long(num_prompt: int, service: Service) -> RequestError:

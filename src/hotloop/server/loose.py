@@ -19,7 +19,7 @@ from hotloop.chat.tools import ToolChoice
 from hotloop.core.errors import RequestError
 from hotloop.core.grammar import MalformedSchema, loosen
 from hotloop.core.message import Tool
-from hotloop.core.recent import RecentDict
+from hotloop.core.shelf import Shelf
 from hotloop.core.stream import CallClosed, CallDelta, CallOpened, StreamEvent, TextDelta
 from hotloop.engine.grammar.matcher import Grammars
 from hotloop.models.tokenizer import Tokenizer
@@ -32,6 +32,7 @@ ANSWER = ""
 
 _MAX_TOLD = 8  # of what is not enforced in one schema
 _MAX_KEPT = 1024
+_MAX_KEPT_CHARS = 4 << 20  # of their schemas; as Python objects they take some ten times that
 _WORDS = ("$schema", "$id", "title", "description", "examples", "default")
 _PLAIN = ("type", "properties", "required", "additionalProperties", "$defs", "definitions")
 
@@ -55,7 +56,7 @@ class Loosener:
         self._grammars = grammars
         self._max_trial_s = max_trial_s
         self._lock = threading.Lock()
-        self._kept: RecentDict[str, Loosened] = RecentDict(_MAX_KEPT)
+        self._kept: Shelf[str, Loosened] = Shelf(_MAX_KEPT_CHARS, _MAX_KEPT)
 
     def look_at(self, tool: Tool) -> Loosened:
         """Without what no grammar has words for, and what was found not to compile before."""
@@ -82,7 +83,7 @@ class Loosener:
     def _keep(self, key: str, found: Loosened) -> Loosened:
         with self._lock:
             known = self._kept.get(key)
-            self._kept[key] = found
+            self._kept.put(key, found, len(key))
         if found.dropped and (not known or found.dropped != known.dropped):
             log.warning("tool %s: %s", found.tool.name, tell(found.dropped))
         return found

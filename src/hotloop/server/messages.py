@@ -19,7 +19,7 @@ from hotloop.server.explain.inquiry import Diagnosis
 from hotloop.server.explain.render import answer_usage
 from hotloop.server.job import Job
 from hotloop.server.jobs import make_job, make_prompt
-from hotloop.server.options import Options, parse_options, refuse_if
+from hotloop.server.options import AnswerId, Options, parse_options, refuse_if
 from hotloop.server.service import Service
 from hotloop.server.stream import EventStream, JsonResponse, submit
 from hotloop.server.thinking import sign
@@ -33,7 +33,7 @@ from hotloop.wire.usage import ApiUsage
 
 
 class Diagnostics(msgspec.Struct, kw_only=True):
-    previous_message_id: str | None = None
+    previous_message_id: AnswerId | None = None
 
 
 class MessageOptions(Options, kw_only=True):
@@ -47,8 +47,8 @@ class MessageOptions(Options, kw_only=True):
 
 async def messages(http: HttpRequest) -> Response:
     service = Service.of(http)
-    body = await service.read(http)
-    request, job = await asyncio.to_thread(_make_job, body, http)
+    async with service.reading(http) as body:
+        request, job = await asyncio.to_thread(_make_job, body, http)
     answer = MessageStream(f"msg_{secrets.token_hex(12)}", service.model, request, job)
     outputs = submit(http, job, answer.id)
     if job.is_stream:
@@ -59,8 +59,8 @@ async def messages(http: HttpRequest) -> Response:
 
 
 async def count_tokens(http: HttpRequest) -> Response:
-    body = await Service.of(http).read(http)
-    num_tokens = await asyncio.to_thread(_count_tokens, body, http)
+    async with Service.of(http).reading(http) as body:
+        num_tokens = await asyncio.to_thread(_count_tokens, body, http)
     return JsonResponse({"input_tokens": num_tokens})
 
 

@@ -24,6 +24,8 @@ MAX_TEMPERATURE = 2
 """As at OpenAI; the engine itself takes more."""
 MAX_TOP_LOGPROBS = 20
 MAX_CHOICES = 10_000
+MAX_LOGPROBS = 100_000
+"""Log probabilities in one answer. Each takes half a kilobyte until it is sent, and some microseconds to render."""
 
 # Kept in memory, so no longer than an hour, whatever is asked for.
 _RETENTIONS_S = {"in_memory": 300, "in-memory": 300, "30m": 1800, "12h": 3600, "24h": 3600}
@@ -35,6 +37,7 @@ _MISSING = re.compile(r"missing required field `(?P<name>\w+)`")
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
 NonEmpty = Annotated[str, Meta(min_length=1)]
+AnswerId = Annotated[str, Meta(max_length=256)]
 Schema = dict[str, Any] | str
 Choices = Annotated[list[NonEmpty], Meta(min_length=1, max_length=MAX_CHOICES)]
 
@@ -42,7 +45,7 @@ Choices = Annotated[list[NonEmpty], Meta(min_length=1, max_length=MAX_CHOICES)]
 class CacheOptions(msgspec.Struct, kw_only=True):
     mode: Literal["implicit", "explicit"] | None = None
     ttl: Literal["30m", "12h"] | None = None
-    comparison_response_id: str | None = None
+    comparison_response_id: AnswerId | None = None
 
 
 class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -160,6 +163,18 @@ def parse_sampling(
         logprobs=logprobs,
         keep_special=keep_special,
     )
+
+
+def max_tokens_with(logprobs: int, num_choices: int) -> int:
+    """Most tokens a choice may have for an answer to hold all of its log probabilities."""
+    return max(1, MAX_LOGPROBS // (num_choices * (1 + logprobs)))
+
+
+def check_logprobs(logprobs: int | None, num_choices: int, max_tokens: int | None, param: str = "top_logprobs") -> None:
+    if logprobs is None or (max_tokens or 0) <= max_tokens_with(logprobs, num_choices):
+        return
+    product = f"{num_choices} choices × {max_tokens} tokens × {1 + logprobs} are more than the {MAX_LOGPROBS:,}"
+    raise RequestError(f"{param}: {product} log probabilities that are returned at most", param=param)
 
 
 def refuse_if(*refusals: tuple[str, object, str]) -> None:

@@ -1,10 +1,14 @@
 """What the endpoints share: the engine, the model's name to the world, and the way to both."""
 
+import asyncio
 import hashlib
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from starlette.requests import Request as HttpRequest
 
+from hotloop.border.bodies import BodyRoom
 from hotloop.chat.formats import choose_format
 from hotloop.chat.prompt import PromptRules, Prompts
 from hotloop.chat.thinking import choose_thinking
@@ -25,6 +29,9 @@ from hotloop.server.tenants import Caller, name_scope
 from hotloop.trace.tracer import Tracer
 from hotloop.wire.field import Field, Json, read_text
 from hotloop.wire.request import ApiRequest
+
+_DECODED_AT_ONCE = 64 << 10  # bytes; larger bodies are decoded off the event loop
+_DECODED_SHARE = 8  # decoded and made a prompt of, a text takes up to eight times its bytes
 
 
 class Service:
@@ -63,6 +70,8 @@ class Service:
         self.started_at = int(time.time())
         self._isolation = config.cache_isolation
         self._max_body_bytes = parse_bytes(config.max_body)
+        body_memory = parse_bytes(config.body_memory)
+        self._body_room = BodyRoom(body_memory // _DECODED_SHARE, body_memory)
 
     @classmethod
     def of(cls, http: HttpRequest) -> "Service":
@@ -70,14 +79,21 @@ class Service:
         assert isinstance(service, cls)
         return service
 
-    async def read(self, http: HttpRequest) -> Json:
-        """The body. A model that is not named is the one there is."""
+    @asynccontextmanager
+    async def reading(self, http: HttpRequest) -> AsyncIterator[Json]:
+        """The body, for as long as it takes to make a job of it. A model that is not named is the one there is."""
         data = await read_json(http, self._max_body_bytes)
         if self.recorder.tracer.keeps_content:
             http.state.body = data
-        body = decode(data)
-        self.check_model(read_text(Field(body), "model"))
-        return {**body, "model": self.model}
+        async with self._body_room.hold(len(data)):
+            body = decode(data) if len(data) < _DECODED_AT_ONCE else await asyncio.to_thread(decode, data)
+            del data
+            self.check_model(read_text(Field(body), "model"))
+            body["model"] = self.model
+            try:
+                yield body
+            finally:
+                body.clear()  # the endpoint's frame lives as long as its answer
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name != self.model:

@@ -1,16 +1,16 @@
 """Where spans are kept: one SQLite file that many processes write at once and others read meanwhile.
 
-    record()  ──append──> deque (bounded: the oldest go, and are counted) ──a thread──> one transaction a batch
+    record()  ──append──> queue (bounded: the oldest go, and are counted) ──a thread──> one transaction a batch
 
 What was committed survives the process being killed; after a power cut the last moments may be missing (WAL). A store
-holds no more than it was told to, in bytes and in days: the oldest runs go first, whole.
+holds no more than it was told to, in bytes and in days: the oldest runs go first, whole. Until that is seen to again,
+it grows by an eighth of its size at most, and its WAL to a quarter of it.
 """
 
 import logging
 import sqlite3
 import threading
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,11 +36,12 @@ from hotloop.trace.tables import (
     set_aside,
     transaction,
 )
-from hotloop.trace.tracer import Losses
+from hotloop.trace.tracer import Losses, SpanQueue
 
 log = logging.getLogger(__name__)
 
 MAX_PENDING = 20_000  # spans that wait to be written; a disk that stands still costs no more memory than these
+MAX_PENDING_BYTES = 64 << 20
 _MAX_BATCH = 500
 _BATCH_S = 0.2
 _RETRY_S = 5.0  # after a write that failed
@@ -71,6 +72,11 @@ class Bounds:
     max_bytes: int = 256 << 20
     max_age_days: float = 30.0
 
+    @property
+    def max_growth(self) -> int:
+        """How many bytes are written before the store is held to its bounds again."""
+        return self.max_bytes // 8
+
 
 class StoreTracer:
     """Writes spans to a store in the background. Raises ConfigError where there can be none. One that is damaged is set
@@ -87,8 +93,10 @@ class StoreTracer:
         self._bounds = bounds or Bounds()
         self._is_damaged = False
         self._connection = self._open()
-        self._pending: deque[Span] = deque(maxlen=MAX_PENDING)
+        self._pending = SpanQueue(MAX_PENDING, MAX_PENDING_BYTES)
         self._batch: list[Span] = []  # taken, and not yet committed
+        self._batch_bytes = 0
+        self._unbounded_bytes = 0  # written since the store was last held to its bounds
         self._lock = threading.Lock()
         self._has_news = threading.Event()
         self._is_closing = threading.Event()
@@ -100,12 +108,10 @@ class StoreTracer:
 
     @property
     def losses(self) -> Losses:
-        return Losses(self._num_dropped, self._num_failed)
+        return Losses(self._num_dropped + self._pending.num_dropped, self._num_failed)
 
     def record(self, span: Span) -> None:
-        pending = self._pending
-        self._num_dropped += len(pending) == MAX_PENDING
-        pending.append(span)
+        self._pending.put(span)
         if not self._has_news.is_set():
             self._has_news.set()
 
@@ -127,8 +133,8 @@ class StoreTracer:
         with self._lock:
             self._connection.close()
         self._num_dropped += len(self._batch) + len(self._pending)
-        if self._num_dropped:
-            log.warning("the trace lost %d spans: %s could not be written in time", self._num_dropped, self.path)
+        if num_dropped := self.losses.num_dropped:
+            log.warning("the trace lost %d spans: %s could not be written in time", num_dropped, self.path)
 
     def _open(self) -> sqlite3.Connection:
         try:
@@ -151,8 +157,8 @@ class StoreTracer:
 
     def _commit(self) -> bool:
         """Write a batch. One that fails stays for the next time; being told once is enough."""
-        while self._pending and len(self._batch) < _MAX_BATCH:
-            self._batch.append(self._pending.popleft())
+        if not self._batch:
+            self._batch, self._batch_bytes = self._pending.take(_MAX_BATCH, self._bounds.max_growth)
         try:
             if self._is_damaged:
                 self._connection.close()
@@ -161,9 +167,12 @@ class StoreTracer:
             insert(self._connection, map(self._content.clean, self._batch))
             self._batch.clear()
             self._has_failed = False
-            if time.monotonic() - self._bounded_at >= _BOUND_EVERY_S:
+            self._unbounded_bytes += self._batch_bytes
+            is_due = time.monotonic() - self._bounded_at >= _BOUND_EVERY_S
+            if is_due or self._unbounded_bytes > self._bounds.max_growth:
                 bound(self._connection, self._bounds, self._clock.now_ns())
-                self._bounded_at = time.monotonic()
+                self._bounded_at, self._unbounded_bytes = time.monotonic(), 0
+            self._shorten_wal()
         except (sqlite3.Error, ConfigError) as error:
             if not self._has_failed:
                 log.warning("the trace cannot be written to %s and is tried again: %s", self.path, error)
@@ -176,6 +185,12 @@ class StoreTracer:
             self._num_dropped += len(self._batch)
             self._batch.clear()
         return True
+
+    def _shorten_wal(self) -> None:
+        """SQLite writes to it anew once all of it is in the file, but leaves it as long as it was."""
+        wal = Path(f"{self.path}-wal")
+        if wal.exists() and wal.stat().st_size > self._bounds.max_bytes // 4:
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
 def add_spans(path: Path | str, spans: Iterable[Span]) -> int:

@@ -3,10 +3,18 @@
 A tracer never blocks, never raises and may be called from any thread: nothing may go wrong because it was recorded.
 """
 
+import logging
+import sys
+import threading
+from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
 
 from hotloop.trace.span import Span
+
+log = logging.getLogger(__name__)
+
+_SPAN_BYTES = 2000  # of one that records no content
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,3 +86,51 @@ class ListTracer(TeeTracer):
             self.spans[:] = [each for each in self.spans if (each.trace_id, each.span_id) != key]
         self._seen.add(key)
         self.spans.append(span)
+
+
+class SpanQueue:
+    """Spans that wait to be written, for all threads. Bounded in number and in bytes: the oldest are dropped, which is
+    counted, and told once until all have been taken."""
+
+    def __init__(self, max_spans: int, max_bytes: int) -> None:
+        self.num_dropped = 0
+        self._max_spans = max_spans
+        self._max_bytes = max_bytes
+        self._spans: deque[tuple[Span, int]] = deque()
+        self._num_bytes = 0
+        self._is_dropping = False
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._spans)
+
+    def put(self, span: Span) -> None:
+        num_bytes = _count_bytes(span)
+        with self._lock:
+            self._spans.append((span, num_bytes))
+            self._num_bytes += num_bytes
+            while len(self._spans) > self._max_spans or self._num_bytes > self._max_bytes:
+                self._num_bytes -= self._spans.popleft()[1]
+                self.num_dropped += 1
+                is_first, self._is_dropping = not self._is_dropping, True
+                if is_first:
+                    log.warning("spans are recorded faster than the trace is written: the oldest are dropped")
+
+    def take(self, max_spans: int, max_bytes: int) -> tuple[list[Span], int]:
+        """The oldest, and their bytes: at least one if there is one."""
+        taken: list[Span] = []
+        num_bytes = 0
+        with self._lock:
+            while self._spans and len(taken) < max_spans and (not taken or num_bytes < max_bytes):
+                span, size = self._spans.popleft()
+                taken.append(span)
+                num_bytes += size
+            self._num_bytes -= num_bytes
+            self._is_dropping = self._is_dropping and bool(self._spans)
+        return taken, num_bytes
+
+
+def _count_bytes(span: Span) -> int:
+    """Roughly, in memory: it is what was said that makes one large."""
+    said = (value for value in span.attributes.values() if isinstance(value, str))
+    return _SPAN_BYTES + len(span.error) + sum(map(sys.getsizeof, said))

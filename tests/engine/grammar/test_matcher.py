@@ -252,11 +252,14 @@ def test_a_mask_only_ever_lowers_logits():
 
 
 def test_a_shape_is_compiled_once_and_the_oldest_is_let_go():
-    grammars = Grammars(TOKENIZER, VOCAB_SIZE, max_grammars=2)
+    grammars = Grammars(TOKENIZER, VOCAB_SIZE, max_bytes=150 << 10)  # two small ones
     first, second, third = (Grammar("lark", f'start: "{word}"') for word in "abc")
     for grammar in (first, first, second, first, third, first, second):
         take(grammars.matcher(grammar), TOKENIZER.encode(grammar.text[-2]))
     assert (grammars.num_hits, grammars.num_misses) == (3, 4)
+    grammars.prepare(Grammar("lark", f'start: "{"x" * 1000}"'))  # takes as much as both
+    grammars.matcher(second)
+    assert grammars.num_misses == 6
 
 
 @pytest.mark.parametrize("grammars", [BYTES, WORDY], ids=["bytes", "words"])

@@ -17,8 +17,8 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import NamedTuple
 
-from hotloop.chat.assembly.shelf import Shelf
 from hotloop.core.message import Message
+from hotloop.core.shelf import Shelf
 
 _MAX_CHARS = 1_000_000
 

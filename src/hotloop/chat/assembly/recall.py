@@ -10,10 +10,10 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from hotloop.chat.assembly.shelf import Shelf
 from hotloop.chat.stream import CallParser, WrappedParser
 from hotloop.core.errors import RequestError
 from hotloop.core.message import Message, ToolCall
+from hotloop.core.shelf import Shelf
 from hotloop.core.stream import CallDelta, CallOpened, StreamEvent, TextDelta
 
 _MAX_CHARS = 4_000_000

@@ -20,8 +20,8 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from hotloop.chat.assembly.shelf import Shelf
 from hotloop.core.errors import PromptTooLong
+from hotloop.core.shelf import Shelf
 from hotloop.models.tokenizer import Tokenizer, readable
 
 MAX_TOKENS = 4_000_000

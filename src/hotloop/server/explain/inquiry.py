@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from hotloop.chat.assembly.shelf import Shelf
 from hotloop.chat.assembly.spans import SpanKind, speller
 from hotloop.chat.compare import Comparison, Spot, compare, find_spot, token_array
 from hotloop.chat.prompt import Prompt
 from hotloop.core.config import Explanations
 from hotloop.core.recent import RecentDict
 from hotloop.core.request import FinishReason, Request
+from hotloop.core.shelf import Shelf
 from hotloop.models.tokenizer import Tokenizer
 from hotloop.server.account import PromptAccount, account_for
 from hotloop.server.errors import UnknownExplanation

@@ -28,9 +28,9 @@ class ChatOptions(Options, kw_only=True):
 
 
 async def chat_completions(http: HttpRequest) -> Response:
-    body = await Service.of(http).read(http)
-    # A long history takes a while to tokenize, a schema to compile: the other streams should not wait for it.
-    job = await asyncio.to_thread(_make_job, body, http)
+    async with Service.of(http).reading(http) as body:
+        # A long history takes a while to tokenize, a schema to compile: the other streams should not wait for it.
+        job = await asyncio.to_thread(_make_job, body, http)
     return await generate(http, job, ChatRenderer(Service.of(http).engine.tokenizer, job))
 
 

@@ -16,7 +16,15 @@ from hotloop.server.calling import Calling
 from hotloop.server.delivery import Piece
 from hotloop.server.job import Job
 from hotloop.server.openai.render import clamp, generate
-from hotloop.server.options import Options, TokenId, TopLogprobs, parse_options, parse_sampling, refuse_if
+from hotloop.server.options import (
+    Options,
+    TokenId,
+    TopLogprobs,
+    check_logprobs,
+    parse_options,
+    parse_sampling,
+    refuse_if,
+)
 from hotloop.server.service import Service
 from hotloop.server.structure import Bound, answer_grammar, parse_constraint
 from hotloop.wire.chat.parse import parse_completion
@@ -38,8 +46,9 @@ class CompletionOptions(Options, kw_only=True):
 
 
 async def completions(http: HttpRequest) -> Response:
-    body = await Service.of(http).read(http)
-    return await generate(http, *await asyncio.to_thread(_make_job, body, http))
+    async with Service.of(http).reading(http) as body:
+        job, renderer = await asyncio.to_thread(_make_job, body, http)
+    return await generate(http, job, renderer)
 
 
 def _make_job(body: Json, http: HttpRequest) -> "tuple[Job, CompletionRenderer]":
@@ -50,6 +59,7 @@ def _make_job(body: Json, http: HttpRequest) -> "tuple[Job, CompletionRenderer]"
     max_tokens = request.max_tokens or DEFAULT_MAX_TOKENS
     sampling = parse_sampling(request, options, tokenizer.vocab_size, max_tokens=max_tokens, logprobs=options.logprobs)
     prompts = _parse_prompts(options, service.prompts, caller.scope)
+    check_logprobs(options.logprobs, len(prompts) * options.num_choices, max_tokens, "logprobs")
     bound = Bound()
     if service.engine.has_room(max(len(prompt.token_ids) for prompt in prompts), max_tokens):
         bound = answer_grammar(parse_constraint(request, options), Calling(), service)

@@ -4,6 +4,7 @@ probabilities.
 `ChoiceRenderer` is what the two differ in. Nothing here waits or knows a socket.
 """
 
+import asyncio
 import secrets
 import time
 from collections.abc import Iterable, Sequence
@@ -64,8 +65,16 @@ async def generate(http: HttpRequest, job: Job, renderer: ChoiceRenderer) -> Res
         return EventStream(outputs, ChunkWriter(envelope, renderer, job), http.state.request_id)
     async with outputs.attended(http.receive):
         pieces = sorted(await outputs.take_all(), key=lambda pair: pair[0])
-    choices = [renderer.whole(index, piece) for index, piece in pieces]
-    return JsonResponse({**envelope, "choices": choices, "usage": render_usage(outputs.usages, job)})
+    usage = render_usage(outputs.usages, job)
+    if job.sampling.logprobs is None:
+        return JsonResponse(_render_whole(envelope, renderer, pieces, usage))
+    return JsonResponse(await asyncio.to_thread(_render_whole, envelope, renderer, pieces, usage))
+
+
+def _render_whole(envelope: Json, renderer: ChoiceRenderer, pieces: Iterable[tuple[int, Piece]], usage: Json) -> bytes:
+    """One choice after the other: log probabilities of all of them would be many objects at once."""
+    choices = [msgspec.Raw(_encode(renderer.whole(index, piece))) for index, piece in pieces]
+    return _encode({**envelope, "choices": choices, "usage": usage})
 
 
 def render_usage(usages: Sequence[Usage], job: Job) -> Json:

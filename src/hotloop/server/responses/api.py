@@ -33,6 +33,8 @@ from hotloop.wire.responses.parse import parse_request
 _LOGPROBS = "message.output_text.logprobs"
 _SEALED = "reasoning.encrypted_content"
 _MAX_METADATA = 16
+MetadataKey = Annotated[str, Meta(max_length=64)]
+MetadataValue = Annotated[str, Meta(max_length=512)]
 SSE_HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-cache",
@@ -45,9 +47,9 @@ class ResponseOptions(Options, kw_only=True):
     top_logprobs: TopLogprobs | None = None
     store: bool | None = None
     background: bool | None = None
-    metadata: Annotated[dict[str, str], Meta(max_length=_MAX_METADATA)] | None = None
+    metadata: Annotated[dict[MetadataKey, MetadataValue], Meta(max_length=_MAX_METADATA)] | None = None
     truncation: Literal["auto", "disabled"] | None = None
-    safety_identifier: str | None = None
+    safety_identifier: MetadataValue | None = None
     conversation: Any = None
     prompt: Any = None
 
@@ -69,10 +71,10 @@ class PageQuery(msgspec.Struct, kw_only=True):
 
 async def create(http: HttpRequest) -> Response:
     service, store, tenant = Service.of(http), _store(http), http.state.tenant
-    body = await service.read(http)
-    previous_id = read_text(Field(body), "previous_response_id")
-    previous = store.find_previous(previous_id, tenant) if previous_id else ()
-    job, options, composer, items = await asyncio.to_thread(_make_job, body, previous, http)
+    async with service.reading(http) as body:
+        previous_id = read_text(Field(body), "previous_response_id")
+        previous = store.find_previous(previous_id, tenant) if previous_id else ()
+        job, options, composer, items = await asyncio.to_thread(_make_job, body, previous, http)
     outputs, is_background = submit(http, job, composer.id), bool(options.background)
     run = RunningResponse(tenant.id, items, outputs, composer, options.is_stored, is_background)
     store.start(run)
@@ -116,10 +118,10 @@ def _parse(body: Json, previous: tuple[Json, ...]) -> tuple[ApiRequest, Response
 
 async def input_tokens(http: HttpRequest) -> Response:
     store, tenant = _store(http), http.state.tenant
-    body = await Service.of(http).read(http)
-    previous_id = read_text(Field(body), "previous_response_id")
-    previous = store.find_previous(previous_id, tenant) if previous_id else ()
-    num_tokens = await asyncio.to_thread(_count_tokens, body, previous, http)
+    async with Service.of(http).reading(http) as body:
+        previous_id = read_text(Field(body), "previous_response_id")
+        previous = store.find_previous(previous_id, tenant) if previous_id else ()
+        num_tokens = await asyncio.to_thread(_count_tokens, body, previous, http)
     return JsonResponse({"object": "response.input_tokens", "input_tokens": num_tokens})
 
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotloop.chat.assembly.shelf import Shelf
+from hotloop.core.shelf import Shelf
 
 
 def test_what_was_asked_for_is_kept_longer() -> None:
