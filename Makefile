@@ -15,7 +15,7 @@ GPU_READY := $(if $(filter $(CUDA)/bin/python,$(GPU_PYTHON)),$(CUDA)/.installed)
 CLIENTS := .clients
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model check format test test-page test-ray test-clients test-kernels test-gpu test-mutants test-fuzz bench-gpu demo bench benchmarks wheel docs clean
+.PHONY: help setup model check format test test-page test-ray test-clients test-kernels test-gpu test-mutants test-fuzz test-wheel bench-gpu demo bench benchmarks wheel docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -113,10 +113,14 @@ bench: model ## Measure hotloop against itself without reuse and batching, and t
 benchmarks: model ## Measure what is claimed in public, keep the figures and write docs/benchmarks.md (CLAIMS='--small A --large B ...')
 	$(BIN)/python -m benchmarks.claims --keep $(CLAIMS)
 
-wheel: $(STAMP) ## Build a wheel for this machine, or for that of the compiler in CXX, with our libraries in it
-	@$(PIP) install hatchling
+wheel: $(STAMP) ## Build a wheel for this machine, or for MACHINE=x86_64 or aarch64, with our libraries in it
+	@$(PIP) install hatchling ziglang auditwheel -c constraints.txt
 	$(PIP) wheel --no-build-isolation --no-deps -w dist .
-	@ls dist/*.whl
+	@$(BIN)/auditwheel show $$(ls -t dist/*.whl | head -1)
+
+test-wheel: wheel ## Check that the wheel runs with an old glibc, and run the kernels' tests on the libraries in it
+	@rm -rf build/wheel && $(BIN)/python -m zipfile -e $$(ls -t dist/*.whl | head -1) build/wheel
+	HOTLOOP_WHEEL=$$(ls -t dist/*.whl | head -1) PYTHONPATH=build/wheel $(BIN)/pytest tests/wheel tests/backends -k 'not without_a_compiler'
 
 docs: $(STAMP) ## Write the generated pages: docs/cli.md and docs/configuration.md
 	$(BIN)/python docs/reference.py

@@ -1,9 +1,11 @@
 """What `make wheel` adds to the build: our C++ libraries, so that nobody needs a compiler.
 
-A build without a compiler, or without OpenVINO, whose TBB they are compiled for (as in pip's isolation), makes a wheel
-of Python and sources alone: these are then compiled where they run.
+A build without zig (ziglang), or without OpenVINO, whose TBB they are compiled for (as in pip's isolation), makes a
+wheel of Python and sources alone: these are then compiled where they run. MACHINE names another machine to build for.
 """
 
+import os
+import platform
 import sys
 import tempfile
 from pathlib import Path
@@ -20,9 +22,10 @@ class LibrariesHook(BuildHookInterface):  # type: ignore[type-arg]
         try:
             from hotloop.backends.build import build_for_wheel  # noqa: PLC0415 - not on the path before
 
-            libraries, platform = build_for_wheel(Path(tempfile.mkdtemp()))
+            machine = os.environ.get("MACHINE", platform.machine())
+            libraries, tag = build_for_wheel(Path(tempfile.mkdtemp()), machine)
         except (ImportError, OSError) as error:
             self.app.display_warning(f"the wheel has no compiled libraries: {error}")
             return
         build_data["force_include"] |= {str(each): f"hotloop/backends/lib/{each.name}" for each in libraries}
-        build_data |= {"pure_python": False, "tag": f"py3-none-{platform}"}
+        build_data |= {"pure_python": False, "tag": f"py3-none-{tag}"}

@@ -4,6 +4,8 @@ servers are killed, stopped for a while, told to leave, and have no room on thei
 The model is random but fixed, and greedy: what it answers in a quiet hour it must answer in trouble, word for word,
 from whichever server and whatever is cached. Every request ends with that answer or with an error that says so; in the
 end nothing is left behind. All of it is on loopback, and ends what it started and nothing else.
+
+With `--signals` all three are only told to reload and to stop, and are started again: then no answer may be lost.
 """
 
 import asyncio
@@ -17,8 +19,9 @@ import tempfile
 import time
 import uuid
 from collections import Counter
-from contextlib import AsyncExitStack, ExitStack, suppress
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,6 +43,7 @@ MARK = "BENCH_CHAOS"
 
 _NUM_AGENTS, _NUM_CONVERSATIONS, _NUM_TURNS = 8, 12, 4
 _MAX_ANSWER_S, _MAX_SETTLE_S, _LEAVE_SHARE = 90.0, 60.0, 0.1
+_NUM_RELOADS, _NUM_STOPS = 200, 50
 _CONFIG = {
     "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 600, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5,
@@ -54,7 +58,7 @@ _SCHEMA = {"type": "object", "properties": _PROPERTIES, "required": ["a", "b"], 
 _TOOL = {"type": "function", "function": {"name": "look", "parameters": _SCHEMA}}
 
 Outcome = Literal["right", "wrong", "refused", "left", "cut", "lost", "late"]
-Trouble = Literal["killed", "stopped", "drained", "disk full"]
+Trouble = Literal["killed", "stopped", "drained", "disk full", "reloaded"]
 _TROUBLES: tuple[Trouble, ...] = ("killed", "killed", "stopped", "stopped", "drained", "disk full")
 
 
@@ -74,7 +78,14 @@ class ChaosReport:
         return not self.findings and not bad and self.outcomes["right"] > 0
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"is_good": self.is_good}
+        return {  # by hand: asdict would count the pairs of a Counter
+            "duration_s": self.duration_s,
+            "outcomes": dict(self.outcomes),
+            "troubles": dict(self.troubles),
+            "refusals": dict(self.refusals),
+            "findings": self.findings,
+            "is_good": self.is_good,
+        }
 
     def to_table(self) -> Table:
         table = Table("what", "how often")
@@ -88,32 +99,29 @@ class ChaosReport:
 
 
 class ChaosServer(ChildServer):
-    """`hotloop serve` where it was before, with a folder of its own."""
+    """`hotloop serve` with a folder of its own."""
 
-    def __init__(self, model: Path, folder: Path) -> None:
-        with bind("127.0.0.1", 0) as listener:
-            port = listener.getsockname()[1]
+    def __init__(self, model: Path, folder: Path, flags: Sequence[str]) -> None:
         super().__init__(
             [
                 *("--model", str(model), "--load-format", "dummy", "--device", "cpu", "--precision", "exact"),
-                *(
-                    "--kv-memory",
-                    "2MB",
-                    "--kv-dir",
-                    str(folder / "kv"),
-                    "--kv-dir-size",
-                    "16MB",
-                    "--max-context",
-                    "2048",
-                ),
-                *("--trace", str(folder / "trace.db"), "--debug-checks", "--drain-timeout-s", "5"),
+                *("--kv-memory", "2MB", "--kv-dir", str(folder / "kv"), "--kv-dir-size", "16MB"),
+                *("--max-context", "2048", "--trace", str(folder / "trace.db"), "--debug-checks", *flags),
             ]
         )
-        self._command[self._command.index("--port") + 1] = str(port)
 
-    def restart(self) -> None:
-        self.close()
-        self.start()
+
+def stay(server: ChildServer) -> None:
+    """Have it listen where it does, whenever it is started."""
+    with bind("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+    server._command[server._command.index("--port") + 1] = str(port)
+
+
+def restart(server: ChildServer) -> None:
+    """Told to stop, and started again."""
+    ChildServer.close(server)  # a router's own would also remove its file
+    server.start()
 
 
 @dataclass(slots=True)
@@ -125,6 +133,7 @@ class _Stage:
     http: httpx.AsyncClient
     rng: random.Random
     report: ChaosReport
+    over: asyncio.Event = field(default_factory=asyncio.Event)
     answers: dict[tuple[int, int], dict[str, Any]] = field(default_factory=dict)
     """The message of the assistant, by conversation and turn."""
 
@@ -151,23 +160,23 @@ class _Stage:
         has_tools = (number + turn) % 3 == 0
         return body | ({"tools": [_TOOL], "tool_choice": "required", "max_tokens": 80} if has_tools else {})
 
-    async def ask_until(self, deadline: float) -> None:
+    async def ask_on(self, url: str) -> None:
         """One agent: conversations from their beginning, over and over."""
-        while time.monotonic() < deadline:
+        while not self.over.is_set():
             number = self.rng.randrange(_NUM_CONVERSATIONS)
             for turn in range(_NUM_TURNS):
-                self.report.outcomes[await self.ask(number, turn)] += 1
+                self.report.outcomes[await self.ask(number, turn, url)] += 1
                 await asyncio.sleep(self.rng.uniform(0, 0.3))
-                if time.monotonic() > deadline:
+                if self.over.is_set():
                     return
 
-    async def ask(self, number: int, turn: int) -> Outcome:
+    async def ask(self, number: int, turn: int, url: str = "") -> Outcome:
         body = self._body(number, turn) | {"stream": self.rng.random() < 0.6}
         leaves_at = self.rng.randint(1, 8) if self.rng.random() < _LEAVE_SHARE else None
         try:
             async with (
                 asyncio.timeout(_MAX_ANSWER_S),
-                self.http.stream("POST", "/v1/chat/completions", json=body) as got,
+                self.http.stream("POST", f"{url}/v1/chat/completions", json=body) as got,
             ):
                 if got.status_code != 200:
                     return self._refused(json.loads(await got.aread())["error"]["code"])
@@ -177,6 +186,8 @@ class _Stage:
                 return await self._hear(got, number, turn, leaves_at)
         except TimeoutError:
             return "late"
+        except httpx.ConnectError:
+            return self._refused("connection refused")
         except (httpx.HTTPError, ValueError, KeyError) as error:
             self.report.findings.append(f"{number}/{turn}: {error!r:.200}")
             return "lost"
@@ -207,21 +218,35 @@ class _Stage:
         self.report.refusals[code] += 1
         return "refused"
 
-    async def trouble_until(self, deadline: float) -> None:
+    async def trouble(self, duration_s: float) -> None:
+        deadline = time.monotonic() + duration_s
         while (left_s := deadline - time.monotonic()) > 0:
             await asyncio.sleep(min(left_s, self.rng.uniform(2, 8)))
-            trouble = self.rng.choice(_TROUBLES)
-            await self._make(trouble, self.rng.choice(self.servers))
-            self.report.troubles[trouble] += 1
+            await self._make(self.rng.choice(_TROUBLES), self.rng.choice(self.servers))
+        self.over.set()
 
-    async def _make(self, trouble: Trouble, server: ChaosServer) -> None:
+    async def signal(self) -> None:
+        plan: list[Trouble] = [*["reloaded"] * _NUM_RELOADS, *["drained"] * _NUM_STOPS]  # type: ignore[list-item]
+        self.rng.shuffle(plan)
+        for trouble in plan:
+            await self._make(trouble, self.rng.choice((self.router, *self.servers)))
+            await asyncio.sleep(self.rng.uniform(0, 0.3))
+        self.over.set()
+
+    async def _make(self, trouble: Trouble, server: ChildServer) -> None:
+        self.report.troubles[trouble] += 1
         match trouble:
             case "killed":
                 os.kill(server.pid, signal.SIGKILL)
                 await asyncio.sleep(self.rng.uniform(0, 3))
-                await asyncio.to_thread(server.restart)
+                await asyncio.to_thread(restart, server)
             case "drained":
-                await asyncio.to_thread(server.restart)
+                await asyncio.to_thread(restart, server)
+            case "reloaded" if server is self.router:
+                urls = [each.url for each in self.servers]
+                self.router.reload(self.rng.sample(urls, self.rng.randint(1, len(urls))))
+            case "reloaded":
+                os.kill(server.pid, signal.SIGHUP)
             case "stopped":
                 os.kill(server.pid, signal.SIGSTOP)
                 await asyncio.sleep(self.rng.uniform(0.5, 8))
@@ -297,34 +322,44 @@ def num_files(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
-async def _play(router: RouterProcess, servers: list[ChaosServer], duration_s: float, seed: int) -> ChaosReport:
-    report = ChaosReport()
-    async with AsyncExitStack() as stack:
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=_NUM_AGENTS)
-        http = httpx.AsyncClient(base_url=router.url, timeout=_MAX_ANSWER_S, limits=limits, verify=False)
-        stage = _Stage(router, servers, await stack.enter_async_context(http), random.Random(seed), report)
+async def _play(stage: _Stage, duration_s: float | None) -> None:
+    """Trouble for so long; if that is not given, signals."""
+    report, router = stage.report, stage.router
+    async with stage.http:
         await stage.learn()
         num_before, began_at = num_files(router.pid), time.monotonic()
-        deadline = began_at + duration_s
-        await asyncio.gather(stage.trouble_until(deadline), *(stage.ask_until(deadline) for _ in range(_NUM_AGENTS)))
+        urls = [router.url] * _NUM_AGENTS
+        if duration_s is None:
+            urls += [server.url for server in stage.servers]
+        trouble = stage.signal() if duration_s is None else stage.trouble(duration_s)
+        await asyncio.gather(trouble, *map(stage.ask_on, urls))
         report.duration_s = time.monotonic() - began_at
+        router.reload([server.url for server in stage.servers])
         await stage.settle()
         if (num := num_files(router.pid)) > num_before + 4 * _NUM_AGENTS:
             report.findings.append(f"the router has {num} files open, {num_before} when it began")
-    return report
 
 
-def run_chaos(duration_s: float, seed: int = 0) -> ChaosReport:
+def run_chaos(duration_s: float | None, seed: int = 0) -> ChaosReport:
     mark = os.environ[MARK] = uuid.uuid4().hex
+    report, delay_s = ChaosReport(), "1" if duration_s is None else "0"
+    drain = ("--drain-timeout-s", "5", "--drain-delay-s", delay_s)
     with tempfile.TemporaryDirectory(prefix="hotloop-chaos-") as name, ExitStack() as stack:
         folder = Path(name)
         model = write_model(folder / "tiny")
         for each in ("a", "b"):
             (folder / each).mkdir()
-        servers = [stack.enter_context(ChaosServer(model, folder / each)) for each in ("a", "b")]
-        flags = ("--health-interval-s", "0.5", "--first-byte-timeout-s", "30", "--idle-timeout-s", "30")
-        router = stack.enter_context(RouterProcess([server.url for server in servers], flags))
-        report = asyncio.run(_play(router, servers, duration_s, seed))
+        servers = [ChaosServer(model, folder / each, drain) for each in ("a", "b")]
+        for server in servers:
+            stay(server)
+            stack.enter_context(server)
+        flags = ("--health-interval-s", "0.5", "--first-byte-timeout-s", "30", "--idle-timeout-s", "30", *drain)
+        router = RouterProcess([server.url for server in servers], flags)
+        stay(router)
+        stack.enter_context(router)
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=_NUM_AGENTS)
+        http = httpx.AsyncClient(base_url=router.url, timeout=_MAX_ANSWER_S, limits=limits, verify=False)
+        asyncio.run(_play(_Stage(router, servers, http, random.Random(seed), report), duration_s))
     deadline = time.monotonic() + 10
     while (left := marked_processes(mark)) and time.monotonic() < deadline:
         time.sleep(0.2)
@@ -333,18 +368,20 @@ def run_chaos(duration_s: float, seed: int = 0) -> ChaosReport:
     return report
 
 
-def chaos(*, minutes: PositiveFloat = 10.0, seed: int = 0, as_json: Json = False) -> None:
+def chaos(*, minutes: PositiveFloat = 10.0, signals: bool = False, seed: int = 0, as_json: Json = False) -> None:
     """Make trouble for a router, two servers and agents, and see whether every request ends rightly.
 
     Parameters
     ----------
     minutes
         How long.
+    signals
+        Instead, reload them 200 times and stop and start them 50 times.
     seed
         Which troubles.
     """
-    with console.status(f"trouble for {minutes:g} minutes ..."):
-        report = run_chaos(minutes * 60, seed)
+    with console.status("signals ..." if signals else f"trouble for {minutes:g} minutes ..."):
+        report = run_chaos(None if signals else minutes * 60, seed)
     show_report(report, as_json)
     if not report.is_good:
         raise RemoteError("a request was not answered rightly, or something was left behind")

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from hotloop.cli.main import app
 from hotloop.cli.settings import CONFIG_CLASSES, CONFIG_FILE, env_name, flag_name
+from hotloop.core.config import RELOADABLE
 
 _WIDTH = 100
 
@@ -20,8 +21,10 @@ wrongly, 130 interrupted. Errors are one line on stderr. Settings can also come 
 see [configuration](configuration.md).
 """
 
+_RELOADABLE = ", ".join(f"`{name}`" for name in sorted(RELOADABLE))
+
 _CONFIGURATION_INTRO = f"""# Configuration
-`hotloop serve` and `hotloop chat` take each setting from the first of these that has it:
+`hotloop serve`, `hotloop route` and `hotloop chat` take each setting from the first of these that has it:
 
 1. the flag,
 2. the environment; an empty variable counts as not set, and a list is separated by spaces,
@@ -38,7 +41,34 @@ kv_memory = "4GiB"
 max_running = 32
 port = 8700
 cors_origins = ["http://localhost:3000"]
+
+[route]
+port = 8780
 ```
+
+What only one of the two is to have can stand in a table of its own, `[serve]` or `[route]`, and is taken before what
+stands at the top. `{CONFIG_FILE}` in the current folder is read by both: the `port` at its top is that of `serve`,
+and `route` has its own below `[route]`, or 8780. In a file that is named by `--config`, the `port` at the top is that
+of the command it is given to.
+
+## Reload
+SIGHUP has `hotloop serve` and `hotloop route` read all of this again, and the files that the settings name, by the
+same code and just as strictly as at the start: an unknown key or a wrong value changes nothing, and the log says why
+(`reload refused, nothing has changed: …`). Else these are applied, without dropping a request or a stream, and the
+log says what has changed (`reload: changed: API keys, log_level=debug; needs a restart: max_running`):
+
+{_RELOADABLE}
+
+and, for `route`, replicas, tiers and routes of its file. Whatever else has changed is named in that line, and waits
+for a restart; so do keys where there were none, and none where there were keys. A terminal that is closed also sends
+SIGHUP to what runs in it: both then stop as they do on SIGTERM.
+
+## What leaves this machine
+hotloop sends nothing anywhere by itself. It connects to the addresses it is given (replicas, `--url`, MCP servers,
+`trace_otlp`), and downloads a model, or the questions of `hotloop bench tools`, that a command needs and this machine
+does not have. The telemetry of OpenVINO, `huggingface_hub` and [Ray](ray.md) is switched off in what hotloop starts;
+where a program has imported `openvino` before hotloop, that is its own. Outside the cache folder nothing is written
+into the home folder, but for the hub's cache.
 """
 
 

@@ -10,9 +10,9 @@ import uvicorn
 class ThreadedServer:
     """Uvicorn while its context is open; whoever connects before it has started waits for it."""
 
-    def __init__(self, server: uvicorn.Server) -> None:
+    def __init__(self, server: uvicorn.Server, port: int = 0) -> None:
         self._server = server
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server(("127.0.0.1", port))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self._thread = threading.Thread(target=server.run, args=([self._listener],))
 

@@ -63,11 +63,16 @@ class Latency:
 class RecordedTool:
     """A tool of a job: takes its time, and gives what it gave then."""
 
+    wants = ()
+
     def __init__(self, job: AgentJob, spec: Tool, latency: Latency) -> None:
         self.spec = spec
         self.traits = Traits(read_only=spec.name.startswith(READ_ONLY), timeout_s=None)
         self._job = job
         self._latency = latency
+
+    def check(self, arguments: str) -> None:
+        """Whatever was asked then is asked again."""
 
     async def run(self, arguments: str, surroundings: Surroundings) -> str:
         key = (self.spec.name, canonical(arguments))

@@ -52,6 +52,9 @@ class ReplayedModel:
             yield event
         yield Ended("calls" if answer.tool_calls else "stop", usage=end.usage)
 
+    async def find_window(self) -> int | None:
+        return await self._server.find_window()
+
     async def prefill(self, ask: Ask) -> None:
         if self._server.can_prefill_ahead:
             await self._server.prefill(replace(ask, choice="none"))

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import sys
+import time
 
 from mcp.server.mcpserver import Image, MCPServer
 from mcp.types import ToolAnnotations
@@ -65,6 +66,12 @@ def _add_troubled(server: MCPServer) -> None:
     async def hang() -> str:
         await asyncio.Event().wait()
         return "never"
+
+    @server.tool()
+    async def block() -> int:
+        """Answers nobody else meanwhile."""
+        time.sleep(5)  # noqa: ASYNC251
+        return os.getpid()
 
     @server.tool()
     def die() -> str:

@@ -11,11 +11,11 @@ from tests.threads import ThreadedServer
 class ServedMcp(ThreadedServer):
     """With a `token`, only for those who have it."""
 
-    def __init__(self, *, token: str = "") -> None:
+    def __init__(self, *, token: str = "", port: int = 0) -> None:
         app = make_server().streamable_http_app()
         if token:
             app.add_middleware(_Checked, token=token)
-        super().__init__(uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1)))
+        super().__init__(uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1)), port)
         self.url += "/mcp"
 
 

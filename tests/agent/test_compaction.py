@@ -1,7 +1,10 @@
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.agent.runs import listen, of
+from tests.agent.runs import end_of, listen, of
 
 from hotloop.agent.agent import Agent
 from hotloop.agent.compaction import Compaction
@@ -10,14 +13,30 @@ from hotloop.agent.events import Compacted
 from hotloop.agent.model import Ask
 from hotloop.agent.scripted import Part, ScriptedCall, ScriptedModel
 from hotloop.agent.tools.tool import tool
-from hotloop.core.errors import ConfigError
+from hotloop.core.errors import ConfigError, RemoteError
 from hotloop.core.message import Message, ToolCall
+from hotloop.wire.event import Ended
+from hotloop.wire.event import Event as WireEvent
+from hotloop.wire.usage import ApiUsage
+
+WINDOW = 4000
 
 
 @tool
 def read(page: int) -> str:
     """A page."""
     return f"page {page} " * 50
+
+
+class StrictModel(ScriptedModel):
+    """Refuses what does not fit its window, as servers do. A token is two characters."""
+
+    async def stream(self, ask: Ask) -> AsyncGenerator[WireEvent, None]:
+        num_prompt = sum(len(message.content) for message in ask.messages) // 2
+        if num_prompt > WINDOW:
+            raise RemoteError(f"{num_prompt} prompt tokens do not fit", status=400)
+        async for event in super().stream(ask):
+            yield replace(event, usage=ApiUsage(num_prompt, num_output=9)) if isinstance(event, Ended) else event
 
 
 def talk(num_turns: int, calls_a_turn: int = 1) -> list[Message]:
@@ -93,3 +112,50 @@ def test_settings() -> None:
         Compaction(window_tokens=0)
     with pytest.raises(ConfigError):
         Compaction(window_tokens=10, fill=1.5)
+
+
+@pytest.mark.parametrize("num_kept", [0, 8])
+async def test_a_single_result_that_fills_the_window(num_kept: int) -> None:
+    """As of a conversation that a model with a larger window had. It is the latest, so that no summary removes it."""
+    messages = [*talk(1)[:-1], Message("tool", "x" * 100 * WINDOW, tool_call_id="0-0")]
+    model = StrictModel(lambda ask: "Much." if ask.choice == "none" else "done")
+    agent = Agent(model, [read], compaction=Compaction(window_tokens=WINDOW, num_kept=num_kept))
+    conversation = Conversation(messages)
+    events = await listen(agent, "Go on.", conversation=conversation)
+    assert end_of(events).output == "done"
+    [compacted] = of(Compacted, events)
+    assert compacted.num_results_cut == (1 if num_kept else 0)
+    assert conversation.num_tokens < WINDOW
+    assert (await agent.run("And?", conversation=conversation)).output == "done"
+
+
+async def test_results_that_fill_the_window_together() -> None:
+    """Each is a fourth of the window; the server has counted none of them yet when the next prompt is made."""
+
+    @tool
+    def dump(n: int) -> str:
+        return f"{n}" * 2 * WINDOW
+
+    script = [[ScriptedCall("dump", n=n) for n in range(8)], "done"]
+    agent = Agent(StrictModel(script), [dump], compaction=Compaction(window_tokens=WINDOW))
+    conversation = Conversation()
+    events = await listen(agent, conversation=conversation)
+    assert end_of(events).output == "done"
+    assert [event.num_results_cut for event in of(Compacted, events)] == [8]
+    results = [message.content for message in conversation.messages if message.role == "tool"]
+    assert [text[0] for text in results] == list("01234567")
+    assert all("characters left out" in text for text in results)
+
+
+async def test_results_are_not_cut_where_the_summary_is_enough() -> None:
+    def answer(ask: Ask) -> Part:
+        if ask.choice == "none":
+            return "Pages were read."
+        is_short = any("Pages" in message.content for message in ask.messages)
+        return "done" if is_short else ScriptedCall("read", page=len(ask.messages))
+
+    model = StrictModel(answer)
+    agent = Agent(model, [read], compaction=Compaction(window_tokens=WINDOW, num_kept=2))
+    events = await listen(agent, conversation=Conversation())
+    assert [event.num_results_cut for event in of(Compacted, events)] == [0]
+    assert not any("left out ..." in message.content for ask in model.asks for message in ask.messages)

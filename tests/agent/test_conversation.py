@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pytest
@@ -33,3 +34,23 @@ def test_a_fork_goes_its_own_way() -> None:
     fork.add(Message("user", "more"))
     assert (len(base), len(fork)) == (4, 5)
     assert fork.session_id != base.session_id
+
+
+def test_a_save_replaces_the_file_whole(tmp_path: Path) -> None:
+    """Whoever has the old file open, or stops the program halfway, never sees half of a conversation."""
+    path, old = tmp_path / "talk.json", tmp_path / "old.json"
+    conversation = Conversation(MESSAGES)
+    conversation.save(path)
+    os.link(path, old)
+    conversation.add(Message("user", "more"))
+    conversation.save(path)
+    assert (len(Conversation.load(old)), len(Conversation.load(path))) == (4, 5)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["old.json", "talk.json"]
+
+
+def test_a_saved_conversation_is_private(tmp_path: Path) -> None:
+    path = tmp_path / "talk.json"
+    path.write_text("{}")
+    path.chmod(0o644)
+    Conversation(MESSAGES).save(path)
+    assert path.stat().st_mode & 0o777 == 0o600

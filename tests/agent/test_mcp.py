@@ -1,6 +1,8 @@
 """Tools of real MCP servers: a child process over stdio, and one over streamable HTTP on loopback."""
 
 import asyncio
+import os
+import signal
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
@@ -14,9 +16,10 @@ from hotloop.agent.agent import Agent
 from hotloop.agent.conversation import Conversation
 from hotloop.agent.events import CallDispatched, CallFinished
 from hotloop.agent.mcp import McpServer
-from hotloop.agent.scripted import ScriptedCall, ScriptedModel
+from hotloop.agent.model import Ask
+from hotloop.agent.scripted import Part, ScriptedCall, ScriptedModel
 from hotloop.agent.tools.dispatch import carry_out
-from hotloop.agent.tools.tool import MAX_CHARS, AgentTool, Surroundings
+from hotloop.agent.tools.tool import MAX_CHARS, AgentTool, FunctionTool, Surroundings
 from hotloop.core.errors import ConfigError
 
 SERVER = str(Path(__file__).with_name("mcp_server.py"))
@@ -169,6 +172,69 @@ async def test_an_entered_agent_starts_its_servers_once():
         assert len(seen) == 1
     assert await process() not in seen
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+def call_what_is_asked_for(ask: Ask) -> Part:
+    return ScriptedCall(ask.messages[-1].content) if ask.messages[-1].role == "user" else "done"
+
+
+@pytest.mark.parametrize("way", ["by a call", "between runs"])
+async def test_a_server_that_died_is_started_again_for_the_next_run(way: str):
+    agent = Agent(ScriptedModel(call_what_is_asked_for), [child(), FunctionTool(lambda: "here", name="local")])
+
+    async def call_of_run(name: str) -> str:
+        result = await agent.run(name)
+        return next(m.content for m in result.conversation.messages if m.role == "tool")
+
+    async with agent:
+        first = await call_of_run("process")
+        if way == "by a call":
+            assert await call_of_run("die") == "Error: the MCP server has gone"
+        else:
+            os.kill(int(first), signal.SIGKILL)
+        second = await call_of_run("process")
+        assert second.isdigit()
+        assert second != first
+        assert await call_of_run("process") == second, "it is started once"
+        assert set(await asyncio.gather(*(call_of_run("process") for _ in range(3)))) == {second}
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_runs_that_find_a_server_dead_at_once_start_it_once():
+    async with Agent(ScriptedModel(call_what_is_asked_for), [child()]) as agent:
+        await agent.run("die")
+        results = await asyncio.gather(*(agent.run("process") for _ in range(4)))
+    [process] = {result.conversation.messages[2].content for result in results}
+    assert process.isdigit()
+
+
+async def test_a_server_that_is_busy_is_not_started_again():
+    """A server may do one thing at a time; to end it would end the call of the other run."""
+    agent = Agent(ScriptedModel(call_what_is_asked_for), [child()])
+    async with agent:
+        events = agent.stream("block")
+        async for event in events:
+            if isinstance(event, CallDispatched):
+                break
+        result = await agent.run("process")
+        rest = [event async for event in events]
+        [blocked] = [event.result for event in rest if isinstance(event, CallFinished)]
+    assert result.conversation.messages[2].content == blocked, "the same process"
+
+
+async def test_a_server_over_http_that_came_back_is_connected_to_again():
+    with ServedMcp() as first:
+        url = first.url
+        agent = Agent(ScriptedModel([[ScriptedCall("add", a=1)], "done"]), [McpServer.http(url, start_s=5)])
+        await agent.__aenter__()
+        assert (await agent.run("go")).conversation.messages[2].content == "3"
+    try:
+        with pytest.raises(ConfigError, match=r"cannot be used|did not answer"):
+            await agent.run("go")
+        with ServedMcp(port=int(url.split(":")[2].split("/")[0])):
+            assert (await agent.run("go")).conversation.messages[2].content == "3"
+    finally:
+        await agent.__aexit__()
 
 
 async def test_a_run_may_be_closed_by_another_task():

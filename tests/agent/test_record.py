@@ -80,6 +80,9 @@ class Elsewhere:
         self.num_opened += 1
         return [FunctionTool(lambda: "far away", name="remote")]
 
+    async def is_alive(self, tools: Sequence[AgentTool]) -> bool:
+        return True
+
 
 async def approve(call: ToolCall) -> bool | str:
     return "never drop" if call.name == "drop" else True

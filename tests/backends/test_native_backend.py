@@ -103,6 +103,13 @@ def test_blocks_go_to_the_host_and_back(empty_home: Path) -> None:
     backend.close()
 
 
+def test_blocks_of_a_closed_backend_are_gone(empty_home: Path) -> None:
+    backend = open_native(tiny_model("llama", head_dim=64), "bf16")
+    backend.close()
+    with pytest.raises(IndexError):
+        backend.read_blocks([0])
+
+
 @pytest.mark.parametrize("form", ["int8", "strips"])
 def test_a_model_that_cannot_be_read_leaves_no_threads_behind(form: Format, empty_home: Path) -> None:
     model = tiny_model("llama", head_dim=64)

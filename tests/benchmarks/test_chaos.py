@@ -1,5 +1,6 @@
 """What chaos asks and how it judges; the trouble itself takes minutes."""
 
+import json
 import os
 import subprocess
 import sys
@@ -33,6 +34,16 @@ def test_one_request_that_does_not_end_rightly_is_one_too_many(outcome: str) -> 
     assert report.is_good
     report.outcomes[outcome] += 1  # type: ignore[index]
     assert not report.is_good
+
+
+def test_a_report_is_json() -> None:
+    report = ChaosReport(duration_s=1.0)
+    report.outcomes["right"] += 2
+    report.troubles["disk full"] += 1
+    told = json.loads(json.dumps(report.to_json()))
+    assert told["outcomes"] == {"right": 2}
+    assert told["troubles"] == {"disk full": 1}
+    assert told["is_good"] is True
 
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="processes are looked for in /proc")

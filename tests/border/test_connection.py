@@ -237,6 +237,27 @@ def test_a_request_that_is_refused_is_so_after_those_before_it_are_answered(
     assert "Traceback" not in caplog.text
 
 
+def test_a_request_that_was_on_its_way_when_the_listener_closed_is_answered() -> None:
+    server = ApiServer(read_all, grace_s=60, limits=ConnectionLimits(last_request_s=60))
+    with bind("127.0.0.1", 0) as listener:
+        listener.listen()
+        thread = threading.Thread(target=server.run, args=([listener],))
+        thread.start()
+        idle, unused = connect(address := listener.getsockname()), connect(address)
+        idle.sendall(HELLO)
+        assert read_answer(idle) == (200, b"0")
+        server.stop()
+        while server.servers[0].is_serving():
+            time.sleep(0.01)
+        for connection in (idle, unused):
+            connection.sendall(HELLO)
+            assert read_answer(connection) == (200, b"0")
+            assert connection.recv(1) == b"", "there will be no other answer"
+            connection.close()
+        thread.join(30)
+        assert not thread.is_alive()
+
+
 def test_a_stop_does_not_wait_for_half_a_request() -> None:
     with listening(linger_s=0.1) as address:
         connection = connect(address)

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from cyclopts import App, CycloptsError
 
-from hotloop.cli.settings import CONFIG_FILE, ConfigFile, EngineFlags, ServerFlags, Sources
-from hotloop.core.config import EngineConfig, ServerConfig
+from hotloop.cli.settings import CONFIG_FILE, ConfigFile, EngineFlags, RouterFlags, ServerFlags, Sources
+from hotloop.core.config import EngineConfig, RouterConfig, ServerConfig
 from hotloop.core.errors import ConfigError
 
 Settings = tuple[EngineConfig, ServerConfig]
@@ -95,9 +95,35 @@ def test_settings_of_other_commands_may_stand_in_the_file(parse: Parse):
     assert parse(file='model = "x"\nport = 1')[1].port == 1
 
 
+def test_serve_and_route_in_one_folder_have_ports_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    app = App(config=Sources(dict, lambda: tmp_path), result_action="return_value")
+
+    @app.command
+    def serve(*, server: ServerFlags = ServerConfig(), config: ConfigFile = None) -> int:
+        return server.port
+
+    @app.command
+    def route(*, router: RouterFlags = RouterConfig(), config: ConfigFile = None) -> int:
+        return router.port
+
+    def ports(file: str, *argv: str) -> tuple[int, int]:
+        (tmp_path / CONFIG_FILE).write_text(file)
+        serve, route = (app([name, *argv], exit_on_error=False, print_error=False) for name in ("serve", "route"))
+        return serve, route
+
+    assert ports("port = 9001\nmax_waiting = 7") == (9001, 8780)
+    assert "port is that of serve; for route, write it below [route]" in capsys.readouterr().err
+    assert ports("port = 9001\n[route]\nport = 9002") == (9001, 9002)
+    assert ports("[serve]\nport = 9001\n[route]\nport = 9002") == (9001, 9002)
+    assert ports("port = 9001\n[serve]\nport = 9003", "--config", str(tmp_path / CONFIG_FILE)) == (9003, 9001)
+    assert not capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("file", "reason"),
     [
+        ("[route]\nmax_running = 3", r"hotloop\.toml: \[route\]: there is no setting 'max_running'"),
+        ("route = 3", r"hotloop\.toml: write \[route\]"),
         ("max_runing = 3", r"hotloop\.toml: there is no setting 'max_runing'"),
         ("[engine]\nmax_running = 3", r"hotloop\.toml: there is no setting 'engine'"),
         ("port = [1]", r"hotloop\.toml: port cannot be \[1\]"),

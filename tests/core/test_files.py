@@ -1,12 +1,13 @@
 """Files that a person names are read, or it is said in a line why not."""
 
 import gzip
+import os
 from pathlib import Path
 
 import pytest
 
 from hotloop.core.errors import ConfigError
-from hotloop.core.files import read_lines, read_toml
+from hotloop.core.files import read_lines, read_toml, write_private
 
 
 def test_lines_have_their_numbers(tmp_path: Path):
@@ -41,3 +42,17 @@ def test_what_is_no_toml(data: bytes | None, complaint: str, tmp_path: Path):
         path.write_bytes(data)
     with pytest.raises(ConfigError, match=complaint):
         read_toml(path)
+
+
+def test_a_private_file_is_written_whole_or_not_at_all(tmp_path: Path):
+    path, link = tmp_path / "a.json", tmp_path / "link.json"
+    link.symlink_to(path)
+    write_private(link, "ü")
+    assert (path.read_bytes(), link.is_symlink()) == ("ü".encode(), True)
+    assert path.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(UnicodeEncodeError):
+        write_private(path, "\ud800")
+    with pytest.raises(OSError, match="directory"):
+        write_private(tmp_path, b"")
+    assert path.read_bytes() == "ü".encode()
+    assert sorted(os.listdir(tmp_path)) == ["a.json", "link.json"]

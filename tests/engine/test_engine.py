@@ -3,9 +3,12 @@ every request ends exactly once, whatever happens.
 """
 
 import asyncio
+import gc
 import random
 import threading
 import time
+import tracemalloc
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -26,6 +29,7 @@ from tests.engine.tiny import (
 )
 
 from hotloop.backends.null import NullBackend
+from hotloop.core.config import EngineConfig
 from hotloop.core.errors import EngineClosed, Overloaded, PromptTooLong, RequestError
 from hotloop.core.request import FinishReason, Priority, SamplingParams
 from hotloop.engine.core import StepReport
@@ -186,6 +190,37 @@ def test_a_backend_is_closed_once_and_on_the_thread_it_ran_on() -> None:
     never_started = Engine(TOKENIZER, Noting(vocab_size=VOCAB_SIZE))
     never_started.close()
     assert closed_on[1:] == [threading.get_ident()]
+
+
+@pytest.mark.parametrize("is_started", [True, False])
+def test_a_closed_engine_needs_no_garbage_collector_to_be_freed(is_started: bool) -> None:
+    engine = Engine(TOKENIZER, NullBackend(vocab_size=VOCAB_SIZE))
+    gc.disable()
+    try:
+        if is_started:
+            engine.start().generate([1], greedy())
+            engine.snapshot().result()
+        engine.close()
+        parts = [weakref.ref(each) for each in (engine, engine._core, engine._backend)]
+        del engine
+        assert [part() for part in parts] == [None] * len(parts)
+    finally:
+        gc.enable()
+
+
+def test_closing_gives_memory_back_at_once_and_what_comes_later_is_told_so() -> None:
+    tracemalloc.start()
+    try:
+        engine = Engine(TOKENIZER, NullBackend(vocab_size=VOCAB_SIZE), EngineConfig(draft_history_tokens=1_000_000))
+        open_bytes, _ = tracemalloc.get_traced_memory()
+        engine.close()
+        closed_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert open_bytes - closed_bytes > 36_000_000, "what drafts are guessed from"
+    with pytest.raises(EngineClosed):
+        engine.generate([1], greedy())
+    assert engine.stats().num_blocks_used == 0
 
 
 async def test_draining_lets_what_runs_finish() -> None:

@@ -132,6 +132,18 @@ assert not failures
     assert (done.returncode, done.stdout[: len(said)]) == (0, said), done.stderr
 
 
+def test_ray_that_is_started_here_reports_no_usage() -> None:
+    code = """
+import os
+from hotloop.fleet import cluster
+cluster.ray.init, cluster.ray.shutdown = lambda *_, **__: print(os.environ["RAY_USAGE_STATS_ENABLED"]), lambda: None
+with cluster.connected(None):
+    pass
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "0\n", done.stderr
+
+
 def test_every_api_answers_and_placement_says_why(fleet: TinyFleet):
     cold = fleet.chat("hello " * 300)
     warm = fleet.chat("hello " * 300)

@@ -24,6 +24,7 @@ class Asked:
     path: str
     token: str | None
     range: str | None
+    user_agent: str | None
 
 
 @dataclass
@@ -86,7 +87,8 @@ class FakeHubHandler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         token = (self.headers["Authorization"] or "").removeprefix("Bearer ") or None
         path = self.path.partition("?")[0]
-        self.state.asked.append(Asked(self.command, unquote(path), token, self.headers["Range"]))
+        headers = self.headers
+        self.state.asked.append(Asked(self.command, unquote(path), token, headers["Range"], headers["User-Agent"]))
         if match := re.fullmatch(r"/api/models/([^/]+/[^/]+?)(?:/revision/(.+))?", path):
             self._list(match[1], unquote(match[2] or "main"))
         elif match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):

@@ -5,11 +5,16 @@ import signal
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
+from tests.server.serving import until
 
+from hotloop.core.errors import Overloaded, Unavailable
 from hotloop.models.renderer import Renderer, TemplateFailed
 
 DOUBLING = (
@@ -18,6 +23,7 @@ DOUBLING = (
 )
 LISTS = DOUBLING % ("[1]", "[1]", "[n.v, n.v]", "[n.w, n.w]")
 TUPLES = DOUBLING % ("(1,)", "(1,)", "(n.v, n.v)", "(n.w, n.w)")
+LARGE = "x" * 5_000_000
 HALF_MB = "{% set x = 'x' * 500000 %}"
 
 
@@ -107,10 +113,118 @@ def test_each_thread_gets_its_own_text(renderer: Renderer) -> None:
 
 def test_a_process_that_was_ended_from_outside_is_started_again(renderer: Renderer) -> None:
     assert render(renderer, "1") == "1"
-    assert renderer.pid is not None
-    os.kill(renderer.pid, signal.SIGKILL)
-    os.waitid(os.P_PID, renderer.pid, os.WEXITED | os.WNOWAIT)
+    pid = renderer.idle_pids[-1]
+    os.kill(pid, signal.SIGKILL)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     assert render(renderer, "2") == "2"
+
+
+@pytest.fixture
+def stopped() -> Iterator[tuple[Renderer, int]]:
+    """One whose only process so far has been stopped, and that one's id. One of two is for small tasks."""
+    renderer = Renderer(max_wall_s=60, num_processes=2)
+    renderer.compile("")
+    [pid] = renderer.idle_pids
+    os.kill(pid, signal.SIGSTOP)
+    yield renderer, pid
+    renderer.close()
+
+
+def is_asking(thread: threading.Thread) -> bool:
+    """Whether it has begun to talk to a process."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    return any(each.f_code.co_name in ("send_bytes", "recv_bytes") for each, _ in traceback.walk_stack(frame))
+
+
+def begin_rendering(renderer: Renderer, text: str) -> tuple[threading.Thread, list[str]]:
+    texts: list[str] = []
+    thread = threading.Thread(
+        target=lambda: texts.append(renderer.render("{{ x }}", {"messages": [], "x": text})), daemon=True
+    )
+    thread.start()
+    return thread, texts
+
+
+@pytest.mark.parametrize("text", ["small", "large" * 1_000_000])
+def test_a_process_that_is_killed_at_work_costs_nobody_an_answer(stopped: tuple[Renderer, int], text: str) -> None:
+    renderer, pid = stopped
+    thread, texts = begin_rendering(renderer, text)
+    until(lambda: is_asking(thread))
+    os.kill(pid, signal.SIGKILL)
+    thread.join()
+    assert texts == [text]
+
+
+@pytest.mark.parametrize("text", ["small", "large" * 1_000_000])
+def test_a_process_that_does_not_answer_is_killed_and_replaced(text: str) -> None:
+    renderer = Renderer(max_wall_s=1)
+    while not renderer.idle_pids:  # on a busy machine even the start may take longer
+        with suppress(Unavailable):
+            renderer.compile("")
+    [pid] = renderer.idle_pids
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(Unavailable, match="a chat template was not rendered within 1 s"):
+        renderer.render("{{ x }}", {"messages": [], "x": text})
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    assert renderer.idle_pids == []
+
+
+def test_a_large_task_holds_up_neither_small_nor_large_ones() -> None:
+    renderer = Renderer(max_wall_s=60, num_processes=3)
+    renderer.compile("")
+    [pid] = renderer.idle_pids
+    os.kill(pid, signal.SIGSTOP)
+    thread, texts = begin_rendering(renderer, LARGE)
+    until(lambda: is_asking(thread))
+    assert render(renderer, "small") == "small"
+    assert renderer.render("{{ x }}", {"messages": [], "x": LARGE}) == LARGE
+    os.kill(pid, signal.SIGCONT)
+    thread.join()
+    assert texts == [LARGE]
+    assert len(renderer.idle_pids) == 2, "no more are started than are needed"
+    renderer.close()
+
+
+def test_large_tasks_leave_a_process_to_small_ones(stopped: tuple[Renderer, int]) -> None:
+    renderer, pid = stopped
+    first, _ = begin_rendering(renderer, LARGE)
+    until(lambda: is_asking(first))
+    second, texts = begin_rendering(renderer, LARGE)
+    for number in range(20):
+        assert render(renderer, str(number)) == str(number)
+    assert texts == [], "a second large task waits for the first"
+    os.kill(pid, signal.SIGCONT)
+    first.join()
+    second.join()
+    assert texts == [LARGE]
+
+
+def test_a_task_that_finds_no_process_in_time_is_told_so() -> None:
+    renderer = Renderer(max_wall_s=60, max_queue_s=0.1, num_processes=2)
+    renderer.compile("")
+    [pid] = renderer.idle_pids
+    os.kill(pid, signal.SIGSTOP)
+    thread, texts = begin_rendering(renderer, LARGE)
+    until(lambda: is_asking(thread))
+    with pytest.raises(Overloaded, match="too many chat templates are being rendered"):
+        renderer.render("{{ x }}", {"messages": [], "x": LARGE})
+    os.kill(pid, signal.SIGCONT)
+    thread.join()
+    assert texts == [LARGE]
+    renderer.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_process_has_nothing_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOTLOOP_API_KEY", "secret")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    renderer = Renderer()
+    renderer.compile("")
+    [pid] = renderer.idle_pids
+    environment = Path(f"/proc/{pid}/environ").read_bytes()
+    assert {each.partition(b"=")[0] for each in environment.split(b"\0")} <= {b"", b"PYTHONPATH", b"TZ"}
+    renderer.close()
 
 
 def test_text_that_is_no_unicode_comes_back(renderer: Renderer) -> None:
@@ -129,11 +243,11 @@ def test_variables_that_cannot_be_given_are_refused(renderer: Renderer) -> None:
 def test_the_process_ends_with_the_one_that_started_it() -> None:
     program = (
         "import os\nfrom hotloop.models.renderer import shared_renderer as shared\nshared().compile('x')\n"
-        "print(shared().pid, flush=True)\nif not os.fork():\n"
-        "    print(shared().pid, shared().render('{{ 1 + 1 }}', {'messages': []}), flush=True)\nelse: os.wait()\n"
+        "print(*shared().idle_pids, flush=True)\nif not os.fork():\n"
+        "    print(shared().idle_pids, shared().render('{{ 1 + 1 }}', {'messages': []}), flush=True)\nelse: os.wait()\n"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     first, second = ended.stdout.splitlines()
-    assert second == "None 2", "a forked process starts its own"
+    assert second == "[] 2", "a forked process starts its own"
     with pytest.raises(ProcessLookupError):
         os.kill(int(first), 0)

@@ -50,8 +50,6 @@ def test_flags_and_file_together(tmp_path):
         ("[[replicas]]\nurl = 'http://a'\nport = 5", "port"),
         ("[[replicas]]\nurl = 'http://a'\nweight = 'much'", "weight"),
         ("[[replicas]]\nurl = 'http://a'\nweight = 0", "above zero"),
-        ("[[replicas]]\nurl = 'http://a'\nhealth_path = 'up'", "health_path must be a path"),
-        ("[[replicas]]\nurl = 'http://a'\nhealth_path = '/a b'", "health_path must be a path"),
         ("[[replicas]]\nurl = 'http://a'\nkind = 'abacus'", "there is no kind 'abacus'"),
         ("[[replicas]]\nurl = 'http://a'\napis = ['fax']", "apis"),
         ("[[replicas]]\nurl = 'ftp://a'", "not an address"),
@@ -73,3 +71,31 @@ def test_what_is_wrong_is_named(tmp_path, text, said):
 def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(ConfigError, match="cannot read"):
         read_fleet(RouterConfig(), tmp_path / "none.toml", {})
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("weight = nan", "finite"),
+        ("weight = inf", "finite"),
+        ('name = "a\\nb"', "control character"),
+        ('name = "a\\u0007"', "control character"),
+        ("health_path = 'health'", "health_path must be like /health"),
+        ('health_path = "/a b"', "health_path must be like /health"),
+        ("kv_events = 'tcp://'", "kv_events of"),
+        ("kv_events = 'tcp://127.0.0.1:1'\nkv_replay = 'udp://x'", "kv_replay of"),
+        ("[[routes]]\nname = 'auto'", "a route needs [[tiers]]"),
+        ("[[tiers]]\nname = 'small'", "model"),
+    ],
+)
+def test_a_file_is_checked_before_anything_is_opened(tmp_path, text, said):
+    with pytest.raises(ConfigError) as caught:
+        read_fleet(RouterConfig(), write(tmp_path, f"[[replicas]]\nurl = 'http://a'\n{text}"), {})
+    assert said in str(caught.value)
+
+
+def test_a_policy_or_a_level_that_there_is_not():
+    with pytest.raises(ConfigError, match="there is no policy 'nearest'; there are prefix, session"):
+        RouterConfig(policy="nearest")
+    with pytest.raises(ConfigError, match="there is no log_level 'loud'; there are debug, info"):
+        RouterConfig(log_level="loud")

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -14,6 +15,7 @@ from tests.router.conftest import MESSAGES, Router, replica_configs, running
 from tests.router.upstream.replicas import OK, Replica, Visit
 
 from hotloop.core.config import RouterConfig
+from hotloop.core.errors import ConfigError
 from hotloop.router.config import FleetConfig, ReplicaConfig
 
 CHAT = "/v1/chat/completions"
@@ -184,6 +186,69 @@ async def test_whoever_begins_first_is_heard(stubs, route):
     answers = [await router.chat(f"q{i}") for i in range(4)]
     assert all(quick.name in answer.json()["id"] for answer in answers)
     await router.until(lambda: router.fleet.num_running == 0)
+
+
+async def test_a_reload_that_is_refused_leaves_every_replica_as_it_is(stubs, route):
+    first, second = await stubs(2)
+    router = await route(replica_configs([first, second]))
+    before, config = dict(router.fleet.replicas), router.fleet.config
+    with pytest.raises(ConfigError, match="kv_events"):
+        router.server.app.reload(replace(config, replicas=(replace(config.replicas[0], kv_events="tcp://"),)))
+    assert router.fleet.replicas == before
+    assert not router.fleet.leaving
+    assert (await router.chat()).status_code == 200
+
+
+async def test_a_reload_tells_what_it_changed_and_applies_the_policy(stubs, route):
+    first, second, third = await stubs(3)
+    router = await route(replica_configs([first, second]), policy="prefix")
+    changed, added = replica_configs([second, third])
+    settings = replace(router.fleet.config.router, policy="round_robin")
+    config = FleetConfig(router=settings, replicas=(replace(changed, weight=2.0), added))
+    told = router.server.app.reload(config)
+    assert told == ["replicas added: s2", "replicas changed: s1", "replicas removed: s0"]
+    assert router.server.app.reload(config) == []
+    await router.until(lambda: all(each.state == "up" for each in router.fleet.replicas.values()))
+    reasons = {(await router.chat("the same")).headers["x-hotloop-route"].split("; ")[1] for _ in range(2)}
+    assert reasons == {"reason=its_turn"}
+
+
+async def test_a_replica_that_closes_its_listener_finishes_its_streams(stubs, route):
+    [stub] = await stubs(1, SLOW)
+    router = await route(replica_configs([stub]))
+    stream = asyncio.create_task(router.chat(stream=True))
+    await router.until(lambda: router.fleet.num_running == 1)
+    await stub.set_fault(Fault("refuse", 60.0))
+    await router.until(lambda: router.fleet.replicas["s0"].state == "down")
+    whole = (await stream).content
+    assert whole.endswith(b"data: [DONE]\n\n")
+    assert b"error" not in whole
+
+
+async def test_what_happens_to_replicas_and_requests_is_logged(stubs, route, caplog):
+    caplog.set_level("INFO", "hotloop.router")
+    bad, good = await stubs(2)
+    router = await route(replica_configs([bad, good]), policy="round_robin", max_retries=1)
+    assert f"replica up: name=s0 kind=hotloop url={bad.url}" in caplog.text
+    await bad.set_fault(Fault("error", 60.0))
+    for i in range(2):
+        assert (await router.chat(f"q{i}")).status_code == 200
+    assert re.search(r"retry: request=req_\w+ replica=s0 reason=a replica answered 500", caplog.text)
+    await bad.set_fault(None)
+    for stub in (bad, good):
+        await stub.set_fault(Fault("half", 60.0))
+    await router.chat(stream=True)
+    lost = r"stream lost: request=req_\w+ replica=s\d after_bytes=\d+ after_s=\d+\.\d reason=the replica's answer broke"
+    assert re.search(lost, caplog.text)
+    for stub in (bad, good):
+        await stub.set_fault(Fault("error", 60.0))
+    assert (await router.chat()).status_code == 500
+    assert re.search(
+        r"request failed: request=req_\w+ status=500 reason=replica_failed: a replica answered", caplog.text
+    )
+    for stub in (bad, good):
+        await stub.set_fault(Fault("refuse", 60.0))
+    await router.until(lambda: "replica down: name=s0 running=0 reason=" in caplog.text)
 
 
 @asynccontextmanager

@@ -1,18 +1,21 @@
 """What the router records of a request's way, and what it tells the replica."""
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from benchmarks.route.stub import Manner
-from tests.router.conftest import Router, replica_configs, running
+from tests.router.conftest import Router, replica_configs, running, until
 
 from hotloop.core.config import RouterConfig
 from hotloop.router.config import FleetConfig, ReplicaConfig
+from hotloop.router.spans import read_answer
 from hotloop.trace import names
 from hotloop.trace.span import parse_traceparent
 from hotloop.trace.tracer import ListTracer, Losses
+from hotloop.wire.sse import write_data
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -132,3 +135,30 @@ async def routing(replicas: Any, tracer: ListTracer | None, **settings: Any) -> 
     async with running(config, tracer) as router:
         await router.until(lambda: all(each.state == "up" for each in router.fleet.replicas.values()))
         yield router
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_was_said_is_recorded_where_it_is_asked_for(stubs: Any, stream: bool) -> None:
+    tracer, silent = ListTracer(keeps_content=True), ListTracer()
+    for each in (tracer, silent):
+        async with routing(replica_configs(await stubs(1)), each) as router:
+            answer = await router.chat("my words", stream=stream)
+    said = answer.json()["choices"][0]["message"]["content"] if not stream else None
+    await until(lambda: bool(tracer.spans))
+    [route] = tracer.spans
+    assert json.loads(route.attributes[names.CONTENT_REQUEST])["messages"][0]["content"] == "my words"
+    assert route.attributes[names.CONTENT_ANSWER]
+    assert said in (None, route.attributes[names.CONTENT_ANSWER])
+    assert not any(name.startswith(names.CONTENT) for span in silent.spans for name in span.attributes)
+
+
+def test_an_answer_is_its_words_and_calls_however_it_was_cut() -> None:
+    call = {"index": 0, "id": "c", "type": "function", "function": {"name": "look", "arguments": '{"a": 1}'}}
+    deltas = [{"content": "sec"}, {"content": "ret"}, {"tool_calls": [call]}]
+    choices = [{"index": 0, "delta": delta, "finish_reason": None} for delta in deltas]
+    stream = b": ping\n\n" + b"".join(write_data({"id": "x", "choices": [choice]}) for choice in choices)
+    assert read_answer("chat", stream) == 'secret\nlook {"a": 1}', "it has not come to its end"
+    assert read_answer("completions", b'{"choices": [{"text": "words"}]}') == "words"
+    assert read_answer("completions", write_data({"choices": [{"text": "a"}]}) * 2 + b"data: [DONE]\n\n") == "aa"
+    assert read_answer("chat", b'{"error": {"message": "no"}}') == ""
+    assert read_answer("messages", b"data: \xff\n\n") == ""

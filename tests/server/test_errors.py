@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from hotloop.core import errors
-from hotloop.core.errors import HotloopError, Overloaded, PromptTooLong
+from hotloop.core.errors import HotloopError, Overloaded, PromptTooLong, Unavailable
 from hotloop.server.errors import HttpError, error_response, kind_of, render_error
 
 
@@ -36,3 +36,8 @@ def test_retry_after_is_whole_seconds(wait_s: float, header: str) -> None:
 
 def test_a_status_without_a_row_still_has_a_shape() -> None:
     assert kind_of(HttpError(418, "tea")) == (418, "invalid_request_error", "http_error")
+
+
+def test_what_a_part_of_the_server_failed_to_do_is_not_the_clients_fault() -> None:
+    assert error_response(Unavailable("no answer"), "id").status_code == 503
+    assert error_response(Unavailable("no answer"), "id", for_anthropic=True).status_code == 503

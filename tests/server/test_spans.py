@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,10 @@ from hotloop.core.config import EngineConfig, ServerConfig
 from hotloop.trace import names
 from hotloop.trace.ledger import build_ledger
 from hotloop.trace.span import Span
+from hotloop.trace.store import StoreTracer, TraceStore
 from hotloop.trace.tracer import ListTracer, Losses
+from hotloop.ui.source import RunFilter
+from hotloop.ui.store_source import StoreSource
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 PHASES = [names.QUEUE, names.PREFILL, names.DECODE]
@@ -166,6 +170,26 @@ def test_who_hangs_up_leaves_a_trace(traced: Serving, tracer: ListTracer) -> Non
     until(lambda: bool(tracer.spans))
     until(lambda: len(tracer.spans) == 4)
     assert request_of(tracer).error == "abort"
+
+
+def test_the_dashboard_shows_an_aborted_request_and_its_tokens(tmp_path: Path) -> None:
+    tracer = StoreTracer(tmp_path / "trace.db")
+    with Serving(tracer=tracer) as traced, TraceStore(tmp_path / "trace.db") as store:
+        body = {"messages": HELLO, "max_tokens": 2000, "stream": True}
+        with traced.http.stream("POST", "/v1/chat/completions", json=body) as answer:
+            assert any(re.search('"content":"[^"]', line) for line in answer.iter_lines()), (
+                "not before a token has come"
+            )
+        source = StoreSource(store, title="here")
+        until(lambda: bool(source.runs(RunFilter())["runs"]))
+        [line] = source.runs(RunFilter())["runs"]
+        run = source.run(line["id"])
+    tracer.close()
+    assert run
+    assert line["num_aborted"] == run["num_aborted"] == 1
+    assert (line["num_lost_prompt"], line["num_lost_output"]) == (run["lost"]["prompt"], run["lost"]["output"])
+    assert min(run["lost"]["prompt"], run["lost"]["output"]) > 0
+    assert run["turns"][0]["finish_reason"] == "abort"
 
 
 def test_what_recording_lost_is_in_the_metrics() -> None:

@@ -22,5 +22,14 @@ def test_a_shape_is_found_by_name_and_in_a_folder_without_weights(tmp_path: Path
     assert find_shape("qwen3-32b") == ("qwen3-32b", SHAPES["qwen3-32b"])
     write_json(tmp_path / "config.json", spec_config(tiny_spec("qwen2")))
     assert find_shape(str(tmp_path)) == (tmp_path.name, tiny_spec("qwen2"))
-    with pytest.raises(ModelError, match="there is no model 'nonsense'"):
-        find_shape("nonsense")
+
+
+def test_an_unknown_name_lists_the_known_shapes():
+    with pytest.raises(ModelError, match="there is no model 'llama-4'") as raised:
+        find_shape("llama-4")
+    assert all(name in str(raised.value) for name in SHAPES)
+
+
+def test_every_shape_is_documented():
+    page = (Path(__file__).parents[2] / "docs" / "sizing.md").read_text()
+    assert [name for name in SHAPES if f"`{name}`" not in page] == []

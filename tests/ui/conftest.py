@@ -11,6 +11,7 @@ import uvicorn
 from tests.threads import ThreadedServer
 from tests.ui.made_up import FINDINGS, Engine, fill_store, hostile_run, long_run, make_runs
 
+from hotloop.border.requests import ApiKeys
 from hotloop.trace.store import TraceStore
 from hotloop.ui.app import create_ui
 from hotloop.ui.store_source import StoreSource
@@ -22,7 +23,7 @@ class PageServer(ThreadedServer):
     """Serves the page."""
 
     def __init__(self, source: StoreSource, api_key: str | None = None) -> None:
-        app = create_ui(source, keys=(api_key.encode(),) if api_key else ())
+        app = create_ui(source, keys=ApiKeys((api_key.encode(),) if api_key else ()))
         config = uvicorn.Config(app, ws="none", lifespan="off", log_config=None, timeout_graceful_shutdown=2)
         super().__init__(uvicorn.Server(config))
         self.url += "/ui"

@@ -9,6 +9,7 @@ import httpx
 import pytest
 from tests.ui.made_up import FINDINGS, Engine, Run, fill_store, make_runs
 
+from hotloop.border.requests import ApiKeys
 from hotloop.trace.store import TraceStore
 from hotloop.ui.app import HEADERS, create_ui
 from hotloop.ui.store_source import StoreSource
@@ -24,7 +25,7 @@ def store(tmp_path: Path) -> Iterator[TraceStore]:
 
 
 def client(store: TraceStore, *, keys: tuple[bytes, ...] = (), name: str = "", **more: Any) -> httpx.AsyncClient:
-    app = create_ui(StoreSource(store, title="here", **more), keys=keys, names=(name,))
+    app = create_ui(StoreSource(store, title="here", **more), keys=ApiKeys(keys), names=(name,))
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1")
 
 

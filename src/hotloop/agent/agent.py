@@ -11,7 +11,7 @@ import warnings
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, Protocol, Self, runtime_checkable
+from typing import Any, Generic, Literal, Self
 
 from typing_extensions import TypeVar
 
@@ -25,22 +25,15 @@ from hotloop.agent.plan.run import PlannedRun
 from hotloop.agent.run import RunLoop, RunSettings
 from hotloop.agent.speculation import SpeculativeForesight
 from hotloop.agent.tools.dispatch import Approve
-from hotloop.agent.tools.tool import FINAL_ANSWER, AgentTool, FinalAnswer, FunctionTool, SubAgent, Traits
+from hotloop.agent.tools.source import OpenTools, ToolSource
+from hotloop.agent.tools.sub_agent import SubAgent
+from hotloop.agent.tools.tool import FINAL_ANSWER, AgentTool, FinalAnswer, FunctionTool, Traits
 from hotloop.core.errors import ConfigError, HotloopError
 from hotloop.core.message import Message
 from hotloop.core.prices import Prices
 from hotloop.trace.tracer import NullTracer, Tracer
 
 T = TypeVar("T", default=str)
-
-
-@runtime_checkable
-class ToolSource(Protocol):
-    """Somewhere tools come from, such as an MCP server."""
-
-    async def open(self, stack: AsyncExitStack) -> Sequence[AgentTool]:
-        """Connect, for as long as the stack is open."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +46,7 @@ class Result(Generic[T]):
 class Agent(Generic[T]):
     """`output` is the type of the final answer: text, or anything pydantic can check. With `tool_choice` "required" a
     run begins with a call, which an answer that has a type is itself; after that it is the model's choice again.
+    `max_result_share` is how much of the model's window one result of a tool may take: a longer one is cut.
     """
 
     def __init__(
@@ -67,6 +61,7 @@ class Agent(Generic[T]):
         approve: Approve | None = None,
         foresight: SpeculativeForesight | None = None,
         compaction: Compaction | None = None,
+        max_result_share: float = 0.25,
         can_prefill_ahead: bool = True,
         tool_choice: Literal["auto", "required"] = "auto",
         max_tokens: int | None = None,
@@ -79,12 +74,13 @@ class Agent(Generic[T]):
         if can_read_ahead is not None:
             warnings.warn("can_read_ahead is now can_prefill_ahead", DeprecationWarning, stacklevel=2)
             can_prefill_ahead = can_read_ahead
+        if not 0 < max_result_share <= 1:
+            raise ConfigError(f"max_result_share must be above 0 and at most 1, not {max_result_share}")
         self.instructions = instructions
         self.output = output
         self.address = model if isinstance(model, str) else ""
         self.tools = [_as_tool(each) for each in tools]
-        self._kept_tools: list[AgentTool] | None = None
-        self._kept_open = AsyncExitStack()
+        self._kept: OpenTools | None = None
         self.settings = RunSettings(
             model=open_model(model) if isinstance(model, str) else model,
             limits=limits or Limits(),
@@ -92,6 +88,7 @@ class Agent(Generic[T]):
             approve=approve,
             foresight=foresight,
             compaction=compaction,
+            max_result_share=max_result_share,
             can_prefill_ahead=can_prefill_ahead,
             tool_choice=tool_choice,
             max_tokens=max_tokens,
@@ -179,7 +176,8 @@ class Agent(Generic[T]):
 
     def as_tool(self, name: str, description: str, *, traits: Traits | None = None) -> SubAgent:
         """This agent as a tool of another: a call is a run, charged to the caller, whose limits hold for it, too."""
-        return SubAgent(self.run, name, description, traits or Traits(timeout_s=None))
+        wants = [wanted for tool in self.tools if not isinstance(tool, ToolSource) for wanted in tool.wants]
+        return SubAgent(self.run, name, description, traits or Traits(timeout_s=None), wants)
 
     def rebuild(self, settings: RunSettings, tools: Sequence[AgentTool | ToolSource]) -> "Agent[T]":
         """Another that is like it, but for these."""
@@ -189,16 +187,22 @@ class Agent(Generic[T]):
 
     async def __aenter__(self) -> Self:
         """Keep what tools come from open from run to run: an MCP server is started once, not for each."""
-        assert self._kept_tools is None, "an agent is entered once at a time"
-        async with AsyncExitStack() as stack:
-            self._kept_tools = await self._open_tools(stack)
-            self._kept_open = stack.pop_all()
+        if self._kept:
+            raise ConfigError("the agent is already entered: `async with` it once, around all of its runs")
+        self._kept = kept = OpenTools(self.tools)  # before anything is awaited: nobody else gets past the line above
+        try:
+            self._check_names(await kept.refresh())
+        except BaseException:
+            self._kept = None
+            await kept.close()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._kept_tools = None
+        kept, self._kept = self._kept, None
         try:
-            await self._kept_open.aclose()
+            if kept:
+                await kept.close()
         finally:
             await self.close()
 
@@ -224,12 +228,18 @@ class Agent(Generic[T]):
         conversation = conversation if conversation is not None else Conversation()
         events: asyncio.Queue[Event] = asyncio.Queue()
         async with AsyncExitStack() as stack:
-            tools = await self._open_tools(stack) if self._kept_tools is None else self._kept_tools
+            opened = self._kept or OpenTools(self.tools)
+            if not self._kept:
+                stack.push_async_callback(opened.close)
+            tools = await opened.refresh()
+            self._check_names(tools)
+            opening = [Message("user", f"{prompt}\n\n{notes}" if notes else prompt)]
             if not conversation.messages and self.instructions:
-                conversation.add(Message("system", self.instructions))
-            conversation.add(Message("user", f"{prompt}\n\n{notes}" if notes else prompt))
+                opening.insert(0, Message("system", self.instructions))
             final = None if self.output is str else FinalAnswer(self.output)
-            loop = kind(self.settings, conversation, tools, context, final=final, emit=events.put_nowait)
+            loop = kind(
+                self.settings, conversation, tools, context, opening=opening, final=final, emit=events.put_nowait
+            )
             task = asyncio.create_task(loop.go())
             try:
                 event: Event | None = None
@@ -240,15 +250,11 @@ class Agent(Generic[T]):
                 task.cancel()
                 await asyncio.wait({task})
 
-    async def _open_tools(self, stack: AsyncExitStack) -> list[AgentTool]:
-        tools: list[AgentTool] = []
-        for each in self.tools:
-            tools += await each.open(stack) if isinstance(each, ToolSource) else [each]
+    def _check_names(self, tools: Sequence[AgentTool]) -> None:
         names = [tool.spec.name for tool in tools] + ([] if self.output is str else [FINAL_ANSWER])
         for name in names:
             if names.count(name) > 1:
                 raise ConfigError(f"there are two tools named {name!r}")
-        return tools
 
 
 def _as_tool(each: Any) -> AgentTool | ToolSource:

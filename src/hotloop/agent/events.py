@@ -71,6 +71,10 @@ class CallFinished(CallEvent):
     duration_s: float
     """What the tool took; with `was_foreseen`, part of it passed before the model had asked."""
     num_tries: int = 1
+    num_chars_cut: int = 0
+    """Characters left out of a result that was too long for the model's window."""
+    traceback: str = ""
+    """Of a tool that crashed, without the error's message, which the log has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,20 @@ class CallForeseen(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class SubAgentEvent(Event):
+    """An event of a sub-agent's run, which is a call of this run. Events of its own sub-agents are nested: `inner` is
+    then a SubAgentEvent, too."""
+
+    turn: int
+    call_id: str
+    agent: str
+    """Its name as a tool."""
+    run_id: str
+    """Of the sub-agent's run."""
+    inner: Event
+
+
+@dataclass(frozen=True, slots=True)
 class Compacted(Event):
     """The conversation was shortened to fit the window."""
 
@@ -92,6 +110,8 @@ class Compacted(Event):
     num_messages_after: int
     usage: ApiUsage
     """What the summary cost; beside it, all that changed has to be read anew."""
+    num_results_cut: int = 0
+    """How many of the remaining tool results were too long and cut."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hotloop.agent.tools.tool import AgentTool, Surroundings, ToolCrashed, ToolError, Traits, render_result
+from hotloop.agent.tools.tool import AgentTool, Surroundings, ToolCrashed, ToolError, Traits, read_object, render_result
 from hotloop.core.errors import ConfigError
 from hotloop.core.message import Tool
-from hotloop.wire.arguments import read_arguments
 
 try:
     import httpx2
@@ -33,6 +32,7 @@ _Connect = Callable[[], AbstractAsyncContextManager[Client]]
 _MAX_PAGES = 100
 _MAX_ANSWER_BYTES = 64 << 20
 _MAX_CLOSE_S = 15.0  # the library gives a server 2 s to go by itself, and then stops it
+_MAX_ALIVE_S = 2.0  # one that has died fails at once
 _HTTP_TIMEOUT = httpx2.Timeout(30.0, read=None)  # how long a call may take is the tool's to say
 
 
@@ -89,12 +89,29 @@ class McpServer:
             raise ConfigError(f"the MCP server {self.name} cannot be used: {_reason(error)}") from None
         return [McpTool(client, tool, prefix=self.prefix, timeout_s=self.timeout_s) for tool in tools]
 
+    async def is_alive(self, tools: Sequence[AgentTool]) -> bool:
+        """Whether the server still answers: it is asked for its tools, since newer servers have no ping. A server that
+        is busy with a call of another run is alive, though it answers late."""
+        client = next((tool.client for tool in tools if isinstance(tool, McpTool)), None)
+        if client is None:
+            return True
+        try:
+            async with asyncio.timeout(_MAX_ALIVE_S):
+                await client.list_tools(cache_mode="bypass")
+        except TimeoutError:
+            return True
+        except Exception:  # as above: there is no one kind
+            return False
+        return True
+
 
 class McpTool:
     """One tool of a server."""
 
+    wants = ()
+
     def __init__(self, client: Client, tool: wire.Tool, *, prefix: str = "", timeout_s: float | None = 60.0) -> None:
-        self._client = client
+        self.client = client
         self._name = tool.name
         name = re.sub(r"[^A-Za-z0-9_-]", "_", prefix + tool.name)  # what every API allows
         self.spec = Tool(name, tool.description or tool.title or "", tool.input_schema)
@@ -103,12 +120,14 @@ class McpTool:
             read_only=bool(hints.read_only_hint), idempotent=bool(hints.idempotent_hint), timeout_s=timeout_s
         )
 
+    def check(self, arguments: str) -> None:
+        """The server keeps to its schema itself."""
+        read_object(arguments)
+
     async def run(self, arguments: str, surroundings: Surroundings) -> str:
-        given = read_arguments(arguments)
-        if given is None:
-            raise ToolError("the arguments are wrong: they are not a JSON object")
+        given = read_object(arguments)
         try:
-            result = await self._client.call_tool(self._name, given)
+            result = await self.client.call_tool(self._name, given)
         except MCPError as error:
             if error.code == wire.CONNECTION_CLOSED:
                 raise ToolCrashed("the MCP server has gone") from None

@@ -48,6 +48,10 @@ class Model(Protocol):
         """Whether `prefill` saves the next turn anything."""
         ...
 
+    async def find_window(self) -> int | None:
+        """Most tokens that a prompt and its answer may have; None where nobody says."""
+        ...
+
     def stream(self, ask: Ask) -> AsyncGenerator[Event, None]:
         """The answer. Closing the iterator stops the model."""
         ...
@@ -72,6 +76,9 @@ class WrappedModel:
     @property
     def can_prefill_ahead(self) -> bool:
         return self._model.can_prefill_ahead
+
+    async def find_window(self) -> int | None:
+        return await self._model.find_window()
 
     async def prefill(self, ask: Ask) -> None:
         await self._model.prefill(ask)

@@ -14,11 +14,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from hotloop.agent.agent import Agent, ToolSource
+from hotloop.agent.agent import Agent
 from hotloop.agent.model import Ask, Model, WrappedModel
-from hotloop.agent.tape import Failure, OfferLine, OutcomeLine, Tape, TapeWriter, VerdictLine, parse_event
+from hotloop.agent.tape import Failure, OfferLine, OutcomeLine, Tape, TapeWriter, VerdictLine, WindowLine, parse_event
 from hotloop.agent.tools.dispatch import LATE, Approve, describe_failure, describe_timeout
-from hotloop.agent.tools.tool import AgentTool, Surroundings, ToolCrashed, ToolError, render_result
+from hotloop.agent.tools.source import ToolSource
+from hotloop.agent.tools.tool import (
+    AgentTool,
+    Surroundings,
+    ToolCrashed,
+    ToolError,
+    call_function,
+    read_object,
+    render_result,
+)
 from hotloop.core.errors import HotloopError, RemoteError
 from hotloop.core.message import ToolCall
 from hotloop.wire.event import Ended, Event
@@ -54,6 +63,12 @@ class RecordingModel(WrappedModel):
         super().__init__(model)
         self._tape = tape
 
+    async def find_window(self) -> int | None:
+        """Recorded, since results are cut by it."""
+        window = await self._model.find_window()
+        self._tape.write(WindowLine(window))
+        return window
+
     async def stream(self, ask: Ask) -> AsyncGenerator[Event, None]:
         began_at = time.monotonic()
         events: list[tuple[float, Event]] = []
@@ -76,7 +91,9 @@ class RecordingTool:
     def __init__(self, tool: AgentTool, tape: TapeWriter) -> None:
         self.spec = tool.spec
         self.traits = tool.traits
-        self._tool = tool
+        self.wants = tool.wants
+        self.check = tool.check
+        self.tool = tool
         self._tape = tape
 
     async def run(self, arguments: str, surroundings: Surroundings) -> str:
@@ -87,10 +104,10 @@ class RecordingTool:
             self._tape.write(OutcomeLine(self.spec.name, arguments, taken_s, text, failure, number))
 
         try:
-            text = render_result(await self._tool.run(arguments, surroundings))
+            text = render_result(await self.tool.run(arguments, surroundings))
         except asyncio.CancelledError as cancelled:
             if LATE in cancelled.args:
-                write(describe_timeout(self._tool), "crashed")
+                write(describe_timeout(self.tool), "crashed")
             raise
         except (Exception, SystemExit, BaseExceptionGroup) as error:
             reason, can_retry = describe_failure(error)
@@ -110,11 +127,14 @@ class RecordingSource:
         self._tape.write(*(OfferLine(tool.spec, tool.traits) for tool in tools))
         return [RecordingTool(tool, self._tape) for tool in tools]
 
+    async def is_alive(self, tools: Sequence[AgentTool]) -> bool:
+        return await self._source.is_alive([each.tool for each in tools if isinstance(each, RecordingTool)])
+
 
 def _record_approval(approve: Approve, tape: TapeWriter) -> Approve:
     async def recorded(call: ToolCall) -> bool | str:
         try:
-            verdict = await approve(call)
+            verdict: bool | str = await call_function(approve, call)
         except Exception as error:
             tape.write(VerdictLine(call.name, call.arguments, str(error), is_failure=True))
             raise
@@ -132,6 +152,9 @@ class ReplayModel:
 
     def __init__(self, tape: Tape) -> None:
         self._tape = tape
+
+    async def find_window(self) -> int | None:
+        return self._tape.window
 
     async def stream(self, ask: Ask) -> AsyncGenerator[Event, None]:
         answer = self._tape.answer(ask)
@@ -155,10 +178,19 @@ class ReplayModel:
 class ReplayTool:
     """Gives what the tape has; the tool itself is not run. A tool that was late then is not waited for now."""
 
+    wants = ()
+
     def __init__(self, tool: AgentTool | OfferLine, tape: Tape) -> None:
         self.spec = tool.spec
+        self._checked = None if isinstance(tool, OfferLine) else tool
         self.traits = replace(tool.traits, timeout_s=None)
         self._tape = tape
+
+    def check(self, arguments: str) -> None:
+        if self._checked:
+            self._checked.check(arguments)
+        else:
+            read_object(arguments)
 
     async def run(self, arguments: str, surroundings: Surroundings) -> str:
         outcome = self._tape.outcome(self.spec.name, arguments)

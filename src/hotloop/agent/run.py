@@ -19,7 +19,7 @@ from hotloop.agent.limits import LimitReached, Limits, Run, Spent, price
 from hotloop.agent.model import Ask, Model, PartialAnswer
 from hotloop.agent.spans import RunTrace
 from hotloop.agent.speculation import SpeculativeForesight
-from hotloop.agent.tools.dispatch import Approve, Dispatcher, Pending
+from hotloop.agent.tools.dispatch import Approve, Caller, Dispatcher, Pending
 from hotloop.agent.tools.tool import AgentTool, FinalAnswer, Surroundings
 from hotloop.core import stream
 from hotloop.core.errors import HotloopError
@@ -34,6 +34,9 @@ log = logging.getLogger(__name__)
 MIN_CHARS = 400
 """Results shorter than this are prefilled faster than it is asked for."""
 
+UNKNOWN_WINDOW_TOKENS = 131_072
+"""The context window that is assumed when the model's server does not report one."""
+
 Emit = Callable[[events.Event], None]
 
 
@@ -47,6 +50,7 @@ class RunSettings:
     approve: Approve | None = None
     foresight: SpeculativeForesight | None = None
     compaction: Compaction | None = None
+    max_result_share: float = 0.25
     can_prefill_ahead: bool = True
     tool_choice: Literal["auto", "required"] = "auto"
     max_tokens: int | None = None
@@ -66,22 +70,33 @@ class RunLoop:
         tools: Sequence[AgentTool],
         context: Sequence[Any] = (),
         *,
+        opening: Sequence[Message],
         final: FinalAnswer | None = None,
         emit: Emit,
     ) -> None:
-        self.conversation = conversation
+        """`opening` are the run's first messages: the user's prompt, and in a new conversation the instructions."""
+        run_id = f"run-{secrets.token_hex(8)}"
+        # Removed from the context: a sub-agent that is run speculatively reports no events, as it may never be called.
+        within = next((thing for thing in context if isinstance(thing, Caller)), None)
+        context = [thing for thing in context if not isinstance(thing, Caller)]
+        if within:
+            settings = replace(settings, approve=settings.approve or within.approve)
+            emit = _tell_both(emit, partial(within.tell, run_id))
         self.spent = Spent()
-        prompt = conversation.messages[-1].content if conversation.messages else ""
+        caller = next((thing for thing in context if isinstance(thing, Run)), None)
+        self._run = Run(run_id, conversation.session_id, settings.limits, self.spent, caller)
+        surroundings = Surroundings([self._run, *context])
+        surroundings.check(tools)
+        self.conversation = conversation
+        self._mark = conversation.mark()  # after the last whole turn
+        conversation.add(*opening)
+        prompt = opening[-1].content
         self._trace = RunTrace(settings.tracer, agent=settings.name, prompt=prompt, prices=settings.prices)
         self._settings = settings = replace(settings, model=self._trace.watch(settings.model))
         self._emit = emit = self._trace.listening(emit)
         self._final = final
         self._begun: list[Pending] = []  # calls of this turn, until they are in the conversation
         self._answer = PartialAnswer()
-        caller = next((thing for thing in context if isinstance(thing, Run)), None)
-        run_id = f"run-{secrets.token_hex(8)}"
-        self._run = Run(run_id, conversation.session_id, settings.limits, self.spent, caller)
-        surroundings = Surroundings([self._run, *context])
         offered = sorted([*tools, *([final] if final else [])], key=lambda tool: tool.spec.name)
         self._tools = {tool.spec.name: tool for tool in offered}
         self._ahead = settings.foresight.open(self._tools, surroundings, emit) if settings.foresight else None
@@ -92,6 +107,7 @@ class RunLoop:
             claim=self._ahead.claim if self._ahead else lambda call: None,
             count=partial(self.spent.count_call, settings.limits),
             concurrency=settings.limits.concurrency,
+            max_result_tokens=self._max_result_tokens,
             approve=settings.approve,
         )
 
@@ -118,8 +134,11 @@ class RunLoop:
                 await self._ahead.close()
 
     def _keep_begun(self) -> None:
-        """What a turn that was broken off has done is done: whoever goes on must not do it again unknowingly."""
-        if self._begun:
+        """Keep the calls of a turn that was broken off: whoever goes on must not make them again unknowingly. A turn
+        without any leaves the conversation as it was, so that it can be tried again."""
+        if not self._begun:
+            self.conversation.rewind(self._mark)
+        else:
             calls, thoughts = (each.call for each in self._begun), self._answer.thoughts
             said = Message("assistant", tool_calls=tuple(calls), thoughts=tuple(thoughts))
             self.conversation.add(said, *(each.message for each in self._begun))
@@ -174,26 +193,40 @@ class RunLoop:
             if self._settings.can_prefill_ahead:
                 await prefill_ahead(self._settings.model, pending, lambda results: self._ask(said, *results))
             await asyncio.wait([each.task for each in pending])
+        usage = self._answer.ended.usage
         if said:
-            self.conversation.add(said, *(each.message for each in pending))
+            self.conversation.add(said)
+            self.conversation.num_tokens = usage.num_tokens or self.conversation.num_tokens
+            self.conversation.add(*(each.message for each in pending))
+            self._mark = self.conversation.mark()
         made, self._begun = self._begun, []
         if self._ahead:
             self._ahead.end_turn(self.conversation.messages)
-        usage = self._answer.ended.usage
         self._charge(usage, made)
-        self.conversation.num_tokens = usage.num_tokens
         self._emit(events.TurnFinished(turn, usage, len(pending)))
 
     async def _compact(self, turn: int) -> None:
         compaction = self._settings.compaction
         if not compaction or self.conversation.num_tokens <= compaction.fill * compaction.window_tokens:
             return
-        before = len(self.conversation)
-        messages, usage = await compaction.shrink(self._settings.model, self._ask())
+        before = self.conversation.messages
+        messages, usage = await compaction.shrink(self._settings.model, self._ask(), self.conversation.num_tokens)
         self._charge(usage)
-        if len(messages) < before:
+        if messages != before:
             self.conversation.replace(messages)
-            self._emit(events.Compacted(turn, before, len(messages), usage))
+            num_cut = sum(message.role == "tool" and message not in before for message in messages)
+            self._emit(events.Compacted(turn, len(before), len(messages), usage, num_cut))
+
+    async def _max_result_tokens(self) -> int:
+        compaction, window = self._settings.compaction, None
+        if compaction:
+            window = compaction.window_tokens
+        else:
+            try:
+                window = await self._settings.model.find_window()
+            except HotloopError as error:
+                log.info("the model's context window is not known: %s", error)
+        return int(self._settings.max_result_share * (window or UNKNOWN_WINDOW_TOKENS))
 
     async def _listen(self, turn: int) -> tuple[PartialAnswer, list[Pending]]:
         """The model's answer; each call is dispatched the moment it is whole."""
@@ -239,6 +272,14 @@ class RunLoop:
         known = [each for each in calls if each.call.name in self._tools]
         cost = sum(self._tools[each.call.name].traits.cost * each.num_tries for each in known)
         self._run.charge(usage, price(usage, self._settings.prices) + cost)
+
+
+def _tell_both(first: Emit, second: Emit) -> Emit:
+    def emit(event: events.Event) -> None:
+        first(event)
+        second(event)
+
+    return emit
 
 
 async def prefill_ahead(model: Model, pending: Sequence[Pending], ask: Callable[[tuple[Message, ...]], Ask]) -> None:

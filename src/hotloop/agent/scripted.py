@@ -38,11 +38,15 @@ class ScriptedModel:
     name = "scripted"
     can_prefill_ahead = True
 
-    def __init__(self, script: Script, *, pace_s: float = 0.0) -> None:
+    def __init__(self, script: Script, *, pace_s: float = 0.0, window_tokens: int | None = None) -> None:
         self.asks: list[Ask] = []
         self.reads: list[Ask] = []
         self._script = script
         self._pace_s = pace_s
+        self._window_tokens = window_tokens
+
+    async def find_window(self) -> int | None:
+        return self._window_tokens
 
     async def stream(self, ask: Ask) -> AsyncGenerator[Event, None]:
         self.asks.append(ask)

@@ -149,6 +149,8 @@ class RunTrace:
             names.NUM_TRIES: event.num_tries,
             names.IS_ERROR: event.is_error,
             names.CONTENT_RESULT: event.result,
+            **({names.NUM_CHARS_CUT: event.num_chars_cut} if event.num_chars_cut else {}),
+            **({names.TRACEBACK: event.traceback} if event.traceback else {}),
         }
         self.tell(names.TOOL, call, self._parent_of_calls, event.at)
 

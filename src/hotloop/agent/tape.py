@@ -97,7 +97,13 @@ class VerdictLine(msgspec.Struct, tag="verdict", tag_field="line"):
     is_failure: bool = False
 
 
-Line = HeadLine | MessageLine | AnswerLine | OfferLine | OutcomeLine | VerdictLine
+class WindowLine(msgspec.Struct, tag="window", tag_field="line"):
+    """The model's context window, so that a replay cuts results where the recorded run did."""
+
+    num_tokens: int | None
+
+
+Line = HeadLine | MessageLine | AnswerLine | OfferLine | OutcomeLine | VerdictLine | WindowLine
 
 T = TypeVar("T")
 _decoder = msgspec.json.Decoder(Line)
@@ -133,6 +139,7 @@ class Tape:
         lines = read_tape(path)
         self.is_paced = is_paced
         self.offers = {line.spec.name: line for line in lines if isinstance(line, OfferLine)}
+        self.window = next((line.num_tokens for line in lines if isinstance(line, WindowLine)), None)
         self._said = {line.digest: line.message for line in lines if isinstance(line, MessageLine)}
         self._answers: defaultdict[str, deque[AnswerLine]] = defaultdict(deque)
         self._outcomes: defaultdict[tuple[str, str], deque[OutcomeLine]] = defaultdict(deque)

@@ -1,7 +1,8 @@
 """C++ sources of ours as libraries: as a wheel brings them, else compiled once by the machine's own compiler, and kept.
 
 A wheel has each library for several kinds of CPU, of which the best that this one is loads. A source tree has none:
-there they are compiled for this very CPU.
+there they are compiled for this very CPU. Wheels are built by zig, which brings its own C++ library and links against
+an old glibc whatever the build machine has.
 """
 
 import ctypes
@@ -13,8 +14,9 @@ import platform
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,7 +28,7 @@ from hotloop.models.catalogue import home
 BUILD_ERRORS = (OSError, AttributeError, subprocess.SubprocessError)
 EMULATED = "-DEMULATE_TILES"
 """With it there is no need for AMX: for tests of what is made for it."""
-_COMPILE_TIMEOUT_S = 300
+_COMPILE_TIMEOUT_S = 600  # zig compiles its C++ library with the first link
 _FOLDER = Path(__file__).parent
 _FROM_WHEEL = _FOLDER / "lib"
 
@@ -42,6 +44,14 @@ _CPUS = {
     },
     "aarch64": {"armv8.2-a+fp16+dotprod": {"asimdhp", "asimddp"}},
 }
+_ZIG_CPUS = {
+    "x86-64-v4": "x86_64_v4",
+    "x86-64-v3": "x86_64_v3",
+    "armv8.2-a+fp16+dotprod": "generic+v8_2a+fullfp16+dotprod",
+}
+"""What zig calls them, where that is not what gcc and clang do."""
+_WHEEL_GLIBC = "2.28"
+"""The oldest C library a wheel runs with: that of RHEL 8 and Debian 10, and of the manylinux images in use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,20 +66,24 @@ class Library:
 
     def objects(self, folder: Path, march: str, *flags: str) -> list[str]:
         """Compiled at the same time, and only once for all libraries that have a source with the same flags."""
-        includes = f"-I{_openvino() / 'include'}" if self.has_tbb else f"-I{_FOLDER / 'native'}"
         tune = ("-mtune=neoverse-n1",) if platform.machine() == "aarch64" else ()  # or products come in any order
-        common = ("-O3", "-fPIC", f"-march={march}", *tune, "-std=c++20", *self.flags, includes)
         headers = [path.read_text() for path in sorted(_FOLDER.rglob("*.h"))]
 
         def compile_source(name: str) -> str:
             source = _FOLDER / name
-            arguments = (*common, *self.sources[name], *flags, "-c", str(source))
+            arguments = self.arguments(name, f"-march={march}", *tune, *flags)
             path = folder / f"{source.stem}-{_digest(*arguments, source.read_text(), *headers)}.o"
             make(path, *arguments)
             return str(path)
 
         with ThreadPoolExecutor() as pool:
             return [*pool.map(compile_source, self.sources)]
+
+    def arguments(self, name: str, *flags: str) -> tuple[str, ...]:
+        """What a source is compiled with. Later flags win."""
+        includes = f"-I{_openvino() / 'include'}" if self.has_tbb else f"-I{_FOLDER / 'native'}"
+        own = (*self.flags, includes, *self.sources[name])
+        return ("-O3", "-fPIC", "-std=c++20", *own, *flags, "-c", str(_FOLDER / name))
 
     def link(self, path: Path, *arguments: str) -> Path:
         late = ("-undefined", "dynamic_lookup") if platform.system() == "Darwin" and self.has_tbb else ()
@@ -179,22 +193,31 @@ def _size_of(path: Path) -> Path:
     return path.with_name(f"{path.name}.size")
 
 
-def build_for_wheel(folder: Path) -> tuple[list[Path], str]:
-    """Every library for every kind of CPU of the compiler's machine; and the platform of a wheel with them in it.
+def build_for_wheel(folder: Path, machine: str) -> tuple[list[Path], str]:
+    """Every library for every kind of CPU of a machine, and the platform tag of a wheel with them in it.
 
-    They need no other library than the C library of this machine, or a newer one.
+    They need no library but glibc, from _WHEEL_GLIBC on. Raises one of BUILD_ERRORS.
     """
-    program = compiler()
-    if program is None or platform.system() != "Linux":
-        raise OSError("libraries for wheels are made on Linux, with a C++ compiler")
-    machine = subprocess.run([program, "-dumpmachine"], capture_output=True, text=True, check=True).stdout.split("-")[0]
-    static, made = ("-static-libstdc++", "-static-libgcc", "-s"), []
+    if machine not in _CPUS:
+        raise OSError(f"there are no libraries for {machine}, only for {' and '.join(_CPUS)}")
+    if platform.system() != "Linux" or importlib.util.find_spec("ziglang") is None:
+        raise OSError("libraries for wheels are built on Linux, by ziglang from PyPI")
+    zig = (sys.executable, "-m", "ziglang", "c++", "-target", f"{machine}-linux-gnu.{_WHEEL_GLIBC}")
+    recipes = {}
     for name, library in LIBRARIES.items():
         for march in (library.cpus or _CPUS).get(machine, {}):
-            path = folder / f"{name}-{march}.so"
-            made.append(library.link(path, *static, *library.objects(folder, march)))
-    libc = platform.libc_ver()[1].replace(".", "_")
-    return made, f"manylinux_{libc}_{machine}"
+            cpu = f"-mcpu={_ZIG_CPUS.get(march, march)}"
+            recipes[folder / f"{name}-{march}.so"] = [library.arguments(source, cpu) for source in library.sources]
+    different = {recipe for parts in recipes.values() for recipe in parts}  # libraries share sources
+    objects = {recipe: folder / f"{i}.o" for i, recipe in enumerate(different)}
+
+    def link(path: Path) -> None:
+        _compile(path, ("-shared", "-s", *(str(objects[recipe]) for recipe in recipes[path])), zig)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(lambda recipe: _compile(objects[recipe], recipe, zig), objects))
+        list(pool.map(link, recipes))
+    return [*recipes], f"manylinux_{_WHEEL_GLIBC.replace('.', '_')}_{machine}"
 
 
 def _openvino() -> Path:
@@ -204,12 +227,14 @@ def _openvino() -> Path:
     return folder.parents[1]
 
 
-def _compile(path: Path, arguments: tuple[str, ...]) -> None:
-    program = compiler()
-    if program is None:
+def _compile(path: Path, arguments: tuple[str, ...], program: Sequence[str] = ()) -> None:
+    """By that program, or the machine's own compiler."""
+    if not program and (own := compiler()):
+        program = (own,)
+    if not program:
         raise FileNotFoundError("there is no C++ compiler here (c++, g++ or clang++)")
     draft = path.with_name(f"{path.stem}-{os.getpid()}{path.suffix}")
-    command = [program, *arguments, "-o", str(draft)]
+    command = [*program, *arguments, "-o", str(draft)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_TIMEOUT_S, check=False)
         if done.returncode:

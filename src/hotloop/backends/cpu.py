@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Literal
 
 import numpy as np
-import openvino as ov
 
 from hotloop.backends.backend import Backend
 from hotloop.backends.build import BUILD_ERRORS, cpu_features
@@ -18,7 +17,7 @@ from hotloop.backends.openvino.attention import Kernel, numpy_kernel
 from hotloop.backends.openvino.gap import PortableBackend
 from hotloop.backends.openvino.native import AMX_HEAD_DIMS, has_amx, load_portable
 from hotloop.backends.openvino.paged import PagedBackend
-from hotloop.backends.openvino.store import has_graph
+from hotloop.backends.openvino.store import cpu_property, has_graph
 from hotloop.core.config import EngineConfig, KvPrecision, Precision, WeightFormat, parse_bytes
 from hotloop.core.errors import ConfigError
 from hotloop.models.memory import available_bytes, check_fits_cpu, weight_bytes, without_experts
@@ -152,7 +151,7 @@ def describe_cpu(model: Model, config: EngineConfig, weight_format: WeightFormat
 
 def _has_paged_attention() -> bool:
     """Asked of the plugin, not of the platform: OpenVINO's for ARM compiles no graph with paged attention in it."""
-    return str(ov.Core().get_property("CPU", "DEVICE_ARCHITECTURE")) != "arm64"
+    return str(cpu_property("DEVICE_ARCHITECTURE")) != "arm64"
 
 
 def _portable_kernel(kv_precision: KvPrecision, precision: Precision) -> Kernel:
@@ -169,7 +168,7 @@ def _portable_kernel(kv_precision: KvPrecision, precision: Precision) -> Kernel:
 
 def _paged_precisions(kv_precision: KvPrecision, precision: Precision) -> tuple[str, str]:
     """What is computed in, and what keys and values are stored in, as the plugin calls it."""
-    is_quick = precision == "fast" and "BF16" in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    is_quick = precision == "fast" and "BF16" in cpu_property("OPTIMIZATION_CAPABILITIES")
     if kv_precision == "f32" and is_quick:
         raise ConfigError("kv_precision f32 goes with precision exact: computing in bf16 gains nothing from it")
     if kv_precision == "auto":

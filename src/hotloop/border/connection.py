@@ -36,6 +36,8 @@ class ConnectionLimits:
     head_timeout_s: float = 30.0
     body_timeout_s: float = 120.0
     linger_s: float = 2.0
+    last_request_s: float = 0.5
+    """How long an idle connection is kept once the listener has closed: longer than a request takes to arrive."""
     _num_untold: Counter[str] = field(default_factory=Counter, init=False)
     _told_at: dict[str, float] = field(default_factory=dict, init=False)
 
@@ -117,6 +119,15 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse_headers()
         else:
             self._refuse(400, "invalid_http", msg)
+
+    def shutdown(self) -> None:
+        """The listener has closed. Of an idle connection nobody knows whether a request is on its way: it is closed
+        when none has come for a moment, and one that comes is answered."""
+        is_idle = self._is_whole and not self._num_head_bytes and not self._is_answering
+        if is_idle and not self.is_lingering:
+            self._arm(self._limits.last_request_s)
+        else:
+            super().shutdown()
 
     def close(self) -> None:
         """At once if all that was sent has been read, else when the client had the time to read what it was told."""

@@ -4,6 +4,7 @@ import hmac
 import re
 import secrets
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -43,6 +44,13 @@ def read_keys(api_key: str | None, file: str | None) -> tuple[bytes, ...]:
             raise ConfigError(f"there is no API key in {file}")
         keys += found
     return tuple(key.encode() for key in keys)
+
+
+@dataclass(slots=True)
+class ApiKeys:
+    """The keys that are valid now, shared by everything that checks them: a reload replaces them in one assignment."""
+
+    current: tuple[bytes, ...] = ()
 
 
 def render_refusal(status: int, code: str, message: str) -> tuple[list[tuple[bytes, bytes]], bytes]:

@@ -1,10 +1,21 @@
-"""The process that serves an API or a page until it is told to stop: what all listeners have in common."""
+"""The process that serves an API or a page until it is told to stop: what all listeners have in common.
 
+SIGTERM, SIGINT   not ready, but requests are taken for `drain_delay_s`; then the listener closes, what runs may finish
+once more         what still runs is ended at once
+SIGHUP            settings are read again; where it comes from a terminal that was closed, as SIGTERM
+"""
+
+import asyncio
 import logging
 import math
+import os
 import resource
+import signal
 import socket
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from ipaddress import ip_address
@@ -16,10 +27,13 @@ import uvicorn
 from hotloop.border.connection import BoundedProtocol, ConnectionLimits
 from hotloop.border.listen import bind
 from hotloop.border.page import Application, OwnNames, WithPage
+from hotloop.core.errors import ConfigError
 
 log = logging.getLogger("hotloop.http")
 
 _KEEP_ALIVE_S = 75  # an agent comes back on its connection after its tool has run
+_CLOSE = (b"connection", b"close")
+_TICK_S = 0.05
 
 
 class ApiServer(uvicorn.Server):
@@ -34,14 +48,19 @@ class ApiServer(uvicorn.Server):
         host: str = "127.0.0.1",
         port: int = 0,
         grace_s: float,
+        drain_delay_s: float = 0.0,
         is_open: bool = True,
         allowed_hosts: Sequence[str] = (),
         limits: ConnectionLimits | None = None,
         log_level: str | None = None,
+        reload: Callable[[], str] | None = None,
     ) -> None:
-        """`is_open`: there is no key, so only names of its own are answered to, and those allowed."""
+        """`is_open`: there is no key, so only names of its own are answered to, and those allowed. `reload` applies the
+        settings as they are now and says what came of it; it raises ConfigError, and then nothing has changed."""
         limits = limits or ConnectionLimits()
         self._is_open = is_open
+        self._drain_delay_s = drain_delay_s
+        self._reload = reload
         served = WithPage(app, page) if page else app
         protocol: Any = partial(
             BoundedProtocol,
@@ -71,7 +90,47 @@ class ApiServer(uvicorn.Server):
         for address in {each.getsockname()[0] for each in sockets or ()} if self._is_open else ():
             if not ip_address(address.partition("%")[0]).is_loopback:
                 log.warning("no API key is set, and %s is no loopback address: whoever reaches it may use it", address)
-        await super().startup(sockets)
+        try:
+            await super().startup(sockets)
+        except OSError as error:  # the port was free when it was bound, but another listens there by now
+            raise ConfigError(f"cannot listen on {self.config.host}:{self.config.port}: {error.strerror}") from None
+        if self._reload and threading.current_thread() is threading.main_thread():
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._hang_up, _has_terminal())
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # one that came while loading counts
+
+    async def main_loop(self) -> None:
+        """Once told to stop: not ready, but still serving until load balancers have noticed. Clients are told to leave
+        their connections, since a request that is on its way when one is closed would be lost."""
+        await super().main_loop()
+        if not self.should_exit:  # it stops by itself, since it can serve nobody any more
+            return
+        self.begin_drain()
+        self.server_state.default_headers.append(_CLOSE)
+        deadline = time.monotonic() + self._drain_delay_s
+        if self._drain_delay_s:
+            log.info("draining: not ready, new requests are taken for %g s more", self._drain_delay_s)
+        while time.monotonic() < deadline and not self.force_exit:  # noqa: ASYNC110  stop() comes from any thread
+            await asyncio.sleep(_TICK_S)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await self._close_listeners(sockets or [])
+        await super().shutdown(sockets)
+        for connection in tuple(self.server_state.connections):  # it was told to end at once
+            connection.transport.close()
+
+    async def _close_listeners(self, sockets: Sequence[socket.socket]) -> None:
+        """Those who have connected and were not accepted yet would be reset, with the requests they have sent."""
+        waiting = [connected for listener in sockets for connected in _accept_all(listener)]
+        for server in self.servers:
+            server.close()
+        protocol: Any = self.config.http_protocol_class
+        known = {"config": self.config, "server_state": self.server_state, "app_state": self.lifespan.state}
+        for connected in waiting:
+            await asyncio.get_running_loop().connect_accepted_socket(partial(protocol, **known), connected)
+        await asyncio.sleep(_TICK_S)  # for those that were just accepted to be among the connections
+
+    def begin_drain(self) -> None:
+        """From now on the application is not ready; an application that can tell so overrides this."""
 
     def stop(self) -> None:
         self.force_exit = self.should_exit
@@ -80,6 +139,30 @@ class ApiServer(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Unlike uvicorn's own, this takes either signal twice, and does not raise it again when all is done."""
         self.stop()
+
+    def reload(self) -> None:
+        assert self._reload
+        try:
+            log.info("reload: %s", self._reload())
+        except ConfigError as error:
+            log.error("reload refused, nothing has changed: %s", error)
+
+    def _hang_up(self, had_terminal: bool) -> None:
+        if not had_terminal or _has_terminal():
+            self.reload()
+        elif not self.should_exit:
+            self.stop()
+
+
+def _accept_all(listener: socket.socket) -> Iterator[socket.socket]:
+    with suppress(OSError):  # there is no other, or no file for it
+        while True:
+            connected, _ = listener.accept()
+            yield connected
+
+
+def _has_terminal() -> bool:
+    return any(map(os.isatty, (0, 1, 2)))  # none of them is one any more when the terminal was closed
 
 
 def _allow_files(limits: ConnectionLimits) -> int:

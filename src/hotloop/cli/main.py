@@ -4,10 +4,10 @@ What a command needs to run is imported inside it: `hotloop --help` loads no eng
 """
 
 import sys
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, NoReturn
 
-from cyclopts import App, Parameter
+from cyclopts import App, CycloptsError, Parameter
 
 from hotloop.cli.advice.doctor import doctor
 from hotloop.cli.advice.lint import lint
@@ -25,6 +25,7 @@ from hotloop.cli.serving.simulate import simulate
 from hotloop.cli.settings import Sources
 from hotloop.cli.trace.app import trace
 from hotloop.core.config import TraceConfig
+from hotloop.core.errors import ConfigError
 from hotloop.core.version import __version__
 
 app = App(
@@ -49,8 +50,24 @@ app.command(fleet)
 app.command(trace)
 
 
+@app.meta.default
+def launch(*argv: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]) -> Any:
+    """Run a command. One that can be reloaded also gets a way to have the same command line read again."""
+    command, bound, unread = app.parse_args(argv, print_error=False, exit_on_error=False)
+
+    def reread() -> Mapping[str, Any]:
+        try:
+            _, again, _ = app.parse_args(argv, print_error=False, exit_on_error=False)
+        except CycloptsError as error:
+            raise ConfigError(str(error)) from None
+        again.apply_defaults()
+        return again.arguments
+
+    return command(*bound.args, **bound.kwargs, **({"reread": reread} if "reread" in unread else {}))
+
+
 def run(argv: Sequence[str]) -> int:
-    return run_app(app, argv)
+    return run_app(app.meta, argv)
 
 
 def main() -> NoReturn:

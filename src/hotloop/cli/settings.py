@@ -1,7 +1,8 @@
 """Where settings come from: flags, then `HOTLOOP_*` in the environment, then `hotloop.toml`, then the defaults.
 
 One name everywhere: the field `max_running` is `--max-running`, `HOTLOOP_MAX_RUNNING` and `max_running = 8`. A key of
-the file that no setting has is an error; a key that this command has no use for is not.
+the file that no setting has is an error; a key that this command has no use for is not. What only `serve` or `route` is
+to have can stand in its own table, [serve] or [route].
 """
 
 import os
@@ -21,6 +22,10 @@ from hotloop.core.files import read_toml
 
 CONFIG_FILE = "hotloop.toml"
 CONFIG_CLASSES: tuple[type, ...] = (ModelConfig, EngineConfig, ServerConfig, RouterConfig, TraceConfig)
+_OWN_TABLES: Mapping[str, tuple[type, ...]] = {
+    "serve": (ModelConfig, EngineConfig, ServerConfig, TraceConfig),
+    "route": (RouterConfig, TraceConfig),
+}
 
 ModelFlags = Annotated[ModelConfig, Parameter(name="*")]
 EngineFlags = Annotated[EngineConfig, Parameter(name="*")]
@@ -29,6 +34,8 @@ RouterFlags = Annotated[RouterConfig, Parameter(name="*")]
 TraceFlags = Annotated[TraceConfig, Parameter(name="*")]
 TRACED = TraceConfig()
 ConfigFile = Annotated[Path | None, Parameter(name="--config", help=f"Read this file, not ./{CONFIG_FILE}.")]
+Reread = Annotated[Callable[[], Mapping[str, Any]] | None, Parameter(parse=False)]
+"""The arguments of a command as they would be if it was started now. Raises ConfigError."""
 Json = Annotated[bool, Parameter(name="--json", negative="", show_default=False, help="Print JSON for a program.")]
 Url = Annotated[str, Parameter(help="Address of an OpenAI-compatible server, such as http://127.0.0.1:8700.")]
 ApiKey = Annotated[str | None, Parameter(env_var="HOTLOOP_API_KEY", help="Bearer token the server asks for.")]
@@ -60,8 +67,9 @@ class Sources:
     def __call__(self, app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
         taken = {argument.name.removeprefix("--").replace("-", "_") for argument in arguments}
         taken &= {field.name for field in fields(self.only)} if self.only else taken
-        path = self._config_path(arguments)
-        file = read_config(path) if path else {}
+        command = commands[-1] if commands else ""
+        path, is_shared = self._find_file(arguments)
+        file = read_config(path, command, is_shared=is_shared) if path else {}
         for source, values in (("the environment", self._read_environ()), (str(path), file)):
             used = {name: value for name, value in values.items() if name in taken}
             # Without the commands: else a setting that is called as a command is would be passed over.
@@ -78,23 +86,38 @@ class Sources:
         values = {name: environ[env_name(name)] for name in _NAMES if environ.get(env_name(name))}
         return {name: value.split() if name in _SPLIT else value for name, value in values.items()}
 
-    def _config_path(self, arguments: ArgumentCollection) -> Path | None:
+    def _find_file(self, arguments: ArgumentCollection) -> tuple[Path | None, bool]:
+        """The file, and whether it is that of the folder, which other commands read as well."""
         given = next((argument.tokens for argument in arguments if argument.name == "--config"), [])
-        if given:
-            return Path(given[0].value)
-        path = self.folder() / CONFIG_FILE
-        return path if path.exists() else None
+        path = Path(given[0].value) if given else self.folder() / CONFIG_FILE
+        return (path if given or path.exists() else None), not given
 
 
-def read_config(path: Path) -> dict[str, Any]:
-    """The settings in a TOML file. A key no setting has, or a value no flag could give, is an error naming both."""
+def read_config(path: Path, command: str = "", *, is_shared: bool = False) -> dict[str, Any]:
+    """The settings in a TOML file, the command's own table before what stands at the top. A key no setting has, or a
+    value no flag could give, is an error naming both.
+
+    A router beside a server cannot have its port: at the top of a file that is shared, `port` is the server's.
+    """
     values = {name: value for name, value in read_toml(path).items() if name not in _TABLES}
+    own = {name: values.pop(name, {}) for name in _OWN_TABLES}
+    _check_values(str(path), values, CONFIG_CLASSES)
+    for name, table in own.items():
+        if not isinstance(table, dict):
+            raise ConfigError(f"{path}: write [{name}]")
+        _check_values(f"{path}: [{name}]", table, _OWN_TABLES[name])
+    if is_shared and command == "route" and values.pop("port", None) and "port" not in own[command]:
+        print(f"hotloop: {path}: port is that of serve; for route, write it below [route]", file=sys.stderr)
+    return {**values, **own.get(command, {})}
+
+
+def _check_values(place: str, values: Mapping[str, Any], classes: Collection[type]) -> None:
+    known = {field.name for cls in classes for field in fields(cls)}
     for name, value in values.items():
-        if name not in _NAMES:
-            raise ConfigError(f"{path}: there is no setting {name!r}")
+        if name not in known:
+            raise ConfigError(f"{place}: there is no setting {name!r}")
         if not isinstance(value, str | int | float | list) or (isinstance(value, list) and name not in _SPLIT):
-            raise ConfigError(f"{path}: {name} cannot be {value!r}")
-    return values
+            raise ConfigError(f"{place}: {name} cannot be {value!r}")
 
 
 def pick_names(text: str, known: Collection[str], what: str) -> list[str]:

@@ -2,9 +2,10 @@
 a field's name is its flag, the string below it is its help.
 """
 
+import math
 import re
 from dataclasses import dataclass, field, fields
-from typing import Literal
+from typing import Literal, get_args
 
 from hotloop.core.errors import ConfigError
 
@@ -36,6 +37,15 @@ KvPrecision = Literal["auto", "bf16", "f16", "f32", "int8", "fp8"]
 CacheIsolation = Literal["none", "key"]
 Explanations = Literal["words", "causes", "off"]
 PolicyName = Literal["prefix", "session", "least_load", "round_robin", "random"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+RELOADABLE = frozenset(
+    {
+        *("api_key", "api_key_file", "log_level"),
+        *("replica", "max_connections", "policy", "queue_timeout_s", "max_retries", "hedge_after_s"),
+    }
+)
+"""Settings that SIGHUP applies. Any other that has changed is reported, and waits for a restart."""
 
 
 MAX_DRAFTED_FORCED = 24
@@ -171,8 +181,12 @@ class ServerConfig:
     """The model name clients use; the model's own name if not given."""
     cors_origins: tuple[str, ...] = ()
     """Origins a browser may call from; none by default."""
+    drain_delay_s: float = 0.0
+    """How long a shutdown still takes new requests while /ready answers 503, for load balancers that notice late."""
     drain_timeout_s: float = 30.0
     """How long a shutdown waits for running requests."""
+    log_level: LogLevel = "info"
+    """Least severe messages that are logged."""
     tool_format: ToolFormatName = "auto"
     """How the model writes tool calls; `auto` tells from its chat template."""
     strict_tools: bool = True
@@ -201,6 +215,8 @@ class ServerConfig:
     """Largest request body that is read."""
 
     def __post_init__(self) -> None:
+        _check_listener(self)
+        parse_bytes(self.max_body)
         if self.max_thinking is not None and self.max_thinking < 0:
             raise ConfigError(f"max_thinking must be at least 0, not {self.max_thinking}")
 
@@ -245,10 +261,17 @@ class RouterConfig:
     """Ask a second replica when the first has not begun to answer after this time, and take whichever begins first."""
     health_interval_s: float = 1.0
     """How often a replica's health is checked."""
+    drain_delay_s: float = 0.0
+    """How long a shutdown still takes new requests while /ready answers 503, for load balancers that notice late."""
     drain_timeout_s: float = 30.0
     """How long a shutdown, or a replica that is taken out, waits for running requests."""
+    log_level: LogLevel = "info"
+    """Least severe messages that are logged."""
 
     def __post_init__(self) -> None:
+        _check_listener(self)
+        if self.policy not in get_args(PolicyName):
+            raise ConfigError(f"there is no policy {self.policy!r}; there are {', '.join(get_args(PolicyName))}")
         for name in ("max_connections", "max_waiting"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
@@ -285,6 +308,14 @@ class TraceConfig:
 
 _UNITS = {"": 1, "b": 1, "kb": 1000, "mb": 1000**2, "gb": 1000**3, "k": 1024, "m": 1024**2, "g": 1024**3}
 _UNITS |= {"kib": 1024, "mib": 1024**2, "gib": 1024**3}
+
+
+def _check_listener(config: ServerConfig | RouterConfig) -> None:
+    for name in ("drain_delay_s", "drain_timeout_s"):
+        if not 0 <= getattr(config, name) < math.inf:
+            raise ConfigError(f"{name} must be at least 0, not {getattr(config, name)}")
+    if config.log_level not in get_args(LogLevel):
+        raise ConfigError(f"there is no log_level {config.log_level!r}; there are {', '.join(get_args(LogLevel))}")
 
 
 def check_endpoint(setting: str, endpoint: str) -> None:

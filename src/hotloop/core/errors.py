@@ -7,6 +7,7 @@ HotloopError
 │   ├── PromptTooLong    prompt and answer do not fit the context
 │   └── UnknownModel     no model of that name is served here
 ├── Overloaded           too much is waiting already: try again later
+├── Unavailable          a part of this server does not answer: try again
 ├── EngineClosed         the engine is shutting down or has shut down
 ├── BackendError         the hardware failed under a step
 │   └── DeviceLost       and will not run again in this process
@@ -69,6 +70,10 @@ class Overloaded(HotloopError):
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after_s = min(retry_after_s, 60.0)
+
+
+class Unavailable(HotloopError):
+    """A part of this server does not answer, through no fault of the request; it is being replaced."""
 
 
 class EngineClosed(HotloopError):

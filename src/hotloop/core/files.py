@@ -1,6 +1,8 @@
-"""Files that a person names: read, or said in a line why not."""
+"""Files that a person names: read, or said in a line why not; and written so that nobody else can read them."""
 
 import gzip
+import os
+import tempfile
 import tomllib
 import zlib
 from collections.abc import Iterator
@@ -39,3 +41,22 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
         raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path} is not text; a compressed file is called .gz") from None
+
+
+def write_private(path: Path, data: bytes | str) -> None:
+    """Replace a file in one step, readable by its owner only. A failed or interrupted write leaves the old file.
+
+    Raises OSError.
+    """
+    content = data.encode() if isinstance(data, str) else data
+    target = Path(os.path.realpath(path))  # replace what a symbolic link points to, not the link
+    descriptor, draft = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")  # created with mode 0600
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, target)
+    except BaseException:
+        os.unlink(draft)
+        raise

@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
 from typing import Self, TypeVar
 
@@ -85,7 +86,7 @@ class Engine:
         self._core = EngineCore(
             tokenizer, backend, self.config, drafter=drafter, store=store, post=self._post, changes=changes
         )
-        self._snapshotter = Snapshotter(self._core, self.stats)
+        self._snapshotter = Snapshotter(self._core, partial(count_up, self._core, self.grammars))
         self._inbox: list[Callable[[], None]] = []
         self._arriving: set[str] = set()
         self._wake = threading.Condition()
@@ -149,7 +150,9 @@ class Engine:
             self._wake.notify()
         if self._thread.is_alive():
             self._thread.join()
-        self._at_end.close()  # if the thread never ran
+        if self._thread.ident is None:  # it never ran, and would hold this engine for ever
+            self._thread = threading.Thread()
+            self._at_end.close()
         atexit.unregister(self.close)
 
     def __enter__(self) -> Self:

@@ -117,6 +117,7 @@ class KvPublisher:
             self._is_closing = True
             self._waiting.put([])
             self._thread.join()
+            self._ask_all = lambda: None  # the engine, which holds this, is not held by it
 
     def _open(self, endpoint: str) -> None:
         try:

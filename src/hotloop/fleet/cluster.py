@@ -4,6 +4,7 @@ Without an address Ray is started here and ends with this process; with one it i
 """
 
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -65,7 +66,8 @@ def connected(address: str | None) -> Iterator[None]:
 
 
 def _start_here() -> None:
-    """A start that was too slow leaves processes behind, which end with this one."""
+    """A start that was too slow leaves processes behind, which end with this one. Ray's own usage reports are off."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     for num_left in reversed(range(_NUM_TRIES)):
         try:
             ray.init("local", include_dashboard=False, object_store_memory=_OBJECT_STORE_BYTES, **_QUIET)

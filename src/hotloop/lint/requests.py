@@ -168,16 +168,18 @@ def _number(value: Any) -> float | None:
 
 
 def read_spans(spans: Sequence[Span]) -> Iterator[LintedRequest]:
-    """As the client saw them, if it was traced; else as the server did. What was only prefilled ahead is left out.
+    """As the client saw them, if it was traced; else as the router did, else the server. What was only prefilled ahead
+    is left out.
 
     Raises ConfigError where there is no content.
     """
     recorded = [span for span in spans if names.CONTENT_REQUEST in span.attributes]
     if not recorded:
         raise ConfigError("the run was recorded without its prompts; record it with `trace_content = true`")
-    has_client = any(span.name == names.CHAT for span in recorded)
+    seen = {span.name for span in recorded}
+    outermost = next(name for name in (names.CHAT, names.ROUTE, names.REQUEST) if name in seen)
     for span in recorded:
-        if (span.name == names.CHAT) == has_client and not span.attributes.get(names.IS_PREFILL_ONLY):
+        if span.name == outermost and not span.attributes.get(names.IS_PREFILL_ONLY):
             yield from _exchange(span)
 
 

@@ -246,12 +246,15 @@ class Hub:
 
 
 def import_hub() -> Any:
-    """The extra, with those of its parts that it does not load by itself."""
+    """The extra, with those of its parts that it does not load by itself, and without its telemetry: it would tell the
+    hub which libraries are installed and which coding agent started this.
+    """
     try:
         import huggingface_hub  # noqa: PLC0415 - an extra, and half a second
         from huggingface_hub import constants, errors, utils  # noqa: F401, PLC0415
     except ImportError:
         raise ConfigError("models from a hub need the extra `hub`: pip install 'hotloop[hub]'") from None
+    constants.HF_HUB_DISABLE_TELEMETRY = True  # what HF_HUB_DISABLE_TELEMETRY=1 sets, and read with every request
     return huggingface_hub
 
 

@@ -1,7 +1,8 @@
-"""Templates rendered in a process of their own (see `rendering`), which is started when it is first needed.
+"""Templates rendered in processes of their own (see `rendering`), a few at most, each started when it is first needed.
 
-It answers one at a time, to any thread. When a template takes too long its process ends, and the next gets a new one.
-Knows nothing of chats.
+A process renders for one thread at a time, and is given nothing of the environment that Python does not need. One that
+takes too much CPU time ends itself, one that does not answer is killed, one that was killed is replaced. Knows nothing
+of chats.
 """
 
 import atexit
@@ -9,19 +10,28 @@ import os
 import pickle
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
+from hotloop.core.errors import Overloaded, Unavailable
+
 MAX_CPU_S = 2.0
-MAX_WALL_S = 20.0  # for a machine that is busy
+MAX_WALL_S = 10.0  # for a machine that is busy
+MAX_QUEUE_S = 10.0
 MAX_BYTES = 1 << 30  # of addresses
+NUM_PROCESSES = 4
+LARGE_BYTES = 64 << 10
+"""A larger task may take long enough to be felt. One process is kept from these, so that small ones need not wait."""
 RENDERED, FAILED = b"+", b"-"  # how an answer begins
 _CHILD = "hotloop.models.rendering"
-_SLOW = (-signal.SIGPROF, -signal.SIGALRM)
+_KEPT_VARIABLES = ("PYTHONHOME", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TZ")
+"""Where Python and its libraries are; and the time zone, for templates that write the date."""
 
 
 class TemplateFailed(Exception):
@@ -32,83 +42,142 @@ class Renderer:
     """Renders any template, within limits. For any thread."""
 
     def __init__(
-        self, *, max_cpu_s: float = MAX_CPU_S, max_wall_s: float = MAX_WALL_S, max_bytes: int = MAX_BYTES
+        self,
+        *,
+        max_cpu_s: float = MAX_CPU_S,
+        max_wall_s: float = MAX_WALL_S,
+        max_queue_s: float = MAX_QUEUE_S,
+        max_bytes: int = MAX_BYTES,
+        num_processes: int = NUM_PROCESSES,
     ) -> None:
+        assert num_processes >= 2, "one of them is for small tasks"
         self._max_cpu_s = max_cpu_s
-        self._limits = [str(max_cpu_s), str(max_wall_s), str(max_bytes)]
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._connection: Connection | None = None
+        self._max_wall_s = max_wall_s
+        self._max_queue_s = max_queue_s
+        self._limits = [str(max_cpu_s), str(max_bytes)]
+        self._places = threading.BoundedSemaphore(num_processes)
+        self._large_places = threading.BoundedSemaphore(num_processes - 1)
+        self._idle: list[_Process] = []
 
     @property
-    def pid(self) -> int | None:
-        """Of the process, while there is one."""
-        return self._process.pid if self._process else None
+    def idle_pids(self) -> list[int]:
+        """Of the processes that have nothing to do."""
+        return [process.pid for process in self._idle]
 
     def compile(self, source: str) -> None:
         """Raises TemplateFailed unless the template can be compiled."""
         self.render(source, None)
 
     def render(self, source: str, variables: Mapping[str, Any] | None) -> str:
-        """The template's text; it is only compiled without variables. Raises TemplateFailed."""
+        """The template's text; it is only compiled without variables.
+
+        Raises TemplateFailed; Overloaded where all processes stay busy, Unavailable where one does not answer.
+        """
         try:
             task = pickle.dumps((source, variables))
         except (pickle.PicklingError, RecursionError, TypeError, AttributeError) as error:
             raise TemplateFailed(f"it cannot be given its variables: {error}") from None
-        return self._ask(task)
-
-    def close(self) -> None:
-        """End the process; the next template starts another."""
-        with self._lock:
-            self._end()
-
-    def _ask(self, task: bytes) -> str:
-        with self._lock:
-            connection = self._connect()
-            try:
-                connection.send_bytes(task)
-                answer = connection.recv_bytes()
-            except (EOFError, OSError):
-                status = self._end()
-                is_slow = status in _SLOW
-                reason = f"it takes more than {self._max_cpu_s:g} s" if is_slow else f"its process ended with {status}"
-                raise TemplateFailed(reason) from None
-            except BaseException:  # a signal's: what comes next would be the answer to this
-                self._end()
-                raise
+        with ExitStack() as stack:
+            if len(task) > LARGE_BYTES:
+                stack.enter_context(self._place(self._large_places))
+            stack.enter_context(self._place(self._places))
+            answer = self._ask(task)
         text = str(memoryview(answer)[1:], "utf-8", "surrogatepass")
         if answer[:1] != RENDERED:
             raise TemplateFailed(text)
         return text
 
-    def _connect(self) -> Connection:
-        if self._process and self._process.poll() is not None:  # it was ended from outside
-            self._end()
-        if self._connection:
-            return self._connection
+    def close(self) -> None:
+        """End the processes that are idle; the next template starts another."""
+        with suppress(IndexError):
+            while True:
+                self._idle.pop().end()
+
+    @contextmanager
+    def _place(self, places: threading.Semaphore) -> Iterator[None]:
+        if not places.acquire(timeout=self._max_queue_s):
+            raise Overloaded("too many chat templates are being rendered")
+        try:
+            yield
+        finally:
+            places.release()
+
+    def _ask(self, task: bytes) -> bytes:
+        """A process that was ended may have been so by somebody else: a new one tries once more."""
+        process, has_failed = self._take(), False
+        while True:
+            try:
+                answer = process.ask(task)
+            except BlockingIOError:
+                process.kill()
+                raise Unavailable(f"a chat template was not rendered within {self._max_wall_s:g} s") from None
+            except (EOFError, OSError):
+                status = process.end()
+                if status == -signal.SIGPROF:
+                    raise TemplateFailed(f"it takes more than {self._max_cpu_s:g} s") from None
+                if has_failed:
+                    raise TemplateFailed(f"its process ended with {status}") from None
+                process, has_failed = self._start(), True
+            except BaseException:  # a signal's: what comes next would be the answer to this
+                process.kill()
+                raise
+            else:
+                self._idle.append(process)
+                return answer
+
+    def _take(self) -> "_Process":
+        with suppress(IndexError):  # none is idle
+            while not (process := self._idle.pop()).is_alive:
+                process.end()
+            return process
+        return self._start()
+
+    def _start(self) -> "_Process":
+        return _Process(self._limits, self._max_wall_s)
+
+
+class _Process:
+    """One process and the connection to it."""
+
+    def __init__(self, limits: list[str], max_wall_s: float) -> None:
         ours, theirs = socket.socketpair()
+        timeval = struct.pack("ll", int(max_wall_s), int(max_wall_s % 1 * 1e6))
+        for direction in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            ours.setsockopt(socket.SOL_SOCKET, direction, timeval)
+        environment = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", _CHILD, *self._limits],
+                [sys.executable, "-P", "-m", _CHILD, *limits],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                env=environment | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             )
         self._connection = Connection(ours.detach())
-        return self._connection
+        self.pid = self._process.pid
 
-    def _end(self) -> int | None:
-        connection, process = self._connection, self._process
-        self._connection = self._process = None
-        if not (connection and process):
-            return None
-        connection.close()
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def ask(self, task: bytes) -> bytes:
+        """Raises BlockingIOError where the process takes or sends nothing for too long, EOFError or OSError where it
+        has ended."""
+        self._connection.send_bytes(task)
+        return self._connection.recv_bytes()
+
+    def end(self) -> int:
+        """Returns how it ended."""
+        self._connection.close()
         try:
-            return process.wait(1)
+            return self._process.wait(1)
         except subprocess.TimeoutExpired:
-            process.kill()
-            return process.wait()
+            return self.kill()
+
+    def kill(self) -> int:
+        self._connection.close()
+        self._process.kill()
+        return self._process.wait()
 
 
 _shared: Renderer

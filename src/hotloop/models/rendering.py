@@ -124,23 +124,21 @@ def _answer(task: bytes) -> bytes:
     return FAILED + reason[:500].encode("utf-8", "replace")
 
 
-def main(max_cpu_s: float, max_wall_s: float, max_bytes: int) -> None:
+def main(max_cpu_s: float, max_bytes: int) -> None:
     """Answer tasks that come over file descriptor 0 until it is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # what a terminal sends is for whoever started this
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(ValueError, OSError):  # macOS knows no such limit
         resource.setrlimit(resource.RLIMIT_AS, (max_bytes, max_bytes))
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF, signal.SIGALRM})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
     connection = Connection(0)
     with contextlib.suppress(EOFError, OSError):
         while task := connection.recv_bytes():
-            signal.setitimer(signal.ITIMER_PROF, max_cpu_s)  # nobody handles these signals: they end the process
-            signal.setitimer(signal.ITIMER_REAL, max_wall_s)
+            signal.setitimer(signal.ITIMER_PROF, max_cpu_s)  # nobody handles this signal: it ends the process
             answer = _answer(task)
             signal.setitimer(signal.ITIMER_PROF, 0)
-            signal.setitimer(signal.ITIMER_REAL, 0)
             connection.send_bytes(answer)
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]))
+    main(float(sys.argv[1]), int(sys.argv[2]))

@@ -17,7 +17,7 @@ from urllib.parse import quote
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from hotloop.border.requests import OPEN_PATHS, REQUEST_ID_HEADER, has_key, parse_request_id, read_keys
+from hotloop.border.requests import OPEN_PATHS, REQUEST_ID_HEADER, ApiKeys, has_key, parse_request_id, read_keys
 from hotloop.core.config import parse_bytes
 from hotloop.core.errors import HotloopError
 from hotloop.router.client_stream import ClientStream
@@ -95,23 +95,25 @@ class ClientCall:
 
 
 class RouterApp:
-    def __init__(self, config: FleetConfig, tracer: Tracer | None = None) -> None:
+    def __init__(self, config: FleetConfig, tracer: Tracer | None = None, keys: ApiKeys | None = None) -> None:
+        self.is_draining = False
         self.fleet = Fleet(config)
         self.recorder = RouteRecorder(tracer or NullTracer())
         self.metrics = RouterMetrics(self.fleet, lambda: self._tiered.saved, self.recorder.tracer)
         self._max_body = parse_bytes(config.router.max_body)
         self._proxy = Proxy(self.fleet, self._max_body, on_failure=self.metrics.count_failure)
         self._tiered = TieredRequests(parse_tiers(config.tables), self._proxy)
-        self._keys = read_keys(config.router.api_key, config.router.api_key_file)
+        self._keys = keys or ApiKeys(read_keys(config.router.api_key, config.router.api_key_file))
 
-    def reload(self, config: FleetConfig) -> None:
-        """Replicas come and go, and tiers are other ones. Raises ConfigError, and then nothing has changed."""
-        tiered = TieredRequests(parse_tiers(config.tables), self._proxy)
-        keys = read_keys(config.router.api_key, config.router.api_key_file)
-        self.fleet.reload(config)
-        self._tiered = tiered
-        if self._keys and keys:  # whether there are any is settled at the start
-            self._keys = keys
+    def reload(self, config: FleetConfig) -> list[str]:
+        """Replicas come and go, and tiers are other ones; says what has changed. Raises ConfigError, and then nothing
+        has."""
+        tiers = parse_tiers(config.tables)
+        changes = self.fleet.reload(config)
+        if tiers != self._tiered.config:
+            self._tiered = TieredRequests(tiers, self._proxy)
+            changes.append("tiers and routes")
+        return changes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -125,7 +127,8 @@ class RouterApp:
         is_anthropic = scope["path"].startswith("/v1/models") and VERSION_HEADER.encode() in headers
         told = "messages" if is_anthropic else api  # in which shape what fails is told
         try:
-            if self._keys and scope["path"] not in OPEN_PATHS and not has_key(headers, self._keys):
+            keys = self._keys.current
+            if keys and scope["path"] not in OPEN_PATHS and not has_key(headers, keys):
                 raise RouteError(401, "invalid_api_key", "the API key is missing or wrong")
             await self._dispatch(scope, caller, api)
         except HotloopError as error:
@@ -143,6 +146,7 @@ class RouterApp:
             headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in caller.headers.items()}
             request = parse_request(path, headers, body)
             with self.recorder.open(request, caller.headers, caller.request_id) as span:
+                caller.client.copy = span.answer
                 async with caller.client.kept_alive(request.api, is_stream=request.is_stream):
                     if not await caller.do_unless_gone(self._answer(request, span, caller)):
                         span.hang_up()
@@ -178,6 +182,8 @@ class RouterApp:
         replica, choice = begun.place.replica, begun.place.ticket.choice
         span.begin(choice, begun.status)
         try:
+            if begun.status >= 500:
+                _log_failure(caller, begun.status, f"replica {replica.name} answered so")
             first_byte_s = time.monotonic() - begun_at
             self.metrics.count_begun(request.api, replica.name, begun.status, choice.reason, first_byte_s)
             summary = await relay(begun, request.api, caller.request_id, caller.client)
@@ -226,8 +232,8 @@ class RouterApp:
         if path == "/health":
             return 200, {"status": "ok"}
         if path == "/ready":
-            is_up = any(each.state == "up" for each in self.fleet.replicas.values())
-            return (200 if is_up else 503), {"ready": is_up}
+            is_ready = not self.is_draining and any(each.state == "up" for each in self.fleet.replicas.values())
+            return (200 if is_ready else 503), {"ready": is_ready}
         if path == "/router/replicas":
             return 200, self._show_replicas()
         models = {name for each in self.fleet.replicas.values() if each.state == "up" for name in each.models}
@@ -263,6 +269,8 @@ class RouterApp:
     async def _refuse(self, error: HotloopError, api: Api | None, caller: ClientCall) -> None:
         refusal = as_route_error(error)
         self.metrics.count_refusal(refusal.code)
+        if refusal.status >= 500:
+            _log_failure(caller, refusal.status, f"{refusal.code}: {refusal}")
         if isinstance(error, BadAnswer) and error.is_for_client:
             headers = kept_headers(error.headers)
             await send_whole(caller.client, error.status, headers, error.body, api or "chat", caller.request_id)
@@ -271,6 +279,10 @@ class RouterApp:
         else:
             body = render_error(refusal, api, caller.request_id)
             await caller.send_whole(refusal.status, error_headers(refusal), body)
+
+
+def _log_failure(caller: ClientCall, status: int, reason: str) -> None:
+    log.warning("request failed: request=%s status=%d reason=%s", caller.request_id, status, reason)
 
 
 def _tier_header(choice: TierChoice) -> tuple[bytes, bytes]:

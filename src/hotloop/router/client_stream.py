@@ -18,6 +18,8 @@ from hotloop.wire.sse import COMMENT, PING_S, ends_event, write_event
 
 _SSE = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"))
 
+MAX_COPIED_BYTES = 4 << 20
+
 Headers = Sequence[tuple[bytes, bytes]]
 
 
@@ -25,6 +27,8 @@ class ClientStream:
     def __init__(self, send: Send, headers: Headers, ping_s: float = PING_S) -> None:
         """`headers` are the router's own, and go with whatever is sent."""
         self.has_begun = False
+        self.copy: bytearray | None = None
+        """If given, gets what is sent, up to a limit."""
         self._send = send
         self._headers = [*headers]
         self._ping_s = ping_s
@@ -44,6 +48,8 @@ class ClientStream:
 
     async def write(self, data: bytes, *, is_last: bool = False) -> None:
         self._is_silent = False
+        if self.copy is not None and len(self.copy) < MAX_COPIED_BYTES:
+            self.copy += data
         self._is_between_events = not is_last and ends_event(data)
         await self._send({"type": "http.response.body", "body": data, "more_body": not is_last})
 

@@ -7,6 +7,7 @@ models = { large = "org/name" }   names clients use, and its own for them; what 
 api_key_env = "SOME_KEY"          the variable that holds its key; read once, never shown, sent to nobody else
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -16,10 +17,12 @@ from urllib.parse import urlsplit
 import msgspec
 
 from hotloop.border.url import check_url
-from hotloop.core.config import RouterConfig
+from hotloop.core.config import RouterConfig, check_endpoint
 from hotloop.core.errors import ConfigError
 from hotloop.core.files import read_toml
 from hotloop.router.kinds import KINDS, Api
+from hotloop.router.placement.events import load_zmq
+from hotloop.router.tiers.config import parse_tiers
 from hotloop.router.upstream.wire import TARGET
 
 TABLES = ("replicas", "tiers", "routes")
@@ -43,6 +46,20 @@ class ReplicaConfig:
     """Where it publishes what its KV cache holds, such as tcp://10.0.0.7:5557."""
     kv_replay: str = ""
 
+    def __post_init__(self) -> None:
+        """All of it is checked here, so that a reload fails before anything is replaced."""
+        if not self.name.isprintable():  # it is in headers, metrics and the log
+            raise ConfigError(f"{self.name!r} cannot be a replica's name: it holds a control character")
+        if self.kind != "auto" and self.kind not in KINDS:
+            raise ConfigError(f"{self.name}: there is no kind {self.kind!r}; there are {', '.join(KINDS)}")
+        if not 0 < self.weight < math.inf or self.capacity_tokens < 1 or self.max_connections < 1:
+            raise ConfigError(f"{self.name}: weight, capacity_tokens and max_connections must be finite and above zero")
+        if self.health_path is not None and not TARGET.fullmatch(self.health_path):
+            raise ConfigError(f"{self.name}: health_path must be like /health, not {self.health_path!r}")
+        for key in ("kv_events", "kv_replay"):
+            if endpoint := getattr(self, key):
+                check_endpoint(f"{key} of {self.name}", endpoint)
+
 
 REPLICA_KEYS = {each.name for each in fields(ReplicaConfig)} - {"api_key"} | {"api_key_env"}
 
@@ -54,20 +71,24 @@ class FleetConfig:
     tables: Mapping[str, Any] = field(default_factory=dict)
     """The other tables of the file, for whoever knows them."""
 
+    def __post_init__(self) -> None:
+        names = [each.name for each in self.replicas]
+        for name in names:
+            if names.count(name) > 1:
+                raise ConfigError(f"two replicas are called {name!r}; give each a name")
+        if not names:
+            raise ConfigError("there is no replica: give --replica URL, or [[replicas]] in a file")
+
 
 def read_fleet(router: RouterConfig, path: Path | None, environ: Mapping[str, str]) -> FleetConfig:
-    """Replicas from flags and, if there is one, the file. Raises ConfigError."""
+    """Replicas from flags and, if there is one, the file; checked as a whole. Raises ConfigError."""
     tables = _read_tables(path) if path else {}
     given = tuple(_by_url(url, router) for url in router.replica)
     listed = tuple(_parse_replica(table, router, environ, path) for table in tables.pop("replicas", []))
-    replicas = given + listed
-    names = [each.name for each in replicas]
-    for name in names:
-        if names.count(name) > 1:
-            raise ConfigError(f"two replicas are called {name!r}; give each a name")
-    if not replicas:
-        raise ConfigError("there is no replica: give --replica URL, or [[replicas]] in a file")
-    return FleetConfig(router=router, replicas=replicas, tables=tables)
+    if any(each.kv_events for each in listed):
+        load_zmq()
+    parse_tiers(tables)
+    return FleetConfig(router=router, replicas=given + listed, tables=tables)
 
 
 def _read_tables(path: Path) -> dict[str, Any]:
@@ -89,18 +110,15 @@ def _parse_replica(
 ) -> ReplicaConfig:
     for name in table.keys() - REPLICA_KEYS:
         raise ConfigError(f"{path}: [[replicas]]: there is no key {name!r}")
+    if not isinstance(url := table.get("url"), str):
+        raise ConfigError(f"{path}: [[replicas]]: url must be a string")
+    by_url = _by_url(url, router)
+    named = {"max_connections": by_url.max_connections, **table, "url": by_url.url}
     try:
-        given = msgspec.convert({"name": "", "max_connections": router.max_connections, **table}, ReplicaConfig)
+        given = msgspec.convert({**named, "name": table.get("name") or by_url.name}, ReplicaConfig)
         key_name = msgspec.convert(table.get("api_key_env", ""), str)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, ConfigError) as error:
         raise ConfigError(f"{path}: [[replicas]]: {error}") from None
-    if given.kind != "auto" and given.kind not in KINDS:
-        raise ConfigError(f"{path}: there is no kind {given.kind!r}; there are {', '.join(KINDS)}")
     if key_name and not environ.get(key_name):
         raise ConfigError(f"{path}: {given.url} needs a key, but {key_name} is not set")
-    if given.health_path and not TARGET.fullmatch(given.health_path):
-        raise ConfigError(f"{path}: {given.url}: health_path must be a path: / and then ASCII without spaces")
-    if given.weight <= 0 or given.capacity_tokens < 1 or given.max_connections < 1:
-        raise ConfigError(f"{path}: {given.url}: weight, capacity_tokens and max_connections must be above zero")
-    by_url = _by_url(given.url, router)
-    return replace(given, url=by_url.url, name=given.name or by_url.name, api_key=environ.get(key_name))
+    return replace(given, api_key=environ.get(key_name))

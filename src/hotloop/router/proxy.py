@@ -120,6 +120,7 @@ class Proxy:
                 span.fail(name, why, claimed_at)
                 if not self._may_retry(attempts):
                     raise
+                log.warning("retry: request=%s replica=%s reason=%s", span.request_id, name, failure)
 
     async def finish(self, begun: ProxiedAnswer) -> None:
         try:
@@ -294,26 +295,31 @@ def is_stream(headers: Headers) -> bool:
 
 async def relay(begun: ProxiedAnswer, api: Api, request_id: str, client: ClientStream) -> AnswerSummary:
     """Send all of an answer. A stream that breaks off ends in an error event."""
-    answer_id, tail, last, is_first, is_broken = None, b"", b"", True, False
+    answer_id, tail, last, is_first = None, b"", b"", True
+    began_at, num_bytes, lost = time.monotonic(), 0, ""
     try:
         async for piece in begun.body:
             begun.place.replica.last_byte_at = time.monotonic()
             if is_first:
                 answer_id, is_first = read_id(piece), False
             tail = (tail + piece)[-END_BYTES:]
+            num_bytes += len(piece)
             if begun.is_whole:
                 await send_whole(client, begun.status, begun.headers, piece, api, request_id)
             elif shown := hide_usage(piece) if begun.hides_usage else piece:
                 await client.write(shown)
-    except TranslatedEnd:
-        is_broken = True
+    except TranslatedEnd as end:
+        lost = str(end.__cause__)
     except UpstreamFailed as failure:
-        is_broken = True
+        lost = str(failure)
         error = RouteError(502, "replica_lost", f"the replica was lost while it answered: {failure}")
         last = render_event(error, api, request_id)
+    if lost:
+        where = request_id, begun.place.replica.name, num_bytes, time.monotonic() - began_at
+        log.warning("stream lost: request=%s replica=%s after_bytes=%d after_s=%.1f reason=%s", *where, lost)
     if not begun.is_whole:
         await client.write(last, is_last=True)
-    return summarize(answer_id, tail, is_messages=api == "messages", is_broken=is_broken)
+    return summarize(answer_id, tail, is_messages=api == "messages", is_broken=bool(lost))
 
 
 async def send_whole(

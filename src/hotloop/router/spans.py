@@ -3,20 +3,29 @@
 The trace goes on at the replica: the parent it is told is the router's own span, not the client's.
 """
 
+import asyncio
 import time
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
+import msgspec
+
+from hotloop.core.errors import RemoteError
 from hotloop.core.request import Priority
+from hotloop.core.stream import CallDelta, CallOpened, TextDelta, ThoughtDelta
+from hotloop.router.kinds import Api
 from hotloop.router.placement.policy import ReplicaChoice
 from hotloop.router.request import RoutedRequest
 from hotloop.router.summary import AnswerSummary
 from hotloop.trace import names
 from hotloop.trace.span import TRACEPARENT, Clock, RecentTraces, Span, TraceContext, new_span_id, render_traceparent
 from hotloop.trace.tracer import Tracer
+from hotloop.wire.formats import FORMATS
+from hotloop.wire.reader import name_call
+from hotloop.wire.sse import EventReader
 
 Headers = Mapping[bytes, bytes]
 
@@ -53,6 +62,8 @@ class RouteSpan(AbstractContextManager["RouteSpan"]):
     _clock: Clock = field(default_factory=Clock)
     _error: str = ""
     _has_ended: bool = False
+    answer: bytearray | None = None
+    """What the client is sent, for as long as it is to be recorded."""
 
     def __post_init__(self) -> None:
         self.facts = {
@@ -63,12 +74,16 @@ class RouteSpan(AbstractContextManager["RouteSpan"]):
             names.TRIED: [],
             names.QUEUE_NS: 0,
         }
+        if self.context and self.recorder.tracer.keeps_content:
+            self.answer = bytearray()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if error is not None:
             self._error = str(error) or type(error).__name__
-        if self.context:
-            self._record(names.ROUTE, self.context, self.parent_id, self._began_at, self.facts, self._error)
+        if self.context and self.answer is not None:  # to read it takes a while
+            asyncio.get_running_loop().run_in_executor(None, self._record_said, self.context, self._clock.now_ns())
+        elif self.context:
+            self._record_route(self.context, self._clock.now_ns())
 
     def hang_up(self) -> None:
         """The client has left; an answer that had ended is no error."""
@@ -82,7 +97,8 @@ class RouteSpan(AbstractContextManager["RouteSpan"]):
     def fail(self, replica: str, why: str, since: float) -> None:
         if self.context:
             context = TraceContext(self.context.trace_id, new_span_id())
-            self._record(names.ATTEMPT, context, self.context.span_id, since, {names.REPLICA: replica}, why)
+            when = since, self._clock.now_ns()
+            self._record(names.ATTEMPT, context, self.context.span_id, when, {names.REPLICA: replica}, why)
 
     def begin(self, choice: ReplicaChoice, status: int) -> None:
         self.facts |= {
@@ -104,9 +120,24 @@ class RouteSpan(AbstractContextManager["RouteSpan"]):
         self._error = "the answer broke off" if summary.is_broken else ""
         self._has_ended = True
 
+    def _record_said(self, context: TraceContext, end_ns: int) -> None:
+        self.facts[names.CONTENT_REQUEST] = self.request.raw.decode("utf-8", "replace")
+        self.facts[names.CONTENT_ANSWER] = read_answer(self.request.api, bytes(self.answer or b""))
+        self._record_route(context, end_ns)
+
+    def _record_route(self, context: TraceContext, end_ns: int) -> None:
+        self._record(names.ROUTE, context, self.parent_id, (self._began_at, end_ns), self.facts, self._error)
+
     def _record(
-        self, name: str, context: TraceContext, parent_id: str | None, since: float, facts: dict[str, Any], error: str
+        self,
+        name: str,
+        context: TraceContext,
+        parent_id: str | None,
+        when: tuple[float, int],
+        facts: dict[str, Any],
+        error: str,
     ) -> None:
+        since, end_ns = when
         self.recorder.tracer.record(
             Span(
                 trace_id=context.trace_id,
@@ -115,9 +146,47 @@ class RouteSpan(AbstractContextManager["RouteSpan"]):
                 name=name,
                 service=self.recorder.service,
                 start_ns=self._clock.unix_ns(since),
-                end_ns=self._clock.now_ns(),
+                end_ns=end_ns,
                 session=self.request.session,
                 attributes=facts,
                 error=error,
             )
         )
+
+
+class _Choice(msgspec.Struct):
+    text: str = ""
+
+
+class _Completion(msgspec.Struct):
+    choices: list[_Choice] = []
+
+
+_decoder = msgspec.json.Decoder(_Completion)
+
+
+def read_answer(api: Api, answer: bytes) -> str:
+    """The words and calls of an answer as the client got it, put together: a pattern that redacts would not find what
+    is spread over several events. What cannot be read is left out."""
+    words: list[str] = []
+    with suppress(RemoteError, msgspec.MsgspecError, UnicodeError, RecursionError):
+        words.extend(_words(api, answer))
+    return "".join(words)
+
+
+def _words(api: Api, answer: bytes) -> Iterator[str]:
+    events = [] if answer.lstrip().startswith(b"{") else [*EventReader().push(answer)]
+    if api == "completions":
+        for piece in [event.data for event in events if event.data != b"[DONE]"] if events else [answer]:
+            yield from (choice.text for choice in _decoder.decode(piece).choices)
+        return
+    reader = FORMATS[api].reader(name_call)
+    read = (each for event in events for each in reader.push(event)) if events else reader.whole(answer)
+    for event in read:
+        match event:
+            case TextDelta(text) | ThoughtDelta(text):
+                yield text
+            case CallOpened(name=name):
+                yield f"\n{name} "
+            case CallDelta(arguments=arguments):
+                yield arguments

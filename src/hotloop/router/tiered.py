@@ -30,8 +30,12 @@ class TieredRequests:
         self._tiers = Tiers(config)
         self._proxy = proxy
 
+    @property
+    def config(self) -> TiersConfig:
+        return self._tiers.config
+
     def is_route(self, model: str) -> bool:
-        return self._tiers.config.route(model) is not None
+        return self.config.route(model) is not None
 
     async def settle(self, request: RoutedRequest, span: RouteSpan) -> tuple[RoutedRequest, TierChoice, bytes | None]:
         """The request for a tier's model, why that, and the answer if a cascade has one. Raises RequestError."""
@@ -41,7 +45,7 @@ class TieredRequests:
         async def ask(tier: Tier, question: dict[str, Any]) -> Reply:
             return await self._ask(question, request, span)
 
-        config, now = self._tiers.config, time.monotonic()
+        config, now = self.config, time.monotonic()
         task, reply = await self._tiers.classify(request.model, features, ask)
         if reply:
             self.saved.record(config.tiers[0].name, reply.usage, reply.latency_s, is_answer=False)

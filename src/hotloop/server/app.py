@@ -1,6 +1,7 @@
 """The application, and the process that serves it until it is told to stop.
 
-first signal    the listener closes, the engine admits nothing more, what runs may finish within the drain timeout
+first signal    not ready; after the drain delay the listener closes, the engine admits nothing more, and what runs may
+                finish within the drain timeout
 second signal   what still runs is aborted at once
 a lost device   what ran has ended with an error; the listener closes, so that another process can begin
 """
@@ -21,7 +22,7 @@ from starlette.routing import Route
 
 from hotloop.border.listen import url_of
 from hotloop.border.page import Application
-from hotloop.border.requests import REQUEST_ID_HEADER, read_keys
+from hotloop.border.requests import REQUEST_ID_HEADER, ApiKeys, read_keys
 from hotloop.border.serving import ApiServer
 from hotloop.core.config import ServerConfig
 from hotloop.core.errors import DeviceLost, HotloopError
@@ -55,8 +56,11 @@ ROUTES = (
 )
 
 
-def create_app(engine: Engine, config: ServerConfig, tracer: Tracer | None = None) -> Starlette:
-    """The whole API over one started engine. `app.state.service` is what its endpoints share."""
+def create_app(
+    engine: Engine, config: ServerConfig, tracer: Tracer | None = None, keys: ApiKeys | None = None
+) -> Starlette:
+    """The whole API over one started engine. `app.state.service` is what its endpoints share. `keys` are those of the
+    config unless given."""
     service = Service(engine, config, tracer or NullTracer())
     engine.on_step = service.metrics.observe_step
     middleware = [Middleware(RequestIds, metrics=service.metrics)]
@@ -64,7 +68,8 @@ def create_app(engine: Engine, config: ServerConfig, tracer: Tracer | None = Non
         cors: Any = {"allow_methods": ("GET", "POST", "DELETE"), "allow_headers": ("*",)}
         shown = (REQUEST_ID_HEADER, "retry-after")
         middleware.append(Middleware(CORSMiddleware, allow_origins=config.cors_origins, expose_headers=shown, **cors))
-    if keys := read_keys(config.api_key, config.api_key_file):
+    keys = keys or ApiKeys(read_keys(config.api_key, config.api_key_file))
+    if keys.current:  # whether there are any is settled at the start
         middleware.append(Middleware(KeyCheck, keys=keys))
     handlers = {HotloopError: on_error, HTTPException: on_error, ClientDisconnect: on_error, Exception: on_bug}
     app = Starlette(routes=ROUTES, middleware=middleware, exception_handlers=handlers)
@@ -89,10 +94,12 @@ class HttpServer(ApiServer):
         *,
         tracer: Tracer | None = None,
         page: Application | None = None,
+        keys: ApiKeys | None = None,
+        reload: Callable[[], str] | None = None,
         on_ready: Callable[[str, str], None] = lambda url, curl: None,
         on_drain: Callable[[int], None] = lambda num_running: None,
     ) -> None:
-        app = create_app(engine, config, tracer)
+        app = create_app(engine, config, tracer, keys)
         # The drain ends every stream by itself; the time beyond is for a client that does not read what it is sent.
         self._has_key = bool(config.api_key or config.api_key_file)
         super().__init__(
@@ -101,8 +108,10 @@ class HttpServer(ApiServer):
             host=config.host,
             port=config.port,
             grace_s=config.drain_timeout_s + 5,
+            drain_delay_s=config.drain_delay_s,
             is_open=not self._has_key,
             allowed_hosts=config.allowed_hosts,
+            reload=reload,
         )
         self._engine = engine
         self._settings = config
@@ -132,6 +141,9 @@ class HttpServer(ApiServer):
     async def on_tick(self, counter: int) -> bool:
         """Asked ten times a second whether to stop. A device that is lost will serve nobody in this process."""
         return await super().on_tick(counter) or isinstance(self._engine.failure, DeviceLost)
+
+    def begin_drain(self) -> None:
+        self._service.is_draining = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         stats = self._engine.stats()

@@ -4,13 +4,12 @@ Pure ASGI: nothing here buffers a response or stands between a stream and its cl
 """
 
 import time
-from collections.abc import Sequence
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from hotloop.border.requests import OPEN_PATHS, REQUEST_ID_HEADER, has_key, parse_request_id
+from hotloop.border.requests import OPEN_PATHS, REQUEST_ID_HEADER, ApiKeys, has_key, parse_request_id
 from hotloop.server.errors import MESSAGES_REQUEST_ID, HttpError, error_response, is_message_path
 from hotloop.server.metrics import Metrics
 
@@ -43,12 +42,13 @@ class RequestIds:
 
 
 class KeyCheck:
-    def __init__(self, app: ASGIApp, keys: Sequence[bytes]) -> None:
+    def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
         self._app = app
-        self._expected = keys
+        self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or has_key(dict(scope["headers"]), self._expected):
+        is_open = scope["type"] != "http" or scope["path"] in OPEN_PATHS
+        if is_open or has_key(dict(scope["headers"]), self._keys.current):
             await self._app(scope, receive, send)
             return
         message = "the API key is missing or wrong: send it as `Authorization: Bearer KEY` or `X-Api-Key: KEY`"

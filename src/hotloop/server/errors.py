@@ -23,6 +23,7 @@ from hotloop.core.errors import (
     Overloaded,
     PromptTooLong,
     RequestError,
+    Unavailable,
     UnknownModel,
 )
 from hotloop.wire.errors import message_error_type
@@ -86,6 +87,7 @@ _KINDS: dict[type[HotloopError], ErrorKind] = {
     UnknownExplanation: ErrorKind(404, "invalid_request_error", "explanation_not_found"),
     RequestError: ErrorKind(400, "invalid_request_error", "invalid_value"),
     Overloaded: ErrorKind(429, "rate_limit_error", "rate_limit_exceeded"),
+    Unavailable: ErrorKind(503, "server_error", "unavailable"),
     EngineClosed: ErrorKind(503, "server_error", "shutting_down"),
     BackendError: ErrorKind(500, "server_error", "backend_error"),
     HotloopError: ErrorKind(500, "server_error", "internal_error"),

@@ -42,7 +42,10 @@ async def health(request: Request) -> Response:
 
 
 async def ready(request: Request) -> Response:
-    if not Service.of(request).engine.is_running:
+    service = Service.of(request)
+    if service.is_draining:
+        raise EngineClosed("the server is shutting down")
+    if not service.engine.is_running:
         raise EngineClosed("the engine admits no requests")
     return JSONResponse({"status": "ready"})
 

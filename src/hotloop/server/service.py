@@ -33,6 +33,7 @@ class Service:
         if engine.kv_events and config.cache_isolation == "key":
             raise ConfigError("kv_events publishes nothing under cache_isolation key: leave one of the two out")
         self.engine = engine
+        self.is_draining = False
         self.model = config.served_name or engine.name
         self.metrics = Metrics(engine, self.model, tracer)
         self.tool_format = choose_format(engine.template, engine.tokenizer, config.tool_format)

@@ -50,13 +50,9 @@ def _cpu_copy_bytes_s(try_s: float) -> float:
 
 def _cpu_matmul_flop_s(try_s: float) -> float:
     """By OpenVINO, in the precision it takes by itself: bf16 with AMX, f16 on ARM, else f32."""
-    import openvino as ov  # noqa: PLC0415 - half a second, and not for everyone
-    from openvino import opset13 as op  # noqa: PLC0415
+    from hotloop.backends.openvino.store import compile_matmul  # noqa: PLC0415 - half a second, and not for everyone
 
-    rows = op.parameter([_ROWS, _WIDTH], np.float32)
-    weights = op.constant(np.full((_WIDTH, _WIDTH), 0.01, np.float32))
-    graph = ov.Model([op.matmul(rows, weights, False, True)], [rows])
-    request = ov.Core().compile_model(graph, "CPU", {"PERFORMANCE_HINT": "LATENCY"}).create_infer_request()
+    request = compile_matmul(_ROWS, _WIDTH)
     values = np.ones((_ROWS, _WIDTH), np.float32)
     return 2 * _ROWS * _WIDTH**2 / _best_s(lambda: request.infer([values]), try_s)
 

@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from hotloop.models.catalogue import list_models
+from hotloop.core.errors import ModelError
+from hotloop.models.catalogue import find, list_models
 from hotloop.models.model import load_spec
 from hotloop.models.spec import ExpertsSpec, Family, LatentSpec, ModelSpec
 
@@ -61,4 +62,8 @@ def find_shape(name_or_path: str) -> tuple[str, ModelSpec]:
     is_own = any(entry.name == name_or_path for entry in list_models())
     if name_or_path in SHAPES and not is_own:
         return name_or_path, SHAPES[name_or_path]
+    try:
+        find(name_or_path)
+    except ModelError as error:
+        raise ModelError(f"{error}; nor one of the known shapes: {', '.join(SHAPES)}") from None
     return load_spec(name_or_path)

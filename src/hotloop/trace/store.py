@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 from hotloop.core.errors import ConfigError
+from hotloop.trace import names
 from hotloop.trace.content import Content
 from hotloop.trace.money import PriceTable
 from hotloop.trace.span import Clock, Span
@@ -47,8 +48,22 @@ _BOUND_EVERY_S = 10.0
 _DAY_NS = 24 * 3600 * 10**9
 _LAST = "last"
 _AS_STORED = (
-    "trace_id", "start_ns", "end_ns", "session", "agent", "model", "end", "num_spans", "num_errors", "num_recomputed"
+    "trace_id", "start_ns", "end_ns", "session", "agent", "model", "end", "num_spans", "num_errors", "num_recomputed",
+    "num_aborted", "num_lost_prompt", "num_lost_output",
 )  # fmt: skip
+
+
+def _of_failed(value: str) -> str:
+    """A sum over the requests of a run that gave no answer, 0 without a look at the spans where nothing failed."""
+    spans = f"spans WHERE spans.trace_id = runs.trace_id AND name = '{names.REQUEST}' AND error != ''"
+    return f"iif(num_errors, coalesce((SELECT sum({value}) FROM {spans}), 0), 0)"
+
+
+_RUNS = f"""
+SELECT *, {_of_failed("error = 'abort'")} AS num_aborted,
+{_of_failed(f"json_extract(attributes, '$.{names.NUM_PROMPT}')")} AS num_lost_prompt,
+{_of_failed(f"json_extract(attributes, '$.{names.NUM_OUTPUT}')")} AS num_lost_output
+FROM runs"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,6 +235,9 @@ class RunSummary:
     num_turns: int
     num_spans: int
     num_errors: int
+    num_aborted: int  # requests whose client left before the answer's end
+    num_lost_prompt: int  # tokens of requests that failed or were aborted, which the counts below leave out
+    num_lost_output: int
     num_prompt: int
     num_cached: int
     num_output: int
@@ -262,7 +280,7 @@ class TraceStore:
         ]
         given = [(condition, value) for condition, value in conditions if value is not None]
         where = f"WHERE {' AND '.join(condition for condition, _ in given)}" if given else ""
-        query = f"SELECT * FROM runs {where} ORDER BY start_ns DESC, trace_id DESC LIMIT ?"
+        query = f"{_RUNS} {where} ORDER BY start_ns DESC, trace_id DESC LIMIT ?"
         rows = self._query(query, *(value for _, value in given), limit)
         with self._readable():
             return [self._summarise(row) for row in rows]
@@ -271,7 +289,7 @@ class TraceStore:
         return int(self._query("SELECT count(*) FROM runs")[0][0])
 
     def run(self, trace_id: str) -> RunSummary | None:
-        rows = self._query("SELECT * FROM runs WHERE trace_id = ?", trace_id)
+        rows = self._query(f"{_RUNS} WHERE trace_id = ?", trace_id)
         with self._readable():
             return self._summarise(rows[0]) if rows else None
 

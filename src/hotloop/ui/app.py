@@ -21,7 +21,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from hotloop.border.page import PAGE_PATH, OwnNames
-from hotloop.border.requests import has_key
+from hotloop.border.requests import ApiKeys, has_key
 from hotloop.core.errors import HotloopError
 from hotloop.ui.source import RunFilter
 from hotloop.ui.store_source import StoreSource
@@ -45,7 +45,7 @@ HEADERS = {
 }
 
 
-def create_ui(source: StoreSource, *, keys: Sequence[bytes] = (), names: Sequence[str] = ()) -> Starlette:
+def create_ui(source: StoreSource, *, keys: ApiKeys | None = None, names: Sequence[str] = ()) -> Starlette:
     """Everything below /ui, as an application of its own. Without keys it answers only to names of its own; `names`
     are more of them.
     """
@@ -60,7 +60,8 @@ def create_ui(source: StoreSource, *, keys: Sequence[bytes] = (), names: Sequenc
         Route(f"{_API}/runs/{{id}}", api.run),
         Route(f"{_API}/runs/{{id}}/lint", api.lint),
     ]
-    own = [] if keys else [Middleware(OwnNames, names=names)]
+    keys = keys or ApiKeys()
+    own = [] if keys.current else [Middleware(OwnNames, names=names)]
     guarded = Mount("", routes=routes, middleware=[Middleware(_Guard, keys=keys), *own])
     return Starlette(routes=[guarded], exception_handlers={HTTPException: _refuse, HotloopError: _refuse})
 
@@ -68,12 +69,13 @@ def create_ui(source: StoreSource, *, keys: Sequence[bytes] = (), names: Sequenc
 class _Guard:
     """With keys, the API is for who carries one."""
 
-    def __init__(self, app: ASGIApp, keys: Sequence[bytes]) -> None:
+    def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
         self._app = app
         self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._keys and scope["path"].startswith(_API) and not has_key(dict(scope["headers"]), self._keys):
+        keys = self._keys.current
+        if keys and scope["path"].startswith(_API) and not has_key(dict(scope["headers"]), keys):
             raise HTTPException(401, "the API key is missing or wrong")
         await self._app(scope, receive, send)
 

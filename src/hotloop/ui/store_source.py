@@ -92,15 +92,16 @@ class StoreSource:
 
 
 def _state(run: RunSummary, now_ns: int) -> Json:
-    """How a run ended, or that it has not (empty for a plain client's); since when it runs, if it does; and whether
-    more may come: a plain client does not say when it is done.
+    """How a run ended, or that it has not (empty for a plain client's); how many of its requests were aborted; since
+    when it runs, if it does; and whether more may come: a plain client does not say when it is done.
     """
     is_heard_of = now_ns - run.end_ns < LOST_S * 1e9
     end = run.end
     if run.is_running:
         end = "running" if is_heard_of else "lost"
     running_ms = max(now_ns - run.start_ns, 0) / 1e6 if end == "running" else None
-    return {"end": end, "running_ms": running_ms, "is_open": (run.is_running or not run.end) and is_heard_of}
+    is_open = (run.is_running or not run.end) and is_heard_of
+    return {"end": end, "num_aborted": run.num_aborted, "running_ms": running_ms, "is_open": is_open}
 
 
 def _is_wanted(run: RunSummary, end: str, wanted: RunFilter) -> bool:

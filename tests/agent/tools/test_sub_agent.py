@@ -6,15 +6,17 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from tests.agent.runs import listen, num_tasks, of
+from tests.agent.runs import end_of, listen, num_tasks, of
 
 from hotloop.agent.agent import Agent, Result
 from hotloop.agent.conversation import Conversation
-from hotloop.agent.events import CallFinished
+from hotloop.agent.events import CallFinished, RunEnded, RunStarted, SubAgentEvent, Text, TurnFinished
 from hotloop.agent.limits import LimitReached, Limits, Run
 from hotloop.agent.model import Ask
 from hotloop.agent.scripted import ScriptedCall, ScriptedModel
-from hotloop.agent.tools.tool import Context, Traits, tool
+from hotloop.agent.tools.dispatch import Caller
+from hotloop.agent.tools.sub_agent import SubAgent
+from hotloop.agent.tools.tool import Context, Surroundings, Traits, tool
 from hotloop.core.errors import ConfigError, RequestError
 
 
@@ -177,3 +179,61 @@ async def test_cancelling_a_run_stops_the_agents_it_called() -> None:
         await running
     assert stopped.is_set()
     assert num_tasks() == before
+
+
+def saying_found() -> SubAgent:
+    return Agent(ScriptedModel(["found"])).as_tool("inner", "Finds.")
+
+
+async def test_what_happens_in_a_sub_agent_is_told_as_it_happens() -> None:
+    """Two calls of one agent: whose event is whose can be told by the call, and the run."""
+    calls = [ScriptedCall("inner", prompt="x"), ScriptedCall("inner", prompt="y")]
+    events = await listen(Agent(ScriptedModel([calls, "done"]), [saying_found()]))
+    told = of(SubAgentEvent, events)
+    assert {event.agent for event in told} == {"inner"}
+    ids = [event.call_id for event in of(CallFinished, events)]
+    for call_id in ids:
+        inner = [event.inner for event in told if event.call_id == call_id]
+        assert isinstance(inner[0], RunStarted)
+        assert {event.run_id for event in told if event.call_id == call_id} == {inner[0].run_id}
+        assert [event.text for event in of(Text, inner)] == ["found"]
+        assert end_of(inner).output == "found"
+        last = max(i for i, event in enumerate(events) if isinstance(event, SubAgentEvent) and event.call_id == call_id)
+        [finished] = [i for i, e in enumerate(events) if isinstance(e, CallFinished) and e.call_id == call_id]
+        assert last < finished
+    assert len(of(TurnFinished, events)) == 2, "the turns of the run itself"
+
+
+async def test_the_events_of_an_agent_in_an_agent_are_nested() -> None:
+    middle = Agent(ScriptedModel([[ScriptedCall("inner", prompt="x")], "done"]), [saying_found()])
+    outer = ScriptedModel([[ScriptedCall("middle", prompt="x")], "done"])
+    events = await listen(Agent(outer, [middle.as_tool("middle", "Asks.")]))
+    told = of(SubAgentEvent, events)
+    assert {event.agent for event in told} == {"middle"}
+    deeper = of(SubAgentEvent, [event.inner for event in told])
+    assert {event.agent for event in deeper} == {"inner"}
+    assert [event.text for event in of(Text, [event.inner for event in deeper])] == ["found"]
+    assert len(of(RunEnded, [event.inner for event in deeper])) == 1
+
+
+async def test_a_sub_agent_that_runs_ahead_tells_nobody() -> None:
+    """It may never be asked for, so that it is given nobody to tell."""
+    given: list[Surroundings] = []
+
+    class Foresight:
+        def open(self, _: Any, surroundings: Surroundings, __: Any) -> "Foresight":
+            given.append(surroundings)
+            return self
+
+        def begin_turn(self, *_: Any) -> None: ...
+
+        hear = claim = end_turn = begin_turn
+
+        async def close(self) -> None: ...
+
+    foresight: Any = Foresight()
+    inner = Agent(ScriptedModel(["found"]), foresight=foresight).as_tool("inner", "Finds.")
+    outer = ScriptedModel([[ScriptedCall("inner", prompt="x")], "done"])
+    await listen(Agent(outer, [inner], foresight=foresight))
+    assert len(given) == 2
+    assert not any(isinstance(thing, Caller) for surroundings in given for thing in surroundings.things)

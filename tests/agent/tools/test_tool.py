@@ -10,7 +10,10 @@ import jsonschema
 import pydantic
 import pytest
 
+from hotloop.agent.agent import Agent
+from hotloop.agent.conversation import Conversation
 from hotloop.agent.limits import Run
+from hotloop.agent.scripted import ScriptedCall, ScriptedModel
 from hotloop.agent.tools.tool import Context, FunctionTool, Surroundings, ToolCrashed, ToolError, Traits, tool
 from hotloop.core.errors import ConfigError
 
@@ -172,3 +175,52 @@ def test_what_cannot_be_a_tool() -> None:
         Traits(timeout_s=0)
     with pytest.raises(ConfigError, match="max_concurrency"):
         Traits(max_concurrency=0)
+
+
+async def test_a_run_whose_context_lacks_something_does_not_begin() -> None:
+    """It is for whoever wrote the program to read, and not for the model."""
+
+    @tool
+    def look(database: Context[Database]) -> str:
+        return database.name
+
+    model, conversation = ScriptedModel([[ScriptedCall("look")], "done"]), Conversation()
+    inner = Agent(ScriptedModel([[ScriptedCall("look")], "done"]), [look]).as_tool("inner", "Looks.")
+    for wanting in (look, inner, Agent(model, [inner]).as_tool("outer", "Asks.")):
+        name = wanting.spec.name
+        with pytest.raises(ConfigError, match=f"the tool '{name}' wants a Database, and the run's context has none"):
+            await Agent(model, [wanting]).run("go", conversation=conversation)
+        assert not len(conversation)
+    assert not model.asks
+    assert (await Agent(model, [look]).run("go", context=[Database()])).output == "done"
+
+
+def test_a_method_is_no_tool_but_a_bound_one_is() -> None:
+    class Shop:
+        def find(self, name: str) -> str:
+            """Find it."""
+            return name
+
+    with pytest.raises(ConfigError, match=r"find is a method.*tool\(thing\.find\)"):
+        tool(Shop.find)
+    with pytest.raises(ConfigError, match="find is a method"):
+        Agent(ScriptedModel([]), [Shop.find])
+    with pytest.raises(ConfigError, match="look is a method"):
+
+        class Clerk:
+            @tool
+            def look(self, name: str) -> str:
+                return name
+
+    assert list(tool(Shop().find).spec.parameters["properties"]) == ["name"]
+    assert Agent(ScriptedModel([]), [Shop().find]).tools
+
+
+@pytest.mark.parametrize("kind", [Database | None, Any])
+def test_a_context_that_is_not_a_class_is_refused_where_the_tool_is_made(kind: Any) -> None:
+    def look(database: Any) -> str:
+        return "nothing"
+
+    look.__annotations__["database"] = Context[kind]
+    with pytest.raises(ConfigError, match="the context of 'database' must be a class"):
+        tool(look)

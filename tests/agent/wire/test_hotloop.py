@@ -87,6 +87,7 @@ async def test_results_are_prefilled_ahead(prefix: str) -> None:
 
         def __init__(self, model: Model) -> None:
             self.stream, self.close, self._model = model.stream, model.close, model
+            self.find_window = model.find_window
             self.name = "watched"
             self.has_read = asyncio.Event()
 

@@ -254,6 +254,30 @@ def test_stopping_it_says_what_was_done(number: signal.Signals, code: int, tmp_p
     assert messages[-1]["content"].startswith("Error: this call was broken off"), "and nobody does it again unknowingly"
 
 
+def test_the_conversation_is_saved_after_every_turn(tmp_path: Path):
+    """The program is killed in its second turn, which leaves it no time to save anything."""
+    saved = tmp_path / "talk.json"
+    text = (
+        "import os, signal, time\nfrom hotloop import *\n"
+        "@tool\ndef quick() -> int:\n    return 1\n"
+        "@tool\ndef die() -> None:\n"
+        "    deadline = time.monotonic() + 20\n"
+        f"    while not os.path.exists({str(saved)!r}) and time.monotonic() < deadline:\n        time.sleep(0.01)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "agent = Agent(ScriptedModel([ScriptedCall('quick'), ScriptedCall('die')]), tools=[quick, die])\n"
+    )
+    assert hotloop("run", write(tmp_path, text), "Go.", "--save", str(saved)).returncode == -signal.SIGKILL
+    assert [m["role"] for m in json.loads(saved.read_text())["messages"]] == ["user", "assistant", "tool"]
+    assert saved.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_turn_that_cannot_be_saved_is_told_and_ends_no_run(weather: str, tmp_path: Path):
+    ran = hotloop("run", weather, "How warm is it?", "--save", str(tmp_path / "nowhere" / "talk.json"))
+    assert "It says: 18 degrees" in ran.stdout
+    assert ran.stderr.count("cannot write") == 3, "after two turns, and in the end"
+    assert ran.returncode == 2
+
+
 def a_turn() -> list[object]:
     usage = ApiUsage(num_prompt=100, num_cached=87, num_output=7)
     return [

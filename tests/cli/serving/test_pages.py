@@ -8,6 +8,7 @@ from tests.server.serving import Serving, until
 from tests.ui.made_up import Run, fill_store
 
 from hotloop.border.page import WithPage
+from hotloop.border.requests import ApiKeys
 from hotloop.cli.serving.pages import live_of_engine, live_of_router, opened_store, page_of
 from hotloop.core.config import RouterConfig, TraceConfig
 from hotloop.core.errors import Overloaded
@@ -57,7 +58,7 @@ async def test_the_page_stands_beside_the_api_and_minds_its_own_key(tmp_path) ->
 
     with opened_store(TraceConfig(trace=str(path))) as store:
         assert store
-        page = page_of(store, "a title", lambda: None, keys=(b"k",))
+        page = page_of(store, "a title", lambda: None, keys=ApiKeys((b"k",)))
         transport = httpx.ASGITransport(WithPage(api, page))
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             assert (await client.get("/ui")).headers["content-security-policy"].startswith("default-src 'none'")

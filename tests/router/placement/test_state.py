@@ -81,6 +81,15 @@ async def test_what_is_known_is_what_an_engine_finds() -> None:
         assert engines["a"].stats().usage.num_cached > 0
 
 
+async def test_another_can_take_the_name_of_a_replica_at_once() -> None:
+    async with fleet("a") as (state, _):
+        before, removing = state.held["a"], state.remove_replica("a")
+        state.add_replica("a", "tcp://127.0.0.1:9")
+        await removing
+        assert state.held["a"] is not before
+        assert not state._followers["a"].cancelled()
+
+
 async def test_a_replica_that_is_removed_is_forgotten() -> None:
     async with fleet("a", "b") as (state, engines):
         for name, engine in engines.items():

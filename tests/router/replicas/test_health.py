@@ -44,15 +44,13 @@ async def test_the_watch_survives_any_page(scripted, route, path, body):
 
 async def test_an_error_of_the_probe_itself_takes_the_replica_out_with_the_reason(scripted):
     """As a request that cannot be sent: it is neither answered nor does it fail."""
-    config = FleetConfig(
-        router=RouterConfig(health_interval_s=0.05), replicas=(config_of(scripted, health_path="no-slash"),)
-    )
-    async with running(config) as router:
+    broken = config_of(scripted, api_key="a\nb")
+    async with running(FleetConfig(router=RouterConfig(health_interval_s=0.05), replicas=(broken,))) as router:
         replica = router.fleet.replicas["r"]
         await router.until(lambda: replica.state == "down")
-        assert "is no path" in replica.why
-        scripted.pages["/v1/models"] = Page(b'{"data":[{"id":"new"}]}')
-        await router.until(lambda: "new" in replica.models)  # it is still looked at
+        assert "line break" in replica.why
+        replica.state = "new"
+        await router.until(lambda: replica.state == "down")  # it is still watched
 
 
 async def test_a_long_list_of_models_is_cut(scripted, route):

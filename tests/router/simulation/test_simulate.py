@@ -1,6 +1,7 @@
 """Recorded traffic, small enough to reckon by hand, and the command around it."""
 
 import json
+import re
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,32 @@ def test_what_is_no_trace(tmp_path: Path, text: str) -> None:
     (tmp_path / "trace.jsonl").write_text(text)
     with pytest.raises(ConfigError, match=r"trace\.jsonl"):
         read_trace(tmp_path / "trace.jsonl")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"model": "m", "messages": [{"role": "user", "content": "hi"}]},
+        {"timestamp": 1, "input_length": 900, "output_length": 3},
+        {"block_size": 64, "messages": []},
+        {"hash_ids": [1, 2]},
+    ],
+)
+def test_a_file_of_another_format_is_told_what_is_wanted(tmp_path: Path, line: dict[str, Any]) -> None:
+    (tmp_path / "requests.jsonl").write_text(json.dumps(line))
+    with pytest.raises(ConfigError, match=r"requests\.jsonl.*`hash_ids_rle`.*`hash_ids`.*docs/fleet\.md"):
+        read_trace(tmp_path / "requests.jsonl")
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_documented_examples_can_be_played(tmp_path: Path, number: int, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "fleet.md").read_text()
+    example = re.findall(r"```jsonl\n(.*?)```", page, re.DOTALL)[number]
+    (tmp_path / "trace.jsonl").write_text(example)
+    assert run(["simulate", str(tmp_path / "trace.jsonl"), "--replicas", "2", "--policy", "prefix", "--json"]) == 0
+    [figures] = json.loads(capsys.readouterr().out)["policies"]
+    assert figures["requests"] == (2, 3)[number]
+    assert figures["hit_rate"] > 0
 
 
 def test_the_command(sessions: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -119,7 +119,8 @@ class Execution:
         if not needed:
             return ""
         step, call = planned.step, planned.pending.call
-        results = {step_id: each.pending.task.result().text for step_id, each in needed.items()}
+        outcomes = {step_id: each.pending.task.result() for step_id, each in needed.items()}
+        results = {step_id: outcome.whole or outcome.text for step_id, outcome in outcomes.items()}
         try:
             arguments = _dump(fill(step.arguments, results, self.tools[step.tool].parameters))
         except BadReference as error:

@@ -8,8 +8,6 @@ On disk it is one JSON file: names of tools, arguments and fields, shapes of ids
 that several runs had in common (see `habits`). What was said, and what tools answered, is not in it.
 """
 
-import os
-import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +18,7 @@ import msgspec
 from hotloop.agent.predict.habits import Candidate, Habits, Number, Recipe, Tally
 from hotloop.agent.predict.history import History, PastCall
 from hotloop.core.errors import ConfigError
-from hotloop.core.files import named_errors
+from hotloop.core.files import named_errors, write_private
 from hotloop.core.message import Message, ToolCall
 
 _VERSION = 1
@@ -190,14 +188,7 @@ def save_predictor(predictor: Predictor, path: Path) -> None:
     """Raises ConfigError where the file cannot be written; what was there is then still there."""
     with named_errors("write", path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        file, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # readable by its owner only
-        try:
-            with os.fdopen(file, "wb") as out:
-                out.write(msgspec.json.encode(predictor))
-            os.replace(name, path)
-        except BaseException:
-            os.unlink(name)
-            raise
+        write_private(path, msgspec.json.encode(predictor))
 
 
 def load_predictor(path: Path) -> Predictor:

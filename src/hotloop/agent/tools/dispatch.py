@@ -13,19 +13,34 @@ of here but its outcome; only being cancelled does.
 import asyncio
 import logging
 import time
+import traceback
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import nullcontext
-from dataclasses import InitVar, dataclass, field
+from dataclasses import InitVar, dataclass, field, replace
 from typing import Any, NamedTuple
 
-from hotloop.agent.events import CallDispatched, CallFinished, Event
-from hotloop.agent.tools.tool import AgentTool, Surroundings, ToolCrashed, ToolError, render_result
+from hotloop.agent.conversation import estimate_tokens
+from hotloop.agent.events import CallDispatched, CallFinished, Event, SubAgentEvent
+from hotloop.agent.tools.tool import (
+    AgentTool,
+    Surroundings,
+    ToolCrashed,
+    ToolError,
+    call_function,
+    cut,
+    cut_to_tokens,
+    render_result,
+    render_text,
+)
 from hotloop.core.errors import HotloopError
 from hotloop.core.message import Message, ToolCall
 
 log = logging.getLogger(__name__)
 
 MAX_TRIES = 3
+MIN_RESULT_TOKENS = 512
+"""Results up to this are never cut."""
+MAX_TRACEBACK_CHARS = 10_000
 _FIRST_PAUSE_S = 0.1  # before another try; twice as long before the next
 _MAX_STOP_S = 5.0  # for a tool that was cancelled
 _MAX_CANCELLED_S = 2.5  # for one whose caller was cancelled: who did that waits for longer
@@ -33,8 +48,9 @@ _MAX_LATE_S = 0.5  # for one that was cancelled since its time is up, and may ha
 LATE = "it took longer than its timeout_s"  # what a tool that is cancelled for that reason is told
 _BROKEN_OFF = "Error: this call was broken off; it is not known whether it did anything"
 
-Approve = Callable[[ToolCall], Awaitable[bool | str]]
-"""Asked before a tool that needs approval runs: True lets it; False, or words for the model, does not."""
+Approve = Callable[[ToolCall], Awaitable[bool | str] | bool | str]
+"""Asked before a tool that needs approval runs: True lets it; False, or words for the model, does not. A function that
+does not await runs in a thread."""
 
 
 class Outcome(NamedTuple):
@@ -43,6 +59,11 @@ class Outcome(NamedTuple):
     text: str
     is_error: bool = False
     num_tries: int = 1
+    whole: str = ""
+    """The text before it was cut to fit the model's window, if it was."""
+    num_chars_cut: int = 0
+    """Left out of the text, by this cut or before."""
+    traceback: str = ""
 
 
 @dataclass(slots=True)
@@ -53,6 +74,19 @@ class EarlyCall:
     cost: float
     task: "asyncio.Task[Outcome]"
     began_at: float = field(default_factory=time.monotonic)
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The call that a sub-agent runs in, handed to it in its surroundings: where its events go, and who approves."""
+
+    call: ToolCall
+    turn: int
+    emit: Callable[[Event], None]
+    approve: Approve | None
+
+    def tell(self, run_id: str, event: Event) -> None:
+        self.emit(SubAgentEvent(self.turn, self.call.id, self.call.name, run_id, event))
 
 
 @dataclass(slots=True)
@@ -86,6 +120,7 @@ class Dispatcher:
     claim: Callable[[ToolCall], EarlyCall | None]
     count: Callable[[], None]
     concurrency: InitVar[int]
+    max_result_tokens: Callable[[], Awaitable[int]]
     approve: Approve | None = None
     _room: asyncio.Semaphore = field(init=False)
     _rooms: dict[str, asyncio.Semaphore] = field(init=False)
@@ -124,10 +159,22 @@ class Dispatcher:
             async with self._rooms.get(call.name, nullcontext()), self._room:
                 began_at = time.monotonic()
                 self.emit(CallDispatched(turn, call.id, call.name, call.arguments))
-                outcome = await carry_out(tool, call.arguments, self.surroundings)
+                caller = Caller(call, turn, self.emit, self.approve)
+                outcome = await carry_out(tool, call.arguments, Surroundings((caller, *self.surroundings.things)))
         duration_s = time.monotonic() - began_at
-        self.emit(CallFinished(turn, call.id, call.name, outcome.text, outcome.is_error, duration_s, outcome.num_tries))
+        outcome = await self._fit(outcome)
+        finished = CallFinished(turn, call.id, call.name, outcome.text, outcome.is_error, duration_s, outcome.num_tries)
+        self.emit(replace(finished, num_chars_cut=outcome.num_chars_cut, traceback=outcome.traceback))
         return outcome
+
+    async def _fit(self, outcome: Outcome) -> Outcome:
+        """Cut a result that is too long for the model's window. Short results do not ask for the window."""
+        if estimate_tokens(outcome.text) <= MIN_RESULT_TOKENS:
+            return outcome
+        text, num_chars_cut = cut_to_tokens(outcome.text, max(await self.max_result_tokens(), MIN_RESULT_TOKENS))
+        if not num_chars_cut:
+            return outcome
+        return outcome._replace(text=text, whole=outcome.text, num_chars_cut=num_chars_cut)
 
     async def _refusal(self, tool: AgentTool | None, call: ToolCall) -> str:
         """Why a call may not run; empty if it may."""
@@ -135,10 +182,14 @@ class Dispatcher:
             return f"there is no tool {call.name!r}; there are: {', '.join(sorted(self.tools)) or 'none'}"
         if not tool.traits.needs_approval:
             return ""
+        try:
+            tool.check(call.arguments)
+        except ToolError as error:
+            return str(error)
         if self.approve is None:
             return "this tool needs approval, and nobody is there to give it"
         try:
-            verdict = await self.approve(call)
+            verdict = await call_function(self.approve, call)
         except Exception as error:
             log.exception("the approval of %s failed", call.name)
             return f"the call could not be approved: {error}"
@@ -163,14 +214,18 @@ async def carry_out(tool: AgentTool, arguments: str, surroundings: Surroundings)
 async def _try(tool: AgentTool, arguments: str, surroundings: Surroundings, num_tries: int) -> tuple[Outcome, bool]:
     """The outcome, and whether another try might go better."""
     try:
-        return Outcome(render_result(await _run_in_time(tool, arguments, surroundings)), num_tries=num_tries), False
+        text, num_chars_cut = cut(render_text(await _run_in_time(tool, arguments, surroundings)))
+        return Outcome(text, num_tries=num_tries, num_chars_cut=num_chars_cut), False
     except asyncio.CancelledError:
         if _is_cancelled():
             raise
         reason, can_retry = f"{tool.spec.name} cancelled itself", True
+        where = ""
     except (Exception, SystemExit, BaseExceptionGroup) as error:  # not ours: whatever it raises is for the model
         reason, can_retry = describe_failure(error)
-    return Outcome(render_result(f"Error: {reason}"), is_error=True, num_tries=num_tries), can_retry
+        where = _log_crash(tool, error)
+    outcome = Outcome(render_result(f"Error: {reason}"), is_error=True, num_tries=num_tries, traceback=where)
+    return outcome, can_retry
 
 
 async def _run_in_time(tool: AgentTool, arguments: str, surroundings: Surroundings) -> Any:
@@ -203,6 +258,17 @@ def describe_failure(error: BaseException) -> tuple[str, bool]:
         case TimeoutError():
             return "TimeoutError", True
     return f"{type(error).__name__}: {error}", True
+
+
+def _log_crash(tool: AgentTool, error: BaseException) -> str:
+    """Log the traceback of a tool that crashed, and return it for the trace, without the error's message, which may
+    quote the arguments. Empty for a ToolError, or an error of ours."""
+    crash = error.__cause__ if isinstance(error, ToolCrashed) else error
+    if crash is None or (crash is error and isinstance(error, ToolError | HotloopError)):
+        return ""
+    log.warning("the tool %s crashed", tool.spec.name, exc_info=crash)
+    frames = "".join(traceback.format_tb(crash.__traceback__))
+    return cut(frames, MAX_TRACEBACK_CHARS)[0] + type(crash).__qualname__
 
 
 def describe_timeout(tool: AgentTool) -> str:

@@ -16,9 +16,11 @@ raises `ToolError`, whose text is for the model to read. Nothing here knows when
 import asyncio
 import contextvars
 import inspect
+import re
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import UnionType
 from typing import Annotated, Any, Protocol, TypeVar, get_args, get_origin, get_type_hints, overload
 
 import docstring_parser
@@ -26,12 +28,15 @@ import pydantic
 import pydantic_core
 from pydantic.json_schema import GenerateJsonSchema
 
-from hotloop.agent.conversation import Conversation
+from hotloop.agent.conversation import max_bytes
 from hotloop.core.errors import ConfigError
 from hotloop.core.message import Tool
+from hotloop.wire.arguments import read_arguments
 
 MAX_CHARS = 100_000
 """Most characters of one result that a model is given; more is cut in the middle, and said so."""
+_CUT = re.compile(r"\n\[\.\.\. (\d+) characters left out \.\.\.\]\n")
+_CUT_BYTES = 64  # room for these words, with any number
 
 FINAL_ANSWER = "final_answer"
 
@@ -56,6 +61,14 @@ class Surroundings:
             if isinstance(thing, wanted):
                 return thing
         raise ConfigError(f"a tool wants a {wanted.__name__}, and the run's context has none")
+
+    def check(self, tools: "Iterable[AgentTool]") -> None:
+        """Raise ConfigError if something is missing that one of the tools wants."""
+        for tool in tools:
+            for wanted in tool.wants:
+                if not any(isinstance(thing, wanted) for thing in self.things):
+                    need = f"the tool {tool.spec.name!r} wants a {wanted.__name__}"
+                    raise ConfigError(f"{need}, and the run's context has none: run(..., context=[...])")
 
 
 class ToolError(Exception):
@@ -95,6 +108,15 @@ class AgentTool(Protocol):
     @property
     def traits(self) -> Traits: ...
 
+    @property
+    def wants(self) -> Sequence[type]:
+        """What it takes from the run's context. A run that has not all of it does not begin."""
+        ...
+
+    def check(self, arguments: str) -> None:
+        """Raise ToolError if a call's arguments are wrong, without running it."""
+        ...
+
     async def run(self, arguments: str, surroundings: Surroundings) -> Any:
         """The result, whatever it is. `arguments` is JSON as the model wrote it. Raises ToolError."""
         ...
@@ -107,6 +129,7 @@ class FunctionTool:
         self.function = function
         self.traits = traits or Traits()
         self._arguments, self._wanted = _read_signature(function)
+        self.wants = tuple(self._wanted.values())
         described = docstring_parser.parse(inspect.getdoc(function) or "")
         parameters = _schema_of(self._arguments, {p.arg_name: p.description or "" for p in described.params})
         words = "\n\n".join(filter(None, (described.short_description, described.long_description)))
@@ -115,17 +138,20 @@ class FunctionTool:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
 
+    def check(self, arguments: str) -> None:
+        self._parse(arguments)
+
     async def run(self, arguments: str, surroundings: Surroundings) -> Any:
         values = self._parse(arguments) | {name: surroundings.find(kind) for name, kind in self._wanted.items()}
         try:
-            return await _call(self.function, values)
+            return await call_function(self.function, **values)
         except ToolError:
             raise
         except Exception as error:
             raise ToolCrashed(f"{type(error).__name__}: {error}") from error
 
     def _parse(self, arguments: str) -> dict[str, Any]:
-        parsed = _validate(self._arguments.model_validate_json, "arguments are", arguments)
+        parsed = validate(self._arguments.model_validate_json, "arguments are", arguments)
         fields = self._arguments.model_fields.items()
         return {info.alias or field: getattr(parsed, field) for field, info in fields}
 
@@ -160,6 +186,7 @@ class FinalAnswer:
     """The model calls it when it is done: its arguments are the answer. This works wherever tools do."""
 
     traits = Traits()
+    wants = ()
 
     def __init__(self, output: Any) -> None:
         self._type: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(output)
@@ -171,41 +198,28 @@ class FinalAnswer:
         self.is_given = False
         self.value: Any = None
 
+    def check(self, arguments: str) -> None:
+        validate(self._type.validate_json, "answer is", arguments)
+
     async def run(self, arguments: str, surroundings: Surroundings) -> str:
-        answer = _validate(self._type.validate_json, "answer is", arguments)
+        answer = validate(self._type.validate_json, "answer is", arguments)
         self.value, self.is_given = answer.value if self._is_wrapped else answer, True
         return "accepted"
 
 
-class _Task(pydantic.BaseModel, extra="forbid"):
-    prompt: str = pydantic.Field(description="what is to be done, with all there is to know for it")
+def read_object(arguments: str) -> dict[str, Any]:
+    """Arguments whose schema somebody else keeps to. Raises ToolError if they are not even an object."""
+    given = read_arguments(arguments)
+    if given is None:
+        raise ToolError("the arguments are wrong: they are not a JSON object")
+    return given
 
 
-class SubAgent:
-    """A call is a run and a conversation of its own; what it uses up is charged to the run it is called from.
-
-    All calls begin alike, so each conversation is a branch of one that has not begun.
-    """
-
-    def __init__(self, run: Callable[..., Awaitable[Any]], name: str, description: str, traits: Traits) -> None:
-        """`run` is the agent's."""
-        self.spec = Tool(name, description, plain_schema(_Task))
-        self.traits = traits
-        self._run = run
-        self._root = Conversation()
-
-    async def run(self, arguments: str, surroundings: Surroundings) -> str:
-        task = _validate(_Task.model_validate_json, "arguments are", arguments)
-        # The caller's things are at hand for the tools of this run, too; its Run among them makes it the caller.
-        result = await self._run(task.prompt, conversation=self._root.fork(), context=surroundings.things)
-        return render_result(result.output)
-
-
-async def _call(function: Callable[..., Any], values: dict[str, Any]) -> Any:
+async def call_function(function: Callable[..., Any], *args: Any, **values: Any) -> Any:
     """A function that does not await runs in a thread, so that it blocks nobody."""
     if inspect.iscoroutinefunction(function):
-        return await function(**values)
-    result = await _in_thread(lambda: function(**values))
+        return await function(*args, **values)
+    result = await _in_thread(lambda: function(*args, **values))
     return await result if isinstance(result, Awaitable) else result
 
 
@@ -232,26 +246,48 @@ async def _in_thread(call: Callable[[], Any]) -> Any:
 
 
 def render_result(value: Any) -> str:
-    """What a tool gave, as the model reads it: text as it is, anything else as JSON.
+    """What a tool gave, as the model reads it, with the middle of a long one left out."""
+    return cut(render_text(value))[0]
+
+
+def render_text(value: Any) -> str:
+    """What a tool gave: text as it is, anything else as JSON.
 
     A result is not to be trusted: it may be megabytes, bytes that are no text, or something JSON has no word for.
     """
     if value is None:
         return "done"
     if isinstance(value, bytes | bytearray | memoryview):
-        return cut(bytes(value).decode("utf-8", "replace"))
+        return bytes(value).decode("utf-8", "replace")
     if isinstance(value, str):
-        return cut(value.encode("utf-8", "replace").decode("utf-8"))  # lone surrogates cannot be sent
+        return value.encode("utf-8", "replace").decode("utf-8")  # lone surrogates cannot be sent
     data = pydantic_core.to_json(value, fallback=str, bytes_mode="utf8", inf_nan_mode="constants")
-    return cut(data.decode("utf-8", "replace"))
+    return data.decode("utf-8", "replace")
 
 
-def cut(text: str, max_chars: int = MAX_CHARS) -> str:
-    """A text that is too long, without its middle; the beginning and the end usually say most."""
+def cut(text: str, max_chars: int = MAX_CHARS) -> tuple[str, int]:
+    """A text that is too long, without its middle, and how many characters were left out. The beginning and the end
+    usually say most."""
     if len(text) <= max_chars:
-        return text
-    half = max_chars // 2
-    return f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"
+        return text, 0
+    half = (max_chars - _CUT_BYTES) // 2
+    return _leave_out(text, text[:half], text[-half:])
+
+
+def cut_to_tokens(text: str, max_tokens: int) -> tuple[str, int]:
+    """A text of at most so many tokens, as they are estimated, and how many characters were left out of its middle."""
+    data = text.encode("utf-8", "replace")
+    if len(data) <= max_bytes(max_tokens):
+        return text, 0
+    half = (max_bytes(max_tokens) - _CUT_BYTES) // 2
+    return _leave_out(text, data[:half].decode(errors="ignore"), data[-half:].decode(errors="ignore"))
+
+
+def _leave_out(text: str, head: str, tail: str) -> tuple[str, int]:
+    """Count what an earlier cut left out, too, if its marker is in the part that is left out now."""
+    middle = text[len(head) : len(text) - len(tail)]
+    num_cut = len(_CUT.sub("", middle)) + sum(int(number) for number in _CUT.findall(middle))
+    return f"{head}\n[... {num_cut} characters left out ...]\n{tail}", num_cut
 
 
 def _read_signature(function: Callable[..., Any]) -> tuple[type[pydantic.BaseModel], dict[str, type]]:
@@ -259,12 +295,19 @@ def _read_signature(function: Callable[..., Any]) -> tuple[type[pydantic.BaseMod
     hints = get_type_hints(function, include_extras=True)
     fields: dict[str, Any] = {}
     wanted: dict[str, type] = {}
-    for parameter in inspect.signature(function).parameters.values():
+    parameters = list(inspect.signature(function).parameters.values())
+    if parameters and parameters[0].name in ("self", "cls"):  # a bound method has none of them
+        name = function.__name__
+        raise ConfigError(f"{name} is a method, and @tool cannot know of which object: use tool(thing.{name}) instead")
+    for parameter in parameters:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
             raise ConfigError(f"{function.__name__}: the parameter {parameter.name!r} cannot be written by a model")
         hint = hints.get(parameter.name, Any)
         if any(isinstance(extra, FromContext) for extra in get_args(hint)[1:]):
-            wanted[parameter.name] = get_origin(get_args(hint)[0]) or get_args(hint)[0]
+            kind = get_origin(get_args(hint)[0]) or get_args(hint)[0]
+            if not isinstance(kind, type) or kind in (Any, UnionType):
+                raise ConfigError(f"{function.__name__}: the context of {parameter.name!r} must be a class")
+            wanted[parameter.name] = kind
             continue
         default = ... if parameter.default is parameter.empty else parameter.default
         # A field may have a name pydantic keeps for itself, such as `schema` or `_id`: so it is known by a number.
@@ -292,7 +335,7 @@ def plain_schema(described: "type[pydantic.BaseModel] | pydantic.TypeAdapter[Any
     return schema
 
 
-def _validate(parse: Callable[[str], T], what: str, arguments: str) -> T:
+def validate(parse: Callable[[str], T], what: str, arguments: str) -> T:
     try:
         return parse(arguments or "{}")
     except pydantic.ValidationError as error:

@@ -1,5 +1,7 @@
 """A model behind an API over HTTP, whichever it is: what is asked of it as a request of the wire."""
 
+import asyncio
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from contextlib import aclosing
@@ -19,9 +21,14 @@ from hotloop.wire.part import Call, Text, ToolResult, Turn
 from hotloop.wire.reader import Reader
 from hotloop.wire.request import ApiRequest, ApiTool, Cache, Choice, ChoiceMode, OutputShape
 
+log = logging.getLogger(__name__)
+
 SESSION_HEADER = "x-session-id"
 _MAX_CACHE_KEY_CHARS = 64
 _FAILED = "Error: "  # how a run words a call that failed
+_MAX_LIST_S = 5.0  # a result waits for it
+_WINDOW_KEYS = ("max_model_len", "max_input_tokens", "context_length", "context_window", "n_ctx")
+"""Where a list of models tells the context window: hotloop, vLLM and SGLang; Anthropic; OpenRouter; Groq; llama.cpp."""
 
 
 class ServedModel(ABC):
@@ -57,6 +64,8 @@ class ServedModel(ABC):
         self._max_tokens = max_tokens
         self._is_plain = is_plain
         self._is_hotloop = False
+        self._listed: list[Any] | None = None
+        """The models at this server, once it was asked for them."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._server.url!r}, {self._model!r})"
@@ -100,12 +109,35 @@ class ServedModel(ABC):
 
     async def find_model(self) -> str:
         if self._model is None:
-            match await self._server.ask(self.models_path):
-                case {"data": [{"id": str(name)}, *_]}:
+            match await self._list_models():
+                case [{"id": str(name)}, *_]:
                     self._model = name
                 case _:
                     raise RemoteError(f"{self._server.url}{self.models_path} lists no model: name the one to use")
         return self._model
+
+    async def find_window(self) -> int | None:
+        """As the server's list of models tells. A server that has no list is asked once."""
+        name = await self.find_model()
+        if self._listed is None:
+            try:
+                async with asyncio.timeout(_MAX_LIST_S):
+                    await self._list_models()
+            except (RemoteError, TimeoutError) as error:
+                log.info("the model's context window is not known: %s", str(error) or "no answer in time")
+                self._listed = []
+        listed = [each for each in self._listed or () if isinstance(each, dict)]
+        # A name that is not listed, such as a router's `auto`, may stand for any of them.
+        meant = [each for each in listed if each.get("id") == name] or listed
+        return min((window for window in map(_read_window, meant) if window), default=None)
+
+    async def _list_models(self) -> list[Any]:
+        match await self._server.ask(self.models_path):
+            case {"data": list(models)}:
+                self._listed = models
+            case _:
+                self._listed = []
+        return self._listed
 
     async def close(self) -> None:
         await self._server.close()
@@ -118,6 +150,13 @@ class ServedModel(ABC):
 
     @abstractmethod
     def _reader(self, ask: Ask) -> Reader: ...
+
+
+def _read_window(listed: dict[str, Any]) -> int | None:
+    meta = listed.get("meta")
+    said = listed | (meta if isinstance(meta, dict) else {})
+    windows = (said.get(key) for key in _WINDOW_KEYS)
+    return next((window for window in windows if isinstance(window, int) and window > 0), None)
 
 
 def session_headers(ask: Ask) -> dict[str, str]:

@@ -155,6 +155,8 @@ class Decoder:
 
     def close(self) -> None:
         self._library.decoder_destroy(self._handle)
+        self._norms.clear()
+        self._table = None
 
     def _set_layer(self, model: Model, layer: int) -> None:
         spec, name = self._spec, f"layers.{layer}."

@@ -92,7 +92,8 @@ struct Block {
         }
     }
 
-    void add(int group) {
+    // Inlined, or clang has totals and sums in memory.
+    __attribute__((always_inline)) void add(int group) {
         for (int half = 0; half < 2; half++) {
             Sixteen x[NUM_ROWS];
             for (int r = 0; r < NUM_ROWS; r++) x[r] = load_sixteen(rows[r][group].bytes + half * 16);
@@ -139,6 +140,7 @@ void multiply_few(const Strip& strip, int num_groups, const RowGroup* const* row
     const uint8_t* at = strip.at;
     for (int g = 0; g < num_groups; g++, at += bytes) {
         const half* scales = (const half*)at;
+#pragma unroll  // for clang, so that totals stay in registers; gcc does by itself
         for (int n = 0; n < NUM; n++) {
             const uint8_t* codes = at + code_offset + n * LANE_BYTES;
             Words sums[NUM_ROWS][NUM_PARTS];

@@ -88,6 +88,7 @@ class PortableBackend(KernelBackend):
         super().close()
         if self._linear:
             self._linear.close()
+        self._experts = None
 
     def _compile(self, model: Model, weight_format: WeightFormat, precision: Precision) -> ov.InferRequest:
         decoder = DecoderGraph(model.spec, model.weights, weight_format, NativeStyle(model.spec))

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import openvino as ov
+import openvino.opset13 as op
 from numpy.typing import NDArray
 
 from hotloop.backends.backend import Batch, HostMemory
@@ -92,9 +93,21 @@ def compile_graph(graph: ov.Model, options: dict[str, str]) -> ov.CompiledModel:
         raise failure("OpenVINO cannot compile the model", error) from error
 
 
+def compile_matmul(num_rows: int, width: int) -> ov.InferRequest:
+    """One product of float32 rows with a square matrix, to measure how fast this CPU multiplies."""
+    rows = op.parameter([num_rows, width], np.float32)
+    weights = op.constant(np.full((width, width), 0.01, np.float32))
+    return compile_graph(ov.Model([op.matmul(rows, weights, False, True)], [rows]), {}).create_infer_request()
+
+
+def cpu_property(name: str) -> Any:
+    """What OpenVINO's plugin for CPUs says of this one."""
+    return ov.Core().get_property("CPU", name)
+
+
 def describe_kv(model: Model, *how: str) -> str:
     """What the bytes of a KV block depend on: the model's files, the graph, and whoever computes it on what machine."""
-    device = ov.Core().get_property("CPU", "FULL_DEVICE_NAME")
+    device = cpu_property("FULL_DEVICE_NAME")
     return " ".join((model.fingerprint, f"v{GRAPH_VERSION}", ov.__version__, device, *how))
 
 

@@ -25,7 +25,7 @@ class LintFlags:
     format: Format = "text"
     """For people, programs, code scanners, or a pull request."""
     tokenizer: str | None = None
-    """Count tokens as this model does: `default`, a name, a GGUF file or a folder. Otherwise four bytes are one."""
+    """Count tokens as this model does: `default`, a name, a GGUF file or a folder. Estimated if not given."""
     prefill_speed: float | None = None
     """Prompt tokens a second that the server reads; measured where the input has times."""
     prices: Path | None = None

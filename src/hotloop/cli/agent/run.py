@@ -52,7 +52,7 @@ def run_agent(
     ] = None,
     record: Annotated[Path | None, Parameter(help="Write down all that the model and the tools say.")] = None,
     replay: Annotated[Path | None, Parameter(help="Answer from such a record instead of the model and tools.")] = None,
-    save: Annotated[Path | None, Parameter(help="Keep the conversation in this file.")] = None,
+    save: Annotated[Path | None, Parameter(help="Keep the conversation in this file, after every turn.")] = None,
     resume: Annotated[Path | None, Parameter(help="Go on with the conversation in this file.")] = None,
     trace: TraceFlags = TRACED,
     json: Json = False,
@@ -146,12 +146,22 @@ class Talk:
                 raise
             print(f"hotloop: {error}", file=sys.stderr)
         finally:
-            if self.save:
-                with named_errors("write", self.save):
-                    self.conversation.save(self.save)
+            self._save()
+
+    def _save(self) -> None:
+        if self.save:
+            with named_errors("write", self.save):
+                self.conversation.save(self.save)
+
+    def _save_turn(self) -> None:
+        """A disk that is full ends no run: it may have room when the run is over."""
+        try:
+            self._save()
+        except ConfigError as error:
+            print(f"hotloop: {error}", file=sys.stderr)
 
     async def _watch(self, prompt: str) -> "RunEnded":
-        from hotloop.agent.events import RunEnded
+        from hotloop.agent.events import RunEnded, TurnFinished
 
         ended: RunEnded | None = None
         events = self.found.agent.stream(prompt, conversation=self.conversation, context=self.found.context)
@@ -161,6 +171,8 @@ class Talk:
                     async for event in events:
                         self.view.push(event)
                         ended = event if isinstance(event, RunEnded) else None
+                        if isinstance(event, TurnFinished):
+                            self._save_turn()
             except asyncio.CancelledError:
                 self.view.cancel()
                 raise

@@ -17,6 +17,7 @@ from hotloop.agent.events import (
     CallFinished,
     CallOpened,
     Event,
+    SubAgentEvent,
     TurnFinished,
     TurnStarted,
 )
@@ -42,6 +43,8 @@ class CallRow:
     result: str = ""
     is_error: bool = False
     was_foreseen: bool = False
+    activity: str = ""
+    """Which tool a sub-agent runs now."""
 
     @property
     def label(self) -> str:
@@ -50,7 +53,7 @@ class CallRow:
     @property
     def note(self) -> str:
         if self.ended_at is None:
-            return "being written" if self.began_at is None else "running"
+            return "being written" if self.began_at is None else f"running {self.activity}".strip()
         return ("foreseen; " if self.was_foreseen else "") + shorten(self.result, _NOTE_CHARS)
 
 
@@ -112,6 +115,8 @@ class Timeline:
                 return turn
             case CallDispatched() | CallFinished():
                 self._push_call(event)
+            case SubAgentEvent() if self.turn and event.call_id in self.turn.calls:
+                self.turn.calls[event.call_id].activity = _describe_activity(event.inner)
             case Words() | CallOpened() | CallArguments() if self.turn:
                 self._push_words(event, self.turn)
         return None
@@ -148,6 +153,15 @@ class Timeline:
         self.num_errors += event.is_error
         call.began_at, call.ended_at = event.at - event.duration_s, event.at
         call.result, call.is_error = event.result, event.is_error
+
+
+def _describe_activity(event: Event) -> str:
+    match event:
+        case SubAgentEvent():
+            return f"{event.agent} {_describe_activity(event.inner)}".strip()
+        case CallDispatched():
+            return event.name
+    return ""
 
 
 def describe_usage(usage: ApiUsage) -> str:

@@ -14,9 +14,18 @@ from typing import Any, Self
 from rich.console import Console
 from rich.live import Live
 
-from hotloop.agent.events import CallDispatched, CallFinished, CallForeseen, Compacted, Event, RunEnded, RunStarted
+from hotloop.agent.events import (
+    CallDispatched,
+    CallFinished,
+    CallForeseen,
+    Compacted,
+    Event,
+    RunEnded,
+    RunStarted,
+    SubAgentEvent,
+)
 from hotloop.cli.agent.timeline import Timeline, describe_usage
-from hotloop.cli.output import shorten
+from hotloop.cli.output import count, shorten
 
 _REFRESH_PER_S = 10
 _RESULT_CHARS = 100
@@ -106,19 +115,10 @@ class PlainView(View):
         if isinstance(event, RunStarted):
             self._timeline, self._began_at = Timeline(), event.at
         turn = self._timeline.push(event)
-        match event:
-            case CallDispatched():
-                foreseen = " (foreseen)" if event.was_foreseen else ""
-                self._say(event.at, f"  {event.name} {shorten(event.arguments, _RESULT_CHARS)} began{foreseen}")
-            case CallForeseen():
-                self._say(event.at, f"  {event.name} {shorten(event.arguments, _RESULT_CHARS)} began ahead of time")
-            case CallFinished():
-                result = shorten(event.result, _RESULT_CHARS)
-                self._say(event.at, f"  {event.name} took {event.duration_s:.2f} s: {result}")
-            case Compacted():
-                self._say(event.at, _describe_compacted(event))
-            case RunEnded() if event.end != "cancelled":
-                self._say(event.at, self._timeline.describe_end(event.spent))
+        if line := describe_event(event):
+            self._say(event.at, line)
+        if isinstance(event, RunEnded) and event.end != "cancelled":
+            self._say(event.at, self._timeline.describe_end(event.spent))
         if turn and turn.usage and turn.ended_at:
             self._say(turn.ended_at, f"turn {turn.number}: {describe_usage(turn.usage)}")
 
@@ -155,9 +155,29 @@ def render_event(event: Event, began_at: float) -> dict[str, Any]:
         spent = event.spent
         fields["spent"] = {"num_turns": spent.num_turns, "time_s": spent.time_s, "money": spent.money}
         fields["usage"] = spent.usage
+    if isinstance(event, SubAgentEvent):
+        fields["inner"] = render_event(event.inner, began_at)
     if "usage" in fields:
         fields["usage"] = dataclasses.asdict(fields["usage"])
     return {"event": name, "at_s": round(at - began_at, 4), **fields}
+
+
+def describe_event(event: Event) -> str:
+    """A line for what begins and ends in a turn; empty for all else."""
+    match event:
+        case CallDispatched():
+            foreseen = " (foreseen)" if event.was_foreseen else ""
+            return f"  {event.name} {shorten(event.arguments, _RESULT_CHARS)} began{foreseen}"
+        case CallForeseen():
+            return f"  {event.name} {shorten(event.arguments, _RESULT_CHARS)} began ahead of time"
+        case CallFinished():
+            return f"  {event.name} took {event.duration_s:.2f} s: {shorten(event.result, _RESULT_CHARS)}"
+        case Compacted():
+            return _describe_compacted(event)
+        case SubAgentEvent():
+            inner = describe_event(event.inner)
+            return f"  {event.agent}:{inner}" if inner else ""
+    return ""
 
 
 def plain(value: Any) -> Any:
@@ -173,4 +193,5 @@ def print_output(output: Any) -> None:
 
 def _describe_compacted(event: Compacted) -> str:
     before, after = event.num_messages_before, event.num_messages_after
-    return f"shortened from {before} messages to {after}: {describe_usage(event.usage)}"
+    cut = f", {count(event.num_results_cut, 'result')} cut" if event.num_results_cut else ""
+    return f"shortened from {before} messages to {after}{cut}: {describe_usage(event.usage)}"

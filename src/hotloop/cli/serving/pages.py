@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp
 
+from hotloop.border.requests import ApiKeys
 from hotloop.cli.advice.linting import lint_spans
 from hotloop.cli.tracing import load_prices, store_path
 from hotloop.core.config import TraceConfig
@@ -47,7 +48,7 @@ def page_of(
     live: Callable[[], Awaitable[Live]],
     *,
     model: str = "",
-    keys: Sequence[bytes] = (),
+    keys: ApiKeys | None = None,
     names: Sequence[str] = (),
 ) -> ASGIApp:
     source = StoreSource(store, title=title, model=model, live=live, lint=lint_spans, prices=load_prices(None))

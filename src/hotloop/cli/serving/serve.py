@@ -1,8 +1,8 @@
 """`hotloop serve` and `hotloop route`: a model, or many replicas, behind one address."""
 
 import gc
-import logging
 import os
+import signal
 import sys
 import time
 from dataclasses import replace
@@ -19,6 +19,7 @@ from hotloop.cli.settings import (
     ConfigFile,
     EngineFlags,
     ModelFlags,
+    Reread,
     RouterFlags,
     ServerFlags,
     TraceFlags,
@@ -29,11 +30,11 @@ from hotloop.core.errors import DeviceLost
 
 if TYPE_CHECKING:
     from hotloop.border.page import Application
+    from hotloop.cli.serving.reload import Settings
     from hotloop.router.app import RouterApp
     from hotloop.router.config import FleetConfig
     from hotloop.ui.source import Live
 
-_LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _MODEL_HELP = "What to serve, as --model takes it, and before what that or a setting says."
 MIN_LIFE_S = 60.0
 _SWITCH_S = 0.0005  # so long the engine's thread waits at most for the one that answers clients
@@ -48,20 +49,33 @@ def serve(
     server: ServerFlags = ServerConfig(),
     trace: TraceFlags = TRACED,
     config: ConfigFile = None,
+    reread: Reread = None,
 ) -> None:
     """Serve a model over the OpenAI API.
 
     For the loop everybody starts with, no reuse and one request at a time: --no-prefix-cache --max-running 1
+    SIGHUP reads the settings again and applies what can change while it runs: API keys and the log level.
     """
-    from hotloop.border.requests import read_keys
+    from hotloop.border.listen import bind
     from hotloop.cli.serving.pages import live_of_engine, opened_store, page_of
+    from hotloop.cli.serving.reload import Reload, Settings, start_logging
 
     began_at = time.monotonic()
     if given:
         model = replace(model, model=given)
-    logging.basicConfig(format=_LOG_FORMAT)
-    logging.getLogger("hotloop.backends").setLevel(logging.INFO)  # what the model will take
-    with tracing(trace) as tracer, opened_store(trace) as store, load_engine(model, engine) as loaded:
+
+    def read() -> "Settings[ServerConfig]":
+        assert reread
+        now = reread()
+        named = replace(now["model"], model=given) if given else now["model"]
+        return Settings(now["server"], now["trace"], (named, now["engine"]))
+
+    if reread:
+        _hold_hangups()
+    start_logging(server)
+    reload = Reload(Settings(server, trace, (model, engine)), read)
+    listener = bind(server.host, server.port)  # before the model is loaded: a taken port is told at once
+    with listener, tracing(trace) as tracer, opened_store(trace) as store, load_engine(model, engine) as loaded:
         from hotloop.server.app import HttpServer
 
         name = server.served_name or loaded.name
@@ -75,12 +89,21 @@ def serve(
         async def show() -> "Live":
             return await live_of_engine(loaded, engine.max_running)
 
-        page, keys = None, read_keys(server.api_key, server.api_key_file)
+        page = None
         if store:
             names = (server.host, *server.allowed_hosts)
-            page = page_of(store, "hotloop serve", show, model=name, keys=keys, names=names)
+            page = page_of(store, "hotloop serve", show, model=name, keys=reload.keys, names=names)
         _shorten_pauses()
-        HttpServer(loaded, server, tracer=tracer, page=page, on_ready=announce, on_drain=_say_draining).run()
+        HttpServer(
+            loaded,
+            server,
+            tracer=tracer,
+            page=page,
+            keys=reload.keys,
+            reload=reload if reread else None,
+            on_ready=announce,
+            on_drain=_say_draining,
+        ).run([listener])
     if isinstance(loaded.failure, DeviceLost):
         begin_again(loaded.failure, time.monotonic() - began_at)
 
@@ -96,6 +119,11 @@ def begin_again(failure: DeviceLost, lived_s: float) -> None:
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
+def _hold_hangups() -> None:
+    """A SIGHUP that comes before there is anything to reload waits until the server listens, which lets it through."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+
+
 def _shorten_pauses() -> None:
     """What is loaded by now stays: looking through it for garbage would stop all threads for tenths of a second."""
     gc.collect()
@@ -108,22 +136,33 @@ def _say_draining(num_running: int) -> None:
         print(f"still running: {num_running}; once more to abort", file=sys.stderr)
 
 
-def route(*, router: RouterFlags = RouterConfig(), trace: TraceFlags = TRACED, config: ConfigFile = None) -> None:
+def route(
+    *,
+    router: RouterFlags = RouterConfig(),
+    trace: TraceFlags = TRACED,
+    config: ConfigFile = None,
+    reread: Reread = None,
+) -> None:
     """Put one address in front of many replicas: each request goes where its prefix is warm.
 
     Replicas may be hotloop, vLLM, SGLang, TGI, TensorRT-LLM, llama.cpp, Ollama, or hosted APIs; what they are is found
     out. A file (--config fleet.toml) can say more about each; SIGHUP reads it again, and no stream is dropped.
     """
-    from hotloop.border.requests import read_keys
     from hotloop.cli.serving.pages import live_of_router, opened_store, page_of
+    from hotloop.cli.serving.reload import Reload, Settings, start_logging
     from hotloop.router.config import read_fleet
     from hotloop.router.serve import RouterServer
 
-    logging.basicConfig(format=_LOG_FORMAT)
-    path = config or (Path(CONFIG_FILE) if Path(CONFIG_FILE).exists() else None)
+    def read() -> "Settings[RouterConfig]":
+        assert reread
+        now = reread()
+        return Settings(now["router"], now["trace"])
 
-    def read() -> "FleetConfig":
-        return read_fleet(router, path, os.environ)
+    def read_replicas(router: RouterConfig) -> "FleetConfig":
+        return read_fleet(router, config or (Path(CONFIG_FILE) if Path(CONFIG_FILE).exists() else None), os.environ)
+
+    def apply(app: "RouterApp") -> str:
+        return reload(lambda router: app.reload(read_replicas(router)))
 
     def announce(url: str) -> None:
         names = ", ".join(each.name for each in fleet.replicas)
@@ -135,11 +174,20 @@ def route(*, router: RouterFlags = RouterConfig(), trace: TraceFlags = TRACED, c
 
     def make_page(app: "RouterApp") -> "Application":
         assert store
-        keys, names = read_keys(router.api_key, router.api_key_file), (router.host, *router.allowed_hosts)
-        return page_of(store, "hotloop route", lambda: live_of_router(app), keys=keys, names=names)
+        names = (router.host, *router.allowed_hosts)
+        return page_of(store, "hotloop route", lambda: live_of_router(app), keys=reload.keys, names=names)
 
-    fleet = read()
+    if reread:
+        _hold_hangups()
+    start_logging(router)
+    reload, fleet = Reload(Settings(router, trace), read), read_replicas(router)
     with tracing(trace) as tracer, opened_store(trace) as store:
-        page = make_page if store else None
-        RouterServer(fleet, tracer=tracer, page=page, read_config=read, on_ready=announce).run()
+        RouterServer(
+            fleet,
+            tracer=tracer,
+            page=make_page if store else None,
+            keys=reload.keys,
+            reload=apply if reread else None,
+            on_ready=announce,
+        ).run()
     print("drained", file=sys.stderr)

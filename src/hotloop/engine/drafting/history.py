@@ -131,7 +131,7 @@ class PastDrafter:
         self._history.learn(request)
 
     def close(self) -> None:
-        """There is nothing to give back but memory."""
+        self._history = SuffixHistory(0)
 
     def _guess(self, want: Want) -> Guess:
         """The longer match wins. Beyond twice its length a guess is more often wrong than right."""

@@ -72,7 +72,7 @@ class Placement:
     """Places requests. `block_tokens` is how many tokens a hash of a key stands for."""
 
     def __init__(self, policy: Policy, *, block_tokens: int, seed: int | None = None) -> None:
-        self._policy = policy
+        self.policy = policy
         self._block_tokens = block_tokens
         self._index = PrefixIndex()
         self._views: dict[str, ReplicaView] = {}
@@ -136,7 +136,7 @@ class Placement:
             placing.num_alike = self._count_alike(prompt.key, match)
             placing.past_tokens = prompt.num_tokens if prompt.session or placing.num_alike else 0.0
         self._look(views, match, prompt, known or {})
-        choice = self._policy(views, placing)
+        choice = self.policy(views, placing)
         work_tokens = prompt.num_tokens - choice.matched_tokens + OUTPUT_COST * prompt.num_output
         ticket = Ticket(choice, prompt, work_tokens)
         self._count(ticket)

@@ -6,7 +6,7 @@ to be placed without them is placed by what is probable. Knows no HTTP.
 
 import asyncio
 from array import array
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -42,12 +42,13 @@ class ExactState:
         self.held[name] = held
         self._followers[name] = asyncio.create_task(events.run(), name=f"kv-events {name}")
 
-    async def remove_replica(self, name: str) -> None:
+    def remove_replica(self, name: str) -> Coroutine[Any, Any, None]:
+        """At once, so that another may take its name; its sockets are closed when what this returns was awaited."""
+        self.held.pop(name, None)
         follower = self._followers.pop(name, None)
         if follower:
             follower.cancel()
-            await asyncio.gather(follower, return_exceptions=True)
-            del self.held[name]
+        return _end(follower)
 
     async def aclose(self) -> None:
         for name in list(self._followers):
@@ -76,6 +77,11 @@ class ExactState:
         if token_ids:
             self._prompts[key] = token_ids
         return token_ids or None
+
+
+async def _end(task: asyncio.Task[None] | None) -> None:
+    if task:
+        await asyncio.gather(task, return_exceptions=True)
 
 
 def ask_tokens(body: Mapping[str, Any]) -> "Mapping[str, Any] | array[int] | None":

@@ -5,6 +5,7 @@ that is taken out finishes what it has. Owns health, breakers, placement and the
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Collection, Coroutine, Iterable, Mapping
 from contextlib import suppress
@@ -25,6 +26,8 @@ from hotloop.router.replicas.replica import Replica, open_replica, open_requests
 from hotloop.router.request import BLOCK_TOKENS, RoutedRequest
 from hotloop.router.summary import AnswerSummary
 from hotloop.router.translate import can_translate
+
+log = logging.getLogger("hotloop.router")
 
 MAX_ANSWERS = 20_000
 MAX_LISTED = 20
@@ -55,17 +58,22 @@ class Fleet:
         for each in self.config.replicas:
             self._add(each)
 
-    def reload(self, config: FleetConfig) -> None:
-        """Take in what is new, let go what is no longer there, and leave alone what is the same."""
+    def reload(self, config: FleetConfig) -> list[str]:
+        """Take in what is new, let go what is no longer there, and leave alone what is the same; says what that was.
+        A FleetConfig is valid, so that nothing here can fail halfway."""
         wanted = {each.name: each for each in config.replicas}
-        for name, replica in list(self.replicas.items()):
-            if wanted.get(name) != replica.config:
-                self._remove(replica)
-        for name, each in wanted.items():
-            if name not in self.replicas:
-                self._add(each)
+        gone = [name for name in self.replicas if name not in wanted]
+        changed = [name for name, each in self.replicas.items() if wanted.get(name, each.config) != each.config]
+        new = [name for name in wanted if name not in self.replicas]
+        for name in (*gone, *changed):
+            self._remove(self.replicas[name])
         self.config = config
+        self._placement.policy = POLICIES[config.router.policy]
+        for name in (*changed, *new):
+            self._add(wanted[name])
         self.room.wake(is_one=False)
+        words = {"added": new, "changed": changed, "removed": gone}
+        return [f"replicas {word}: {', '.join(names)}" for word, names in words.items() if names]
 
     async def aclose(self) -> None:
         for replica in list(self.replicas.values()):
@@ -206,6 +214,7 @@ class Fleet:
         self._watches.pop(replica).cancel()
         replica.state, replica.why = "leaving", "taken out"
         self.leaving.add(replica)
+        self._run_in_background(self._exact.remove_replica(replica.name))
         self._run_in_background(self._drain(replica))
 
     def _run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
@@ -214,8 +223,6 @@ class Fleet:
         task.add_done_callback(self._background.discard)
 
     async def _drain(self, replica: Replica) -> None:
-        if replica.config.kv_events:
-            await self._exact.remove_replica(replica.name)
         if replica.num_running:
             replica.idle.clear()
             with suppress(TimeoutError):
@@ -226,12 +233,17 @@ class Fleet:
 
     def _on_probe(self, replica: Replica) -> None:
         """Time passes for those who wait, too: a breaker may let one through again."""
+        if replica.state == "down" and replica.is_silent and replica.upstream.num_open:
+            lost, replica.upstream = replica.upstream, open_requests(replica.config, self.config.router)
+            self._run_in_background(lost.aclose())  # whoever still waits for a byte from it may ask elsewhere
         self._placement.note_elsewhere(replica.name, replica.num_elsewhere)
         self.room.wake(is_one=False)
 
     def _on_change(self, replica: Replica) -> None:
+        """One that nobody can connect to keeps its connections: if it was told to stop, it finishes what it has."""
         if replica.state == "down":
+            log.warning("replica down: name=%s running=%d reason=%s", replica.name, replica.num_running, replica.why)
             self._placement.forget_replica(replica.name)
-            lost, replica.upstream = replica.upstream, open_requests(replica.config, self.config.router)
-            self._run_in_background(lost.aclose())  # whoever still waits for a byte from it may ask elsewhere
+        else:
+            log.info("replica up: name=%s kind=%s url=%s", replica.name, replica.kind.name, replica.config.url)
         self.room.wake(is_one=False)

@@ -58,12 +58,14 @@ async def watch(
 async def probe(replica: Replica, *, is_discovery: bool) -> bool:
     """Whether its state is another now."""
     begun_at, is_gone = time.monotonic(), False
+    replica.is_silent = False
     try:
         if is_discovery:
             await _discover(replica)
         complaint = await _check(replica)
     except UpstreamFailed as failure:
         complaint, is_gone = str(failure), failure.is_gone
+        replica.is_silent = failure.is_timeout and replica.last_byte_at <= begun_at
     if not complaint:
         replica.num_missed = 0
         return _set(replica, "up", "healthy")

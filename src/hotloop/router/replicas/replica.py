@@ -56,6 +56,8 @@ class Replica:
     """What its kind speaks and it does not, as its answers have shown since it came up."""
     last_byte_at: float = 0.0
     num_missed: int = 0
+    is_silent: bool = False
+    """Whether its last probe timed out, and no byte of any answer came meanwhile."""
     idle: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property

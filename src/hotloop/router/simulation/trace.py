@@ -24,6 +24,11 @@ _SINGLE_BLOCK_TOKENS = 512
 _MAX_BLOCKS = 1 << 20  # of a prompt
 _WORLD_IDS = 1 << 32
 """How far the ids of what is played again are from those before."""
+_WANTED = (
+    "wanted is a JSON object a line with the lengths and block ids of prompts, not the prompts: "
+    "sessions (`block_size`, `requests` with `in`, `out`, `hash_ids_rle`) or single requests "
+    "(`timestamp`, `input_length`, `output_length`, `hash_ids`); see docs/fleet.md#traffic-to-simulate"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +74,7 @@ def read_trace(path: Path) -> Trace:
         sessions = (tuple(_read_session(row["requests"], _Known(block_tokens))) for row in rows)
         return Trace(block_tokens, tuple(filter(None, sessions)), is_shared=False)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
-        raise ConfigError(f"{path} is not a trace: {error!r}") from None
+        raise ConfigError(f"{path} is not traffic that can be simulated ({error!r}): {_WANTED}") from None
 
 
 def key_of(runs: Runs, world: int = 0) -> bytes:

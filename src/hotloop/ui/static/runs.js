@@ -202,7 +202,7 @@ const MOODS = { done: "good", failed: "bad", lost: "bad", running: "busy" };
 export function runState(run, hasErrors) {
   const title = run.end === "lost" ? LOST : undefined;
   const mood = hasErrors && run.end !== "running" ? "bad" : MOODS[run.end] ?? "";
-  return el("span", { class: `state ${mood}`, title }, run.end || "request");
+  return el("span", { class: `state ${mood}`, title }, run.end || (run.num_aborted ? "aborted" : "request"));
 }
 
 export function noRuns() {
@@ -220,9 +220,13 @@ function runRow(run) {
   const tip = () => [run.agent || run.model || "a request", ["run", run.id], ["began", longMoment(run.start_ms)],
     ["model", run.model], ["session", run.session],
     ["cached", `${count(run.num_cached)} of ${count(run.num_prompt)}`], ["recomputed", count(run.num_recomputed)],
-    ["spans", count(run.num_spans)], ["errors", run.num_errors || null]];
+    ["for no answer", run.num_lost_prompt ? `${count(run.num_lost_prompt)} prompt, ${count(run.num_lost_output)} output`
+      : null],
+    ["spans", count(run.num_spans)], ["errors", run.num_errors || null], ["aborted", run.num_aborted || null]];
   const none = () => el("span", { class: "muted" }, NONE);
-  const label = [run.agent || run.model || "request", run.end, moment(run.start_ms), plural(run.num_turns, "turn"),
+  const withLost = (number, lost) => [short(number), lost ? el("span", { class: "muted" }, ` +${short(lost)}`) : null];
+  const state = run.end || (run.num_aborted ? "aborted" : "");
+  const label = [run.agent || run.model || "request", state, moment(run.start_ms), plural(run.num_turns, "turn"),
     `${percent(run.num_cached, run.num_prompt)} cached`].filter(Boolean).join(", ");
   const choose = () => { lastChosen = run.id; };
   return el("a", { class: "run-row", href: `#/runs/${run.id}`, "aria-label": label, tip, onclick: choose },
@@ -232,10 +236,10 @@ function runRow(run) {
     runState(run, run.num_errors > 0),
     el("span", { class: "num rather" }, count(run.num_turns)),
     el("span", { class: "num" }, run.running_ms === null ? duration(run.wall_ms) : ticking(run.running_ms)),
-    el("span", { class: "num wide" }, short(run.num_prompt)),
+    el("span", { class: "num wide" }, withLost(run.num_prompt, run.num_lost_prompt)),
     el("span", { class: "share-bar rather" }, stack([["cached", run.num_cached]], run.num_prompt, { class: "thin" }),
       el("span", { class: "num" }, percent(run.num_cached, run.num_prompt))),
     el("span", { class: "num wide" }, run.num_recomputed ? short(run.num_recomputed) : none()),
-    el("span", { class: "num wide" }, short(run.num_output)),
+    el("span", { class: "num wide" }, withLost(run.num_output, run.num_lost_output)),
     el("span", { class: "num wide" }, run.money ? money(run.money) : none()));
 }

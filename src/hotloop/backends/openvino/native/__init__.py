@@ -91,7 +91,9 @@ class NativeAttention:
         return function, self._handle
 
     def close(self) -> None:
+        self.kv = self.kv[:, :0].copy()  # before its memory goes
         self._library.attention_destroy(self._handle)
+        self._keep.clear()
 
 
 def _in_spans(up: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -65,7 +65,7 @@ function tellTokens(tokens, ahead, lost) {
     ["from host memory", some(tokens.from_host)],
     ["from disk", some(tokens.restored)],
     ["prefilled ahead", some(ahead.prompt)],
-    ["for no answer", some(lost.prompt)],
+    ["for no answer", lost.prompt ? `${count(lost.prompt)} prompt, ${count(lost.output)} output` : null],
     ["output", count(tokens.output)],
     ["forced", some(tokens.forced)],
     ["drafted", tokens.guessed ? `${count(tokens.drafted)} of ${count(tokens.guessed)}` : null],

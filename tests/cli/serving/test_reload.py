@@ -1,0 +1,78 @@
+"""What a reload applies, what it reports, and that it is all or nothing."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hotloop.cli.serving.reload import Reload, Settings
+from hotloop.core.config import RELOADABLE, EngineConfig, RouterConfig, ServerConfig, TraceConfig
+from hotloop.core.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def log_level() -> Iterator[logging.Logger]:
+    log = logging.getLogger("hotloop")
+    before = log.level
+    yield log
+    log.setLevel(before)
+
+
+def reload(old: Settings[RouterConfig], new: Settings[RouterConfig]) -> tuple[str, Reload[RouterConfig]]:
+    reloaded = Reload(old, lambda: new)
+    return reloaded(), reloaded
+
+
+def router(**settings: object) -> Settings[RouterConfig]:
+    return Settings(RouterConfig(**settings), TraceConfig())  # type: ignore[arg-type]
+
+
+def test_what_is_applied_is_told_apart_from_what_waits(log_level: logging.Logger) -> None:
+    told, again = reload(router(port=1), router(port=2, policy="session", log_level="error", max_retries=7))
+    assert told == "changed: log_level=error, max_retries=7, policy=session; needs a restart: port"
+    assert log_level.level == logging.ERROR
+    assert again() == "changed: nothing; needs a restart: port", "it is not in force yet"
+
+
+def test_the_settings_in_force_are_what_is_applied() -> None:
+    given: list[RouterConfig] = []
+    new = router(port=2, replica=("http://a", "http://b"), queue_timeout_s=5.0)
+    Reload(router(port=1), lambda: new)(lambda config: given.append(config) or ["replicas added: a, b"])
+    assert given == [RouterConfig(port=1, replica=("http://a", "http://b"), queue_timeout_s=5.0)]
+
+
+def test_no_key_is_told_and_whether_there_are_any_is_settled_at_the_start() -> None:
+    told, reloaded = reload(router(api_key="old"), router(api_key="new"))
+    assert (told, reloaded.keys.current) == ("changed: API keys", (b"new",))
+    told, reloaded = reload(router(api_key="old"), router())
+    assert (told, reloaded.keys.current) == ("changed: nothing; needs a restart: api_key", (b"old",))
+    told, reloaded = reload(router(), router(api_key="new"))
+    assert (told, reloaded.keys.current) == ("changed: nothing; needs a restart: api_key", ())
+
+
+def test_what_is_refused_changes_nothing(tmp_path: Path, log_level: logging.Logger) -> None:
+    old, level = router(api_key="old"), log_level.level
+    missing = router(api_key="new", api_key_file=str(tmp_path / "none"), log_level="error")
+    pattern = Settings(RouterConfig(api_key="new", log_level="error"), TraceConfig(trace_redact=("(",)))
+    for new in (missing, pattern):
+        reloaded = Reload(old, lambda new=new: new)  # type: ignore[misc]
+        with pytest.raises(ConfigError):
+            reloaded()
+        assert (reloaded.keys.current, log_level.level) == ((b"old",), level)
+
+
+def test_an_error_of_the_fleet_changes_nothing(log_level: logging.Logger) -> None:
+    def refuse(config: RouterConfig) -> list[str]:
+        raise ConfigError("there is no replica")
+
+    reloaded, level = Reload(router(api_key="old"), lambda: router(api_key="new", log_level="error")), log_level.level
+    with pytest.raises(ConfigError, match="no replica"):
+        reloaded(refuse)
+    assert (reloaded.keys.current, log_level.level) == ((b"old",), level)
+
+
+def test_settings_of_the_engine_wait_for_a_restart() -> None:
+    old, new = (Settings(ServerConfig(), TraceConfig(), (EngineConfig(max_running=num),)) for num in (1, 2))
+    assert Reload(old, lambda: new)() == "changed: nothing; needs a restart: max_running"
+    assert not RELOADABLE & {*EngineConfig.__slots__, *TraceConfig.__slots__}

@@ -1,0 +1,203 @@
+"""hotloop sends nothing anywhere by itself, whatever is installed beside it: every command, the library, every import.
+
+A command without a case here fails the test of the list.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cyclopts import App
+from tests.egress.guard import Guard
+from tests.models.fake_hub import FakeHub
+from tests.models.tiny import tiny_spec, tiny_weights, write_folder, write_gguf
+
+from hotloop.cli.main import app
+from hotloop.core.config import DEFAULT_MODEL
+from hotloop.models.catalogue import home
+
+AGENT = """
+from hotloop import Agent, ScriptedCall, ScriptedModel, tool
+from hotloop.agent.speculation import SpeculativeForesight
+
+@tool(read_only=True)
+def weather(city: str) -> str:
+    return f"18 degrees in {city}"
+
+def answer(ask):
+    return "18 degrees" if ask.messages[-1].role == "tool" else [ScriptedCall("weather", city="Rome")]
+
+agent = Agent(ScriptedModel(answer), tools=[weather], foresight=SpeculativeForesight(path="foresight.json"))
+"""
+LIBRARY = """
+import asyncio, contextlib, sys
+from hotloop import Agent, Engine, HotloopError, SamplingParams
+
+with Engine.load() as engine:
+    engine.generate("Once", SamplingParams(max_tokens=2))
+with contextlib.suppress(HotloopError):  # the answer is cut off
+    asyncio.run(Agent(sys.argv[1] + "/v1", max_tokens=2).run("Hello"))
+"""
+IMPORTS = """
+import importlib, pkgutil
+import hotloop
+
+for module in pkgutil.walk_packages(hotloop.__path__, "hotloop."):
+    if not module.name.endswith("__main__"):
+        try:
+            importlib.import_module(module.name)
+        except ImportError as error:  # an extra that is not installed
+            print(error)
+"""
+
+SERVING = {"serve": "--port 0", "route": "--port 0 --replica {url}", "trace open": ""}
+COMMANDS = {
+    "bench replay": "--url {url} --agents 1 --jobs 1 --turns 1 --max-out 2 --gap 0",
+    "bench tools": "--url {url} --repeat-workload --questions 1 --max-tokens 2",
+    "chat": "--max-tokens 2",
+    "demo": "--agents 1 --turns 1",
+    "doctor": "{url} --idle 0",
+    "lint": "requests.jsonl --fail-on never",
+    "models": "",
+    "models recommend": "--gpu h100",
+    "models show": "",
+    "predict show": "foresight.json",
+    "pull": "other.gguf",
+    "rm": "other",
+    "run": "agent.py Rome?",
+    "simulate": "traffic.jsonl --replicas 2",
+    "size": "--gpu this",
+    "trace diff": "last last",
+    "trace export": "last",
+    "trace import": "spans.jsonl",
+    "trace ls": "",
+    "trace show": "last",
+    "version": "",
+}
+FLEET = {"fleet up", "fleet status", "fleet down"}
+"""Not run here: what Ray contacts is docs/ray.md's, and that it reports no usage tests/fleet sees to."""
+
+
+def command_names(group: App, *before: str) -> Iterator[str]:
+    """Every command that runs something and is in the help."""
+    for name in group:
+        command = group[name]
+        if name.startswith("-") or not command.show:
+            continue
+        if command.default_command:
+            yield " ".join((*before, name))
+        yield from command_names(command, *before, name)
+
+
+def test_every_command_has_a_case():
+    assert {*SERVING, *COMMANDS, *FLEET} == set(command_names(app))
+
+
+@pytest.fixture(scope="module")
+def guard(tmp_path_factory: pytest.TempPathFactory) -> Guard:
+    """A tiny model has the place of the default one, kernels are this machine's, and what commands read is there."""
+    guard = Guard(tmp_path_factory.mktemp("egress"))
+    kept, native = guard.home / ".cache" / "hotloop", home() / "cache" / "native"
+    if sys.platform == "darwin":
+        kept = guard.home / "Library" / "Caches" / "hotloop"
+    native.mkdir(parents=True, exist_ok=True)
+    for folder in (kept / "models", kept / "cache"):
+        folder.mkdir(parents=True)
+    (kept / "cache" / "native").symlink_to(native)
+    spec = tiny_spec("llama", max_context=16_384)
+    model = write_gguf(kept / "models" / f"{DEFAULT_MODEL}.gguf", spec, tiny_weights(spec))
+    (guard.work / "other.gguf").symlink_to(model)
+    messages = [{"role": "user", "content": "Hello"}]
+    files = {
+        "agent.py": AGENT,
+        "requests.jsonl": json.dumps({"model": "m", "messages": messages}),
+        "traffic.jsonl": json.dumps({"timestamp": 0, "input_length": 512, "output_length": 2, "hash_ids": [1]}),
+    }
+    for name, text in files.items():
+        (guard.work / name).write_text(text)
+    assert guard.python("-m", "hotloop", "run", "agent.py", "Rome?").returncode == 0
+    (guard.work / "spans.jsonl").write_text(guard.python("-m", "hotloop", "trace", "export").stdout)
+    assert guard.python("-m", "hotloop", "pull", "other.gguf").returncode == 0
+    return guard
+
+
+@pytest.fixture(scope="module")
+def url(guard: Guard) -> Iterator[str]:
+    with guard.serving("serve", *SERVING["serve"].split()) as url:
+        yield url
+
+
+def check_nothing_left_the_machine(guard: Guard) -> None:
+    assert guard.contacted() == []
+    ours = {Path(".cache/hotloop"), Path("Library/Caches/hotloop")}
+    strange = [
+        path for each in guard.home.rglob("*") if not ours & {path := each.relative_to(guard.home), *path.parents}
+    ]
+    assert [path for path in strange if not any(path in each.parents for each in ours)] == []
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_contacts_nobody(name: str, guard: Guard, url: str):
+    argv = COMMANDS[name].format(url=url).split()
+    done = guard.python("-m", "hotloop", *name.split(), *argv, stdin="Hello\n")
+    check_nothing_left_the_machine(guard)
+    has_findings = name == "doctor" and done.returncode == 1 and done.stdout  # of a busy machine, too
+    assert done.returncode == 0 or has_findings, done.stderr
+
+
+@pytest.mark.parametrize("name", SERVING)
+def test_a_server_contacts_nobody(name: str, guard: Guard, url: str):
+    argv = SERVING[name].format(url=url).split()
+    with guard.serving(*name.split(), *argv) as address:
+        asked = f"import httpx; httpx.get({address!r} + '/ui').raise_for_status()"
+        assert guard.python("-c", asked).returncode == 0
+    check_nothing_left_the_machine(guard)
+
+
+def test_the_library_contacts_nobody(guard: Guard, url: str):
+    done = guard.python("-c", LIBRARY, url)
+    check_nothing_left_the_machine(guard)
+    assert done.returncode == 0, done.stderr
+
+
+def test_importing_every_module_contacts_nobody(guard: Guard):
+    done = guard.python("-c", IMPORTS)
+    check_nothing_left_the_machine(guard)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_hub_is_asked_for_files_only(guard: Guard):
+    """Told by name and version who asks, and not what else is installed, or which coding agent started it."""
+    pytest.importorskip("huggingface_hub")
+    spec = tiny_spec("qwen2", num_layers=1)
+    folder = write_folder(guard.work / "tiny", spec, tiny_weights(spec))
+    with FakeHub() as hub:
+        files = {path.name: path.read_bytes() for path in folder.iterdir()}
+        hub.add("org/tiny", files)
+        environ = {"HF_ENDPOINT": hub.url, "HF_HOME": str(guard.work / "hub"), "AI_AGENT": "some"}
+        done = guard.python("-m", "hotloop", "pull", "org/tiny", **environ)
+    assert done.returncode == 0, done.stderr
+    wanted = ("/api/models/org/tiny", *files)
+    assert [asked.path for asked in hub.asked if not any(name in asked.path for name in wanted)] == []
+    told = {part.partition("/")[0] for asked in hub.asked for part in (asked.user_agent or "").split("; ")}
+    assert told <= {"hotloop", "unknown", "hf_hub", "python"}
+    assert guard.contacted() == []
+
+
+@pytest.mark.parametrize("code", ["socket.create_connection(('198.51.100.1', 9))", "socket.gethostbyname('a.test')"])
+def test_the_guard_sees_what_is_sent(tmp_path: Path, code: str):
+    guard = Guard(tmp_path)
+    done = guard.python("-c", f"import socket; {code}")
+    assert "is refused" in done.stderr
+    assert len(guard.contacted()) == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux preloads")
+@pytest.mark.parametrize("host", ["198.51.100.1", "a.test"])
+def test_the_guard_sees_what_is_not_python(tmp_path: Path, host: str):
+    guard = Guard(tmp_path)
+    done = guard.python("-c", f"import uvloop; uvloop.run(__import__('asyncio').open_connection({host!r}, 9))")
+    assert done.returncode == 1
+    assert len(guard.contacted()) == 1
