@@ -33,7 +33,7 @@ def parse_events(text: str) -> list[dict]:
 
 async def test_chat_whole_and_streamed_say_the_same(http: httpx.AsyncClient):
     whole = (await http.post(CHAT, json=ASK)).json()
-    streamed = (await http.post(CHAT, json=ASK | {"stream": True})).text
+    streamed = (await http.post(CHAT, json=ASK | {"stream": True, "stream_options": {"include_usage": True}})).text
     chunks = parse_events(streamed)
     words = "".join(chunk["choices"][0]["delta"]["content"] for chunk in chunks if chunk["choices"])
     assert words == whole["choices"][0]["message"]["content"] == " word0 word1 word2 word3"

@@ -34,6 +34,7 @@ async def test_the_watch_survives_any_page(scripted, route, path, body):
     scripted.pages[path] = Page(body)
     scripted.pages["/health"] = Page(b"{}")
     await router.until(lambda: router.fleet.replicas["r"].state == "up")
+    assert set(router.fleet.replicas["r"].models) == {"m"}  # without a list it would be given requests for any model
     scripted.pages["/health"] = Page(b"{}", 503)
     await router.until(lambda: router.fleet.replicas["r"].state == "down")
     scripted.pages |= {path: good, "/health": Page(b"{}")}

@@ -2,6 +2,8 @@
 
 import asyncio
 import socket
+import time
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -206,6 +208,24 @@ async def test_a_connection_is_free_before_its_answer_is_read() -> None:
         second = await upstream.send(POST)
         assert [await body_of(first), await body_of(second)] == [b"ok", b"ok"]
         assert replica.num_connections == 1
+        await upstream.aclose()
+
+
+async def test_many_tiny_chunks_leave_the_loop_to_others() -> None:
+    """No turn of the loop takes much of all the processor time that they cost."""
+    num_chunks, turns = 300_000, [time.process_time()]
+
+    async def live() -> None:
+        while True:
+            await asyncio.sleep(0)
+            turns.append(time.process_time())
+
+    async with Replica(saying(CHUNKED + b"1\r\nx\r\n" * num_chunks + b"0\r\n\r\n")) as replica:
+        upstream = replica.upstream()
+        living = asyncio.create_task(live())
+        assert await body_of(await upstream.send(POST)) == b"x" * num_chunks
+        living.cancel()
+        assert max(after - before for before, after in pairwise(turns)) < (turns[-1] - turns[0]) / 3
         await upstream.aclose()
 
 

@@ -6,6 +6,7 @@ A replica is not trusted: heads, trailers and what is buffered for a slow reader
 """
 
 import asyncio
+import time
 from typing import Self, cast
 
 import httptools
@@ -19,11 +20,15 @@ MAX_BUFFERED_BYTES = 256 * 1024
 """Reading stops above this, and goes on when it is taken."""
 MAX_IDLE_S = 60.0
 """How long a connection is kept unused."""
+_MAX_TURN_S = 0.001
+"""Reading that takes longer is followed by a rest."""
+_ONE_READ_BYTES = 32 * 1024
+"""Little enough that all of it in tiny chunks is soon parsed."""
 _ONE_WRITE_BYTES = 64 * 1024
 _FRAMING = (b"content-length", b"transfer-encoding")
 
 
-class Connection(asyncio.Protocol):
+class Connection(asyncio.BufferedProtocol):
     """A socket, the response that comes over it, and the place it holds in its pool."""
 
     def __init__(self, pool: "Pool") -> None:
@@ -31,6 +36,7 @@ class Connection(asyncio.Protocol):
         self.is_lost = False
         self.num_requests = 0
         self.is_writing = False
+        self._is_resting = False
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._pool = pool
         self._response: Http1Response | None = None
@@ -77,7 +83,7 @@ class Connection(asyncio.Protocol):
         self._transport.pause_reading()
 
     def resume(self) -> None:
-        if not self._transport.is_reading():
+        if not self._is_resting and not self._transport.is_reading():
             self._transport.resume_reading()
 
     def abort(self) -> None:
@@ -97,12 +103,31 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self.is_writing = False
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._pool.read_buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
         if self._response is None:
             self._lose(None)
             self.abort()
-        else:
-            self._response.feed(data)
+            return
+        begun_at = time.monotonic()
+        self._response.feed(bytes(self._pool.read_buffer[:nbytes]))
+        took_s = time.monotonic() - begun_at
+        if took_s > _MAX_TURN_S and not self.is_lost:
+            self._rest(took_s)
+
+    def _rest(self, for_s: float) -> None:
+        """Many tiny chunks take long: let others have the loop for as long. uvloop would read on and on otherwise."""
+        self._is_resting = True
+        if self._transport.is_reading():
+            self.pause()
+        asyncio.get_running_loop().call_later(for_s, self._end_rest)
+
+    def _end_rest(self) -> None:
+        self._is_resting = False
+        if not self.is_lost and (self._response is None or self._response.num_buffered_bytes <= MAX_BUFFERED_BYTES):
+            self.resume()
 
     def eof_received(self) -> None:
         self._lose(None)
@@ -134,6 +159,7 @@ class Pool:
         self._num_taken = 0
         self._idle: list[Connection] = []
         self._is_sweeping = False
+        self.read_buffer = memoryview(bytearray(_ONE_READ_BYTES))  # of whichever connection is read from just now
 
     @property
     def num_open(self) -> int:
@@ -238,6 +264,8 @@ class Http1Response:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._fault = self._fault or f"it does not speak HTTP/1.1 ({error})"
+        if self._buffer:
+            self._wake()
         if self._is_whole:
             self._end()
         elif self._fault is not None:
@@ -286,7 +314,6 @@ class Http1Response:
         if self._has_head and not self._is_whole:
             self._num_head_bytes = 0
             self._buffer += piece
-            self._wake()
 
     def on_message_complete(self) -> None:
         self._is_whole = self._has_head
