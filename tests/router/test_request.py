@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hotloop.border.keys import Tenant
 from hotloop.core.errors import RequestError
 from hotloop.core.request import Priority
 from hotloop.router.kinds import CHAT
@@ -145,3 +146,14 @@ def test_cache_marks_beside_what_cannot_be_read_are_hashed_as_they_are():
 def test_what_cannot_be_read_is_one_clear_error(raw):
     with pytest.raises(RequestError, match="cannot be read"):
         parse_request(CHAT, {}, raw)
+
+
+def test_what_two_tenants_say_alike_is_told_apart() -> None:
+    raw = json.dumps({"model": "m", "session_id": "s", "prompt": "word " * 400}).encode()
+    tenants = [Tenant(name, is_apart=True) for name in ("a" * 64, "b" * 64)]
+    one, two = (parse_request("/v1/completions", {}, raw, tenant, tenant.id) for tenant in tenants)
+    alone = parse_request("/v1/completions", {}, raw)
+    assert len({each.session for each in (one, two, alone)}) == 3
+    assert len({each.key[:8] for each in (one, two, alone)}) == 3
+    assert len({each.cache_salt for each in (one, two)}) == 2
+    assert {each.session_name for each in (one, two, alone)} == {"s"} == {alone.session}
