@@ -87,7 +87,7 @@ class TestKey:
         keys = Keys((Key(b"anna"), Key(b"bob"), Key(b"root", "admin"), Key(b"scrape", "metrics")))
         with TraceStore(fill_store(tmp_path / "shared.db", ours, theirs, RUN)) as store:
             source = StoreSource(store, title="here", live=Engine().live, lint=lambda spans: FINDINGS)
-            transport = httpx.ASGITransport(create_ui(source, keys=keys))
+            transport = httpx.ASGITransport(create_ui(source, keys=ApiKeys(keys)))
             async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1/ui/api/") as ui:
 
                 async def ask(path: str, key: str, **more: Any) -> httpx.Response:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from hotloop.border.keys import read_keys
 from hotloop.cli.serving.reload import Reload, Settings
 from hotloop.core.config import RELOADABLE, EngineConfig, RouterConfig, ServerConfig, TraceConfig
 from hotloop.core.errors import ConfigError
@@ -44,9 +45,9 @@ def test_the_settings_in_force_are_what_is_applied() -> None:
 
 def test_no_key_is_told_and_whether_there_are_any_is_settled_at_the_start() -> None:
     told, reloaded = reload(router(api_key="old"), router(api_key="new"))
-    assert (told, reloaded.keys.current) == ("changed: API keys", (b"new",))
+    assert (told, reloaded.keys.current) == ("changed: API keys", read_keys("new", None))
     told, reloaded = reload(router(api_key="old"), router())
-    assert (told, reloaded.keys.current) == ("changed: nothing; needs a restart: api_key", (b"old",))
+    assert (told, reloaded.keys.current) == ("changed: nothing; needs a restart: api_key", read_keys("old", None))
     told, reloaded = reload(router(), router(api_key="new"))
     assert (told, reloaded.keys.current) == ("changed: nothing; needs a restart: api_key", ())
 
@@ -59,7 +60,7 @@ def test_what_is_refused_changes_nothing(tmp_path: Path, log_level: logging.Logg
         reloaded = Reload(old, lambda new=new: new)  # type: ignore[misc]
         with pytest.raises(ConfigError):
             reloaded()
-        assert (reloaded.keys.current, log_level.level) == ((b"old",), level)
+        assert (reloaded.keys.current, log_level.level) == (read_keys("old", None), level)
 
 
 def test_an_error_of_the_fleet_changes_nothing(log_level: logging.Logger) -> None:
@@ -69,7 +70,7 @@ def test_an_error_of_the_fleet_changes_nothing(log_level: logging.Logger) -> Non
     reloaded, level = Reload(router(api_key="old"), lambda: router(api_key="new", log_level="error")), log_level.level
     with pytest.raises(ConfigError, match="no replica"):
         reloaded(refuse)
-    assert (reloaded.keys.current, log_level.level) == ((b"old",), level)
+    assert (reloaded.keys.current, log_level.level) == (read_keys("old", None), level)
 
 
 def test_settings_of_the_engine_wait_for_a_restart() -> None:
