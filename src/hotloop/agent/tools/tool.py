@@ -27,7 +27,7 @@ import pydantic_core
 from pydantic.json_schema import GenerateJsonSchema
 
 from hotloop.agent.conversation import Conversation
-from hotloop.core.errors import ConfigError
+from hotloop.core.errors import ConfigError, HotloopError
 from hotloop.core.message import Tool
 
 MAX_CHARS = 100_000
@@ -64,6 +64,10 @@ class ToolError(Exception):
 
 class ToolCrashed(ToolError):
     """A tool failed in a way it did not mean to: another try may go better."""
+
+
+class ToolExited(HotloopError):
+    """A tool raised what would end the program, KeyboardInterrupt or SystemExit: its run ends instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,23 +216,24 @@ async def _call(function: Callable[..., Any], values: dict[str, Any]) -> Any:
 async def _in_thread(call: Callable[[], Any]) -> Any:
     """In a daemon thread of its own: a thread cannot be stopped, and an executor's would hold up the program's end."""
     loop = asyncio.get_running_loop()
-    future: asyncio.Future[Any] = loop.create_future()
+    future: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
     context = contextvars.copy_context()
 
     def work() -> None:
         try:
-            settle, outcome = future.set_result, context.run(call)
-        except BaseException as error:
-            # A future cannot carry what would end the program, such as SystemExit.
-            is_plain = isinstance(error, Exception) and not isinstance(error, StopIteration)
-            settle, outcome = future.set_exception, error if is_plain else RuntimeError(repr(error))
+            outcome = context.run(call), None
+        except BaseException as error:  # as a value: a future cannot carry StopIteration, nor end the program properly
+            outcome = None, error
         try:
-            loop.call_soon_threadsafe(lambda: future.done() or settle(outcome))
+            loop.call_soon_threadsafe(lambda: future.done() or future.set_result(outcome))
         except RuntimeError:
             return  # the loop has been closed: nobody waits any more
 
     threading.Thread(target=work, name="hotloop-tool", daemon=True).start()
-    return await future
+    value, error = await future
+    if error is not None:
+        raise error
+    return value
 
 
 def render_result(value: Any) -> str:
