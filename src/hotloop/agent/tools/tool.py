@@ -15,9 +15,11 @@ raises `ToolError`, whose text is for the model to read. Nothing here knows when
 
 import asyncio
 import contextvars
+import dataclasses
 import inspect
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from typing import Annotated, Any, Protocol, TypeVar, get_args, get_origin, get_type_hints, overload
 
@@ -32,6 +34,9 @@ from hotloop.core.message import Tool
 
 MAX_CHARS = 100_000
 """Most characters of one result that a model is given; more is cut in the middle, and said so."""
+
+_MAX_VALUE_CHARS = 1 << 20  # about as many of a value are written as JSON before that is cut
+_VALUE_CHARS = 8  # what a number is taken to be, or what is around a list
 
 FINAL_ANSWER = "final_answer"
 
@@ -239,16 +244,72 @@ async def _in_thread(call: Callable[[], Any]) -> Any:
 def render_result(value: Any) -> str:
     """What a tool gave, as the model reads it: text as it is, anything else as JSON.
 
-    A result is not to be trusted: it may be megabytes, bytes that are no text, or something JSON has no word for.
+    A result is not to be trusted: it may be megabytes, bytes that are no text, or something JSON has no word for. What
+    is too large is cut before it is converted, so that no copy of the whole is made.
     """
     if value is None:
         return "done"
-    if isinstance(value, bytes | bytearray | memoryview):
-        return cut(bytes(value).decode("utf-8", "replace"))
-    if isinstance(value, str):
-        return cut(value.encode("utf-8", "replace").decode("utf-8"))  # lone surrogates cannot be sent
-    data = pydantic_core.to_json(value, fallback=str, bytes_mode="utf8", inf_nan_mode="constants")
+    if isinstance(value, str | bytes | bytearray | memoryview):
+        return _read_text(value, MAX_CHARS)
+    data = pydantic_core.to_json(_Room(_MAX_VALUE_CHARS).fit(value), fallback=str, inf_nan_mode="constants")
     return cut(data.decode("utf-8", "replace"))
+
+
+def _read_text(value: str | bytes | bytearray | memoryview, max_chars: int) -> str:
+    if isinstance(value, str):
+        text = cut(value, max_chars)
+        return text[:] if text.isascii() else text.encode("utf-8", "replace").decode()  # a lone surrogate cannot be sent
+    view = memoryview(value)
+    view = view.cast("B") if view.contiguous else memoryview(view.tobytes())
+    end = 4 * max_chars  # no character has more bytes
+    if len(view) <= 2 * end:
+        return cut(str(view, "utf-8", "replace"), max_chars)
+    half = max_chars // 2
+    head, tail = str(view[:end], "utf-8", "replace")[:half], str(view[-end:], "utf-8", "replace")
+    return f"{head}\n[... of {len(view)} bytes the middle is left out ...]\n{tail[max(len(tail) - half, 0) :]}"
+
+
+class _Room:
+    """How many characters of a value may still be taken. What there is no room for is left out, and that is said."""
+
+    def __init__(self, num_chars: int) -> None:
+        self._left = num_chars
+
+    def fit(self, value: Any) -> Any:
+        """A value of plain types that JSON writes as it would the one given."""
+        if isinstance(value, str | bytes | bytearray | memoryview):
+            text = _read_text(value, max(self._left, 0))
+            self._left -= len(text)
+            return text
+        self._left -= _VALUE_CHARS
+        if value is None or isinstance(value, int | float):
+            return value
+        if isinstance(value, dict):
+            return dict(self._pairs(value))
+        if isinstance(value, list | tuple | set | frozenset | deque | Iterator):
+            return list(self._items(value))
+        if hasattr(type(value), "__pydantic_serializer__"):  # it has its own way of being written, and secrets maybe
+            return self.fit(pydantic_core.to_jsonable_python(value, fallback=str, inf_nan_mode="constants"))
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            return self.fit({field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
+        return value
+
+    def _items(self, items: Iterable[Any]) -> Iterator[Any]:
+        for number, item in enumerate(items):
+            if self._left <= 0:
+                yield self._tell(items, number)
+                return
+            yield self.fit(item)
+
+    def _pairs(self, pairs: dict[Any, Any]) -> Iterator[tuple[Any, Any]]:
+        for number, (key, value) in enumerate(pairs.items()):
+            if self._left <= 0:
+                yield "...", self._tell(pairs, number)
+                return
+            yield self.fit(key) if isinstance(key, str) else key, self.fit(value)
+
+    def _tell(self, items: Iterable[Any], num_taken: int) -> str:
+        return f"[... {f'{len(items) - num_taken} ' if isinstance(items, Sized) else ''}more left out ...]"
 
 
 def cut(text: str, max_chars: int = MAX_CHARS) -> str:
@@ -256,7 +317,7 @@ def cut(text: str, max_chars: int = MAX_CHARS) -> str:
     if len(text) <= max_chars:
         return text
     half = max_chars // 2
-    return f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"
+    return f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[len(text) - half :]}"
 
 
 def _read_signature(function: Callable[..., Any]) -> tuple[type[pydantic.BaseModel], dict[str, type]]:
