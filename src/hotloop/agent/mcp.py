@@ -98,10 +98,7 @@ class McpTool:
         self._name = tool.name
         name = re.sub(r"[^A-Za-z0-9_-]", "_", prefix + tool.name)  # what every API allows
         self.spec = Tool(name, tool.description or tool.title or "", tool.input_schema)
-        hints = tool.annotations or wire.ToolAnnotations()
-        self.traits = Traits(
-            read_only=bool(hints.read_only_hint), idempotent=bool(hints.idempotent_hint), timeout_s=timeout_s
-        )
+        self.traits = _read_hints(tool.annotations or wire.ToolAnnotations(), timeout_s)
 
     async def run(self, arguments: str, surroundings: Surroundings) -> str:
         given = read_arguments(arguments)
@@ -197,6 +194,17 @@ class _BoundedStream(httpx2.AsyncByteStream):
 
     async def aclose(self) -> None:
         await self._inner.aclose()
+
+
+def _read_hints(hints: wire.ToolAnnotations, timeout_s: float | None) -> Traits:
+    """With the defaults of the specification: what is not said to be harmless is not. Of a tool that is said to be both
+    read-only and destructive the worse is believed."""
+    return Traits(
+        read_only=bool(hints.read_only_hint) and not hints.destructive_hint,
+        open_world=hints.open_world_hint is not False,
+        idempotent=bool(hints.idempotent_hint),
+        timeout_s=timeout_s,
+    )
 
 
 async def _list_tools(client: Client) -> AsyncIterator[wire.Tool]:

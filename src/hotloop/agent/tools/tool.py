@@ -79,6 +79,8 @@ class ToolExited(HotloopError):
 class Traits:
     read_only: bool = False
     """Calling it changes nothing, so that it may run before the model has asked for it."""
+    open_world: bool = False
+    """What it is given goes to others, as with a web search: so only a call the model has made before may run ahead."""
     idempotent: bool = False
     """Calling it twice is as good as once, so that it may be tried again."""
     timeout_s: float | None = 60.0
@@ -148,6 +150,7 @@ def tool(
     *,
     name: str | None = None,
     read_only: bool = False,
+    open_world: bool = False,
     idempotent: bool = False,
     timeout_s: float | None = 60.0,
     max_concurrency: int | None = None,
