@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hotloop.agent.tools.tool import AgentTool, Surroundings, ToolCrashed, ToolError, Traits, render_result
+from hotloop.agent.tools.tool import AgentTool, Surroundings, ToolCrashed, ToolError, Traits, cut, render_result
 from hotloop.core.errors import ConfigError
 from hotloop.core.message import Tool
 from hotloop.wire.arguments import read_arguments
@@ -223,7 +223,7 @@ def _render(result: wire.CallToolResult) -> Any:
     is_text = len(result.content) == 1 and isinstance(result.content[0], wire.TextContent)
     if result.structured_content is not None and not is_text:
         return result.structured_content
-    return "\n".join(_render_piece(piece) for piece in result.content)
+    return "\n".join(cut(_render_piece(piece)) for piece in result.content)
 
 
 def _render_piece(piece: wire.ContentBlock) -> str:

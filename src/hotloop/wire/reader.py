@@ -5,7 +5,8 @@
 
 No API tells the end of a call reliably, so a call is whole when the brackets of its arguments are closed; what has no
 brackets is whole if the answer is. A server may close the brackets of an answer that has run out of room, and a filter
-may stop one anywhere: so the end of a call is believed only once something else follows it, or the answer ends by itself.
+may stop one anywhere: so the end of a call is believed only once something else follows it, or the model itself has
+ended the answer.
 """
 
 from abc import ABC, abstractmethod

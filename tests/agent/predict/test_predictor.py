@@ -58,7 +58,9 @@ def test_what_only_a_result_has_said_is_never_an_argument(bait: str | int | floa
 
 
 def test_a_part_of_what_the_model_has_used_is_another_value():
-    history = History().follow([asks(("open", {"at": "https://a.example/b?c=d"})), Message("assistant", "See a.example/b.")])
+    history = History().follow(
+        [asks(("open", {"at": "https://a.example/b?c=d"})), Message("assistant", "See a.example/b.")]
+    )
     assert history.has_used("https://a.example/b?c=d")
     assert history.has_used("a.example/b")
     for other in ("https://a.example/b", "https://a.example", "a.example", "b"):

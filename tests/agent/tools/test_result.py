@@ -18,7 +18,7 @@ class Point:
     x: int
 
 
-class Colour(str, enum.Enum):
+class Colour(str, enum.Enum):  # noqa: UP042 - many programs have such enums, and str() of them is another text
     RED = "red"
 
 

@@ -1,4 +1,4 @@
-"""An answer that a content filter ended confirms no call that it had not gone beyond: what it had begun is never run."""
+"""An answer that a content filter ended does not confirm its last call: it is never run."""
 
 from typing import Any
 

@@ -90,8 +90,7 @@ class History:
         return History([*self.calls, PastCall(call)], self.said, self.answered, self.words, self.trail)
 
     def has_used(self, value: Any) -> bool:
-        """Whether the user or the model has said a value, or the model has given it to a tool; what only a tool has said
-        does not count."""
+        """Whether the user or the model has said a value, or the model has given it to a tool."""
         text = str(value)
         return any(text in words for words in self.words) or any(text in call.given for call in self.calls)
 

@@ -227,13 +227,18 @@ async def _in_thread(call: Callable[[], Any]) -> Any:
     future: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
     context = contextvars.copy_context()
 
+    def tell(value: Any, error: BaseException | None) -> None:
+        if not future.done():
+            future.set_result((value, error))  # as a value: a future cannot carry StopIteration
+
     def work() -> None:
+        value, raised = None, None
         try:
-            outcome = context.run(call), None
-        except BaseException as error:  # as a value: a future cannot carry StopIteration, nor end the program properly
-            outcome = None, error
+            value = context.run(call)
+        except BaseException as error:
+            raised = error
         try:
-            loop.call_soon_threadsafe(lambda: future.done() or future.set_result(outcome))
+            loop.call_soon_threadsafe(tell, value, raised)
         except RuntimeError:
             return  # the loop has been closed: nobody waits any more
 
@@ -261,7 +266,8 @@ def render_result(value: Any) -> str:
 def _read_text(value: str | bytes | bytearray | memoryview, max_chars: int) -> str:
     if isinstance(value, str):
         text = cut(value, max_chars)
-        return text[:] if text.isascii() else text.encode("utf-8", "replace").decode()  # a lone surrogate cannot be sent
+        # A lone surrogate cannot be sent.
+        return text[:] if text.isascii() else text.encode("utf-8", "replace").decode()
     view = memoryview(value)
     view = view.cast("B") if view.contiguous else memoryview(view.tobytes())
     end = 4 * max_chars  # no character has more bytes

@@ -57,7 +57,7 @@ def reserved_stdout() -> Iterator[TextIO]:
         return
     out.flush()
     with ExitStack() as stack:
-        if out is sys.__stdout__:  # its descriptor is what child processes inherit
+        if sys.stdout is sys.__stdout__:  # its descriptor is what child processes inherit
             ours = os.fdopen(os.dup(out.fileno()), "w", encoding=out.encoding, errors=out.errors)
             out = stack.enter_context(ours)
             os.dup2(2, 1)
