@@ -85,6 +85,7 @@ NUMBERED = dict.fromkeys(range(1 << 20))
         (lambda: MANY, "more left out"),
         (lambda: {"a": WORDS, "b": DATA}, "left out"),
         (lambda: {WORDS: WORDS}, "left out"),
+        (lambda: {WORDS: DATA}, "left out"),
         (lambda: NUMBERED, "left out"),
         (lambda: Page(MANY), "left out"),
         (lambda: Secret(words=MANY), "left out"),

@@ -274,7 +274,7 @@ def _read_text(value: str | bytes | bytearray | memoryview, max_chars: int) -> s
     if len(view) <= 2 * end:
         return cut(str(view, "utf-8", "replace"), max_chars)
     half = max_chars // 2
-    head, tail = str(view[:end], "utf-8", "replace")[:half], str(view[-end:], "utf-8", "replace")
+    head, tail = str(view[:end], "utf-8", "replace")[:half], str(view[len(view) - end :], "utf-8", "replace")
     return f"{head}\n[... of {len(view)} bytes the middle is left out ...]\n{tail[max(len(tail) - half, 0) :]}"
 
 
