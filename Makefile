@@ -59,7 +59,7 @@ $(CLIENTS)/.installed: Makefile
 	@$(CLIENTS)/py/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(CLIENTS)/py
 	@echo "installing clients into $(CLIENTS) ..."
 	@$(CLIENTS)/py/bin/python -m pip --disable-pip-version-check -qq install uv  # pip takes minutes to make these fit
-	@$(CLIENTS)/py/bin/uv pip install -q --python $(CLIENTS)/py/bin/python openai anthropic langgraph langchain-openai \
+	@$(CLIENTS)/py/bin/uv pip install -q --python $(CLIENTS)/py/bin/python openai anthropic langchain langchain-openai \
 	    openai-agents 'pydantic-ai-slim[openai]' litellm instructor 'smolagents[openai]'
 	@command -v npm >/dev/null && npm install --silent --no-audit --no-fund --prefix $(CLIENTS)/npm @anthropic-ai/claude-code \
 	    @openai/codex openai @anthropic-ai/sdk ai @ai-sdk/openai-compatible zod || echo "install npm to run the clients of Node"

@@ -19,7 +19,8 @@ from hotloop.agent.mcp import McpServer
 from hotloop.agent.model import Ask
 from hotloop.agent.scripted import Part, ScriptedCall, ScriptedModel
 from hotloop.agent.tools.dispatch import carry_out
-from hotloop.agent.tools.tool import MAX_CHARS, AgentTool, FunctionTool, Surroundings
+from hotloop.agent.tools.result import MAX_CHARS
+from hotloop.agent.tools.tool import AgentTool, FunctionTool, Surroundings
 from hotloop.core.errors import ConfigError
 
 SERVER = str(Path(__file__).with_name("mcp_server.py"))

@@ -120,6 +120,18 @@ async def test_a_run_can_be_had_again(tmp_path: Path, is_paced: bool) -> None:
     assert (counting.num_runs, elsewhere.num_opened) == (num_runs, num_opened)
 
 
+async def test_a_tool_that_ended_its_run_ends_the_replay(tmp_path: Path) -> None:
+    @tool
+    async def leave() -> None:
+        raise KeyboardInterrupt
+
+    path = tmp_path / "run.jsonl"
+    first = await listen(record(Agent(ScriptedModel([ScriptedCall("leave")]), [leave]), path))
+    again = await listen(replay(Agent(ScriptedModel([]), [leave]), path))
+    assert "raised KeyboardInterrupt()" in str(end_of(first).error)
+    assert str(end_of(again).error) == str(end_of(first).error)
+
+
 @pytest.mark.parametrize(("why", "is_kept"), [(LATE, True), (None, False)])
 async def test_a_tool_whose_time_is_up_is_on_the_tape_however_late_it_began(
     tmp_path: Path, why: str | None, is_kept: bool

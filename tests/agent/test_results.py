@@ -17,7 +17,8 @@ from hotloop.agent.events import CallFinished
 from hotloop.agent.open_model import open_model
 from hotloop.agent.record import record, replay
 from hotloop.agent.scripted import ScriptedCall, ScriptedModel
-from hotloop.agent.tools.tool import MAX_CHARS, cut_to_tokens, render_result, tool
+from hotloop.agent.tools.result import MAX_CHARS, cut_to_tokens, render_result
+from hotloop.agent.tools.tool import tool
 from hotloop.core.errors import ConfigError
 from hotloop.trace import names
 from hotloop.trace.tracer import ListTracer

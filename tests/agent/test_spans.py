@@ -191,7 +191,7 @@ async def test_what_was_foreseen_is_told_used_or_wasted(tracer: ListTracer) -> N
     ]  # not the third, which is expected, too
     model = ScriptedModel([ScriptedCall("find_customer", customer_id="ann_lee_1099"), *looks, "All are on their way."])
     agent = Agent(model, finders, tracer=tracer, foresight=foresight)
-    await listen(agent, "Hello, I am ann_lee_1099. Where are my orders?")
+    await listen(agent, "Hello, I am ann_lee_1099. Where are my orders W099A0 and W099A1 and W099A2?")
     guesses = named(tracer, names.FORESEEN)
     calls = [span for span in named(tracer, names.TOOL) if span.attributes[names.WAS_FORESEEN]]
     assert len(calls) == sum(span.attributes[names.WAS_USED] for span in guesses) == foresight.foreseen.num_hits == 3

@@ -91,7 +91,7 @@ def known() -> Conversation:
     return conversation
 
 
-PROMPT = "Hello, I am ann_lee_1099. Where are my orders?"
+PROMPT = f"Hello, I am ann_lee_1099. Where are my orders {' and '.join(ORDERS)}?"
 SCRIPT = [
     ScriptedCall("find_customer", customer_id="ann_lee_1099"),
     *(ScriptedCall("find_order", order_id=order) for order in ORDERS),

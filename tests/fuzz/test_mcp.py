@@ -17,7 +17,8 @@ from tests.fuzz.bad_mcp_server import MANNERS, TOOLS, answer
 
 from hotloop.agent.mcp import McpServer
 from hotloop.agent.tools.dispatch import carry_out
-from hotloop.agent.tools.tool import MAX_CHARS, Surroundings
+from hotloop.agent.tools.result import MAX_CHARS
+from hotloop.agent.tools.tool import Surroundings
 from hotloop.core.errors import ConfigError
 
 SERVER = str(Path(__file__).with_name("bad_mcp_server.py"))

@@ -145,7 +145,7 @@ class Company:
         return Agent(model, tools, f"You are the {role}. {WORDS}", **settings)
 
     async def _act(self, role: str) -> list[Ran]:
-        prompt = "Hello, I am ann_lee_1099. Where are my orders?"
+        prompt = "Hello, I am ann_lee_1099. Where are my orders W099A0 and W099A1 and W099A2?"
         async with self._hire(role) as agent:
             return [await watch(role, agent.stream_plan(prompt) if role == "planner" else agent.stream(prompt))]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from hotloop.agent.conversation import estimate_message
 from hotloop.agent.model import Ask, Model, PartialAnswer
 from hotloop.agent.tools.dispatch import MIN_RESULT_TOKENS
-from hotloop.agent.tools.tool import cut_to_tokens
+from hotloop.agent.tools.result import cut_to_tokens
 from hotloop.core.errors import ConfigError
 from hotloop.core.message import Message
 from hotloop.wire.usage import ApiUsage

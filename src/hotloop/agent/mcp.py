@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hotloop.agent.tools.tool import AgentTool, Surroundings, ToolCrashed, ToolError, Traits, read_object, render_result
+from hotloop.agent.tools.result import cut, render_result
+from hotloop.agent.tools.tool import AgentTool, Surroundings, ToolCrashed, ToolError, Traits, read_object
 from hotloop.core.errors import ConfigError
 from hotloop.core.message import Tool
 
@@ -115,16 +116,13 @@ class McpTool:
         self._name = tool.name
         name = re.sub(r"[^A-Za-z0-9_-]", "_", prefix + tool.name)  # what every API allows
         self.spec = Tool(name, tool.description or tool.title or "", tool.input_schema)
-        hints = tool.annotations or wire.ToolAnnotations()
-        self.traits = Traits(
-            read_only=bool(hints.read_only_hint), idempotent=bool(hints.idempotent_hint), timeout_s=timeout_s
-        )
+        self.traits = _read_hints(tool.annotations or wire.ToolAnnotations(), timeout_s)
 
     def check(self, arguments: str) -> None:
         """The server keeps to its schema itself."""
         read_object(arguments)
 
-    async def run(self, arguments: str, surroundings: Surroundings) -> str:
+    async def run(self, arguments: str, surroundings: Surroundings) -> Any:
         given = read_object(arguments)
         try:
             result = await self.client.call_tool(self._name, given)
@@ -135,10 +133,10 @@ class McpTool:
             raise kind(error.message) from None
         except ValueError:
             raise ToolError("the MCP server answered what is no result of a tool") from None
-        text = render_result(_render(result))
+        value = _read_value(result)
         if result.is_error:
-            raise ToolError(text)
-        return text
+            raise ToolError(render_result(value))
+        return value
 
 
 class _Connection:
@@ -218,6 +216,17 @@ class _BoundedStream(httpx2.AsyncByteStream):
         await self._inner.aclose()
 
 
+def _read_hints(hints: wire.ToolAnnotations, timeout_s: float | None) -> Traits:
+    """With the defaults of the specification: what is not said to be harmless is not. Of a tool that is said to be both
+    read-only and destructive the worse is believed."""
+    return Traits(
+        read_only=bool(hints.read_only_hint) and not hints.destructive_hint,
+        open_world=hints.open_world_hint is not False,
+        idempotent=bool(hints.idempotent_hint),
+        timeout_s=timeout_s,
+    )
+
+
 async def _list_tools(client: Client) -> AsyncIterator[wire.Tool]:
     cursor: str | None = None
     for _ in range(_MAX_PAGES):
@@ -229,12 +238,13 @@ async def _list_tools(client: Client) -> AsyncIterator[wire.Tool]:
             return
 
 
-def _render(result: wire.CallToolResult) -> Any:
+def _read_value(result: wire.CallToolResult) -> Any:
     """A text alone is as it is; pieces are better read as the one value they were made from, where that is there."""
     is_text = len(result.content) == 1 and isinstance(result.content[0], wire.TextContent)
     if result.structured_content is not None and not is_text:
         return result.structured_content
-    return "\n".join(_render_piece(piece) for piece in result.content)
+    pieces = [_render_piece(piece) for piece in result.content]
+    return pieces[0] if len(pieces) == 1 else "\n".join(cut(piece)[0] for piece in pieces)
 
 
 def _render_piece(piece: wire.ContentBlock) -> str:

@@ -17,22 +17,25 @@ from typing import TypeVar
 from hotloop.agent.agent import Agent
 from hotloop.agent.model import Ask, Model, WrappedModel
 from hotloop.agent.tape import Failure, OfferLine, OutcomeLine, Tape, TapeWriter, VerdictLine, WindowLine, parse_event
-from hotloop.agent.tools.dispatch import LATE, Approve, describe_failure, describe_timeout
+from hotloop.agent.tools.dispatch import LATE, Approve, describe_failure, describe_timeout, run_tool
+from hotloop.agent.tools.result import render_result
 from hotloop.agent.tools.source import ToolSource
 from hotloop.agent.tools.tool import (
     AgentTool,
     Surroundings,
     ToolCrashed,
     ToolError,
+    ToolExited,
     call_function,
     read_object,
-    render_result,
 )
 from hotloop.core.errors import HotloopError, RemoteError
 from hotloop.core.message import ToolCall
 from hotloop.wire.event import Ended, Event
 
 T = TypeVar("T")
+
+_FAILURES: dict[str, type[Exception]] = {"crashed": ToolCrashed, "exited": ToolExited}  # all others are a ToolError
 
 
 def record(agent: Agent[T], path: Path | str) -> Agent[T]:
@@ -104,12 +107,15 @@ class RecordingTool:
             self._tape.write(OutcomeLine(self.spec.name, arguments, taken_s, text, failure, number))
 
         try:
-            text = render_result(await self.tool.run(arguments, surroundings))
+            text = render_result(await run_tool(self.tool, arguments, surroundings))
         except asyncio.CancelledError as cancelled:
             if LATE in cancelled.args:
                 write(describe_timeout(self.tool), "crashed")
             raise
-        except (Exception, SystemExit, BaseExceptionGroup) as error:
+        except ToolExited as error:
+            write(str(error), "exited")
+            raise
+        except (Exception, BaseExceptionGroup) as error:
             reason, can_retry = describe_failure(error)
             write(reason, "crashed" if can_retry else "refused")
             raise
@@ -196,5 +202,5 @@ class ReplayTool:
         outcome = self._tape.outcome(self.spec.name, arguments)
         await asyncio.sleep(outcome.duration_s if self._tape.is_paced else 0)
         if outcome.failure:
-            raise (ToolCrashed if outcome.failure == "crashed" else ToolError)(outcome.text)
+            raise _FAILURES.get(outcome.failure, ToolError)(outcome.text)
         return outcome.text

@@ -20,7 +20,7 @@ from hotloop.agent.model import Ask, Model, PartialAnswer
 from hotloop.agent.spans import RunTrace
 from hotloop.agent.speculation import SpeculativeForesight
 from hotloop.agent.tools.dispatch import Approve, Caller, Dispatcher, Pending
-from hotloop.agent.tools.tool import AgentTool, FinalAnswer, Surroundings
+from hotloop.agent.tools.tool import AgentTool, FinalAnswer, Surroundings, ToolExited
 from hotloop.core import stream
 from hotloop.core.errors import HotloopError
 from hotloop.core.message import Message
@@ -97,6 +97,7 @@ class RunLoop:
         self._final = final
         self._begun: list[Pending] = []  # calls of this turn, until they are in the conversation
         self._answer = PartialAnswer()
+        self._exited: ToolExited | None = None
         offered = sorted([*tools, *([final] if final else [])], key=lambda tool: tool.spec.name)
         self._tools = {tool.spec.name: tool for tool in offered}
         self._ahead = settings.foresight.open(self._tools, surroundings, emit) if settings.foresight else None
@@ -106,6 +107,7 @@ class RunLoop:
             emit=emit,
             claim=self._ahead.claim if self._ahead else lambda call: None,
             count=partial(self.spent.count_call, settings.limits),
+            abort=self._abort,
             concurrency=settings.limits.concurrency,
             max_result_tokens=self._max_result_tokens,
             approve=settings.approve,
@@ -146,7 +148,7 @@ class RunLoop:
 
     async def _end(self) -> events.RunEnded:
         limits = self._settings.limits
-        deadline = asyncio.timeout(limits.time_s)
+        deadline = self._deadline = asyncio.timeout(limits.time_s)
         try:
             async with deadline:
                 return events.RunEnded("done", await self._turns(), spent=self.spent)
@@ -155,11 +157,18 @@ class RunLoop:
         except HotloopError as failure:
             return events.RunEnded("failed", error=failure, spent=self.spent)
         except Exception as unforeseen:
+            if self._exited:
+                return events.RunEnded("failed", error=self._exited, spent=self.spent)
             if isinstance(unforeseen, TimeoutError) and deadline.expired():
                 late = LimitReached("time_s", f"the run has used its limit of {limits.time_s} seconds")
                 return events.RunEnded("limit", error=late, spent=self.spent)
             log.exception("a run failed")
             return events.RunEnded("failed", error=HotloopError(f"the run failed: {unforeseen!r}"), spent=self.spent)
+
+    def _abort(self, error: ToolExited) -> None:
+        """End the run at once, whatever it waits for: its time is up."""
+        self._exited = error
+        self._deadline.reschedule(asyncio.get_running_loop().time())
 
     async def _turns(self) -> Any:
         """Turn after turn, until the model asks for nothing more."""

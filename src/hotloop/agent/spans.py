@@ -20,7 +20,7 @@ from hotloop.agent import events
 from hotloop.agent.limits import price
 from hotloop.agent.model import Ask, Model, WrappedModel
 from hotloop.agent.predict.history import call_key
-from hotloop.agent.tools.tool import render_result
+from hotloop.agent.tools.result import render_result
 from hotloop.agent.wire.openai import render_ask
 from hotloop.core.errors import HotloopError
 from hotloop.core.prices import Prices

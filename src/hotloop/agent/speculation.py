@@ -4,9 +4,10 @@
     early call     └─────────look(id=A7)─────────┐    │  began when the turn did, or when the model named the tool
     result                                       └────┘  there already: nobody waits
 
-Only tools that are marked read_only are ever run ahead, and only those without approval and max_concurrency. An early
-call answers exactly one call with the same values. Once the model has asked for anything that may write, what was read
-before is stale: it is dropped, and nothing is guessed for the rest of the turn.
+Only tools that are marked read_only are ever run ahead, and only those without approval and max_concurrency; of those
+marked open_world only calls that the model has made before. No argument is a value that only a tool's result has (see
+`predict`). An early call answers exactly one call with the same values. Once the model has asked for anything that may
+write, what was read before is stale: it is dropped, and nothing is guessed for the rest of the turn.
 """
 
 import asyncio
@@ -206,12 +207,18 @@ class RunForesight:
         traits = self._tools[name].traits
         return not traits.needs_approval and traits.max_concurrency is None
 
+    def _may_send(self, prediction: Prediction) -> bool:
+        """Whether the arguments stay here, or have gone the same way before because the model wanted it."""
+        is_open = self._tools[prediction.name].traits.open_world
+        return not is_open or any(call.key == prediction.key for call in self._called.calls)
+
     def _start(self, predictions: Iterable[Prediction], turn: int) -> None:
         for prediction in predictions:  # the likeliest come first
             is_likely = prediction.confidence >= self._foresight.threshold
             if not is_likely or len(self._early) >= self._foresight.max_concurrent:
                 return
-            if self._may_run(prediction.name) and not any(each.key == prediction.key for each in self._early):
+            is_new = not any(each.key == prediction.key for each in self._early)
+            if is_new and self._may_run(prediction.name) and self._may_send(prediction):
                 self._run_ahead(prediction, turn)
 
     def _run_ahead(self, prediction: Prediction, turn: int) -> None:

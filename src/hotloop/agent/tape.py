@@ -85,7 +85,7 @@ class OutcomeLine(msgspec.Struct, tag="outcome", tag_field="line"):
     duration_s: float
     text: str
     failure: str | None = None
-    """`refused`, or `crashed` if another try might have gone better."""
+    """`refused`, `crashed` if another try might have gone better, or `exited` if it ended the run."""
     number: int = 0
     """Which of all it was when it began: of two calls that are alike the second may have ended first."""
 

@@ -4,8 +4,9 @@
                      ^ closed here: the tool can begin as soon as the answer goes on
 
 No API tells the end of a call reliably, so a call is whole when the brackets of its arguments are closed; what has no
-brackets is whole if the answer is. A server may close the brackets of an answer that has run out of room: so the end of
-a call is believed only once something else follows it, or the answer ends for another reason.
+brackets is whole if the answer is. A server may close the brackets of an answer that has run out of room, and a filter
+may stop one anywhere: so the end of a call is believed only once something else follows it, or the model itself has
+ended the answer.
 """
 
 from abc import ABC, abstractmethod
@@ -24,6 +25,9 @@ from hotloop.wire.usage import ApiUsage
 
 NameCall = Callable[[str, int], str]
 """An id for a call that comes without one, from what is left of the answer's id without its prefix, and a number."""
+
+CUT: frozenset[EndReason] = frozenset(("length", "window", "refusal"))
+"""The model did not end the answer itself, so its last call may not be what the model meant to write."""
 
 Shape = TypeVar("Shape", bound=msgspec.Struct)
 
@@ -130,9 +134,9 @@ class Reader(ABC):
         yield from held
 
     def _end(self, reason: EndReason, stop: str | None = None) -> Iterator[Event]:
-        """Calls of an answer that has run out of room stay open, unless their end was believed before."""
+        """Calls of an answer that was cut off stay open, unless their end was believed before."""
         self.is_over = True
-        if reason not in ("length", "window"):
+        if reason not in CUT:
             yield from self._settle()
             for call in self._calls:
                 yield from call.close()

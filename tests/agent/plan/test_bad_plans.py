@@ -75,6 +75,16 @@ async def test_a_plan_that_is_cut_off(end: EndReason) -> None:
     assert end_of(events).spent.usage.num_output >= 10  # it has been paid for
 
 
+@pytest.mark.parametrize("end", ["length", "window", "refusal"])
+@pytest.mark.parametrize("rest", ["", "]}"])
+async def test_the_last_step_of_a_plan_that_was_cut_off_is_not_run(end: EndReason, rest: str) -> None:
+    """Its brackets may have been closed by the server, or the filter may have stopped what came next."""
+    written = plan(GOOD, ("b", "double", {"n": 5})).removesuffix("]}") + rest
+    events = await listen(Agent(planner(written, "2", end=end), TOOLS))
+    assert [event.reason for event in of(PlanAbandoned, events)] == ["it was cut off"]
+    assert [event.arguments for event in of(CallDispatched, events)] == ['{"n": 1}']
+
+
 async def test_what_had_not_begun_when_a_plan_was_given_up_never_does() -> None:
     may_end = asyncio.Event()
 

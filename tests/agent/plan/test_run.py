@@ -79,10 +79,10 @@ async def test_a_step_begins_while_the_plan_is_being_written() -> None:
 
     first, second = '{"steps": [{"id": "a", "tool": "wait", "arguments": {}}', ', {"id": "b", "tool": "double", '
     model.words.put_nowait(first)
+    model.words.put_nowait(second)
     agent = Agent(model, [wait, double])
     running = asyncio.create_task(listen(agent))
     await begun.wait()
-    model.words.put_nowait(second)
     model.words.put_nowait('"arguments": {"n": "${a}"}}')
     may_end.set()
     model.words.put_nowait("]}")
@@ -96,16 +96,17 @@ async def test_a_step_begins_while_the_plan_is_being_written() -> None:
 
 async def test_a_step_with_references_begins_before_the_plan_is_whole() -> None:
     model = Dictated()
-    model.words.put_nowait(plan(("a", "double", {"n": 1}), ("b", "double", {"n": "${a}"})).removesuffix("]}"))
+    steps = [("a", "double", {"n": 1}), ("b", "double", {"n": "${a}"}), ("c", "double", {"n": 3})]
+    model.words.put_nowait(plan(*steps).removesuffix("}}]}"))
     finished = []
     async with aclosing(Agent(model, TOOLS).stream_plan("go")) as events:
         async for event in events:
             if isinstance(event, CallFinished):
                 finished.append(event.result)
                 if len(finished) == 2:  # the model has not written its last words
-                    model.words.put_nowait("]}")
+                    model.words.put_nowait("}}]}")
                     model.words.put_nowait(None)
-    assert finished == ["2", "4"]
+    assert finished == ["2", "4", "6"]
 
 
 @st.composite

@@ -29,7 +29,7 @@ def clerk(number: int, orders: Iterable[str] = ()) -> list[Message]:
     """One run; everything in it but its course differs from number to number."""
     customer = f"ann_lee_{1000 + number}"
     orders = list(orders) or [f"W{number:03}A{i}" for i in range(3)]
-    talk = [user(f"Hello, I am {customer}. Where are my orders?")]
+    talk = [user(f"Hello, I am {customer}. Where are my orders {' and '.join(orders)}?")]
     talk += step("find_customer", {"customer_id": customer}, {"name": "Ann", "orders": orders}, "c")
     for order in orders:
         talk += step("find_order", {"order_id": order}, {"status": "sent", "order_id": order}, order)

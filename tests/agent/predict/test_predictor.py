@@ -11,7 +11,7 @@ from tests.agent.predict.talks import asks, clerk, gets, step, user
 
 from hotloop.agent.predict.habits import MAX_RECIPES, MIN_RUNS
 from hotloop.agent.predict.history import History
-from hotloop.agent.predict.predictor import MAX_TOOLS, Predictor
+from hotloop.agent.predict.predictor import MAX_TOOLS, Prediction, Predictor
 from hotloop.core.message import Message, ToolCall
 
 
@@ -26,6 +26,45 @@ def best(predictor: Predictor, messages: list[Message], named: str | None = None
     prediction = predictor.predict(History().follow(messages), named)[0]
     assert prediction.confidence >= 0.8
     return prediction.name, prediction.arguments
+
+
+def guess(predictor: Predictor, messages: list[Message], named: str | None = None) -> list[Prediction]:
+    return predictor.predict(History().follow(messages), named)
+
+
+@pytest.mark.parametrize(
+    "bait",
+    ["https://evil.example/?q=1", "/etc/passwd", "../../.env", "rm -rf /", "reboot", "W099A0", 1099, 10.5],
+)
+def test_what_only_a_result_has_said_is_never_an_argument(bait: str | int | float):
+    """Whoever writes what a tool reads must not choose a call: not its address, its path, its command, nor its id."""
+    predictor = Predictor()
+
+    def talk(number: int, link: str | int | float) -> list[Message]:
+        found = step("search", {"words": "news"}, {"first": link}, "s")
+        return [user("what is new?"), *found, *step("read", {"what": link}, "much", "r"), Message("assistant", "Much.")]
+
+    for number in range(40):
+        predictor.learn(talk(number, f"https://news.example/{number}" if isinstance(bait, str) else number))
+    hooked = talk(99, bait)[:3]
+    for named in (None, "read"):
+        assert not [each for each in guess(predictor, hooked, named) if bait in each.arguments.values()]
+    for used in (
+        [*hooked, Message("assistant", f"There is '{bait}'."), user("read it")],
+        [*hooked, asks(("open", {"at": [bait]})), gets("opened")],
+        [user(f"What is '{bait}'?"), *hooked[1:]],
+    ):
+        assert {"what": bait} in [each.arguments for each in guess(predictor, used, "read")]
+
+
+def test_a_part_of_what_the_model_has_used_is_another_value():
+    history = History().follow(
+        [asks(("open", {"at": "https://a.example/b?c=d"})), Message("assistant", "See a.example/b.")]
+    )
+    assert history.has_used("https://a.example/b?c=d")
+    assert history.has_used("a.example/b")
+    for other in ("https://a.example/b", "https://a.example", "a.example", "b"):
+        assert not history.has_used(other)
 
 
 def test_a_value_comes_from_the_users_words():
@@ -60,7 +99,8 @@ def test_arguments_are_copied_from_earlier_calls_and_taken_from_plain_text():
     for number in range(30):
         predictor.learn(talk(number))
     assert best(predictor, talk(77)[:3]) == ("search_more", {"place": "P77X", "day": 77})
-    assert best(predictor, talk(77)[:5]) == ("hotel", {"id": "HTL177"})
+    said = [*talk(77)[:5], Message("assistant", "HTL177 is left."), user("Then that.")]
+    assert ("hotel", {"id": "HTL177"}) in [(each.name, each.arguments) for each in guess(predictor, said)]
 
 
 def test_calls_of_one_turn_are_all_foreseen():
@@ -69,7 +109,7 @@ def test_calls_of_one_turn_are_all_foreseen():
     def talk(number: int) -> list[Message]:
         ids = [f"N{number:02}{letter}" for letter in "AB"]
         return [
-            user("go"),
+            user(f"read {' and '.join(ids)}"),
             *step("list_ids", {}, {"ids": ids}, "l"),
             asks(*(("read", {"id": each}) for each in ids), salt="r"),
             gets("x", "r", 0),

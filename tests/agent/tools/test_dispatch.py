@@ -9,11 +9,12 @@ import pytest
 from tests.agent.runs import end_of, listen, of
 
 from hotloop.agent.agent import Agent
+from hotloop.agent.conversation import Conversation
 from hotloop.agent.events import CallDispatched, CallFinished
 from hotloop.agent.limits import Limits
 from hotloop.agent.scripted import ScriptedCall, ScriptedModel
 from hotloop.agent.tools.dispatch import MAX_TRIES, carry_out
-from hotloop.agent.tools.tool import FunctionTool, Surroundings, ToolError, Traits, tool
+from hotloop.agent.tools.tool import FunctionTool, Surroundings, ToolError, ToolExited, Traits, tool
 from hotloop.core.message import ToolCall
 
 
@@ -132,14 +133,62 @@ async def test_not_again_once_it_is_cancelled() -> None:
     assert num_tries == 1
 
 
-@pytest.mark.parametrize("error", [SystemExit(3), BaseExceptionGroup("two", [asyncio.CancelledError()])])
-async def test_a_tool_does_not_end_the_program(error: BaseException) -> None:
+async def test_errors_that_happened_together_are_told() -> None:
+    error = BaseExceptionGroup("two", [asyncio.CancelledError()])
+
     @tool
     async def leave() -> None:
         raise error
 
     outcome = await carry_out(leave, "{}", Surroundings())
     assert (outcome.text, outcome.is_error) == (f"Error: {type(error).__name__}: {error}", True)
+
+
+def leaving(error: BaseException, *, is_async: bool) -> FunctionTool:
+    async def leave() -> None:
+        raise error
+
+    def leave_in_thread() -> None:
+        raise error
+
+    return FunctionTool(leave if is_async else leave_in_thread, name="leave", traits=Traits(read_only=True))
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()], ids=["exit", "interrupt"])
+async def test_a_tool_that_would_end_the_program_ends_the_run(error: BaseException, is_async: bool) -> None:
+    """The call is not tried again, its siblings are stopped, and the conversation says what was called."""
+    stopped = asyncio.Event()
+
+    @tool(timeout_s=None)
+    async def hang() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.set()
+
+    model = ScriptedModel([[ScriptedCall("hang"), ScriptedCall("leave")], "never said"])
+    conversation = Conversation()
+    async with asyncio.timeout(60):
+        events = await listen(Agent(model, [hang, leaving(error, is_async=is_async)]), conversation=conversation)
+    assert end_of(events).end == "failed"
+    assert str(end_of(events).error) == f"the tool leave raised {error!r}, which ends the run"
+    assert stopped.is_set()
+    assert len(model.asks) == 1
+    assert [message.role for message in conversation.messages] == ["user", "assistant", "tool", "tool"]
+
+
+async def test_a_tool_of_a_sub_agent_that_would_end_the_program_ends_both_runs() -> None:
+    inner = Agent(ScriptedModel([ScriptedCall("leave"), "never said"]), [leaving(KeyboardInterrupt(), is_async=True)])
+    outer = Agent(ScriptedModel([ScriptedCall("ask", prompt="go"), "never said"]), [inner.as_tool("ask", "Ask.")])
+    events = await listen(outer)
+    assert "the tool leave raised KeyboardInterrupt()" in str(end_of(events).error)
+
+
+def test_a_program_survives_a_tool_that_would_end_it() -> None:
+    agent = Agent(ScriptedModel([ScriptedCall("leave")]), [leaving(KeyboardInterrupt(), is_async=True)])
+    with pytest.raises(ToolExited, match="KeyboardInterrupt"):
+        agent.run_sync("go")
 
 
 async def test_a_tool_that_hangs_is_given_up() -> None:

@@ -157,7 +157,7 @@ async def test_what_a_function_raises_is_told_in_words() -> None:
     with pytest.raises(ToolError, match=r"^closed on Sundays$") as caught:
         await run(refuse)
     assert not isinstance(caught.value, ToolCrashed)
-    with pytest.raises(ToolCrashed, match="SystemExit"):
+    with pytest.raises(SystemExit):
         await run(leave)
 
 

@@ -74,6 +74,35 @@ def test_the_answer_is_on_stdout_and_the_rest_on_stderr(weather: str):
     assert "of money" in result.stderr
 
 
+NOISY = """
+import os, subprocess, sys
+from hotloop import Agent, ScriptedCall, ScriptedModel, tool
+
+print("loaded")
+
+@tool
+def shout() -> str:
+    print("printed")
+    os.write(1, b"written\\n")
+    subprocess.run([sys.executable, "-c", "print('from a child')"], check=True)
+    return "done"
+
+agent = Agent(ScriptedModel([ScriptedCall("shout"), "Quiet."]), tools=[shout])
+"""
+
+
+@pytest.mark.parametrize("flags", [["--json"], []])
+def test_what_tools_print_is_kept_out_of_stdout(tmp_path: Path, flags: list[str]):
+    result = hotloop("run", write(tmp_path, NOISY), "go", *flags)
+    assert result.returncode == 0
+    if flags:
+        assert [json.loads(line)["event"] for line in result.stdout.splitlines()][-1] == "run_ended"
+    else:
+        assert result.stdout == "Quiet.\n"
+    for words in ("loaded", "printed", "written", "from a child"):
+        assert words in result.stderr
+
+
 def test_the_prompt_may_come_from_stdin(weather: str):
     assert hotloop("run", weather, stdin="How warm is it?\n").stdout == "It says: 18 degrees in Rome\n"
     empty = hotloop("run", weather)

@@ -3,7 +3,6 @@
 import io
 import json
 
-import pytest
 from rich.console import Console
 
 from hotloop.agent.events import CallDispatched, CallFinished, Compacted, Event, RunStarted, SubAgentEvent, TurnStarted
@@ -49,10 +48,10 @@ def test_a_row_says_what_its_agent_does() -> None:
     assert timeline.num_calls == 0
 
 
-def test_json_has_the_event_in_the_event(capsys: pytest.CaptureFixture[str]) -> None:
-    view = JsonView()
-    view.push(BEGUN)
-    line = json.loads(capsys.readouterr().out)
+def test_json_has_the_event_in_the_event() -> None:
+    shown = io.StringIO()
+    JsonView(shown).push(BEGUN)
+    line = json.loads(shown.getvalue())
     assert (line["event"], line["agent"], line["call_id"], line["run_id"]) == (
         "sub_agent_event",
         "research",

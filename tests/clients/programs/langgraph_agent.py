@@ -2,8 +2,8 @@
 
 import os
 
+from langchain.agents import create_agent
 from langchain_openai import ChatOpenAI
-from langgraph.prebuilt import create_react_agent
 
 
 def lookup(kind: str) -> str:
@@ -12,5 +12,5 @@ def lookup(kind: str) -> str:
 
 
 model = ChatOpenAI(base_url=f"{os.environ['BASE_URL']}/v1", model=os.environ["MODEL"], max_retries=0)
-agent = create_react_agent(model, [lookup])
+agent = create_agent(model, [lookup])
 print(agent.invoke({"messages": [("user", "What is the word?")]})["messages"][-1].content)

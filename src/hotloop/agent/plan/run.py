@@ -28,6 +28,7 @@ from hotloop.core.errors import HotloopError
 from hotloop.core.message import Message, Tool, ToolCall
 from hotloop.core.stream import TextDelta
 from hotloop.wire.event import Ended
+from hotloop.wire.reader import CUT
 
 _TASK = """\
 Do not answer yet. First write a plan of all the tool calls this takes, as JSON:
@@ -150,18 +151,25 @@ class PlannedRun(RunLoop):
         return await super()._turns()
 
     async def _follow_plan(self, execution: Execution, tools: Mapping[str, Tool], turn: int) -> None:
-        """Begin the steps as they are written. What is wrong with a plan ends it, and not the run."""
+        """Begin the steps as they are written. What is wrong with a plan ends it, and not the run.
+
+        As with calls, the end of a step is believed once another follows it, or the plan ends by itself.
+        """
         reader = ElementReader("steps")
+        held: list[str] = []  # the last step, until it is believed
         try:
             async with aclosing(self._settings.model.stream(self._ask_for_plan(tools))) as events:
                 async for event in events:
                     if isinstance(event, Ended):
                         self._answer.push(event)
                     elif isinstance(event, TextDelta):
-                        for element in reader.feed(event.text):
-                            execution.add(element)
-            if self._answer.ended.reason in ("length", "window") or (reader.has_list and not reader.is_closed):
+                        held += reader.feed(event.text)
+                        while len(held) > (not reader.is_in_element):
+                            execution.add(held.pop(0))
+            if self._answer.ended.reason in CUT or (reader.has_list and not reader.is_closed):
                 raise BadPlan("it was cut off")
+            for element in held:
+                execution.add(element)
             if not execution.pending:
                 raise BadPlan("it has no steps" if reader.has_list else "the model wrote no plan")
         except (BadPlan, HotloopError) as error:  # a server may refuse the schema; if it is down, the next turn says so

@@ -144,6 +144,11 @@ class ElementReader:
         self._text: list[str] = []  # of the element, or before the list of the object's last string
         self._is_inside = False
 
+    @property
+    def is_in_element(self) -> bool:
+        """Whether another element has begun behind the last that was given."""
+        return self._is_inside and any(not char.isspace() for char in self._text)
+
     def feed(self, piece: str) -> Iterator[str]:
         """Take more of the text; gives each element that closes in it."""
         for char in piece:

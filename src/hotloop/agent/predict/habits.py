@@ -78,12 +78,17 @@ class Tally(msgspec.Struct, array_like=True):
 
 
 class Candidate(NamedTuple):
-    """A call that may come next. `rank` counts those of its recipe that were not made yet; None: it was."""
+    """A call that may come next. `rank` counts those of its recipe that were not made yet; None: it was.
+
+    `is_safe` if no argument is a value that only a tool's result has: whoever writes a web page or a file that a tool
+    reads must not choose what is called next.
+    """
 
     name: str
     arguments: dict[str, Any]
     key: str
     rank: int | None
+    is_safe: bool
 
 
 class Recipe(msgspec.Struct, forbid_unknown_fields=True):
@@ -106,9 +111,11 @@ class Recipe(msgspec.Struct, forbid_unknown_fields=True):
             if key is None or any(key == each.key for each in (*fresh, *made)):
                 continue
             if any(call.key == key for call in history.calls):
-                made.append(Candidate(tool, arguments, key, None))
+                made.append(Candidate(tool, arguments, key, None, is_safe=True))
             else:
-                fresh.append(Candidate(tool, arguments, key, len(fresh)))
+                found = [arguments[name] for name, source in self.sources if source.kind == "result"]
+                is_safe = all(map(history.has_used, found))
+                fresh.append(Candidate(tool, arguments, key, len(fresh), is_safe))
             if len(fresh) == _MAX_CANDIDATES:
                 break
         return fresh or made[-1:]

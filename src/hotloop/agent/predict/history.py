@@ -45,6 +45,12 @@ class PastCall:
         self.result = ""
 
     @cached_property
+    def given(self) -> frozenset[str]:
+        """The values of its arguments, as text."""
+        leaves = itertools.islice(_walk(self.arguments or {}, "", 0), MAX_LEAVES)
+        return frozenset(str(value) for _, value in leaves)
+
+    @cached_property
     def leaves(self) -> Leaves:
         return {} if self.is_error else leaves_of(self.result)
 
@@ -62,6 +68,8 @@ class History:
     """By the user, message by message."""
     answered: Tokens = ()
     """By the model, when it last said something."""
+    words: list[frozenset[str]] = field(default_factory=list)
+    """Of the user and of the model, message by message: single ones, and what stands in quotes."""
     trail: list[str] = field(default_factory=list)
     """What happened, without its values: `user`, the name of a tool, or `name!` where the tool failed."""
     _messages: list[Message] = field(default_factory=list)
@@ -79,7 +87,12 @@ class History:
 
     def after(self, call: ToolCall) -> "History":
         """This history and one more call, whose result is not known yet."""
-        return History([*self.calls, PastCall(call)], self.said, self.answered, self.trail)
+        return History([*self.calls, PastCall(call)], self.said, self.answered, self.words, self.trail)
+
+    def has_used(self, value: Any) -> bool:
+        """Whether the user or the model has said a value, or the model has given it to a tool."""
+        text = str(value)
+        return any(text in words for words in self.words) or any(text in call.given for call in self.calls)
 
     def latest(self, name: str) -> PastCall | None:
         return next((call for call in reversed(self.calls) if call.name == name and not call.is_error), None)
@@ -92,6 +105,8 @@ class History:
         return None
 
     def _read(self, message: Message) -> None:
+        if message.role in ("user", "assistant"):
+            self.words.append(frozenset(words_of(message.content)))
         if message.role == "user":
             self.said.append(tuple(tokens_of(message.content)))
             self.trail.append("user")
@@ -140,12 +155,24 @@ def shape_of(token: str) -> str | None:
 def tokens_of(text: str) -> Iterator[tuple[str, str]]:
     """(shape, token) for what in a text may be a value: ids, numbers, dates, addresses, and what stands in quotes."""
     text = text[-MAX_TEXT_CHARS:]
-    for match in _QUOTED.finditer(text):
-        yield "quoted", next(group for group in match.groups() if group)
-    for match in _WORD.finditer(text):
-        token = match.group().strip(".:!?#$\\").removesuffix("'s")
+    yield from (("quoted", token) for token in _quoted(text))
+    for token in _single(text):
         if shape := shape_of(token):
             yield shape, token
+
+
+def words_of(text: str) -> Iterator[str]:
+    text = text[-MAX_TEXT_CHARS:]
+    yield from _quoted(text)
+    yield from _single(text)
+
+
+def _quoted(text: str) -> Iterator[str]:
+    return (next(group for group in match.groups() if group) for match in _QUOTED.finditer(text))
+
+
+def _single(text: str) -> Iterator[str]:
+    return (match.group().strip(".:!?#$\\").removesuffix("'s") for match in _WORD.finditer(text))
 
 
 def leaves_of(text: str) -> Leaves:

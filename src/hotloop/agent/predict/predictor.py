@@ -109,7 +109,7 @@ class Predictor(msgspec.Struct, forbid_unknown_fields=True):
         return self.num_runs
 
     def predict(self, history: History, named: str | None = None) -> list[Prediction]:
-        """The calls that may come next, likeliest first; only of one tool, if the model has `named` it."""
+        """The safe calls that may come next, likeliest first; only of one tool, if the model has `named` it."""
         question: Question = "named" if named else "next"
         return self._judge(question, self._guess(question, history, [named] if named else list(self.tools)))
 
@@ -145,9 +145,9 @@ class Predictor(msgspec.Struct, forbid_unknown_fields=True):
         return guesses
 
     def _judge(self, question: Question, guesses: Iterable[_Guess]) -> list[Prediction]:
-        """One prediction a call: where several recipes make it, the one that promises most speaks for it."""
+        """One prediction a safe call: where several recipes make it, the one that promises most speaks for it."""
         best: dict[str, _Guess] = {}
-        for guess in guesses:
+        for guess in (each for each in guesses if each.candidate.is_safe):
             known = best.setdefault(guess.candidate.key, guess)
             if known.expected < guess.expected:
                 best[guess.candidate.key] = guess

@@ -7,7 +7,7 @@
     results                   1     2        │  3   given to the model in the order of its calls
 
 Calls run at once, as far as the limits allow; one that fails is a result like any other. Nothing a tool does gets out
-of here but its outcome; only being cancelled does.
+of here but its outcome; only being cancelled does, and a tool that would end the program, which ends its run.
 """
 
 import asyncio
@@ -21,17 +21,8 @@ from typing import Any, NamedTuple
 
 from hotloop.agent.conversation import estimate_tokens
 from hotloop.agent.events import CallDispatched, CallFinished, Event, SubAgentEvent
-from hotloop.agent.tools.tool import (
-    AgentTool,
-    Surroundings,
-    ToolCrashed,
-    ToolError,
-    call_function,
-    cut,
-    cut_to_tokens,
-    render_result,
-    render_text,
-)
+from hotloop.agent.tools.result import cut, cut_to_tokens, render_cut, render_result
+from hotloop.agent.tools.tool import AgentTool, Surroundings, ToolCrashed, ToolError, ToolExited, call_function
 from hotloop.core.errors import HotloopError
 from hotloop.core.message import Message, ToolCall
 
@@ -119,6 +110,7 @@ class Dispatcher:
     emit: Callable[[Event], None]
     claim: Callable[[ToolCall], EarlyCall | None]
     count: Callable[[], None]
+    abort: Callable[[ToolExited], None]
     concurrency: InitVar[int]
     max_result_tokens: Callable[[], Awaitable[int]]
     approve: Approve | None = None
@@ -146,6 +138,13 @@ class Dispatcher:
         await stop(self._running)
 
     async def _run(self, call: ToolCall, turn: int) -> Outcome:
+        try:
+            return await self._outcome(call, turn)
+        except ToolExited as error:
+            self.abort(error)
+            raise
+
+    async def _outcome(self, call: ToolCall, turn: int) -> Outcome:
         tool = self.tools.get(call.name)
         refusal = await self._refusal(tool, call)
         began_at = time.monotonic()
@@ -214,14 +213,16 @@ async def carry_out(tool: AgentTool, arguments: str, surroundings: Surroundings)
 async def _try(tool: AgentTool, arguments: str, surroundings: Surroundings, num_tries: int) -> tuple[Outcome, bool]:
     """The outcome, and whether another try might go better."""
     try:
-        text, num_chars_cut = cut(render_text(await _run_in_time(tool, arguments, surroundings)))
+        text, num_chars_cut = render_cut(await _run_in_time(tool, arguments, surroundings))
         return Outcome(text, num_tries=num_tries, num_chars_cut=num_chars_cut), False
     except asyncio.CancelledError:
         if _is_cancelled():
             raise
         reason, can_retry = f"{tool.spec.name} cancelled itself", True
         where = ""
-    except (Exception, SystemExit, BaseExceptionGroup) as error:  # not ours: whatever it raises is for the model
+    except ToolExited:
+        raise
+    except (Exception, BaseExceptionGroup) as error:  # not ours: whatever it raises is for the model
         reason, can_retry = describe_failure(error)
         where = _log_crash(tool, error)
     outcome = Outcome(render_result(f"Error: {reason}"), is_error=True, num_tries=num_tries, traceback=where)
@@ -230,7 +231,7 @@ async def _try(tool: AgentTool, arguments: str, surroundings: Surroundings, num_
 
 async def _run_in_time(tool: AgentTool, arguments: str, surroundings: Surroundings) -> Any:
     """In a task of its own: a tool may swallow its cancellation, and is then left behind."""
-    running = asyncio.create_task(_run(tool, arguments, surroundings), name=f"tool {tool.spec.name}")
+    running = asyncio.create_task(run_tool(tool, arguments, surroundings), name=f"tool {tool.spec.name}")
     try:
         done, _ = await asyncio.wait([running], timeout=tool.traits.timeout_s)
     except asyncio.CancelledError:
@@ -243,11 +244,12 @@ async def _run_in_time(tool: AgentTool, arguments: str, surroundings: Surroundin
     raise ToolCrashed(describe_timeout(tool))
 
 
-async def _run(tool: AgentTool, arguments: str, surroundings: Surroundings) -> Any:
+async def run_tool(tool: AgentTool, arguments: str, surroundings: Surroundings) -> Any:
+    """What the tool returns. Raises what it raises, but ToolExited for what would end the program out of any task."""
     try:
         return await tool.run(arguments, surroundings)
-    except SystemExit as error:  # out of a task of its own it would end the program
-        raise ToolCrashed(f"SystemExit: {error}") from error
+    except (KeyboardInterrupt, SystemExit) as error:
+        raise ToolExited(f"the tool {tool.spec.name} raised {error!r}, which ends the run") from error
 
 
 def describe_failure(error: BaseException) -> tuple[str, bool]:

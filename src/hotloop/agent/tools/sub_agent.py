@@ -6,7 +6,7 @@ from typing import Any
 import pydantic
 
 from hotloop.agent.conversation import Conversation
-from hotloop.agent.tools.tool import Surroundings, Traits, plain_schema, render_result, validate
+from hotloop.agent.tools.tool import Surroundings, Traits, plain_schema, validate
 from hotloop.core.message import Tool
 
 
@@ -38,8 +38,8 @@ class SubAgent:
     def check(self, arguments: str) -> None:
         validate(_Task.model_validate_json, "arguments are", arguments)
 
-    async def run(self, arguments: str, surroundings: Surroundings) -> str:
+    async def run(self, arguments: str, surroundings: Surroundings) -> Any:
         task = validate(_Task.model_validate_json, "arguments are", arguments)
         # The caller's things are at hand for the tools of this run, too; its Run among them makes it the caller.
         result = await self._run(task.prompt, conversation=self._root.fork(), context=surroundings.things)
-        return render_result(result.output)
+        return result.output

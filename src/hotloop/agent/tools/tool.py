@@ -16,7 +16,6 @@ raises `ToolError`, whose text is for the model to read. Nothing here knows when
 import asyncio
 import contextvars
 import inspect
-import re
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,18 +24,11 @@ from typing import Annotated, Any, Protocol, TypeVar, get_args, get_origin, get_
 
 import docstring_parser
 import pydantic
-import pydantic_core
 from pydantic.json_schema import GenerateJsonSchema
 
-from hotloop.agent.conversation import max_bytes
-from hotloop.core.errors import ConfigError
+from hotloop.core.errors import ConfigError, HotloopError
 from hotloop.core.message import Tool
 from hotloop.wire.arguments import read_arguments
-
-MAX_CHARS = 100_000
-"""Most characters of one result that a model is given; more is cut in the middle, and said so."""
-_CUT = re.compile(r"\n\[\.\.\. (\d+) characters left out \.\.\.\]\n")
-_CUT_BYTES = 64  # room for these words, with any number
 
 FINAL_ANSWER = "final_answer"
 
@@ -79,10 +71,16 @@ class ToolCrashed(ToolError):
     """A tool failed in a way it did not mean to: another try may go better."""
 
 
+class ToolExited(HotloopError):
+    """A tool raised what would end the program, KeyboardInterrupt or SystemExit: its run ends instead."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
     read_only: bool = False
     """Calling it changes nothing, so that it may run before the model has asked for it."""
+    open_world: bool = False
+    """What it is given goes to others, as with a web search: so only a call the model has made before may run ahead."""
     idempotent: bool = False
     """Calling it twice is as good as once, so that it may be tried again."""
     timeout_s: float | None = 60.0
@@ -165,6 +163,7 @@ def tool(
     *,
     name: str | None = None,
     read_only: bool = False,
+    open_world: bool = False,
     idempotent: bool = False,
     timeout_s: float | None = 60.0,
     max_concurrency: int | None = None,
@@ -226,68 +225,29 @@ async def call_function(function: Callable[..., Any], *args: Any, **values: Any)
 async def _in_thread(call: Callable[[], Any]) -> Any:
     """In a daemon thread of its own: a thread cannot be stopped, and an executor's would hold up the program's end."""
     loop = asyncio.get_running_loop()
-    future: asyncio.Future[Any] = loop.create_future()
+    future: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
     context = contextvars.copy_context()
 
+    def tell(value: Any, error: BaseException | None) -> None:
+        if not future.done():
+            future.set_result((value, error))  # as a value: a future cannot carry StopIteration
+
     def work() -> None:
+        value, raised = None, None
         try:
-            settle, outcome = future.set_result, context.run(call)
+            value = context.run(call)
         except BaseException as error:
-            # A future cannot carry what would end the program, such as SystemExit.
-            is_plain = isinstance(error, Exception) and not isinstance(error, StopIteration)
-            settle, outcome = future.set_exception, error if is_plain else RuntimeError(repr(error))
+            raised = error
         try:
-            loop.call_soon_threadsafe(lambda: future.done() or settle(outcome))
+            loop.call_soon_threadsafe(tell, value, raised)
         except RuntimeError:
             return  # the loop has been closed: nobody waits any more
 
     threading.Thread(target=work, name="hotloop-tool", daemon=True).start()
-    return await future
-
-
-def render_result(value: Any) -> str:
-    """What a tool gave, as the model reads it, with the middle of a long one left out."""
-    return cut(render_text(value))[0]
-
-
-def render_text(value: Any) -> str:
-    """What a tool gave: text as it is, anything else as JSON.
-
-    A result is not to be trusted: it may be megabytes, bytes that are no text, or something JSON has no word for.
-    """
-    if value is None:
-        return "done"
-    if isinstance(value, bytes | bytearray | memoryview):
-        return bytes(value).decode("utf-8", "replace")
-    if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode("utf-8")  # lone surrogates cannot be sent
-    data = pydantic_core.to_json(value, fallback=str, bytes_mode="utf8", inf_nan_mode="constants")
-    return data.decode("utf-8", "replace")
-
-
-def cut(text: str, max_chars: int = MAX_CHARS) -> tuple[str, int]:
-    """A text that is too long, without its middle, and how many characters were left out. The beginning and the end
-    usually say most."""
-    if len(text) <= max_chars:
-        return text, 0
-    half = (max_chars - _CUT_BYTES) // 2
-    return _leave_out(text, text[:half], text[-half:])
-
-
-def cut_to_tokens(text: str, max_tokens: int) -> tuple[str, int]:
-    """A text of at most so many tokens, as they are estimated, and how many characters were left out of its middle."""
-    data = text.encode("utf-8", "replace")
-    if len(data) <= max_bytes(max_tokens):
-        return text, 0
-    half = (max_bytes(max_tokens) - _CUT_BYTES) // 2
-    return _leave_out(text, data[:half].decode(errors="ignore"), data[-half:].decode(errors="ignore"))
-
-
-def _leave_out(text: str, head: str, tail: str) -> tuple[str, int]:
-    """Count what an earlier cut left out, too, if its marker is in the part that is left out now."""
-    middle = text[len(head) : len(text) - len(tail)]
-    num_cut = len(_CUT.sub("", middle)) + sum(int(number) for number in _CUT.findall(middle))
-    return f"{head}\n[... {num_cut} characters left out ...]\n{tail}", num_cut
+    value, error = await future
+    if error is not None:
+        raise error
+    return value
 
 
 def _read_signature(function: Callable[..., Any]) -> tuple[type[pydantic.BaseModel], dict[str, type]]:

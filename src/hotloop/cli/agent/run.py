@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 from urllib.parse import urlsplit
 
 from cyclopts import Parameter
@@ -60,27 +60,28 @@ def run_agent(
     """Run the agent in a file, and watch it: its turns, its tools over time, what was cached and what it cost."""
     from hotloop.agent.conversation import Conversation
     from hotloop.cli.agent.file import load_agent_file
-    from hotloop.cli.agent.view import make_view
+    from hotloop.cli.agent.view import make_view, reserved_stdout
 
     if record and replay:
         raise ConfigError("--record and --replay exclude each other")
-    found = load_agent_file(file, agent)
-    conversation = Conversation()
-    if resume:
-        with named_errors("read", resume):
-            conversation = Conversation.load(resume)
-    prompts = _prompts(prompt)
-    view = make_view(is_json=json)
-    if approval := choose_approval(approve, view, has_own=found.agent.settings.approve is not None):
-        found.agent.settings = replace(found.agent.settings, approve=approval)
     with contextlib.ExitStack() as stack:
+        out = stack.enter_context(reserved_stdout())
+        found = load_agent_file(file, agent)
+        conversation = Conversation()
+        if resume:
+            with named_errors("read", resume):
+                conversation = Conversation.load(resume)
+        prompts = _prompts(prompt)
+        view = make_view(out, is_json=json)
+        if approval := choose_approval(approve, view, has_own=found.agent.settings.approve is not None):
+            found.agent.settings = replace(found.agent.settings, approve=approval)
         settings, tracer = found.agent.settings, stack.enter_context(tracing(trace))
         tracer = settings.tracer if settings.tracer.is_on else tracer
         found.agent.settings = replace(settings, name=settings.name or file.stem, tracer=tracer)
         if replay is None:
             stack.enter_context(_model(found.agent, url, model, api_key, trace))
         running = _taped(found.agent, record, replay)
-        talk = Talk(replace(found, agent=running), conversation, view, Stopping(), save, is_json=json)
+        talk = Talk(replace(found, agent=running), conversation, view, Stopping(), save, None if json else out)
         talk.run(prompts, is_interactive=prompt is None and sys.stdin.isatty())
 
 
@@ -114,7 +115,8 @@ class Talk:
     view: "View"
     stopping: Stopping
     save: Path | None
-    is_json: bool
+    out: TextIO | None
+    """Where answers are printed, if the view does not show them."""
 
     def run(self, prompts: Iterator[str], *, is_interactive: bool) -> None:
         """Until there are no more. Alone with a person a run that fails, or is interrupted, is not the end."""
@@ -134,8 +136,8 @@ class Talk:
             ended = runner.run(self._watch(prompt))
             if ended.error:
                 raise ended.error
-            if not self.is_json:  # the last event has it
-                print_output(ended.output)
+            if self.out:
+                print_output(ended.output, self.out)
         except asyncio.CancelledError:
             sys.exit(128 + signal.SIGTERM)
         except KeyboardInterrupt:

@@ -5,11 +5,13 @@ All but the JSON goes to stderr. A view may be paused, so that a person can be a
 
 import dataclasses
 import json
+import os
 import re
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, Self
+from contextlib import ExitStack, contextmanager, redirect_stdout
+from typing import Any, Self, TextIO
 
 from rich.console import Console
 from rich.live import Live
@@ -52,9 +54,30 @@ class View(ABC):
         yield
 
 
-def make_view(*, is_json: bool) -> View:
+@contextmanager
+def reserved_stdout() -> Iterator[TextIO]:
+    """Stdout for the answer alone: what the agent's file, its tools and their child processes write goes to stderr.
+
+    Not on a terminal, where both are the same, and where `input` edits lines only on the stdout it knows.
+    """
+    out = sys.stdout
+    if out.isatty():
+        yield out
+        return
+    out.flush()
+    with ExitStack() as stack:
+        if sys.stdout is sys.__stdout__:  # its descriptor is what child processes inherit
+            ours = os.fdopen(os.dup(out.fileno()), "w", encoding=out.encoding, errors=out.errors)
+            out = stack.enter_context(ours)
+            os.dup2(2, 1)
+            stack.callback(os.dup2, out.fileno(), 1)
+        stack.enter_context(redirect_stdout(sys.stderr))
+        yield out
+
+
+def make_view(out: TextIO, *, is_json: bool) -> View:
     if is_json:
-        return JsonView()
+        return JsonView(out)
     console = Console(stderr=True, highlight=False, soft_wrap=False)
     return LiveView(console) if console.is_terminal else PlainView(console)
 
@@ -130,18 +153,22 @@ class PlainView(View):
 
 
 class JsonView(View):
-    """An object a line on stdout: `event` says which, `at_s` when since the run began, the rest as `events.py` does."""
+    """An object a line: `event` says which, `at_s` when since the run began, the rest as `events.py` does."""
 
-    def __init__(self) -> None:
+    def __init__(self, out: TextIO) -> None:
         self._began_at = 0.0
+        self._out = out
 
     def push(self, event: Event) -> None:
         if isinstance(event, RunStarted):
             self._began_at = event.at
-        print(json.dumps(render_event(event, self._began_at), ensure_ascii=False, default=str), flush=True)
+        self._print(render_event(event, self._began_at))
 
     def cancel(self) -> None:
-        print(json.dumps({"event": "run_ended", "end": "cancelled"}), flush=True)
+        self._print({"event": "run_ended", "end": "cancelled"})
+
+    def _print(self, event: dict[str, Any]) -> None:
+        print(json.dumps(event, ensure_ascii=False, default=str), file=self._out, flush=True)
 
 
 def render_event(event: Event, began_at: float) -> dict[str, Any]:
@@ -186,9 +213,9 @@ def plain(value: Any) -> Any:
     return pydantic_core.to_jsonable_python(value, fallback=str)
 
 
-def print_output(output: Any) -> None:
+def print_output(output: Any, out: TextIO) -> None:
     text = output if isinstance(output, str) else json.dumps(plain(output), ensure_ascii=False, indent=2)
-    print(text, flush=True)
+    print(text, file=out, flush=True)
 
 
 def _describe_compacted(event: Compacted) -> str:

@@ -19,7 +19,7 @@ from hotloop.wire.errors import bad_answer, broke_off, read_event_failure
 from hotloop.wire.event import EndReason, Event
 from hotloop.wire.field import Field
 from hotloop.wire.part import parse_block
-from hotloop.wire.reader import NameCall, OpenCall, Reader, decode, name_call
+from hotloop.wire.reader import CUT, NameCall, OpenCall, Reader, decode, name_call
 from hotloop.wire.sse import ServerEvent
 from hotloop.wire.usage import read_usage
 
@@ -157,7 +157,7 @@ class ChatReader(Reader):
         said = choice.delta or choice.message or Said()
         if choice.finish_reason:
             self._ending = choice
-        is_cut = self._ending is not None and self._ending.finish_reason == "length"
+        is_cut = self._ending is not None and _REASONS.get(self._ending.finish_reason or "") in CUT
         if said.thought and not said.thinking_blocks:
             self._thought.append(said.thought)
             yield ThoughtDelta(said.thought)

@@ -80,13 +80,14 @@ class ResponsesReader(Reader):
         if self.is_over or event.text.strip() == "[DONE]":
             return
         data = decode(_event, event.text)
-        kind, response = data.type, data.response or ResponseObject(status=data.type.removeprefix("response."))
+        kind, response = data.type, data.response or ResponseObject()
         if kind == "error":
             raise read_event_failure({"error": data.error or {"message": data.message, "code": data.code}})
         if not kind.startswith("response."):
             return
         yield from self._begin(response.id, response.model)
         if kind in ("response.completed", "response.incomplete", "response.failed"):
+            response.status = response.status or kind.removeprefix("response.")
             yield from self._finish(response)
         elif kind == "response.output_item.added" and data.item:
             yield from self._begin_item(data.output_index, data.item)

@@ -1,0 +1,87 @@
+"""Where the arguments of calls that run ahead may come from: never from what only a tool has said."""
+
+from typing import Any, cast
+
+import pytest
+from mcp import Client
+from mcp import types as wire
+from tests.agent.predict.talks import step, user
+from tests.agent.runs import end_of, listen
+
+from hotloop.agent.agent import Agent
+from hotloop.agent.mcp import McpTool
+from hotloop.agent.predict.history import History
+from hotloop.agent.predict.predictor import Predictor
+from hotloop.agent.scripted import ScriptedCall, ScriptedModel
+from hotloop.agent.speculation import SpeculativeForesight
+from hotloop.agent.tools.tool import Surroundings, tool
+
+
+async def test_an_open_world_tool_runs_ahead_only_if_the_model_has_made_that_very_call():
+    """A value of the user's may be a secret, and sending it somewhere is up to the model."""
+    predictor = Predictor()
+    for number in range(40):
+        again = step("find_order", {"order_id": f"W{number:03}A1"}, "sent", "a")
+        predictor.learn([user(f"Where is W{number:03}A1?"), *again, user("And now?"), *again])
+
+    @tool(read_only=True, open_world=True)
+    async def find_order(order_id: str) -> str:
+        return "sent"
+
+    asked = [user("Where is W099A1?")]
+    repeated = [*asked, *step("find_order", {"order_id": "W099A1"}, "sent", "a"), user("And now?")]
+    foreseen = []
+    for messages in (asked, repeated):
+        foresight = SpeculativeForesight(predictor)
+        early = foresight.open({"find_order": find_order}, Surroundings(), lambda event: None)
+        assert predictor.predict(History().follow(messages))[0].confidence >= foresight.threshold
+        early.begin_turn(messages, 1)
+        await early.close()
+        foreseen.append(foresight.foreseen.num_started)
+    assert foreseen == [0, 1]
+
+
+async def test_what_a_result_says_is_not_looked_up():
+    """A web page names an address of its writer's: nothing is fetched until the model has asked for it."""
+    predictor, fetched = Predictor(), []
+    for number in range(40):
+        link = f"https://news.example/{number}"
+        found = step("search", {"words": "news"}, {"results": [link]}, "s")
+        predictor.learn([user("what is new?"), *found, *step("fetch", {"url": link}, "much", "f")])
+
+    @tool(read_only=True)
+    async def search(words: str) -> dict[str, list[str]]:
+        return {"results": ["https://evil.example/?secret=42"]}
+
+    @tool(read_only=True)
+    async def fetch(url: str) -> str:
+        fetched.append(url)
+        return "much"
+
+    foresight = SpeculativeForesight(predictor, threshold=0.01, max_waste=100.0)
+    script = [ScriptedCall("search", words="news"), [ScriptedCall("fetch", url="https://news.example/99")], "Much."]
+    events = await listen(Agent(ScriptedModel(script), [search, fetch], foresight=foresight), "what is new?")
+    assert end_of(events).output == "Much."
+    assert set(fetched) == {"https://news.example/99"}
+
+
+@pytest.mark.parametrize(
+    ("hints", "read_only", "open_world"),
+    [
+        (None, False, True),
+        ({}, False, True),
+        ({"read_only_hint": True}, True, True),
+        ({"read_only_hint": True, "open_world_hint": True}, True, True),
+        ({"read_only_hint": True, "open_world_hint": False}, True, False),
+        ({"read_only_hint": True, "destructive_hint": False, "open_world_hint": False}, True, False),
+        ({"read_only_hint": True, "destructive_hint": True, "open_world_hint": False}, False, False),
+        ({"destructive_hint": False, "open_world_hint": False}, False, False),
+    ],
+)
+def test_the_hints_of_an_mcp_server_have_the_defaults_of_the_specification(
+    hints: dict[str, Any] | None, read_only: bool, open_world: bool
+):
+    annotations = None if hints is None else wire.ToolAnnotations(**hints)
+    offered = wire.Tool(name="read", input_schema={"type": "object"}, annotations=annotations)
+    traits = McpTool(cast(Client, None), offered).traits
+    assert (traits.read_only, traits.open_world) == (read_only, open_world)
