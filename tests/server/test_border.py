@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -9,6 +10,7 @@ from tests.server.serving import HELLO, MODEL, Serving, check_error
 
 from hotloop.border.requests import parse_request_id
 from hotloop.core.config import ServerConfig
+from hotloop.server.border import RequestIds
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +102,17 @@ def test_a_body_that_is_too_large_is_not_read() -> None:
             response = serving.http.post("/v1/chat/completions", content=endless(), headers=headers | options)
             check_error(response, 413, "request_too_large")
         assert serving.chat().status_code == 200
+
+
+async def test_a_body_that_is_recorded_is_let_go_with_its_request(serving: Serving) -> None:
+    """An open connection keeps the scope of its last request."""
+    scope: dict[str, Any] = {"type": "http", "path": "/", "headers": []}
+
+    async def keep_body(scope: Any, receive: Any, send: Any) -> None:
+        scope["state"]["body"] = b"x"
+
+    await RequestIds(keep_body, metrics=serving.server._service.metrics)(scope, None, None)
+    assert "body" not in scope["state"]
 
 
 def test_headers_that_are_too_large_are_refused_whoever_sends_them(guarded: Serving) -> None:
