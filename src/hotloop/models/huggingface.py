@@ -168,7 +168,7 @@ def weight_files(folder: Path) -> list[Path]:
         paths = [folder / "model.safetensors"]
     for path in paths:
         if not os.path.isfile(path):  # which, unlike the path's own, does not mind a name that no file can have
-            raise ModelError(f"{str(path)[:4096]} is missing: a Hugging Face folder needs its safetensors files")
+            raise ModelError(f"{str(path)[:1000]} is missing: a Hugging Face folder needs its safetensors files")
     return paths
 
 
