@@ -49,7 +49,7 @@ def test_no_key_is_told_and_whether_there_are_any_is_settled_at_the_start() -> N
     told, reloaded = reload(router(api_key="old"), router())
     assert (told, reloaded.keys.current) == ("changed: nothing; needs a restart: api_key", read_keys("old", None))
     told, reloaded = reload(router(), router(api_key="new"))
-    assert (told, reloaded.keys.current) == ("changed: nothing; needs a restart: api_key", ())
+    assert (told, reloaded.keys.current) == ("changed: nothing; needs a restart: api_key", read_keys(None, None))
 
 
 def test_what_is_refused_changes_nothing(tmp_path: Path, log_level: logging.Logger) -> None:
