@@ -6,7 +6,10 @@ from typing import Any
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon._runtime import GluonASTSource
 
+from hotloop.backends.cuda import hopper
 from hotloop.backends.cuda.attention import WIDE_TILE, _attend
 from hotloop.backends.cuda.delta.chunks import _carry, _prepare, _read
 from hotloop.backends.cuda.delta.convolution import _convolve
@@ -63,12 +66,14 @@ WIDE = {"head_dim": 256, "dim_tile": 256, "num_heads": 16, "window": None, "is_w
 MAX_SHARED_BYTES = 227 << 10
 
 
-def compile_kernel(kernel: Any, arguments: dict[str, Any], **options: int) -> None:
+def compile_kernel(
+    kernel: Any, arguments: dict[str, Any], source_type: type[ASTSource] = ASTSource, **options: int
+) -> None:
     """Strings are types, all else is compiled in."""
     given = [arguments.get(name) for name in kernel.arg_names]
     types = [each if isinstance(each, str) else "constexpr" for each in given]
     constants = {(i,): each for i, each in enumerate(given) if not isinstance(each, str)}
-    source = ASTSource(kernel, dict(zip(kernel.arg_names, types, strict=True)), constants)
+    source = source_type(kernel, dict(zip(kernel.arg_names, types, strict=True)), constants)
     shared_bytes = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).metadata.shared
     assert shared_bytes <= MAX_SHARED_BYTES, f"{kernel.__name__} takes {shared_bytes} bytes of shared memory"
 
@@ -89,6 +94,18 @@ def wide_attention() -> None:
     compile_kernel(_prefill, wide, num_stages=3)
     for kernel in (_attend, _prefill):
         compile_kernel(kernel, in_float32(wide) | {"tile_pairs": WIDE_TILE, "tile_rows": WIDE_TILE}, num_stages=1)
+
+
+def hopper_attention() -> None:
+    layout = gl.NVMMASharedLayout.get_default_for([64, 128], gl.bfloat16)
+    blocks = f"tensordesc<bf16[64, 128],{layout!r}>"
+    for outs in ("*bf16", "*fp32"):
+        given = {
+            "k": blocks, "v": blocks, "head_dim": 128, "layout": layout, "outs": outs, "lses": outs,
+            "num_all_rows": "i32", "num_splits": "i32", "is_split": outs == "*fp32",
+        }  # fmt: skip
+        compile_kernel(hopper._attend, ATTENTION | given, GluonASTSource, num_warps=4)
+    compile_kernel(hopper._merge, ATTENTION | given)
 
 
 def experts() -> None:
@@ -122,7 +139,7 @@ def large_latents() -> None:
     compile_kernel(_attend_latents, in_float32(LATENTS | large | WHOLE_LATENTS), num_stages=1)
 
 
-FAMILIES = (attention, wide_attention, experts, delta, delta_in_float32, latents, large_latents)
+FAMILIES = (attention, wide_attention, hopper_attention, experts, delta, delta_in_float32, latents, large_latents)
 
 if __name__ == "__main__":
     {each.__name__: each for each in FAMILIES}[sys.argv[1]]()

@@ -6,6 +6,7 @@ import torch
 
 from hotloop.backends.cuda.attention import Workspace, decode_attention
 from hotloop.backends.cuda.flash import Flash
+from hotloop.backends.cuda.hopper import can_attend, chunk_attention
 from hotloop.backends.cuda.prefill import prefill_attention
 from hotloop.backends.cuda.shared import shared_attention
 from hotloop.backends.cuda.step import Shape, Views
@@ -25,6 +26,7 @@ class PagedAttention:
         window_kv: torch.Tensor | None = None,
     ) -> None:
         self._windows, self._workspace, self._flash = windows, workspace, flash
+        self._has_hopper = can_attend(kv)
         self._has_own = [window_kv is not None and window is not None for window in windows]
         own, others = iter(() if window_kv is None else window_kv), iter(kv)
         self._layers = [next(own if has_own else others) for has_own in self._has_own]
@@ -65,6 +67,11 @@ class PagedAttention:
             self._flash.attend(
                 q, kv[0], kv[1], step.row_begins[short + 1 :], step.lens[short:], step.table, out,
                 max_rows=shape.max_long_rows, scale=scale,
+            )  # fmt: skip
+        elif self._has_hopper and long and window is None and sinks is None:
+            chunk_attention(
+                q, kv[0], kv[1], step.row_begins[short + 1 :], step.lens[short:], step.block_ids, block_begins[short:],
+                out, num_sequences=long, max_rows=shape.max_long_rows, scale=scale,
             )  # fmt: skip
         elif long:
             prefill_attention(
