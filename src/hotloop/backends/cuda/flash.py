@@ -1,5 +1,4 @@
-"""FlashAttention 3 for chunks, where a build of it is installed. Never needed: our kernels (hopper.py, prefill.py) do the
-same.
+"""FlashAttention 3 for chunks, where a build of it is installed. Never needed: our own kernels do the same.
 
 Builds differ in who packs them, not in what they do: a library with one operator, which is loaded without importing the
 package around it. It neither waits for the device nor plans anew for another length, which is what rules cuDNN out.
