@@ -22,7 +22,7 @@ from tests.fuzz.test_tenants import PIECES, SEED, TELLING, Fields
 from tests.loopback import http_at
 from tests.server.serving import Routing, Serving, until
 
-from hotloop.border.keys import OPERATOR_PATHS, read_keys
+from hotloop.border.keys import OPERATOR_PATHS, ApiKeys, read_keys
 from hotloop.cli.serving.pages import live_of_engine, live_of_router, page_of
 from hotloop.core.config import EngineConfig, ServerConfig
 from hotloop.router.app import OWNED
@@ -274,12 +274,12 @@ def house(way: str, folder: Path) -> Iterator[tuple[httpx.Client, Recorded]]:
         size: Fields = {"engine_config": EngineConfig(drafts=False), "num_blocks": 1 << 18, "tracer": tracer}
         if way == "at a server":
             config = ServerConfig(port=0, api_key_file=str(folder / "keys"), **memory)
-            page = lambda engine: page_of(store, "", lambda: live_of_engine(engine, 8), keys=keys)  # noqa: E731
+            page = lambda engine: page_of(store, "", lambda: live_of_engine(engine, 8), keys=ApiKeys(keys))  # noqa: E731
             url = stack.enter_context(Serving(config, page=page, **size)).url
         else:
             config = ServerConfig(port=0, api_key="of the replica", **memory)
             replica = stack.enter_context(Serving(config, **size)).url
-            show = lambda app: page_of(store, "", lambda: live_of_router(app), keys=keys)  # noqa: E731
+            show = lambda app: page_of(store, "", lambda: live_of_router(app), keys=ApiKeys(keys))  # noqa: E731
             options: Fields = {"api_key_file": str(folder / "keys"), "tracer": tracer, "page": show}
             url = stack.enter_context(Routing(replica, replica_key="of the replica", **options))
         yield stack.enter_context(http_at(url)), tracer

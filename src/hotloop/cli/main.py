@@ -50,6 +50,9 @@ app.command(fleet)
 app.command(trace)
 
 
+app.meta.help_flags = app.meta.version_flags = ()  # for the command that they are given to
+
+
 @app.meta.default
 def launch(*argv: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]) -> Any:
     """Run a command. One that can be reloaded also gets a way to have the same command line read again."""
