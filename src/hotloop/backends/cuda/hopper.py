@@ -281,8 +281,10 @@ def _weigh(s0, s1, peak, total, scale_log2, out_layout: gl.constexpr):
     operand: gl.constexpr = gl.DotOperandLayout(0, out_layout, 2)
     new_peak = gl.maximum(peak, gl.max(gl.maximum(s0, s1), 1) * scale_log2)
     rescale = gl.exp2(peak - new_peak)
-    w0 = gl.exp2(s0 * scale_log2 - new_peak[:, None])
-    w1 = gl.exp2(s1 * scale_log2 - new_peak[:, None])
+    # of a split that a row sees nothing of, the highest score is a hidden one: it must not weigh anything either
+    highest = gl.where(new_peak > 1e-3 * _HIDDEN, new_peak, 0.0)
+    w0 = gl.exp2(s0 * scale_log2 - highest[:, None])
+    w1 = gl.exp2(s1 * scale_log2 - highest[:, None])
     total = total * rescale + gl.sum(w0 + w1, 1)
     w0 = gl.convert_layout(w0.to(gl.bfloat16), operand)
     w1 = gl.convert_layout(w1.to(gl.bfloat16), operand)
