@@ -2,7 +2,7 @@
 
 SIGTERM, SIGINT   not ready, but requests are taken for `drain_delay_s`; then the listener closes, what runs may finish
 once more         what still runs is ended at once
-SIGHUP            settings are read again; where it comes from a terminal that was closed, as SIGTERM
+SIGHUP            settings are reloaded; from a terminal that was closed it is like SIGTERM
 """
 
 import asyncio

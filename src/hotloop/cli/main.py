@@ -55,7 +55,7 @@ app.meta.help_flags = app.meta.version_flags = ()  # for the command that they a
 
 @app.meta.default
 def launch(*argv: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]) -> Any:
-    """Run a command. One that can be reloaded also gets a way to have the same command line read again."""
+    """Run a command. A command that can be reloaded is also given a function that parses the same command line anew."""
     command, bound, unread = app.parse_args(argv, print_error=False, exit_on_error=False)
 
     def reread() -> Mapping[str, Any]:

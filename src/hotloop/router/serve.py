@@ -2,7 +2,7 @@
 
 first signal    not ready; after the drain delay the listener closes, what runs may finish within the drain timeout
 second signal   what still runs is ended at once
-SIGHUP          settings are read again: replicas come and go, no stream is dropped
+SIGHUP          settings are reloaded: replicas come and go, no stream is dropped
 """
 
 import socket

@@ -243,7 +243,7 @@ class RunSummary:
     start_ns: int
     end_ns: int
     session: str
-    tenant: str  # as its spans have it; empty where an agent alone has told of the run
+    tenant: str  # from its spans; empty if only an agent recorded the run
     agent: str
     model: str
     end: str  # how the agent's run ended; empty for one that has not, or a plain client's

@@ -110,7 +110,7 @@ class _Api:
         return _answer(about | {"has_live": False} if _sees_only(request) else about)
 
     async def live(self, request: Request) -> Response:
-        """What goes on now is told of all tenants together, so none of several is told."""
+        """Live figures are those of all tenants together, so with several of them only an admin sees them."""
         live = None if _sees_only(request) else await self._source.live()
         if live is None:
             raise HTTPException(404, "nothing runs here: these are recorded runs")
