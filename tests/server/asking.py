@@ -26,9 +26,11 @@ def ask(serving: Serving, **fields: Any) -> httpx.Response:
 
 
 def check_events(text: str) -> list[dict[str, Any]]:
-    """Every event is one of the client's own types, named as its data says and numbered. A comment comes first."""
+    """Every event is one of the client's own types, named as its data says and numbered. Comments are left out: how
+    many there are depends on how long an answer takes."""
     events = []
-    for number, block in enumerate(text.removeprefix(": ping\n\n").strip().split("\n\n")):
+    blocks = (block for block in text.strip().split("\n\n") if not block.startswith(":"))
+    for number, block in enumerate(blocks):
         name, data = block.split("\n")
         event = json.loads(data.removeprefix("data: "))
         assert name == f"event: {event['type']}"
