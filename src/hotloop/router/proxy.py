@@ -17,7 +17,7 @@ from hotloop.core.errors import HotloopError
 from hotloop.router.client_stream import ClientStream
 from hotloop.router.compose import Composed, compose
 from hotloop.router.errors import RouteError, render_event
-from hotloop.router.kinds import Api, is_unknown_path
+from hotloop.router.kinds import WITHOUT_STAND_IN, Api, is_unknown_path
 from hotloop.router.replicas.fleet import Fleet, Place
 from hotloop.router.replicas.replica import Replica
 from hotloop.router.request import RoutedRequest
@@ -114,6 +114,8 @@ class Proxy:
             span.claim(name, claimed_at - asked_at)
             try:
                 return await self._begin_at(place, attempts)
+            except UnknownPath:
+                continue  # it is not placed there again
             except (UpstreamFailed, BadAnswer) as failure:
                 why = failure.stage if isinstance(failure, UpstreamFailed) else str(failure.status)
                 self.on_failure(name, why)
@@ -179,8 +181,11 @@ class Proxy:
         try:
             return await self._exchange(place, attempts)
         except UnknownPath:
-            log.info("%s does not speak the %s API: such requests are translated until it restarts", replica.name, api)
             replica.missing_apis |= {api}
+            if api in WITHOUT_STAND_IN:
+                log.info("%s has no %s: such requests go elsewhere until it restarts", replica.name, api)
+                raise
+            log.info("%s does not speak the %s API: such requests are translated until it restarts", replica.name, api)
             return await self._exchange(place, attempts)
 
     async def _exchange(self, place: Place, attempts: RequestAttempts) -> ProxiedAnswer:
@@ -214,7 +219,7 @@ class Proxy:
         if is_redirect(response):
             raise BadAnswer(response, status, b"")
         body = await read_body(response, MAX_ERROR_BYTES if status >= 400 else self.max_held_bytes)
-        if composed.can_translate and is_unknown_path(status, body):
+        if composed.has_other_way and is_unknown_path(status, body):
             raise UnknownPath
         if composed.translation:
             status, body = composed.translation.answer(status, body)
