@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 from hotloop.border.bodies import JsonBody
 from hotloop.border.headers import end_to_end
 from hotloop.border.keys import read_keys
-from hotloop.border.requests import OPEN_PATHS, REQUEST_ID_HEADER, parse_request_id
+from hotloop.border.requests import OPEN_PATHS, REQUEST_ID_HEADER, is_for_anthropic, parse_request_id
 from hotloop.core.errors import ConfigError, HotloopError, Overloaded
 from hotloop.core.recent import RecentDict
 from hotloop.fleet.tickets import AnswerHead, Outline, Trip
@@ -97,7 +97,7 @@ class Ingress:
             begun = await self._ask(*await self._read(request, api))
         except HotloopError as error:
             refusal = as_route_error(error)
-            status, body = render_error(refusal, api, request_id)
+            status, body = render_error(refusal, "messages" if is_for_anthropic(request.scope) else api, request_id)
             response = Response(body, status)
             response.raw_headers += error_headers(refusal)
             return response
