@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import dropwhile
 
 from hotloop.core.errors import HotloopError
 from hotloop.router.client_stream import ClientStream
@@ -26,7 +27,7 @@ from hotloop.router.summary import END_BYTES, AnswerSummary, hide_usage, read_id
 from hotloop.router.translate import Translation
 from hotloop.router.upstream.wire import Headers, UpstreamFailed, UpstreamResponse, read_body
 from hotloop.wire.errors import read_failure
-from hotloop.wire.sse import find_event_end, is_ping
+from hotloop.wire.sse import find_event_end, is_ping, split_events
 
 log = logging.getLogger("hotloop.router")
 
@@ -255,7 +256,8 @@ async def _from_first_event(pieces: AsyncGenerator[bytes, None], replica: Replic
     async for first in pieces:
         replica.last_byte_at = time.monotonic()
         if not is_ping(first):
-            return _resumed(first, pieces)
+            said = dropwhile(is_ping, split_events(first))  # they came together; the client was sent one already
+            return _resumed(b"".join(said), pieces)
     return pieces
 
 
