@@ -179,7 +179,7 @@ async def test_a_router_that_can_serve_nobody_is_not_ready(stubs, route, caplog)
     answer = await router.client.get("/ready")
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutting_down")
     assert "request failed" not in caplog.text
-    assert (await router.client.head("/api/hello")).status_code == 200
+    assert [(await router.client.head(path)).status_code for path in ("/", "/api/hello")] == [200, 200]
 
 
 async def test_models_replicas_and_metrics_are_shown(stubs, route):

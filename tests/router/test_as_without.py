@@ -7,14 +7,18 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
+import anthropic
 import httpx
+import openai
 import pytest
 from starlette.applications import Starlette
 from starlette.routing import Route
-from tests.loopback import http_at
+from tests.loopback import claude_at, http_at, openai_at
 from tests.server.serving import HELLO, MODEL, Routing, Serving
 
+from hotloop.border.requests import OPEN_PATHS
 from hotloop.core.config import ServerConfig
+from hotloop.server.app import ROUTES
 
 VERSION = {"anthropic-version": "2023-06-01"}
 TEXT = {"model": MODEL, "max_tokens": 2, "temperature": 0}
@@ -32,23 +36,19 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/embeddings": {"model": MODEL, "input": "hello"},
 }
 STREAMED = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
+APART = {"GET /metrics": "each has numbers of its own, which docs/metrics.md and docs/fleet.md list"}
+"""What the router answers otherwise, on purpose, and why."""
+PLAIN = {f"GET {each.path}": each.path for each in ROUTES if "GET" in (each.methods or ()) and "{" not in each.path}
 NAMED = {
-    "GET /v1/models": "/v1/models",
+    **{name: path for name, path in PLAIN.items() if name not in APART},
     "GET /v1/models/{model:path}": f"/v1/models/{MODEL}",
     "GET /v1/responses/{id}": "/v1/responses/{id}",
     "GET /v1/responses/{id}/input_items": "/v1/responses/{id}/input_items",
     "POST /v1/responses/{id}/cancel": "/v1/responses/{id}/cancel",
     "DELETE /v1/responses/{id}": "/v1/responses/{id}",
     "GET /v1/cache/explain/{id:path}": "/v1/cache/explain/{id}",
-    "GET /health": "/health",
-    "GET /ready": "/ready",
-    "GET /version": "/version",
-    "GET /openapi.json": "/openapi.json",
 }
-APART = {"GET /metrics": "each has numbers of its own, which docs/metrics.md and docs/fleet.md list"}
-"""What the router answers otherwise, on purpose, and why."""
 UNKNOWN = (
-    "/",
     "/v1",
     "/v1/",
     "/nothing",
@@ -221,6 +221,21 @@ def test_the_page_of_metrics_is_the_routers_own(ways: Ways) -> None:
     assert ways.routed.head("/metrics").status_code == 200
 
 
+def test_the_makers_own_clients_find_what_they_look_for(ways: Ways) -> None:
+    url = str(ways.routed.base_url).rstrip("/")
+    with claude_at(url) as claude, openai_at(url) as client:
+        said = claude.messages.create(model=MODEL, messages=HELLO, max_tokens=2)
+        assert said._request_id
+        assert claude.models.retrieve(MODEL)._request_id
+        assert claude.models.list().data[0].created_at.year > 2020
+        with pytest.raises(anthropic.NotFoundError) as caught:
+            claude.messages.batches.list()
+        assert (caught.value.type, bool(caught.value.request_id)) == ("not_found_error", True)
+        assert client.models.retrieve(MODEL).created > 1_600_000_000
+        with pytest.raises(openai.NotFoundError, match="no replica has embeddings"):
+            client.embeddings.create(model=MODEL, input="hello")
+
+
 def test_keys_are_asked_for_alike() -> None:
     wrong = (("authorization", "Bearer wrong"),)
     with (
@@ -234,5 +249,5 @@ def test_keys_are_asked_for_alike() -> None:
             for headers in ((), wrong, (*wrong, *VERSION.items())):
                 ask = Ask(method, path, headers=headers)
                 direct, routed = send(serving.http, ask), send(http, ask)
-                assert routed.status_code == (200 if path in ("/health", "/ready") else 401)
+                assert routed.status_code == (200 if path in OPEN_PATHS else 401)
                 assert tell(routed) == tell(direct), ask

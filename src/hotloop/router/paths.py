@@ -30,7 +30,8 @@ _OTHERS = (
     Path(re.compile(r"/v1/responses/[^/]+/input_items"), "owner"),
     Path(re.compile(r"/v1/responses/[^/]+/cancel"), "owner", _POST),
     Path(re.compile(rf"{EXPLAIN}.*"), "owner"),
-    Path(re.compile(rf"/v1/models(/.*)?|{METRICS_PATH}|/health|/ready|/version|/api/hello|/router/replicas"), "router"),
+    Path(re.compile(rf"/v1/models(/.*)?|{METRICS_PATH}|/health|/ready|/version|/router/replicas"), "router"),
+    Path(re.compile(r"/|/api/hello"), "router"),  # coding agents ask whether somebody answers
     Path(re.compile(r"/openapi\.json"), "hotloop"),
 )
 
