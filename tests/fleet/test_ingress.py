@@ -121,6 +121,9 @@ async def test_only_who_carries_the_key_is_let_in(open_door: OpenDoor):
     engines = Engines([JSON, b"{}"], [JSON, b"{}"])
     async with open_door(engines, api_key_env="TEST_FLEET_KEY") as http:
         assert (await http.post("/v1/chat/completions", json=CHAT)).status_code == 401
+        refused = await http.post("/v1/messages/batches", json={})
+        assert (refused.status_code, refused.json()["error"]["type"]) == (401, "authentication_error")
+        assert refused.json()["type"] == "error"
         assert not engines.asked
         assert (await http.get("/health")).status_code == 200
         assert (await http.get("/v1/models", headers={"authorization": "Bearer secret"})).status_code == 200

@@ -25,8 +25,8 @@ from tests.server.serving import Routing, Serving, until
 from hotloop.border.keys import OPERATOR_PATHS, ApiKeys, read_keys
 from hotloop.cli.serving.pages import live_of_engine, live_of_router, page_of
 from hotloop.core.config import EngineConfig, ServerConfig
-from hotloop.router.app import OWNED
 from hotloop.router.kinds import PATHS, QUESTIONS
+from hotloop.router.paths import OWNED
 from hotloop.server.app import ROUTES
 from hotloop.trace import names
 from hotloop.trace.content import Content

@@ -5,7 +5,7 @@ import re
 
 import httpx
 import pytest
-from tests.router.conftest import MESSAGES, replica_configs, with_key
+from tests.router.conftest import MESSAGES, Page, replica_configs, with_key
 
 from hotloop.router.config import ReplicaConfig
 
@@ -104,14 +104,14 @@ async def test_without_the_key_nothing_is_answered_but_probes(stubs, route):
 @pytest.mark.parametrize(
     ("method", "path", "content", "kind", "status", "code"),
     [
-        ("POST", CHAT, b"{", "application/json", 400, "invalid_request"),
-        ("POST", CHAT, b"[]", "application/json", 400, "invalid_request"),
+        ("POST", CHAT, b"{", "application/json", 400, "invalid_value"),
+        ("POST", CHAT, b"[]", "application/json", 400, "invalid_value"),
         ("POST", CHAT, b'{"model": "other"}', "application/json", 404, "model_not_found"),
         ("POST", CHAT, b"{}", "text/plain", 415, "unsupported_media_type"),
         ("POST", CHAT, b'{"a": "' + b"a" * 3000 + b'"}', "application/json", 413, "request_too_large"),
         ("GET", CHAT, b"", "", 405, "method_not_allowed"),
         ("GET", "/etc/passwd", b"", "", 404, "unknown_url"),
-        ("POST", "/v1/embeddings", b"{}", "application/json", 404, "unknown_url"),
+        ("POST", "/v1/embeddings", b"{}", "application/json", 404, "api_not_served"),
         ("GET", "/v1/responses/resp_unknown", b"", "", 404, "response_not_found"),
     ],
 )
@@ -145,6 +145,41 @@ async def test_errors_are_in_anthropics_shape_where_it_is_spoken(stubs, route):
     assert answer.status_code == 404
     assert answer.json()["type"] == "error"
     assert answer.json()["error"]["type"] == "not_found_error"
+
+
+async def test_models_are_shown_with_all_that_replicas_say_of_them(scripted, mirror, route):
+    card = {"id": "m", "object": "model", "created": 1_795_000_000, "owned_by": "vllm", "max_model_len": 8192}
+    card |= {"permission": [{"id": "modelperm-1"}]}
+    scripted.pages["/v1/models"] = Page(json.dumps({"data": [card, {"id": "plain"}]}).encode())
+    vllm = ReplicaConfig(url=scripted.url, name="v", kind="vllm")
+    renamed = ReplicaConfig(url=scripted.url, name="w", kind="vllm", models={"m": "m", "ours": "m", "gone": "n"})
+    router = await route((vllm, renamed, ReplicaConfig(url=mirror.url, name="m", kind="openai_compatible")))
+    shown = {each["id"]: each for each in (await router.client.get("/v1/models")).json()["data"]}
+    assert [*shown] == ["gone", "m", "ours", "own-name", "plain"]
+    assert shown["m"] == card
+    assert shown["ours"] == {**card, "id": "ours"}
+    assert (await router.client.get("/v1/models/ours")).json() == shown["ours"]
+    assert "max_model_len" not in shown["gone"]
+    answer = await router.client.get("/v1/models/m", headers={"anthropic-version": "2023-06-01"})
+    assert (answer.json()["created_at"], answer.json()["max_input_tokens"]) == ("2026-11-18T11:06:40Z", 8192)
+    assert answer.headers["request-id"] == answer.headers["x-request-id"]
+
+
+async def test_a_router_that_can_serve_nobody_is_not_ready(stubs, route, caplog):
+    [stub] = await stubs(1)
+    router = await route(replica_configs([stub]))
+    assert (await router.client.get("/ready")).json() == {"status": "ready"}
+    await stub.close()
+    await router.until(lambda: router.fleet.replicas["s0"].state == "down")
+    answer = await router.client.get("/ready")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_replica")
+    assert answer.json()["error"]["request_id"] == answer.headers["x-request-id"]
+    assert (await router.client.get("/openapi.json")).status_code == 404
+    router.server.app.is_draining = True
+    answer = await router.client.get("/ready")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutting_down")
+    assert "request failed" not in caplog.text
+    assert [(await router.client.head(path)).status_code for path in ("/", "/api/hello")] == [200, 200]
 
 
 async def test_models_replicas_and_metrics_are_shown(stubs, route):
@@ -188,7 +223,7 @@ async def test_no_other_path_of_a_replica_is_asked_for_an_answer(mirror, route, 
     router = await route((ReplicaConfig(url=mirror.url, name="m", api_key="the router's own"),))
     mirror.paths.clear()
     answer = await router.client.request(method, httpx.URL(f"{router.url}/v1/responses/{path}"))
-    assert answer.status_code == (405 if method == "PUT" else 404)
+    assert answer.status_code in (404, 405)
     assert {*mirror.paths} <= {"/health", "/v1/models", "/metrics", "/version", "/v1/internal/load"}
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from hotloop.core.config import RouterConfig
 from hotloop.router import config as fleet_config
-from hotloop.router.app import OWNED
 from hotloop.router.config import FleetConfig, ReplicaConfig
 from hotloop.router.kinds import KINDS
 from hotloop.router.metrics import RouterMetrics
+from hotloop.router.paths import OWNED
 from hotloop.router.placement.policy import POLICIES
 from hotloop.router.replicas.fleet import Fleet
 from hotloop.router.tiers.tiers import Saved

@@ -44,6 +44,12 @@ async def test_line_ends_are_the_replicas_own(scripted, route):
     assert (await stream(router)).content == PING + PLAIN.replace(b"\n", b"\r\n")
 
 
+@pytest.mark.parametrize("size", [1, 7, 1 << 20])
+async def test_a_client_hears_of_the_acceptance_once_however_a_replicas_own_ping_arrives(scripted, route, size):
+    router = await route((of_kind(scripted, "vllm", PING + b": and more\n\n" + PLAIN + PING, size),))
+    assert (await stream(router)).content == PING + PLAIN + PING
+
+
 async def test_usage_that_the_client_asked_for_is_passed_on(scripted, route):
     router = await route((of_kind(scripted, "vllm", COUNTED),))
     answer = await stream(router, stream_options={"include_usage": True, "continuous_usage_stats": True})

@@ -133,6 +133,8 @@ def test_keys() -> None:
         check_failure(post(serving), 401, "authentication_error")
         assert serving.http.get("/v1/models", headers={"x-api-key": "secret"}).status_code == 200
         check_error(serving.http.get("/v1/models", headers={"x-api-key": "secre"}), 401, "invalid_api_key")
+        told = serving.http.get("/v1/models", headers={"anthropic-version": "2023-06-01"})
+        check_failure(told, 401, "authentication_error")
 
 
 def test_overload_is_answered_529() -> None:
@@ -183,6 +185,6 @@ def test_the_client_hears_of_a_failure_within_a_stream() -> None:
 
 def test_a_mistake_of_ours_has_the_same_shape() -> None:
     response = error_response(HotloopError("oops"), "id", for_anthropic=True)
-    assert (response.status_code, response.headers["request-id"]) == (500, "id")
+    assert response.status_code == 500
     body = json.loads(bytes(response.body))
     assert body == {"type": "error", "error": {"type": "api_error", "message": "oops"}, "request_id": "id"}

@@ -242,7 +242,7 @@ def test_a_priority_header_must_exist(serving: Serving) -> None:
 
 def test_paths_and_methods_that_do_not_exist(serving: Serving) -> None:
     check_error(serving.http.get("/nowhere"), 404, "unknown_url")
-    check_error(serving.http.post("/v1/embeddings", json={}), 404, "unknown_url")
+    check_error(serving.http.post("/v1/images", json={}), 404, "unknown_url")
     response = serving.http.get("/v1/chat/completions")
     check_error(response, 405, "method_not_allowed")
     assert response.headers["allow"] == "POST"

@@ -1,5 +1,6 @@
 """The endpoints that only tell."""
 
+import openai
 import pytest
 from tests.server.calls import TOOLS
 from tests.server.serving import HELLO, MODEL, TOKENIZER, Serving, check_error
@@ -75,6 +76,23 @@ def test_a_model_without_a_template_completes_but_does_not_chat() -> None:
         assert "chat template" in error["message"]
         assert serving.complete().status_code == 200
         assert "/v1/completions" in serving.curl
+
+
+@pytest.mark.parametrize("path", ["/v1/models", f"/v1/models/{MODEL}"])
+def test_anthropic_clients_find_the_id_of_the_request_at_the_models(serving: Serving, path: str) -> None:
+    answer = serving.http.get(path, headers={"anthropic-version": "2023-06-01"})
+    assert answer.status_code == 200
+    assert answer.headers["request-id"] == answer.headers["x-request-id"]
+    assert "request-id" not in serving.http.get(path).headers
+
+
+def test_who_looks_for_embeddings_is_told_where_there_are_some(serving: Serving) -> None:
+    answer = serving.http.post("/v1/embeddings", json={"model": MODEL, "input": "hello"})
+    message = check_error(answer, 404, "api_not_served")["message"]
+    assert "computes no embeddings" in message
+    assert "hotloop route" in message
+    with serving.openai() as client, pytest.raises(openai.NotFoundError, match="computes no embeddings"):
+        client.embeddings.create(model=MODEL, input="hello")
 
 
 def test_anthropic_clients_hear_of_an_unknown_model_in_their_shape(serving: Serving) -> None:

@@ -20,13 +20,13 @@ from starlette.types import Receive, Scope, Send
 from hotloop.border.bodies import JsonBody
 from hotloop.border.headers import end_to_end
 from hotloop.border.keys import read_keys
-from hotloop.border.requests import OPEN_PATHS, REQUEST_ID_HEADER, parse_request_id
+from hotloop.border.requests import OPEN_PATHS, REQUEST_ID_HEADER, is_for_anthropic, parse_request_id
 from hotloop.core.errors import ConfigError, HotloopError, Overloaded
 from hotloop.core.recent import RecentDict
 from hotloop.fleet.tickets import AnswerHead, Outline, Trip
-from hotloop.router.app import OWNED
 from hotloop.router.errors import RouteError, as_route_error, error_headers, render_error, render_event
 from hotloop.router.kinds import PATHS, Api
+from hotloop.router.paths import OWNED
 from hotloop.router.placement.policy import ReplicaChoice
 from hotloop.router.proxy import ROUTE_HEADER, is_stream, kept_headers, render_route, whole_events
 from hotloop.router.request import parse_request
@@ -97,7 +97,8 @@ class Ingress:
             begun = await self._ask(*await self._read(request, api))
         except HotloopError as error:
             refusal = as_route_error(error)
-            response = Response(render_error(refusal, api, request_id), refusal.status)
+            status, body = render_error(refusal, "messages" if is_for_anthropic(request.scope) else api, request_id)
+            response = Response(body, status)
             response.raw_headers += error_headers(refusal)
             return response
         return AnswerResponse(begun, self._relay(begun, api, request_id))

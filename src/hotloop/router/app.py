@@ -2,14 +2,14 @@
 
     body ─parse once─> RoutedRequest ─tier, place─> replica ─first byte─> relay ─> AnswerSummary ─> placement
 
-Nothing is proxied that is not in `PATHS` or answered here: this is no way to anywhere else.
+Nothing is proxied that is not in `paths`: this is no way to anywhere else.
 """
 
 import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote
@@ -18,17 +18,27 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from hotloop.border.bodies import JsonBody
-from hotloop.border.keys import ApiKeys, Tenant, read_keys
-from hotloop.border.requests import OPEN_PATHS, REQUEST_ID_HEADER, parse_request_id
+from hotloop.border.keys import METRICS_PATH, ApiKeys, Tenant, read_keys
+from hotloop.border.requests import (
+    MODELS_PATH,
+    OPEN_PATHS,
+    REQUEST_ID_HEADER,
+    is_for_anthropic,
+    parse_request_id,
+    render_ids,
+)
 from hotloop.core.config import parse_bytes
 from hotloop.core.errors import HotloopError
+from hotloop.core.version import __version__
 from hotloop.router.client_stream import ClientStream
 from hotloop.router.config import FleetConfig
 from hotloop.router.errors import RouteError, as_route_error, error_headers, render_error, render_event
 from hotloop.router.kinds import PATHS, Api
 from hotloop.router.metrics import CONTENT_TYPE, RouterMetrics
+from hotloop.router.paths import EXPLAIN, OWNED, find_path, is_path
 from hotloop.router.proxy import BadAnswer, Proxy, is_redirect, kept_headers, relay, send_whole
 from hotloop.router.replicas.fleet import Fleet
+from hotloop.router.replicas.replica import Replica
 from hotloop.router.request import NOBODY, RoutedRequest, parse_request
 from hotloop.router.spans import RouteRecorder, RouteSpan
 from hotloop.router.summary import read_id, summarize
@@ -37,16 +47,12 @@ from hotloop.router.tiers.config import parse_tiers
 from hotloop.router.tiers.tiers import TierChoice
 from hotloop.router.upstream.wire import Headers, UpstreamFailed, UpstreamRequest, UpstreamResponse, read_body
 from hotloop.trace.tracer import NullTracer, Tracer
-from hotloop.wire.models import VERSION_HEADER, ServedModel, render_model, render_models
+from hotloop.wire.models import render_model, render_models
 
 log = logging.getLogger("hotloop.router")
 
 
 TIER_HEADER = b"x-hotloop-tier"
-EXPLAIN = "/v1/cache/explain/"
-OWNED = {"/v1/responses/": "response_not_found", EXPLAIN: "explanation_not_found"}
-"""Paths that name an answer, which only the replica that made it knows; and the code if no replica does."""
-_OWNER_METHODS = ("GET", "POST", "DELETE")
 JSON = b"application/json"
 _ID_HEADER = REQUEST_ID_HEADER.encode()
 
@@ -125,43 +131,50 @@ class RouterApp:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         request_id = parse_request_id(headers.get(_ID_HEADER, b"").decode("latin-1"))
         headers[_ID_HEADER] = request_id.encode()
-        client = ClientStream(send, [(_ID_HEADER, request_id.encode("latin-1"))])
+        client = ClientStream(send, render_ids(scope, request_id))
         caller = ClientCall(request_id, headers, receive, client)
-        api = PATHS.get(scope["path"])
-        is_anthropic = scope["path"].startswith("/v1/models") and VERSION_HEADER.encode() in headers
-        told = "messages" if is_anthropic else api  # in which shape what fails is told
+        told: Api | None = "messages" if is_for_anthropic(scope) else PATHS.get(scope["path"])  # how what fails is told
         try:
             if scope["path"] not in OPEN_PATHS:
                 caller = replace(caller, tenant=self._keys.current.admit(headers, scope["path"]))
-            await self._dispatch(scope, caller, api)
+            await self._dispatch(scope, caller)
         except HotloopError as error:
             await self._refuse(error, told, caller)
         except Exception:
             log.exception("request %s failed", request_id)
             await self._refuse(RouteError(500, "internal_error", "the router failed; its log says how"), told, caller)
 
-    async def _dispatch(self, scope: Scope, caller: ClientCall, api: Api | None) -> None:
-        method, path = scope["method"], scope["path"]
-        if api:
-            if method != "POST":
-                raise RouteError(405, "method_not_allowed", f"{path} does not answer {method}")
-            body = await caller.read_body(self._max_body)
-            headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in caller.headers.items()}
-            request = parse_request(path, headers, body, caller.tenant, self._scope(caller.tenant))
-            with self.recorder.open(request, caller.headers, caller.request_id) as span:
-                caller.client.copy = span.answer
-                async with caller.client.kept_alive(request.api, is_stream=request.is_stream):
-                    if not await caller.do_unless_gone(self._answer(request, span, caller)):
-                        span.hang_up()
-        elif path.startswith(tuple(OWNED)):
-            await caller.do_unless_gone(self._ask_owner(method, path, scope["query_string"], caller))
-        elif method == "GET" and path == "/metrics":
+    async def _dispatch(self, scope: Scope, caller: ClientCall) -> None:
+        method, path, query = scope["method"], scope["path"], scope["query_string"]
+        if path.endswith("/") and not is_path(path) and is_path(path.rstrip("/")):
+            location = quote(path.rstrip("/")).encode() + (b"?" + query if query else b"")
+            await caller.send_whole(307, [(b"location", location)], b"")
+            return
+        by = find_path(method, path)
+        method = "GET" if method == "HEAD" else method  # the listener leaves out the body
+        if by == "placed":
+            await self._place(path, caller)
+        elif by == "owner":
+            await caller.do_unless_gone(self._ask_owner(method, path, query, caller))
+        elif by == "hotloop":
+            await caller.do_unless_gone(self._ask_any(path, caller))
+        elif path == METRICS_PATH:
             await caller.send_whole(200, [(b"content-type", CONTENT_TYPE)], self.metrics.render())
-        elif method == "GET":
-            status, value = self._show(path, caller.headers)
-            await caller.send_whole(status, [(b"content-type", JSON)], msgspec.json.encode(value))
+        elif path == "/ready":
+            await self._tell_ready(caller)
         else:
-            raise RouteError(404, "unknown_url", f"there is no {method} {path:.200} here")
+            shown = self._show(path, for_anthropic=is_for_anthropic(scope))
+            await caller.send_whole(200, [(b"content-type", JSON)], msgspec.json.encode(shown))
+
+    async def _place(self, path: str, caller: ClientCall) -> None:
+        body = await caller.read_body(self._max_body)
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in caller.headers.items()}
+        request = parse_request(path, headers, body, caller.tenant, self._scope(caller.tenant))
+        with self.recorder.open(request, caller.headers, caller.request_id) as span:
+            caller.client.copy = span.answer
+            async with caller.client.kept_alive(request.api, is_stream=request.is_stream):
+                if not await caller.do_unless_gone(self._answer(request, span, caller)):
+                    span.hang_up()
 
     def _scope(self, tenant: Tenant) -> str:
         """Whose prefixes are not to be shared with others; empty where they are."""
@@ -206,8 +219,6 @@ class RouterApp:
     async def _ask_owner(self, method: str, path: str, query: bytes, caller: ClientCall) -> None:
         """GET, DELETE or cancel something that one replica knows of; if it is not known which, each is asked."""
         prefix = next(each for each in OWNED if path.startswith(each))
-        if method not in _OWNER_METHODS:
-            raise RouteError(405, "method_not_allowed", f"{path:.200} does not answer {method:.40}")
         name = path.removeprefix(prefix)
         # With our key nobody gets at another path of a replica, whatever is in front of it makes of dots and escapes.
         is_name = not {".", ".."} & {*name.split("/")}
@@ -215,15 +226,29 @@ class RouterApp:
         for replica in self.fleet.makers(name.partition("/")[0], caller.tenant) if is_name else ():
             if prefix == EXPLAIN and caller.tenant.is_apart and not replica.kind.keeps_tenants:
                 continue  # an explanation quotes other prompts, whoever asks for it
-            headers = replica.headers(caller.headers, caller.tenant)
-            response = await replica.upstream.send(UpstreamRequest(method, target, headers))
-            try:
-                if response.status != 404:
-                    await self._hand_on(response, caller)
-                    return
-            finally:
-                await response.aclose()
+            if await self._ask(replica, method, target, caller):
+                return
         raise RouteError(404, OWNED[prefix], f"nobody here knows {name!r:.200}, or no longer")
+
+    async def _ask_any(self, path: str, caller: ClientCall) -> None:
+        """GET what every hotloop tells alike."""
+        for replica in [each for each in self.fleet.replicas.values() if each.state == "up"]:
+            with contextlib.suppress(UpstreamFailed):
+                if replica.kind.name == "hotloop" and await self._ask(replica, "GET", path, caller):
+                    return
+        raise RouteError(404, "unknown_url", f"no replica that is a hotloop is up, and no other has {path}")
+
+    async def _ask(self, replica: Replica, method: str, target: str, caller: ClientCall) -> bool:
+        """Whether a replica knew what was asked; then the client has its answer."""
+        headers = replica.headers(caller.headers, caller.tenant)
+        response = await replica.upstream.send(UpstreamRequest(method, target, headers))
+        try:
+            if response.status == 404:
+                return False
+            await self._hand_on(response, caller)
+            return True
+        finally:
+            await response.aclose()
 
     async def _hand_on(self, response: UpstreamResponse, caller: ClientCall) -> None:
         """A stream piece by piece. One that breaks off ends early: its client can come back for the rest."""
@@ -239,24 +264,31 @@ class RouterApp:
                 await caller.client.write(piece)
         await caller.client.write(b"", is_last=True)
 
-    def _show(self, path: str, headers: Mapping[bytes, bytes]) -> tuple[int, Any]:
-        if path == "/health":
-            return 200, {"status": "ok"}
-        if path == "/ready":
-            is_ready = not self.is_draining and any(each.state == "up" for each in self.fleet.replicas.values())
-            return (200 if is_ready else 503), {"ready": is_ready}
+    async def _tell_ready(self, caller: ClientCall) -> None:
+        """Not ready is no failure, of which the log would tell."""
+        status, body = 200, msgspec.json.encode({"status": "ready"})
+        if self.is_draining:
+            error = RouteError(503, "shutting_down", "the router is shutting down")
+            status, body = render_error(error, None, caller.request_id)
+        elif not any(each.state == "up" for each in self.fleet.replicas.values()):
+            status, body = render_error(RouteError(503, "no_replica", "no replica is up"), None, caller.request_id)
+        await caller.send_whole(status, [(b"content-type", JSON)], body)
+
+    def _show(self, path: str, *, for_anthropic: bool) -> Any:
         if path == "/router/replicas":
-            return 200, self._show_replicas()
-        models = {name for each in self.fleet.replicas.values() if each.state == "up" for name in each.models}
-        for_anthropic = VERSION_HEADER.encode() in headers
-        if path == "/v1/models":
-            return 200, render_models([*map(ServedModel, sorted(models))], for_anthropic=for_anthropic)
-        if path.startswith("/v1/models/"):
-            name = path.removeprefix("/v1/models/")
-            if name not in models:
-                raise RouteError(404, "model_not_found", f"no replica has the model {name!r:.200}")
-            return 200, render_model(ServedModel(name), for_anthropic=for_anthropic)
-        raise RouteError(404, "unknown_url", f"there is no GET {path:.200} here")
+            return self._show_replicas()
+        if path == "/version":
+            return {"version": __version__}
+        if not path.startswith(MODELS_PATH):
+            return {"status": "ok"}
+        models = self.fleet.list_models()
+        if path == MODELS_PATH:
+            return render_models(models, for_anthropic=for_anthropic)
+        name = path.removeprefix(f"{MODELS_PATH}/")
+        for model in models:
+            if model.id == name:
+                return render_model(model, for_anthropic=for_anthropic)
+        raise RouteError(404, "model_not_found", f"no replica has the model {name!r:.200}", param="model")
 
     def _show_replicas(self) -> dict[str, Any]:
         """How each replica is, those on their way out too. No key is ever part of it."""
@@ -288,8 +320,8 @@ class RouterApp:
         elif caller.client.has_begun:
             await caller.client.write(render_event(refusal, api or "chat", caller.request_id), is_last=True)
         else:
-            body = render_error(refusal, api, caller.request_id)
-            await caller.send_whole(refusal.status, error_headers(refusal), body)
+            status, body = render_error(refusal, api, caller.request_id)
+            await caller.send_whole(status, error_headers(refusal), body)
 
 
 def _log_failure(caller: ClientCall, status: int, reason: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from hotloop.router.kinds import Kind
+from hotloop.router.kinds import WITHOUT_STAND_IN, Kind
 from hotloop.router.replicas.replica import Replica
 from hotloop.router.request import RoutedRequest, change
 from hotloop.router.translate import Translation, can_translate, translate
@@ -23,8 +23,8 @@ class Composed:
 
     sent: UpstreamRequest
     translation: Translation | None = None
-    can_translate: bool = False
-    """Whether it went out as it is and could be translated, if the replica turns out not to have its path."""
+    has_other_way: bool = False
+    """Whether, if the replica turns out not to have the path, it can be translated or another replica asked."""
     hides_usage: bool = False
 
 
@@ -43,8 +43,8 @@ def compose(request: RoutedRequest, replica: Replica, headers: Mapping[bytes, by
     salt = {"cache_salt": request.cache_salt} if request.scope and replica.kind.salted else {}
     if is_spoken:
         sent = UpstreamRequest("POST", request.target, sent_headers, request.replace(changes | salt))
-        is_near = not request.is_question and can_translate(request.api, spoken - {request.api})
-        return Composed(sent, can_translate=is_near, hides_usage=bool(options))
+        is_near = request.can_be_translated and can_translate(request.api, spoken - {request.api})
+        return Composed(sent, has_other_way=is_near or request.api in WITHOUT_STAND_IN, hides_usage=bool(options))
     given = change(request.read_body(), changes)
     translation = translate(request.api, spoken, given, is_strict=replica.kind.is_strict)
     path, translated = translation.request()

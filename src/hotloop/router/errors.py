@@ -1,6 +1,7 @@
 """What the router itself has to say when something fails, in the shape of the API that was asked. One table."""
 
 import math
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -8,18 +9,30 @@ import msgspec
 from hotloop.border.keys import AccessDenied
 from hotloop.core.errors import HotloopError, Overloaded, RequestError
 from hotloop.router.kinds import Api
-from hotloop.wire.errors import message_error_type
+from hotloop.wire.errors import chat_error_type, message_error_type, message_status
 from hotloop.wire.sse import write_data, write_event
 
 
 class RouteError(HotloopError):
     """The router cannot get an answer; `status` says to the client whose fault that is."""
 
-    def __init__(self, status: int, code: str, message: str, *, retry_after_s: float | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+        allowed: Collection[str] = (),
+    ) -> None:
+        """`allowed` are the methods that a path answers, where this one is not."""
         super().__init__(message)
         self.status = status
         self.code = code
+        self.param = param
         self.retry_after_s = retry_after_s
+        self.allowed = allowed
 
 
 def as_route_error(error: HotloopError) -> RouteError:
@@ -28,14 +41,16 @@ def as_route_error(error: HotloopError) -> RouteError:
     if isinstance(error, AccessDenied):
         return RouteError(error.status, error.code, str(error))
     if isinstance(error, Overloaded):
-        return RouteError(429, "overloaded", str(error), retry_after_s=error.retry_after_s)
+        return RouteError(429, "rate_limit_exceeded", str(error), retry_after_s=error.retry_after_s)
     if isinstance(error, RequestError):
-        return RouteError(400, "invalid_request", str(error))
+        return RouteError(400, "invalid_value", str(error), param=error.param)
     return RouteError(502, "replica_failed", str(error))
 
 
-def render_error(error: RouteError, api: Api | None, request_id: str) -> bytes:
-    return msgspec.json.encode(_shape(error, api, request_id))
+def render_error(error: RouteError, api: Api | None, request_id: str) -> tuple[int, bytes]:
+    """Status and body, as the clients of an API know them."""
+    status = message_status(error.status) if api == "messages" else error.status
+    return status, msgspec.json.encode(_shape(error, api, request_id))
 
 
 def error_headers(error: RouteError) -> list[tuple[bytes, bytes]]:
@@ -44,6 +59,8 @@ def error_headers(error: RouteError) -> list[tuple[bytes, bytes]]:
         headers.append((b"retry-after", str(max(1, math.ceil(error.retry_after_s))).encode()))
     if error.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
+    if error.allowed:
+        headers.append((b"allow", ", ".join(sorted(error.allowed)).encode()))
     return headers
 
 
@@ -56,8 +73,7 @@ def render_event(error: RouteError, api: Api, request_id: str) -> bytes:
 
 def _shape(error: RouteError, api: Api | None, request_id: str) -> dict[str, Any]:
     if api == "messages":
-        about = {"type": message_error_type(error.status), "message": str(error)}
+        about = {"type": message_error_type(message_status(error.status)), "message": str(error)}
         return {"type": "error", "error": about, "request_id": request_id}
-    kind = "server_error" if error.status >= 500 else "invalid_request_error"
-    body = {"message": str(error), "type": kind, "param": None, "code": error.code, "request_id": request_id}
-    return {"error": body}
+    body = {"message": str(error), "type": chat_error_type(error.status), "param": error.param, "code": error.code}
+    return {"error": {**body, "request_id": request_id}}

@@ -13,21 +13,31 @@ from urllib.parse import urlsplit
 
 from hotloop.wire.errors import read_failure
 
-Api = Literal["chat", "completions", "responses", "messages"]
+Api = Literal["chat", "completions", "responses", "messages", "tokenize", "embeddings"]
 Auth = Literal["bearer", "x-api-key"]
 
 CHAT = "/v1/chat/completions"
-QUESTIONS: Mapping[str, Api] = {"/v1/messages/count_tokens": "messages", "/v1/responses/input_tokens": "responses"}
-"""Where it is only asked how long a prompt is."""
-PATHS: Mapping[str, Api] = {
+TRANSLATED: Mapping[str, Api] = {
     CHAT: "chat",
     "/v1/completions": "completions",
     "/v1/responses": "responses",
     "/v1/messages": "messages",
-    **QUESTIONS,
 }
+"""What a replica may be asked in another API than the client's."""
+QUESTIONS: Mapping[str, Api] = {
+    "/v1/messages/count_tokens": "messages",
+    "/v1/responses/input_tokens": "responses",
+    "/tokenize": "tokenize",
+    "/detokenize": "tokenize",
+    "/v1/embeddings": "embeddings",
+}
+"""Where nothing is generated: no prefix is looked for or left behind."""
+PATHS: Mapping[str, Api] = {**TRANSLATED, "/v1/responses/compact": "responses", **QUESTIONS}
+WITHOUT_STAND_IN: Mapping[Api, str] = {"tokenize": "a tokenizer endpoint", "embeddings": "embeddings"}
+"""APIs that no other can stand in for: whether a replica has them is known once it was asked."""
 
 _OPENAI: frozenset[Api] = frozenset({"chat", "completions"})
+_OPENAI_ALL: frozenset[Api] = _OPENAI | {"embeddings"}
 _ALL: frozenset[Api] = frozenset({"chat", "completions", "responses", "messages"})
 _SALTED = _ALL - {"messages"}  # neither vLLM nor SGLang looks for a salt there
 
@@ -65,7 +75,7 @@ class Kind:
 _KINDS = (
     Kind(
         "hotloop",
-        _ALL,
+        _ALL | {"tokenize"},
         "/metrics",
         "hotloop_",
         "requests_running",
@@ -77,7 +87,7 @@ _KINDS = (
     ),
     Kind(
         "vllm",
-        _ALL,
+        _ALL | {"tokenize", "embeddings"},
         "/metrics",
         "vllm:",
         "num_requests_running",
@@ -88,7 +98,7 @@ _KINDS = (
     ),
     Kind(
         "sglang",
-        _ALL,
+        _ALL | {"tokenize", "embeddings"},
         "/metrics",
         "sglang:",
         "num_running_reqs",
@@ -99,15 +109,16 @@ _KINDS = (
     ),
     Kind("tgi", _OPENAI, "/metrics", "tgi_", "batch_current_size", "queue_size"),
     Kind("tensorrt_llm", _OPENAI | {"responses"}, "/prometheus/metrics", "trtllm_"),
-    Kind("llama_cpp", _OPENAI | {"messages"}, "/metrics", "llamacpp:", "requests_processing", "requests_deferred"),
-    Kind("ollama", _ALL, health_path="/api/version"),
+    Kind("llama_cpp", _OPENAI_ALL | {"messages"}, "/metrics", "llamacpp:", "requests_processing", "requests_deferred"),
+    Kind("ollama", _ALL | {"embeddings"}, health_path="/api/version"),
     Kind(
         "openai_compatible",
+        _OPENAI_ALL,
         health_path="/v1/models",
         has_stream_usage=False,
         takes_tenants=True,  # it may be ours, its metrics out of reach
     ),
-    Kind("openai", _OPENAI | {"responses"}, health_path=None, models_path=None, is_strict=True),
+    Kind("openai", _OPENAI_ALL | {"responses"}, health_path=None, models_path=None, is_strict=True),
     Kind(
         "anthropic",
         frozenset({"messages"}),
@@ -118,6 +129,11 @@ _KINDS = (
     ),
 )
 KINDS: Mapping[str, Kind] = {kind.name: kind for kind in _KINDS}
+
+
+def kinds_that_speak(api: Api) -> list[str]:
+    return [kind.name for kind in _KINDS if api in kind.apis]
+
 
 _HOSTS = {"api.openai.com": "openai", "api.anthropic.com": "anthropic"}
 

@@ -12,12 +12,13 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import dropwhile
 
 from hotloop.core.errors import HotloopError
 from hotloop.router.client_stream import ClientStream
 from hotloop.router.compose import Composed, compose
 from hotloop.router.errors import RouteError, render_event
-from hotloop.router.kinds import Api, is_unknown_path
+from hotloop.router.kinds import WITHOUT_STAND_IN, Api, is_unknown_path
 from hotloop.router.replicas.fleet import Fleet, Place
 from hotloop.router.replicas.replica import Replica
 from hotloop.router.request import RoutedRequest
@@ -26,7 +27,7 @@ from hotloop.router.summary import END_BYTES, AnswerSummary, hide_usage, read_id
 from hotloop.router.translate import Translation
 from hotloop.router.upstream.wire import Headers, UpstreamFailed, UpstreamResponse, read_body
 from hotloop.wire.errors import read_failure
-from hotloop.wire.sse import find_event_end, is_ping
+from hotloop.wire.sse import find_event_end, is_ping, split_events
 
 log = logging.getLogger("hotloop.router")
 
@@ -114,6 +115,8 @@ class Proxy:
             span.claim(name, claimed_at - asked_at)
             try:
                 return await self._begin_at(place, attempts)
+            except UnknownPath:
+                continue  # it is not placed there again
             except (UpstreamFailed, BadAnswer) as failure:
                 why = failure.stage if isinstance(failure, UpstreamFailed) else str(failure.status)
                 self.on_failure(name, why)
@@ -179,8 +182,11 @@ class Proxy:
         try:
             return await self._exchange(place, attempts)
         except UnknownPath:
-            log.info("%s does not speak the %s API: such requests are translated until it restarts", replica.name, api)
             replica.missing_apis |= {api}
+            if api in WITHOUT_STAND_IN:
+                log.info("%s has no %s: such requests go elsewhere until it restarts", replica.name, api)
+                raise
+            log.info("%s does not speak the %s API: such requests are translated until it restarts", replica.name, api)
             return await self._exchange(place, attempts)
 
     async def _exchange(self, place: Place, attempts: RequestAttempts) -> ProxiedAnswer:
@@ -214,7 +220,7 @@ class Proxy:
         if is_redirect(response):
             raise BadAnswer(response, status, b"")
         body = await read_body(response, MAX_ERROR_BYTES if status >= 400 else self.max_held_bytes)
-        if composed.can_translate and is_unknown_path(status, body):
+        if composed.has_other_way and is_unknown_path(status, body):
             raise UnknownPath
         if composed.translation:
             status, body = composed.translation.answer(status, body)
@@ -250,7 +256,8 @@ async def _from_first_event(pieces: AsyncGenerator[bytes, None], replica: Replic
     async for first in pieces:
         replica.last_byte_at = time.monotonic()
         if not is_ping(first):
-            return _resumed(first, pieces)
+            said = dropwhile(is_ping, split_events(first))  # they came together; the client was sent one already
+            return _resumed(b"".join(said), pieces)
     return pieces
 
 

@@ -20,7 +20,7 @@ from hotloop.border.keys import Tenant
 from hotloop.core.errors import RequestError
 from hotloop.core.request import Priority
 from hotloop.core.session import PRIORITY_HEADER, name_session
-from hotloop.router.kinds import PATHS, QUESTIONS, Api
+from hotloop.router.kinds import PATHS, QUESTIONS, TRANSLATED, Api
 from hotloop.router.placement.index import HASH_BYTES
 from hotloop.router.placement.placement import PromptDigest
 
@@ -93,8 +93,20 @@ class RoutedRequest(PromptDigest):
 
     @property
     def is_question(self) -> bool:
-        """Whether it only asks about a prompt, which is never translated."""
+        """Whether nothing is generated."""
         return self.target in QUESTIONS
+
+    @property
+    def can_be_translated(self) -> bool:
+        return self.target in TRANSLATED
+
+    @property
+    def digest(self) -> PromptDigest:
+        """What placing is told. A question leaves nothing in a cache, and its session stays where it is; the texts that
+        are embedded are work, to count their tokens is hardly any."""
+        if not self.is_question:
+            return self
+        return PromptDigest(num_tokens=self.num_tokens if self.api == "embeddings" else 0)
 
     def read_body(self) -> dict[str, Any]:
         """All of it, which a replica that speaks this API may do without. Raises RequestError."""
@@ -141,7 +153,7 @@ def parse_request(
         target=target,
         raw=raw,
         model=_word(body.model) or "",
-        is_stream=body.stream is True,
+        is_stream=body.stream is True and target not in QUESTIONS,
         stream_options=body.stream_options,
         session=tenant.qualify(session),
         session_name=session,

@@ -39,7 +39,7 @@ def can_translate(api: Api, spoken: frozenset[Api]) -> bool:
 def translate(api: Api, spoken: frozenset[Api], body: Mapping[str, Any], *, is_strict: bool = False) -> "Translation":
     """From the API of a request to one the replica speaks, if it `can_translate`. `is_strict`: the replica refuses
     fields it does not know. Raises RequestError for a body that is wrong, or says what the replica's API cannot."""
-    assert api != "completions" and can_translate(api, spoken)
+    assert (api == "chat" or api == "responses" or api == "messages") and can_translate(api, spoken)
     far = next(way for way in _WAYS[api] if way in spoken)
     return Translation(api, far, body, RenderTarget(is_strict=is_strict))
 

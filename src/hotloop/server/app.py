@@ -73,7 +73,7 @@ def create_app(
         middleware.append(Middleware(CORSMiddleware, allow_origins=config.cors_origins, expose_headers=shown, **cors))
     middleware.append(Middleware(KeyCheck, keys=keys))
     handlers = {HotloopError: on_error, HTTPException: on_error, ClientDisconnect: on_error, Exception: on_bug}
-    app = Starlette(routes=ROUTES, middleware=middleware, exception_handlers=handlers)
+    app = Starlette(routes=(*ROUTES, *info.NOT_SERVED), middleware=middleware, exception_handlers=handlers)
     app.state.service = service
     app.state.responses = ResponseStore()
     app.state.description = openapi.describe(ROUTES)

@@ -5,14 +5,14 @@ Pure ASGI: nothing here buffers a response or stands between a stream and its cl
 
 import time
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hotloop.border.bodies import JsonBody
 from hotloop.border.keys import AccessDenied, ApiKeys
-from hotloop.border.requests import OPEN_PATHS, REQUEST_ID_HEADER, parse_request_id
-from hotloop.server.errors import MESSAGES_REQUEST_ID, HttpError, error_response, is_message_path
+from hotloop.border.requests import OPEN_PATHS, REQUEST_ID_HEADER, is_for_anthropic, parse_request_id, render_ids
+from hotloop.server.errors import HttpError, error_response
 from hotloop.server.metrics import Metrics
 
 
@@ -30,12 +30,11 @@ class RequestIds:
         request_id = parse_request_id(Headers(scope=scope).get(REQUEST_ID_HEADER))
         scope.setdefault("state", {}).update(request_id=request_id, began_at=time.monotonic())
 
+        ids = render_ids(scope, request_id)
+
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                headers[REQUEST_ID_HEADER] = request_id
-                if is_message_path(scope["path"]):
-                    headers[MESSAGES_REQUEST_ID] = request_id
+                message["headers"] = [*message["headers"], *ids]
                 if message["status"] >= 400:
                     self._metrics.count_http_error(message["status"])
             await send(message)
@@ -59,8 +58,8 @@ class KeyCheck:
             try:
                 scope["state"]["tenant"] = self._keys.current.admit(dict(scope["headers"]), scope["path"])
             except AccessDenied as error:
-                for_anthropic = is_message_path(scope["path"])
-                app = error_response(error, scope["state"]["request_id"], for_anthropic=for_anthropic)
+                request_id = scope["state"]["request_id"]
+                app = error_response(error, request_id, for_anthropic=is_for_anthropic(scope))
         await app(scope, receive, send)
 
 

@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from hotloop.border.keys import AccessDenied
+from hotloop.border.requests import is_for_anthropic, render_ids
 from hotloop.core.errors import (
     BackendError,
     EngineClosed,
@@ -27,14 +28,10 @@ from hotloop.core.errors import (
     Unavailable,
     UnknownModel,
 )
-from hotloop.wire.errors import message_error_type
+from hotloop.wire.errors import message_error_type, message_status
 from hotloop.wire.field import Json
-from hotloop.wire.models import VERSION_HEADER
 
 CLIENT_GONE = 499
-MESSAGES_PATH = "/v1/messages"
-MESSAGES_REQUEST_ID = "request-id"
-"""The header in which Anthropic's clients look for the id."""
 
 
 class HttpError(HotloopError):
@@ -70,6 +67,10 @@ class UnknownExplanation(RequestError):
     """Never asked here, not ended yet, of others, or so long ago that it had to make room."""
 
 
+class ApiNotServed(RequestError):
+    """A path of OpenAI's that this server does not have, and what to do instead."""
+
+
 class ThreadUnsupported(RequestError):
     """The client wants the conversation kept here. Told so by this code, it sends all of it with every turn."""
 
@@ -86,6 +87,7 @@ _KINDS: dict[type[HotloopError], ErrorKind] = {
     UnknownPrevious: ErrorKind(404, "invalid_request_error", "previous_response_not_found"),
     UnknownResponse: ErrorKind(404, "invalid_request_error", "response_not_found"),
     UnknownExplanation: ErrorKind(404, "invalid_request_error", "explanation_not_found"),
+    ApiNotServed: ErrorKind(404, "invalid_request_error", "api_not_served"),
     RequestError: ErrorKind(400, "invalid_request_error", "invalid_value"),
     Overloaded: ErrorKind(429, "rate_limit_error", "rate_limit_exceeded"),
     Unavailable: ErrorKind(503, "server_error", "unavailable"),
@@ -135,27 +137,14 @@ def error_response(error: HotloopError, request_id: str, *, for_anthropic: bool 
     if isinstance(error, Overloaded):
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
     if for_anthropic:
-        headers[MESSAGES_REQUEST_ID] = request_id
         status, body = _message_status(error), render_message_error(error, request_id)
     else:
         status, body = kind_of(error).status, render_error(error, request_id)
     return Response(msgspec.json.encode(body), status, headers, media_type="application/json")
 
 
-def is_message_path(path: str) -> bool:
-    return path == MESSAGES_PATH or path.startswith(f"{MESSAGES_PATH}/")
-
-
-def _is_for_anthropic(request: Request) -> bool:
-    """Its clients have an address of their own, and share that of the models."""
-    path = request.url.path
-    return is_message_path(path) or (path.startswith("/v1/models") and VERSION_HEADER in request.headers)
-
-
 def _message_status(error: HotloopError) -> int:
-    """Too much is waiting: to OpenAI's clients a limit on them, to Anthropic's the server's own trouble."""
-    status = kind_of(error).status
-    return 529 if status == 429 else status
+    return message_status(kind_of(error).status)
 
 
 async def on_error(request: Request, error: Exception) -> Response:
@@ -164,15 +153,15 @@ async def on_error(request: Request, error: Exception) -> Response:
     elif isinstance(error, HTTPException):
         error = HttpError(error.status_code, _http_message(request, error), headers=error.headers)
     assert isinstance(error, HotloopError)
-    return error_response(error, request.state.request_id, for_anthropic=_is_for_anthropic(request))
+    return error_response(error, request.state.request_id, for_anthropic=is_for_anthropic(request.scope))
 
 
 async def on_bug(request: Request, error: Exception) -> Response:
     """The last resort. The client learns no details; Starlette raises the error again, so that the log has them."""
     request_id = request.state.request_id
     mistake = HotloopError("the server made a mistake; its log says more")
-    response = error_response(mistake, request_id, for_anthropic=_is_for_anthropic(request))
-    response.headers["x-request-id"] = request_id
+    response = error_response(mistake, request_id, for_anthropic=is_for_anthropic(request.scope))
+    response.raw_headers += render_ids(request.scope, request_id)
     return response
 
 

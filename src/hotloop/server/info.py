@@ -6,10 +6,13 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
+from hotloop.border.requests import is_for_anthropic
 from hotloop.chat.prompt import Prompt
 from hotloop.core.errors import EngineClosed, RequestError
 from hotloop.core.version import __version__
+from hotloop.server.errors import ApiNotServed
 from hotloop.server.explain.render import render_explanation
 from hotloop.server.jobs import make_prompt
 from hotloop.server.metrics import CONTENT_TYPE
@@ -18,7 +21,7 @@ from hotloop.server.service import Service
 from hotloop.server.tenants import Caller
 from hotloop.wire.chat.parse import parse_request
 from hotloop.wire.field import Json
-from hotloop.wire.models import VERSION_HEADER, ServedModel, render_model, render_models
+from hotloop.wire.models import ServedModel, render_model, render_models
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):
@@ -59,13 +62,13 @@ async def metrics(request: Request) -> Response:
 
 
 async def list_models(request: Request) -> Response:
-    return JSONResponse(render_models([_model(Service.of(request))], for_anthropic=VERSION_HEADER in request.headers))
+    return JSONResponse(render_models([_model(Service.of(request))], for_anthropic=is_for_anthropic(request.scope)))
 
 
 async def show_model(request: Request) -> Response:
     service = Service.of(request)
     service.check_model(request.path_params["model"])
-    return JSONResponse(render_model(_model(service), for_anthropic=VERSION_HEADER in request.headers))
+    return JSONResponse(render_model(_model(service), for_anthropic=is_for_anthropic(request.scope)))
 
 
 async def explain(request: Request) -> Response:
@@ -97,6 +100,17 @@ async def detokenize(request: Request) -> Response:
     async with service.reading(request) as given:
         body = convert(given, DetokenizeBody)
     return JSONResponse({"prompt": service.prompts.tokens(body.tokens, param="tokens").text})
+
+
+async def embeddings(request: Request) -> Response:
+    raise ApiNotServed(
+        "hotloop serve generates text and computes no embeddings: serve a model made for them with vLLM, SGLang or "
+        "llama.cpp and put hotloop route in front of both, or ask a hosted API"
+    )
+
+
+NOT_SERVED = (Route("/v1/embeddings", embeddings, methods=["POST"]),)
+"""What clients may look for here, and is answered 404 in words."""
 
 
 def _make_prompt(body: Json, options: TokenizeBody, service: Service, scope: str) -> Prompt:

@@ -85,6 +85,16 @@ def message_error_type(status: int) -> str:
     return _MESSAGE_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
 
 
+def message_status(status: int) -> int:
+    """Too much is waiting: to OpenAI's clients a limit on them, to Anthropic's the server's own trouble."""
+    return 529 if status == 429 else status
+
+
+def chat_error_type(status: int) -> str:
+    usual = "server_error" if status >= 500 else "invalid_request_error"
+    return _CHAT_CODES[status][0] if status in _CHAT_CODES else usual
+
+
 def render_chat_failure(error: RemoteError) -> tuple[int, Json]:
     """For OpenAI's clients, who do not know 529."""
     status = 503 if error.status == 529 else error.status or _BAD_ANSWER

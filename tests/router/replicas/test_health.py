@@ -24,6 +24,7 @@ def config_of(replica, **fields):
         ("/v1/models", b'{"data":[{"id":"m"}],"more":' + DEEP + b"}"),
         ("/v1/models", b'{"data":[{"id":"m"}],"more":1e999}'),
         ("/v1/models", b'{"data":[{"id":' + DEEP + b"}]}"),
+        ("/v1/models", b'{"data":[{"id":"m","created":1e300,"max_model_len":' + b"9" * 4000 + b',"meta":[{}]}]}'),
     ],
 )
 async def test_the_watch_survives_any_page(scripted, route, path, body):
@@ -34,6 +35,7 @@ async def test_the_watch_survives_any_page(scripted, route, path, body):
     scripted.pages[path] = Page(body)
     scripted.pages["/health"] = Page(b"{}")
     await router.until(lambda: router.fleet.replicas["r"].state == "up")
+    assert (await router.client.get("/v1/models")).json()["data"][0]["id"] == "m"
     assert set(router.fleet.replicas["r"].models) == {"m"}  # without a list it would be given requests for any model
     scripted.pages["/health"] = Page(b"{}", 503)
     await router.until(lambda: router.fleet.replicas["r"].state == "down")

@@ -17,6 +17,7 @@ from hotloop.core.message import Message, Tool
 from hotloop.trace.span import TRACEPARENT, render_traceparent
 from hotloop.wire.event import Begun, Ended, Event
 from hotloop.wire.field import Json
+from hotloop.wire.models import read_window
 from hotloop.wire.part import Call, Text, ToolResult, Turn
 from hotloop.wire.reader import Reader
 from hotloop.wire.request import ApiRequest, ApiTool, Cache, Choice, ChoiceMode, OutputShape
@@ -27,8 +28,6 @@ SESSION_HEADER = "x-session-id"
 _MAX_CACHE_KEY_CHARS = 64
 _FAILED = "Error: "  # how a run words a call that failed
 _MAX_LIST_S = 5.0  # a result waits for it
-_WINDOW_KEYS = ("max_model_len", "max_input_tokens", "context_length", "context_window", "n_ctx")
-"""Where a list of models tells the context window: hotloop, vLLM and SGLang; Anthropic; OpenRouter; Groq; llama.cpp."""
 
 
 class ServedModel(ABC):
@@ -129,7 +128,7 @@ class ServedModel(ABC):
         listed = [each for each in self._listed or () if isinstance(each, dict)]
         # A name that is not listed, such as a router's `auto`, may stand for any of them.
         meant = [each for each in listed if each.get("id") == name] or listed
-        return min((window for window in map(_read_window, meant) if window), default=None)
+        return min((window for window in map(read_window, meant) if window), default=None)
 
     async def _list_models(self) -> list[Any]:
         match await self._server.ask(self.models_path):
@@ -150,13 +149,6 @@ class ServedModel(ABC):
 
     @abstractmethod
     def _reader(self, ask: Ask) -> Reader: ...
-
-
-def _read_window(listed: dict[str, Any]) -> int | None:
-    meta = listed.get("meta")
-    said = listed | (meta if isinstance(meta, dict) else {})
-    windows = (said.get(key) for key in _WINDOW_KEYS)
-    return next((window for window in windows if isinstance(window, int) and window > 0), None)
 
 
 def session_headers(ask: Ask) -> dict[str, str]:

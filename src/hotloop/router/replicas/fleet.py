@@ -7,7 +7,7 @@ that is taken out finishes what it has. Owns health, breakers, placement and the
 import asyncio
 import logging
 import time
-from collections.abc import Collection, Coroutine, Iterable, Mapping
+from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +17,7 @@ from hotloop.core.errors import RequestError
 from hotloop.core.recent import RecentDict
 from hotloop.router.config import FleetConfig, ReplicaConfig
 from hotloop.router.errors import RouteError
+from hotloop.router.kinds import WITHOUT_STAND_IN, kinds_that_speak
 from hotloop.router.placement.placement import Placement, Ticket
 from hotloop.router.placement.policy import POLICIES
 from hotloop.router.placement.state import ExactState
@@ -27,6 +28,7 @@ from hotloop.router.replicas.replica import Replica, open_replica, open_requests
 from hotloop.router.request import BLOCK_TOKENS, NOBODY, RoutedRequest
 from hotloop.router.summary import AnswerSummary
 from hotloop.router.translate import can_translate
+from hotloop.wire.models import ServedModel, merge_models
 
 log = logging.getLogger("hotloop.router")
 
@@ -93,6 +95,11 @@ class Fleet:
     def num_running(self) -> int:
         return sum(each.num_running for each in (*self.replicas.values(), *self.leaving))
 
+    def list_models(self) -> list[ServedModel]:
+        """What replicas that are up say of their models, each once."""
+        up = [each for each in self.replicas.values() if each.state == "up"]
+        return merge_models(each.cards.get(name) or ServedModel(name) for each in up for name in each.models)
+
     async def find_known(self, request: RoutedRequest) -> Mapping[str, int]:
         """What replicas that publish it hold of a prompt, in tokens as they are counted here."""
         if not self._exact.held or request.api not in ("chat", "completions") or request.scope:
@@ -131,7 +138,7 @@ class Fleet:
         names = self._candidates(request, tried)
         if is_new and names & set(tried):
             return None
-        ticket = self._placement.place(request, now=time.monotonic(), among=names, known=known)
+        ticket = self._placement.place(request.digest, now=time.monotonic(), among=names, known=known)
         if not ticket:
             return None
         replica = self.replicas[ticket.choice.name]
@@ -217,7 +224,7 @@ class Fleet:
     def _serving(self, request: RoutedRequest) -> Iterable[Replica]:
         for each in self.replicas.values():
             spoken = each.speaks(request)
-            is_near = not request.is_question and can_translate(request.api, spoken)
+            is_near = request.can_be_translated and can_translate(request.api, spoken)
             if each.serves(request.model) and (request.api in spoken or is_near):
                 yield each
 
@@ -230,11 +237,17 @@ class Fleet:
             why = f"there is no response {request.follows!r:.100}, or no longer"
             raise RouteError(404, "previous_response_not_found", why)
         names = sorted({name for each in self.replicas.values() for name in each.models})
+        what = WITHOUT_STAND_IN.get(request.api)
+        able = [each for each in self.replicas.values() if request.api in each.apis]
+        if what and not able:
+            kinds = ", ".join(kinds_that_speak(request.api))
+            raise RouteError(404, "api_not_served", f"no replica has {what}: add one that does, of the kinds {kinds}")
         if request.model in names:
-            why = f"no replica with {request.model!r} speaks this API, or one near it"
-            raise RouteError(404, "api_not_served", why)
-        listed = f"there are {names[:MAX_LISTED]}" + (" and others" if len(names) > MAX_LISTED else "")
-        raise RouteError(404, "model_not_found", f"no replica has the model {request.model!r:.200}; {listed}")
+            here = sorted({name for each in able for name in each.models})
+            why = f"has {what}; those with {_list(here)} have" if what else "speaks this API, or one near it"
+            raise RouteError(404, "api_not_served", f"no replica with {request.model!r} {why}", param="model")
+        why = f"no replica has the model {request.model!r:.200}; there are {_list(names)}"
+        raise RouteError(404, "model_not_found", why, param="model")
 
     def _add(self, config: ReplicaConfig) -> None:
         router = self.config.router
@@ -284,3 +297,7 @@ class Fleet:
         else:
             log.info("replica up: name=%s kind=%s url=%s", replica.name, replica.kind.name, replica.config.url)
         self.room.wake(is_one=False)
+
+
+def _list(names: Sequence[str]) -> str:
+    return f"{[*names[:MAX_LISTED]]}" + (" and others" if len(names) > MAX_LISTED else "")

@@ -8,14 +8,16 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
 from hotloop.router.kinds import KINDS, METRICS_PATHS, Kind, kind_by_metrics, kind_by_url, read_load
 from hotloop.router.replicas.replica import Replica, State
 from hotloop.router.upstream.wire import UpstreamFailed, UpstreamRequest, fetch, parse_json
+from hotloop.wire.models import ServedModel, parse_model
 
 log = logging.getLogger("hotloop.router")
 
@@ -28,12 +30,12 @@ MAX_PAGE_BYTES = 4 << 20
 MAX_MODELS = 10_000
 
 
-class _ModelCard(msgspec.Struct):
+class _ModelId(msgspec.Struct):
     id: Annotated[str, msgspec.Meta(max_length=512)]
 
 
 class _ModelList(msgspec.Struct):
-    data: list[_ModelCard] = []
+    data: list[dict[str, Any]] = []
 
 
 async def watch(
@@ -89,13 +91,35 @@ def _set(replica: Replica, state: State, why: str) -> bool:
 async def _discover(replica: Replica) -> None:
     if replica.config.kind == "auto":
         replica.kind = kind_by_url(replica.config.url) or await _recognise(replica)
-    if replica.config.models:
-        replica.models = replica.config.models
-    elif replica.kind.models_path:
-        status, page = await _get(replica, replica.kind.models_path)
-        listed = parse_json(page, _ModelList) if status == 200 else None
-        if listed or status == 404:  # what cannot be read changes nothing: one without a list takes any model
-            replica.models = {card.id: card.id for card in listed.data[:MAX_MODELS]} if listed else {}
+    given = replica.config.models
+    replica.models = given or replica.models
+    if replica.kind.models_path:
+        try:
+            status, page = await _get(replica, replica.kind.models_path)
+        except UpstreamFailed:
+            if not given:
+                raise
+            return  # its list is not needed
+        listed = _read_models(page) if status == 200 else None
+        if listed is not None or status == 404:  # what cannot be read changes nothing: one without takes any model
+            listed = listed or {}
+            replica.models = given or {name: name for name in listed}
+            replica.cards = {name: _card(name, listed[own]) for name, own in replica.models.items() if own in listed}
+
+
+def _read_models(page: bytes) -> dict[str, dict[str, Any]] | None:
+    """What a list says of each model; None if it cannot be read."""
+    found = parse_json(page, _ModelList)
+    try:
+        return {msgspec.convert(each, _ModelId).id: each for each in found.data[:MAX_MODELS]} if found else None
+    except msgspec.ValidationError:
+        return None
+
+
+def _card(name: str, listed: dict[str, Any]) -> ServedModel:
+    """Values that only pass through stay the bytes that they came as, which take less room."""
+    rest = {key: msgspec.Raw(msgspec.json.encode(value)) for key, value in listed.items()}
+    return replace(parse_model(name, listed), rest=rest)
 
 
 async def _recognise(replica: Replica) -> Kind:

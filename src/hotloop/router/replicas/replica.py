@@ -20,6 +20,7 @@ from hotloop.router.replicas.breaker import Breaker
 from hotloop.router.request import NOBODY, RoutedRequest
 from hotloop.router.upstream.open_upstream import open_upstream
 from hotloop.router.upstream.wire import Timeouts, Upstream, UpstreamFailed, UpstreamRequest, fetch, parse_json
+from hotloop.wire.models import ServedModel
 
 State = Literal["new", "up", "down", "leaving"]
 
@@ -50,6 +51,8 @@ class Replica:
     why: str = "not probed yet"
     models: Mapping[str, str] = field(default_factory=dict)
     """Names clients use, and its own; empty if it takes any."""
+    cards: Mapping[str, ServedModel] = field(default_factory=dict)
+    """What it says of its models, by the names clients use."""
     breaker: Breaker = field(default_factory=Breaker)
     num_running: int = 0
     num_elsewhere: int = 0
