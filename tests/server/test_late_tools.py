@@ -1,4 +1,4 @@
-"""Tools that come while a conversation goes on are told of where they came: what was cached before that is still good."""
+"""Tools that come while a conversation goes on are told of where they came: what was cached is still good."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

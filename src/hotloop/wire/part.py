@@ -89,8 +89,8 @@ class Opaque(_Markable, frozen=True, eq=False):
 
 
 class ToolChange(Opaque, frozen=True, eq=False):
-    """Tools, by their flat names, that may be called from here on, or may no longer be. What they are is among the tools
-    of the request, be it that its API lists them or that this part defines them."""
+    """Tools, by their flat names, that may be called from here on, or may no longer be. What they are is among the
+    tools of the request, be it that its API lists them or that this part defines them."""
 
     names: tuple[str, ...] = ()
     is_removal: bool = False

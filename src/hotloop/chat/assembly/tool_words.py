@@ -53,7 +53,7 @@ class ToolWords:
         except RequestError:
             return None
         words = _inserted(one, more)
-        return words if words and all(tool.name in words and tool.description in words for tool in tools) else None
+        return words if words and all(tool.name in words for tool in tools) else None
 
 
 def _inserted(text: str, longer: str) -> str | None:
