@@ -1,5 +1,6 @@
 """Tools that come while a conversation goes on are told of where they came: what was cached is still good."""
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -7,7 +8,9 @@ from typing import Any
 import httpx
 import pytest
 from tests.server.calls import write_call
-from tests.server.serving import MODEL, Serving
+from tests.server.serving import HELLO, MODEL, Routing, Serving
+
+from hotloop.core.config import ServerConfig
 
 RULES = "You are a careful coding agent. " * 300
 LISTING = "".join(f"src/module_{i}.py: {i * 37} lines\n" for i in range(1_300))
@@ -73,7 +76,7 @@ class Turns:
 
 
 class Messages(Turns):
-    def ask(self, said: list[Any], tools: list[Any]) -> list[Any]:
+    def ask(self, said: list[Any], tools: list[Any]) -> list[tuple[str, str]]:
         """The names of the tools it calls, and the ids of the calls."""
         self.history += said
         answer = post(self.http, "/v1/messages", max_tokens=400, system=RULES, tools=tools, messages=self.history)
@@ -81,6 +84,45 @@ class Messages(Turns):
         usage = answer["usage"]
         self.counts.append((usage["input_tokens"] + usage["cache_read_input_tokens"], usage["cache_read_input_tokens"]))
         return [(block["name"], block["id"]) for block in answer["content"] if block["type"] == "tool_use"]
+
+    def tool(self, name: str) -> Any:
+        return claude_tool(name)
+
+    def result(self, call_id: str, text: str) -> Any:
+        return result(call_id, text)
+
+
+class Items(Turns):
+    def ask(self, said: list[Any], tools: list[Any]) -> list[tuple[str, str]]:
+        self.history += said
+        answer = post(self.http, "/v1/responses", instructions=RULES, tools=tools, input=self.history, store=False)
+        self.history += answer["output"]
+        usage = answer["usage"]
+        self.counts.append((usage["input_tokens"], usage["input_tokens_details"]["cached_tokens"]))
+        return [(item["name"], item["call_id"]) for item in answer["output"] if item["type"] == "function_call"]
+
+    def tool(self, name: str) -> Any:
+        return item_tool(name)
+
+    def result(self, call_id: str, text: str) -> Any:
+        return {"type": "function_call_output", "call_id": call_id, "output": text}
+
+
+class Chat(Turns):
+    def ask(self, said: list[Any], tools: list[Any]) -> list[tuple[str, str]]:
+        self.history = (self.history or [{"role": "system", "content": RULES}]) + said
+        answer = post(self.http, "/v1/chat/completions", tools=tools, messages=self.history, max_tokens=400)
+        message = answer["choices"][0]["message"]
+        self.history.append(message)
+        usage = answer["usage"]
+        self.counts.append((usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]))
+        return [(call["function"]["name"], call["id"]) for call in message.get("tool_calls") or []]
+
+    def tool(self, name: str) -> Any:
+        return {"type": "function", "function": function(name)}
+
+    def result(self, call_id: str, text: str) -> Any:
+        return {"role": "tool", "tool_call_id": call_id, "content": text}
 
 
 def result(call_id: str, content: Any) -> dict[str, Any]:
@@ -114,3 +156,190 @@ def test_a_long_session_with_deferred_tools(declares_all: bool) -> None:
     assert turns.counts[-1][0] > 55_000
     assert min(turns.shares) >= TARGET, turns.counts
     assert turns.num_recomputed < 16 * len(SCRIPT)  # the rest of a block
+
+
+GROWN = ["mcp__a__open", "mcp__b__close"]
+GROWTH = [write_call(HEAD[0], path="a"), write_call(GROWN[0], path="b"), write_call(HEAD[0], path="c"), "Done."]
+
+
+@pytest.mark.parametrize("api", [Messages, Items, Chat])
+@pytest.mark.parametrize("loses", [False, True])
+def test_tools_that_appear_without_a_mark(api: type[Any], loses: bool) -> None:
+    """As Codex has it, whose MCP servers start slowly; `loses`: one of them goes again."""
+    with saying(*GROWTH) as serving:
+        turns = api(serving.http)
+        said: list[Any] = [{"role": "user", "content": LISTING}]
+        called = []
+        for names in ([], GROWN[:1], GROWN, GROWN[1:] if loses else GROWN):
+            calls = turns.ask(said, [turns.tool(name) for name in sorted(HEAD + names)])
+            called += [name for name, _ in calls]
+            said = [turns.result(call_id, "12 lines") for _, call_id in calls]
+    assert called == [HEAD[0], GROWN[0], HEAD[0]]
+    assert turns.counts[-1][0] > 50_000
+    assert min(turns.shares) >= TARGET, turns.counts
+    assert turns.num_recomputed < 16 * len(GROWTH)
+
+
+def test_switched_off_they_are_listed_with_the_others() -> None:
+    with saying(*SCRIPT, config=ServerConfig(port=0, late_tools=False)) as serving:
+        turns = run_search_session(serving.http, declares_all=True)
+    assert max(turns.shares[:3]) < 0.5
+
+
+FIND = claude_tool("search")
+DEFERRED = claude_tool("late", defer_loading=True)
+CALL = {"type": "tool_use", "id": "toolu_1", "name": "search", "input": {}}
+ASKED: list[Any] = [*HELLO, {"role": "assistant", "content": [CALL]}]
+ADDED = {"type": "tool_addition", "tool": {"type": "tool_reference", "name": "late"}}
+DEFINED = {"type": "tool_addition", "tool": {"type": "tool_definition", "definition": claude_tool("late")}}
+REMOVED = {"type": "tool_removal", "tool": {"type": "tool_reference", "name": "search"}}
+
+
+def system(*blocks: Any) -> Any:
+    return {"role": "system", "content": [*blocks]}
+
+
+SEARCHED = (*ASKED, result("toolu_1", references("late")))
+PLAIN = (*ASKED, result("toolu_1", "none"))
+HOSTED = {
+    "role": "assistant",
+    "content": [
+        {"type": "server_tool_use", "id": "srvtoolu_1", "name": "tool_search_tool_bm25", "input": {"query": "x"}},
+        {
+            "type": "tool_search_tool_result",
+            "tool_use_id": "srvtoolu_1",
+            "content": {"type": "tool_search_tool_search_result", "tool_references": references("late")},
+        },
+    ],
+}
+INPUT: list[Any] = [{"role": "user", "content": "hello"}]
+ITEM = {"type": "tool_search_output", "execution": "client", "call_id": "c1", "status": "completed"}
+ADDITIONAL = {"type": "additional_tools", "role": "developer"}
+SPACE: Any = {"type": "namespace", "name": "crm", "description": "", "tools": [item_tool("late", defer_loading=True)]}
+
+MARKED: list[tuple[str, dict[str, Any], str]] = [
+    ("/v1/messages", {"tools": [FIND, DEFERRED], "messages": [*SEARCHED]}, "late"),
+    ("/v1/messages", {"tools": [FIND, DEFERRED], "messages": [*PLAIN, system(ADDED)]}, "late"),
+    ("/v1/messages", {"tools": [FIND], "messages": [*PLAIN, system(DEFINED)]}, "late"),
+    ("/v1/messages", {"tools": [FIND, DEFERRED], "messages": [*HELLO, HOSTED, *HELLO]}, "late"),
+    (
+        "/v1/responses",
+        {"tools": [item_tool("search")], "input": [*INPUT, {**ADDITIONAL, "tools": [item_tool("late")]}]},
+        "late",
+    ),
+    ("/v1/responses", {"input": [{**ADDITIONAL, "tools": [item_tool("late")]}, *INPUT]}, "late"),
+    (
+        "/v1/responses",
+        {
+            "tools": [item_tool("search"), SPACE],
+            "input": [
+                *INPUT,
+                {"type": "tool_search_call", "arguments": {}, "call_id": "c1"},
+                {**ITEM, "tools": [SPACE]},
+            ],
+        },
+        "crm__late",
+    ),
+]
+
+
+def num_tokens(http: httpx.Client, path: str, body: Any) -> Any:
+    path = f"{path}/{'count_tokens' if path == '/v1/messages' else 'input_tokens'}"
+    return post(http, path, **body)["input_tokens"]
+
+
+@pytest.mark.parametrize(("path", "body", "name"), MARKED)
+@pytest.mark.parametrize("is_routed", [False, True])
+def test_what_was_found_can_be_called(path: str, body: dict[str, Any], name: str, is_routed: bool) -> None:
+    script = [write_call(name, path="a")] * 3
+    with saying(*script) as serving:
+        if is_routed:
+            with Routing(serving.url) as url, httpx.Client(base_url=url) as http:
+                answer = post(http, path, max_tokens=400, max_output_tokens=400, **body)
+        else:
+            answer = post(serving.http, path, max_tokens=400, max_output_tokens=400, **body)
+            assert num_tokens(serving.http, path, body) == num_tokens(serving.http, path, body)
+    calls = answer.get("content") or answer.get("output")
+    assert name in [f"{call['namespace']}__{call['name']}" if call.get("namespace") else call["name"] for call in calls]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/messages", {"tools": [FIND, DEFERRED], "messages": [*PLAIN]}),
+        ("/v1/messages", {"tools": [FIND, DEFERRED], "messages": [*PLAIN], "tool_choice": {"type": "any"}}),
+        ("/v1/responses", {"tools": [item_tool("search"), item_tool("late", defer_loading=True)], "input": INPUT}),
+        (
+            "/v1/messages",
+            {
+                "tools": [claude_tool("late"), FIND],
+                "messages": [
+                    *PLAIN,
+                    system({"type": "tool_removal", "tool": {"type": "tool_reference", "name": "late"}}),
+                ],
+            },
+        ),
+    ],
+)
+def test_what_was_not_found_or_is_gone_cannot_be_called(path: str, body: dict[str, Any]) -> None:
+    with saying(*[write_call("late", path="a")] * 3) as serving:
+        answer = post(serving.http, path, max_tokens=200, max_output_tokens=200, **body)
+        assert '"late"' not in json.dumps(answer["content"] if "content" in answer else answer["output"])
+        choice = {"type": "tool" if path == "/v1/messages" else "function", "name": "late"}
+        refused = serving.http.post(path, json={**body, "model": MODEL, "max_tokens": 9, "tool_choice": choice})
+    assert refused.status_code == 400
+    assert "late" in refused.json()["error"]["message"]
+
+
+def test_a_deferred_tool_is_not_in_the_prompt_until_it_is_found() -> None:
+    with saying("a") as serving:
+        tools = [FIND, DEFERRED]
+        without = num_tokens(serving.http, "/v1/messages", {"tools": tools[:1], "messages": PLAIN})
+        assert num_tokens(serving.http, "/v1/messages", {"tools": tools, "messages": PLAIN}) == without
+        assert num_tokens(serving.http, "/v1/messages", {"tools": tools, "messages": SEARCHED}) > without + 100
+
+
+def test_where_a_provider_would_search_all_are_loaded() -> None:
+    hosted = {"type": "tool_search_tool_regex_20251119", "name": "tool_search_tool_regex"}
+    with saying(write_call("late", path="a")) as serving:
+        body = {"tools": [hosted, FIND, DEFERRED], "messages": HELLO}
+        answer = post(serving.http, "/v1/messages", max_tokens=400, **body)
+        changes = answer["usage"]["hotloop"]["changes"]
+    assert [block["name"] for block in answer["content"]] == ["late"]
+    assert any("deferred ones are all loaded" in change for change in changes)
+
+
+def test_what_was_done_is_told() -> None:
+    with saying(*["ok"] * 4) as serving:
+        body = {"tools": [FIND, DEFERRED], "messages": [*SEARCHED, system(REMOVED)]}
+        changes = post(serving.http, "/v1/messages", max_tokens=9, **body)["usage"]["hotloop"]["changes"]
+        assert "tools: late came late, and are told of behind messages[2]" in changes
+        assert "tools: that search went is told behind messages[2]" in changes
+        body = {"tools": [FIND], "messages": SEARCHED}
+        changes = post(serving.http, "/v1/messages", max_tokens=9, **body)["usage"]["hotloop"]["changes"]
+        assert "tools: late named in the conversation, not defined: left out" in changes
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/messages", {"messages": [*HELLO, system({"type": "tool_addition"})]}, "messages[1].content[0].tool"),
+        (
+            "/v1/messages",
+            {"messages": [*HELLO, system({"type": "tool_removal", "tool": {}})]},
+            "messages[1].content[0].tool.type",
+        ),
+        (
+            "/v1/messages",
+            {"messages": [*HELLO, {"role": "user", "content": [{"type": "tool_reference"}]}]},
+            "messages[1].content[0].tool_name",
+        ),
+        ("/v1/responses", {"input": [*INPUT, {"type": "additional_tools", "tools": 3}]}, "input[1].tools"),
+        ("/v1/responses", {"input": [*INPUT, {**ADDITIONAL, "tools": [item_tool("no name")]}]}, "input[1].tools[0]"),
+    ],
+)
+def test_what_is_wrong_is_named(path: str, body: dict[str, Any], param: str) -> None:
+    with saying("a") as serving:
+        refused = serving.http.post(path, json={"model": MODEL, "max_tokens": 9, **body})
+    assert refused.status_code == 400, refused.text
+    assert param in refused.json()["error"]["message"]
