@@ -10,7 +10,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from hotloop.chat.assembly.canonical import canonical_tools, keeps_system_turns, spread_notes, word_system_turns
-from hotloop.chat.assembly.late import Late, ToolHistory, all_at_once, join_late, place_marked, tell_late
+from hotloop.chat.assembly.late import Marked, ToolHistory, all_at_once, join_late, place_marked, tell_late
 from hotloop.chat.assembly.nonces import Nonces
 from hotloop.chat.assembly.recall import WrittenCalls
 from hotloop.chat.assembly.spans import PromptPlace, PromptSpan, Reword, find_places, find_spans
@@ -55,8 +55,8 @@ class Prompt:
 class ChatInput:
     messages: Turns
     tools: Tools = ()
-    late: Late = field(default_factory=dict)
-    """Tools that came late, or went, by the message behind which that was; -1 for before all."""
+    late: Marked = ()
+    """Tools that the client says came late, or went."""
     is_answer_next: bool = True
     """Whether the prompt ends where the assistant's answer begins."""
     begun: str = ""
@@ -193,14 +193,14 @@ class Prompts:
         is_reordered = repr(given) != repr(conversation.tools)  # which, unlike equality, tells the order of keys
         changes = ("tools: put into a canonical order",) if is_reordered else ()
         if not self._tells_late_tools:
-            return messages, self.order(all_at_once(given, conversation.late)), changes
+            return messages, self.order(all_at_once(given, [change for _, change in conversation.late])), changes
         marked = place_marked(messages, given, conversation.late)
         seen = self._tool_history.settle(messages, self.order(marked.head), scope=scope)
-        late = join_late(seen.late, marked.late)
+        late = join_late(seen.head, seen.late, marked.late)
         noted = [*messages]
-        for i, change in sorted(late.items()):
-            change = replace(change, added=self.order(change.added))
-            noted[i] = replace(noted[i], note=self._tool_words.say(change))
+        for i, change in late.items():
+            ordered = replace(change, added=self.order(change.added))
+            noted[i] = replace(noted[i], note=self._tool_words.say(ordered))
         return tuple(noted), seen.head, changes + tell_late(late)
 
     def _word_head(self, tools: Tools) -> str:

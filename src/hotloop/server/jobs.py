@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from hotloop.chat.assembly.late import LateTools
 from hotloop.chat.prompt import ChatInput, Prompt
 from hotloop.chat.stream import CallParser, PlainText
 from hotloop.core.errors import PromptTooLong, RequestError
@@ -132,13 +131,10 @@ def make_chat_input(
 ) -> ChatInput:
     """Tools that may not be called stay in the prompt, so that what is cached of it is still good."""
     messages, is_continued = transcript.messages, request.is_continued
-    late: dict[int, LateTools] = {}
-    for i, change in zip(transcript.late, calling.late, strict=True):
-        late[i] = late.get(i, LateTools()) + change
     return ChatInput(
         messages=messages[:-1] if is_continued else messages,
         tools=calling.tools,
-        late=late,
+        late=[*zip(transcript.late, calling.late, strict=True)],
         is_answer_next=is_continued or request.api == "messages" or not is_silent,
         begun=_parse_beginning(messages, request.turns_param) if is_continued else "",
         extra={**wish.variables, **(options.chat_template_kwargs or {})},

@@ -12,7 +12,7 @@ from tests.chat.speaking import QWEN
 from tests.engine.tiny import TOKENIZER
 from tests.server.serving import CHATML
 
-from hotloop.chat.assembly.late import LateTools, ToolHistory, all_at_once, place_marked, tell_late
+from hotloop.chat.assembly.late import LateTools, ToolHistory, all_at_once, join_late, place_marked, tell_late
 from hotloop.chat.formats import choose_format
 from hotloop.chat.prompt import ChatInput, PromptRules, Prompts
 from hotloop.core.message import Message, Tool, ToolCall
@@ -125,11 +125,26 @@ def test_what_is_remembered_is_bounded() -> None:
 
 def test_marks_before_the_conversation_belong_to_the_head() -> None:
     system = Message("system", "Be kind.")
-    marked = {-1: LateTools((B,)), 0: LateTools((C,), ("a",)), 1: LateTools((D,))}
+    marked = ((-1, LateTools((B,))), (0, LateTools((C,), ("a",))), (1, LateTools((D,))))
     assert place_marked((system, HI), (A,), marked) == ((B, C), {1: LateTools((D,))})
-    assert place_marked((system, HI), (), {1: LateTools((D,))}) == ((D,), {})  # or nothing would tell how to call
-    assert place_marked(LONGER, (A,), {2: LateTools((B,)), 3: LateTools((C,))}) == ((A,), {3: LateTools((B, C))})
-    assert all_at_once((A, B), {1: LateTools((C,), ("a",)), 3: LateTools((A,))}) == (B, C, A)
+    assert place_marked((system, HI), (), ((1, LateTools((D,))),)) == ((D,), {})  # or nothing would tell how to call
+    assert place_marked((system, HI), (), ((1, LateTools()), (1, LateTools((D,))))) == ((D,), {})
+    placed = place_marked(LONGER, (A,), ((1, LateTools((D,))), (2, LateTools((B,))), (3, LateTools((C,), ("b",)))))
+    assert placed == ((A,), {3: LateTools((D, C), ("b",))})  # results stay together
+    assert all_at_once((A, B), [LateTools((C,), ("a",)), LateTools((A,))]) == (B, A, C)
+
+
+def test_what_a_tool_is_is_told_once_however_often_it_comes() -> None:
+    toggled = [(i, LateTools((B,))) if i % 2 else (i, LateTools(removed=("b",))) for i in range(1_000)]
+    messages = [Message("user", str(i)) for i in range(1_000)]
+    prompts = make()
+    tools = (A, tool("b", "x" * 10_000))
+    prompt = prompts.chat(ChatInput(messages=tuple(messages), tools=tools, late=toggled))
+    assert prompt.text.count("x" * 10_000) == 1
+    assert prompt.text.count("Runs b.") == 1
+    assert prompt.text.count("can be called again: b") == 499
+    late = join_late((A,), {1: LateTools((B,))}, {1: LateTools(removed=("b",)), 2: LateTools((B,)), 3: LateTools((B,))})
+    assert late == {1: LateTools(removed=("b",)), 2: LateTools((B,)), 3: LateTools(again=("b",))}
 
 
 def test_what_was_done_is_told_in_few_words() -> None:
@@ -143,7 +158,7 @@ def test_what_was_done_is_told_in_few_words() -> None:
 @pytest.mark.parametrize("source", [CHATML, WITH_TOOLS, HOISTING, REFUSING])
 def test_a_prompt_begins_as_the_one_before_it(source: str) -> None:
     prompts = make(source)
-    for late in ({}, {3: LateTools((D,))}):
+    for late in ((), ((3, LateTools((D,))),)):
         first = prompts.chat(ChatInput(messages=(HI,), tools=(A, B), is_answer_next=False))
         grown = ChatInput(messages=LONGER, tools=(A, B) if late else (A, B, C), late=late)
         second = prompts.chat(grown)
@@ -158,7 +173,7 @@ def test_switched_off_all_are_in_the_head(source: str) -> None:
     prompts = make(source, late_tools=False)
     prompts.chat(ChatInput(messages=(HI,), tools=(A, B)))
     whole = prompts.chat(ChatInput(messages=LONGER, tools=(A, B, C, D)))
-    assert prompts.chat(ChatInput(messages=LONGER, tools=(A, B, C), late={3: LateTools((D,))})) == whole
+    assert prompts.chat(ChatInput(messages=LONGER, tools=(A, B, C), late=((3, LateTools((D,))),))) == whole
     assert "can also call" not in whole.text
 
 
@@ -166,7 +181,7 @@ def test_switched_off_all_are_in_the_head(source: str) -> None:
 def test_every_token_of_them_is_accounted_for(source: str) -> None:
     prompts = make(source, QWEN)
     prompts.chat(ChatInput(messages=(HI,), tools=(A, B, C)))
-    prompt = prompts.chat(ChatInput(messages=LONGER, tools=(D, A, B), late={0: LateTools((tool("e"),))}))
+    prompt = prompts.chat(ChatInput(messages=LONGER, tools=(D, A, B), late=((0, LateTools((tool("e"),))),)))
     parts = told(prompt, QWEN)
     late = [(index, text) for kind, index, text in parts if kind == "late_tools"]
     assert [index for index, _ in late] == [0, 3]
@@ -176,7 +191,7 @@ def test_every_token_of_them_is_accounted_for(source: str) -> None:
     assert [text for kind, _, text in parts if kind == "message"] == ["hi", "1", "2"]
 
 
-Request = tuple[tuple[Message, ...], tuple[Tool, ...], dict[int, LateTools]]
+Request = tuple[tuple[Message, ...], tuple[Tool, ...], tuple[tuple[int, LateTools], ...]]
 
 
 @st.composite
@@ -185,7 +200,7 @@ def histories(draw: st.DrawFn) -> list[Request]:
     messages: list[Message] = [Message("system", "Be kind.")] if draw(st.booleans()) else []
     names = [f"t{i}" for i in range(12)]
     tools = [tool(name) for name in draw(st.lists(st.sampled_from(names), min_size=1, max_size=4, unique=True))]
-    marked: dict[int, LateTools] = {}
+    marked: list[tuple[int, LateTools]] = []
     requests = []
     for turn in range(draw(st.integers(1, 5))):
         if turn:
@@ -200,8 +215,8 @@ def histories(draw: st.DrawFn) -> list[Request]:
         if not turn or messages[-1].role == "assistant" or draw(st.booleans()):
             messages.append(Message("user", draw(st.text(max_size=5))))
         if draw(st.booleans()):
-            marked[len(messages) - 1] = LateTools((tool(f"m{turn}"),))
-        requests.append((tuple(messages), tuple(draw(st.permutations(tools))), dict(marked)))
+            marked.append((len(messages) - 1, LateTools((tool(f"m{turn}"),))))
+        requests.append((tuple(messages), tuple(draw(st.permutations(tools))), tuple(marked)))
     return requests
 
 

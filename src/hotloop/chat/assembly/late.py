@@ -15,6 +15,7 @@ import hashlib
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import NamedTuple
 
 from hotloop.core.message import Message, Tool
@@ -28,17 +29,18 @@ _SIZE = 16
 Tools = tuple[Tool, ...]
 Late = Mapping[int, "LateTools"]
 """By the message behind which it is told."""
+Marked = Sequence[tuple[int, "LateTools"]]
+"""In the order of the conversation: the message behind which a client changed its tools, and how; -1 for before all."""
 
 
 @dataclass(frozen=True, slots=True)
 class LateTools:
-    """Tools that can be called from some place on, and names of those that no longer can."""
+    """Tools that can be called from some place on, and names of those that no longer can, or can again."""
 
     added: Tools = ()
     removed: tuple[str, ...] = ()
-
-    def __add__(self, later: "LateTools") -> "LateTools":
-        return LateTools(self.added + later.added, self.removed + later.removed)
+    again: tuple[str, ...] = ()
+    """What they are was told before."""
 
 
 class Placement(NamedTuple):
@@ -59,34 +61,59 @@ def name_some(names: Sequence[str]) -> str:
     return ", ".join(f"{name:.100}" for name in names[:_MAX_NAMED]) + more
 
 
-def place_marked(messages: Sequence[Message], tools: Tools, marked: Late) -> Placement:
+def place_marked(messages: Sequence[Message], tools: Tools, marked: Marked) -> Placement:
     """What a client has marked. What comes before anything was said belongs to the head, and so does what comes first
     where it would be empty: it is there that templates say how to call anything."""
-    late: dict[int, LateTools] = {}
-    for index, change in sorted(marked.items()):
-        if all(message.role == "system" for message in messages[: index + 1]) or not (tools or late):
-            tools = _apply(tools, change)
+    num_system = sum(1 for _ in takewhile(lambda message: message.role == "system", messages))
+    ends = _result_ends(messages)
+    head, late = list[LateTools](), dict[int, list[LateTools]]()
+    for index, change in marked:
+        if not (change.added or change.removed):
             continue
-        while index + 1 < len(messages) and messages[index + 1].role == "tool":  # results stay together
-            index += 1
-        late[index] = late.get(index, LateTools()) + change
-    return Placement(tools, late)
+        if index < num_system or not (tools or head or late):
+            head.append(change)
+        else:
+            late.setdefault(ends[index], []).append(change)
+    return Placement(all_at_once(tools, head), {i: _net(changes) for i, changes in late.items()})
 
 
-def _apply(tools: Tools, change: LateTools) -> Tools:
+def _result_ends(messages: Sequence[Message]) -> list[int]:
+    """For each message the last of the results that follow it, which stay together, or itself."""
+    ends = [*range(len(messages))]
+    for i in range(len(messages) - 2, -1, -1):
+        if messages[i + 1].role == "tool":
+            ends[i] = ends[i + 1]
+    return ends
+
+
+def _net(changes: Iterable[LateTools]) -> LateTools:
+    """What several changes at one place come to."""
+    current: dict[str, Tool | None] = {}
+    for change in changes:
+        current |= dict.fromkeys(change.removed)
+        current |= {tool.name: tool for tool in change.added}
+    added = tuple(tool for tool in current.values() if tool)
+    return LateTools(added, tuple(name for name, tool in current.items() if not tool))
+
+
+def all_at_once(tools: Tools, changes: Iterable[LateTools]) -> Tools:
+    """The tools that can be called in the end."""
+    change = _net(changes)
     gone = {*change.removed, *(tool.name for tool in change.added)}
     return (*(tool for tool in tools if tool.name not in gone), *change.added)
 
 
-def all_at_once(tools: Tools, late: Late) -> Tools:
-    """The tools that can be called in the end."""
-    for _, change in sorted(late.items()):
-        tools = _apply(tools, change)
-    return tools
-
-
-def join_late(one: Late, other: Late) -> Late:
-    return {i: one.get(i, LateTools()) + other.get(i, LateTools()) for i in one.keys() | other.keys()}
+def join_late(head: Tools, *lates: Late) -> Late:
+    """Of several, the earlier first. What a tool is, is told once: a client may name it ever so often."""
+    told = {tool.name: _words(tool) for tool in head}
+    joined: dict[int, LateTools] = {}
+    for i in sorted({i for late in lates for i in late}):
+        net = _net(late[i] for late in lates if i in late)
+        added = tuple(tool for tool in net.added if told.get(tool.name) != _words(tool))
+        again = tuple(tool.name for tool in net.added if told.get(tool.name) == _words(tool))
+        told |= {tool.name: _words(tool) for tool in added}
+        joined[i] = LateTools(added, net.removed, again)
+    return joined
 
 
 def tell_late(late: Late) -> tuple[str, ...]:
@@ -95,6 +122,8 @@ def tell_late(late: Late) -> tuple[str, ...]:
         if change.added:
             names = name_some([tool.name for tool in change.added])
             told.append(f"tools: {names} came late, and are told of behind messages[{i}]")
+        if change.again:
+            told.append(f"tools: that {name_some(change.again)} came again is told behind messages[{i}]")
         if change.removed:
             told.append(f"tools: that {name_some(change.removed)} went is told behind messages[{i}]")
     return tuple(told)
@@ -163,9 +192,7 @@ class ToolHistory:
             found = (digests.get(key) or self._tools.get(key) for key in keys)
             return tuple(tool for tool in found if tool)
 
-        late: Late = {}
-        for number, added, removed in known.late:
-            late = join_late(late, {spoken[number]: LateTools(find(added), removed)})
+        late = {spoken[number]: LateTools(find(added), removed) for number, added, removed in known.late}
         return Placement(find(known.head), late)
 
     def _keep(self, known: _Known, digests: Mapping[bytes, Tool], place: bytes, group: bytes) -> None:

@@ -16,6 +16,7 @@ from hotloop.core.shelf import Shelf
 
 _MAX_CHARS = 2_000_000
 _ADDED = "From here on you can also call these functions:"
+_AGAIN = "From here on these functions can be called again:"
 _REMOVED = "From here on these functions can no longer be called:"
 _PROBE = Tool("example", "An example.", {"type": "object", "properties": {"key": {"type": "string"}}})
 
@@ -33,6 +34,8 @@ class ToolWords:
 
     def say(self, late: LateTools) -> str:
         said = [f"{_ADDED}\n\n{self._describe(late.added)}"] if late.added else []
+        if late.again:
+            said.append(f"{_AGAIN} {', '.join(late.again)}")
         if late.removed:
             said.append(f"{_REMOVED} {', '.join(late.removed)}")
         return "\n\n".join(said)
