@@ -7,6 +7,8 @@ from typing import Any
 
 import httpx
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.server.calls import write_call
 from tests.server.serving import HELLO, MODEL, Routing, Serving
 
@@ -33,8 +35,8 @@ def function(name: str, num_words: int = 8) -> dict[str, Any]:
     }
 
 
-def claude_tool(name: str, **fields: Any) -> dict[str, Any]:
-    tool = function(name)
+def claude_tool(name: str, num_words: int = 8, **fields: Any) -> dict[str, Any]:
+    tool = function(name, num_words)
     return {"name": name, "description": tool["description"], "input_schema": tool["parameters"], **fields}
 
 
@@ -299,6 +301,14 @@ def test_a_deferred_tool_is_not_in_the_prompt_until_it_is_found() -> None:
         assert num_tokens(serving.http, "/v1/messages", {"tools": tools, "messages": SEARCHED}) > without + 100
 
 
+def test_an_answer_goes_on_from_what_a_provider_found() -> None:
+    with saying("a") as serving:
+        tools = [FIND, DEFERRED]
+        without = num_tokens(serving.http, "/v1/messages", {"tools": tools, "messages": HELLO})
+        answer = post(serving.http, "/v1/messages", max_tokens=9, tools=tools, messages=[*HELLO, HOSTED])
+    assert answer["usage"]["input_tokens"] + answer["usage"]["cache_read_input_tokens"] > without + 100
+
+
 def test_where_a_provider_would_search_all_are_loaded() -> None:
     hosted = {"type": "tool_search_tool_regex_20251119", "name": "tool_search_tool_regex"}
     with saying(write_call("late", path="a")) as serving:
@@ -343,3 +353,53 @@ def test_what_is_wrong_is_named(path: str, body: dict[str, Any], param: str) -> 
         refused = serving.http.post(path, json={"model": MODEL, "max_tokens": 9, **body})
     assert refused.status_code == 400, refused.text
     assert param in refused.json()["error"]["message"]
+
+
+NAMES = st.sampled_from(["search", "late", "other", ""])
+REFERENCES = NAMES.map(lambda name: {"type": "tool_reference", "tool_name": name})
+TARGETS = (
+    NAMES.map(lambda name: {"type": "tool_reference", "name": name})
+    | NAMES.map(lambda name: {"type": "tool_definition", "definition": claude_tool(name, num_words=1)})
+    | st.sampled_from([{}, {"type": "mcp_toolset_reference", "server_name": "x"}, {"type": "tool_definition"}])
+)
+BLOCKS = st.one_of(
+    REFERENCES,
+    st.builds(
+        lambda kind, tool: {"type": kind, "tool": tool}, st.sampled_from(["tool_addition", "tool_removal"]), TARGETS
+    ),
+    st.lists(REFERENCES, max_size=2).map(lambda found: {"type": "tool_result", "tool_use_id": "t", "content": found}),
+    st.lists(REFERENCES, max_size=2).map(
+        lambda found: {"type": "tool_search_tool_result", "tool_use_id": "s", "content": {"tool_references": found}}
+    ),
+    st.just(CALL),
+    st.just({"type": "text", "text": "hi"}),
+)
+TURN = st.builds(
+    lambda role, content: {"role": role, "content": content},
+    st.sampled_from(["user", "assistant", "system"]),
+    st.lists(BLOCKS, max_size=3),
+)
+DECLARED = st.lists(
+    st.builds(lambda name, is_late: claude_tool(name, 1, defer_loading=is_late), NAMES, st.booleans()), max_size=3
+)
+ITEMS = st.one_of(
+    NAMES.map(lambda name: {**ADDITIONAL, "tools": [item_tool(name or "f"), {"type": "web_search"}]}),
+    NAMES.map(lambda name: {**ITEM, "tools": [item_tool(name or "f", defer_loading=True)]}),
+    st.sampled_from([*INPUT, {"type": "tool_search_call", "arguments": {}}, {"role": "assistant", "content": "ok"}]),
+    st.just({"type": "function_call", "call_id": "c", "name": "late", "arguments": "{}"}),
+    st.just({"type": "function_call_output", "call_id": "c", "output": "1"}),
+)
+
+
+def test_any_mix_of_them_is_answered_or_refused() -> None:
+    with Serving() as serving:
+
+        @settings(max_examples=150, deadline=None)
+        @given(DECLARED, st.lists(TURN, min_size=1, max_size=5), st.lists(ITEMS, min_size=1, max_size=6))
+        def check(tools: list[Any], messages: list[Any], items: list[Any]) -> None:
+            bodies = {"messages": {"tools": tools, "messages": messages}, "responses": {"input": items}}
+            for api, body in bodies.items():
+                response = serving.http.post(f"/v1/{api}", json={"max_tokens": 1, "max_output_tokens": 1, **body})
+                assert response.status_code in (200, 400), response.text
+
+        check()

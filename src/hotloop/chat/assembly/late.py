@@ -73,7 +73,9 @@ def place_marked(messages: Sequence[Message], tools: Tools, marked: Marked) -> P
         if index < num_system or not (tools or head or late):
             head.append(change)
         else:
-            late.setdefault(ends[index], []).append(change)
+            late.setdefault(ends[min(index, len(ends) - 1)], []).append(
+                change
+            )  # the last may be the answer's beginning
     return Placement(all_at_once(tools, head), {i: _net(changes) for i, changes in late.items()})
 
 
