@@ -155,3 +155,9 @@ def test_calls_whose_pieces_are_mixed_are_told_apart():
     deltas.append({"index": 1, "function": {"arguments": "}"}})
     answer = parse_stream(sse(*({"choices": [{"delta": {"tool_calls": [delta]}}]} for delta in deltas)), "chat")
     assert [(part.label, part.text) for part in answer.parts] == [("find", '{"id": 1}'), ("look", "{}")]
+
+
+def test_a_deferred_tool_is_no_part_of_the_beginning():
+    tools = [{"name": "look", "input_schema": {}}, {"name": "late", "input_schema": {}, "defer_loading": True}]
+    parts = [*parts_of({"tools": tools, "messages": [user("U")]}, "messages")]
+    assert [(part.kind, part.label) for part in parts] == [("tool", "look"), ("text", "")]

@@ -9,11 +9,13 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
-from hotloop.chat.assembly.canonical import canonical_tools, keeps_system_turns, word_system_turns
+from hotloop.chat.assembly.canonical import canonical_tools, keeps_system_turns, spread_notes, word_system_turns
+from hotloop.chat.assembly.late import Marked, ToolHistory, all_at_once, join_late, place_marked, tell_late
 from hotloop.chat.assembly.nonces import Nonces
 from hotloop.chat.assembly.recall import WrittenCalls
 from hotloop.chat.assembly.spans import PromptPlace, PromptSpan, Reword, find_places, find_spans
 from hotloop.chat.assembly.splice import MAX_TOKENS, Splicer
+from hotloop.chat.assembly.tool_words import ToolWords
 from hotloop.chat.harmony import HarmonyParser
 from hotloop.chat.stream import CallParser, CallsOnly, PlainText
 from hotloop.chat.thinking import ThinkingFormat
@@ -53,6 +55,8 @@ class Prompt:
 class ChatInput:
     messages: Turns
     tools: Tools = ()
+    late: Marked = ()
+    """Tools that the client says came late, or went."""
     is_answer_next: bool = True
     """Whether the prompt ends where the assistant's answer begins."""
     begun: str = ""
@@ -71,6 +75,8 @@ class PromptRules:
     canonical_tools: bool = True
     move_nonces: bool = True
     word_late_system: bool = True
+    late_tools: bool = True
+    """Tools that come late are told where they came."""
 
 
 class Prompts:
@@ -95,9 +101,11 @@ class Prompts:
         self._splicer = Splicer(tokenizer, self._rules.memory_tokens, max_context)
         self._nonces = Nonces()
         self._calls = WrittenCalls()
-        self._words_late_system = (
-            self._rules.word_late_system and template is not None and not keeps_system_turns(template)
-        )
+        keeps_late_system = template is not None and keeps_system_turns(template)
+        self._words_late_system = self._rules.word_late_system and template is not None and not keeps_late_system
+        self._tells_late_tools = self._rules.late_tools and (self._words_late_system or keeps_late_system)
+        self._tool_history = ToolHistory()
+        self._tool_words = ToolWords(self._word_head)
 
     def chat(self, conversation: ChatInput, *, scope: str = "") -> Prompt:
         """The conversation in the model's own words. Raises RequestError where there is no template, or it refuses,
@@ -107,9 +115,8 @@ class Prompts:
         """
         self._splicer.check_bytes(sum(len(message.content) for message in conversation.messages))
         messages, changes = self._settle(conversation.messages, scope)
-        tools = self.order(conversation.tools)
-        if repr(tools) != repr(conversation.tools):  # which, unlike equality, tells the order of keys
-            changes += ("tools: put into a canonical order",)
+        messages, tools, placed = self._place_tools(messages, conversation, scope)
+        changes += placed
         reword = partial(self._word, conversation)
         messages, text, verbatim = self._word_verbatim(messages, tools, reword)
         changes += _left_out(conversation.messages, text)
@@ -178,6 +185,27 @@ class Prompts:
             changes += ("messages: later system messages are worded as the user's, since the template refuses them",)
         return messages, changes
 
+    def _place_tools(
+        self, messages: Turns, conversation: ChatInput, scope: str
+    ) -> tuple[Turns, Tools, tuple[str, ...]]:
+        """The messages with what is told behind them, the tools of the head, and what was done."""
+        given = self.order(conversation.tools)
+        is_reordered = repr(given) != repr(conversation.tools)  # which, unlike equality, tells the order of keys
+        changes = ("tools: put into a canonical order",) if is_reordered else ()
+        if not self._tells_late_tools:
+            return messages, self.order(all_at_once(given, [change for _, change in conversation.late])), changes
+        marked = place_marked(messages, given, conversation.late)
+        seen = self._tool_history.settle(messages, self.order(marked.head), scope=scope)
+        late = join_late(seen.head, seen.late, marked.late)
+        noted = [*messages]
+        for i, change in late.items():
+            ordered = replace(change, added=self.order(change.added))
+            noted[i] = replace(noted[i], note=self._tool_words.say(ordered))
+        return tuple(noted), seen.head, changes + tell_late(late)
+
+    def _word_head(self, tools: Tools) -> str:
+        return self._word(ChatInput(messages=()), (Message("user", "."),), tools)
+
     def _word_verbatim(self, messages: Turns, tools: Tools, reword: Reword) -> tuple[Turns, str, tuple[str, ...]]:
         """The text, with answers in their own words unless the template minds that; and from which messages."""
         alone = ChatInput(messages=(), is_answer_next=False)
@@ -194,6 +222,7 @@ class Prompts:
     def _word(self, conversation: ChatInput, messages: Turns, tools: Tools) -> str:
         if self._template is None:
             raise RequestError("this model has no chat template: use /v1/completions", param="messages")
+        messages = spread_notes(messages)
         if self._words_late_system:
             messages = word_system_turns(messages)
         if self._format:
@@ -221,7 +250,7 @@ def _as_given(places: Iterable[PromptPlace], tools: Tools, given: Tools) -> list
     """The places of tools by where a tool stood in the request, not in the prompt."""
     indexes = {tool.name: i for i, tool in enumerate(given)}
     return [
-        replace(place, index=indexes[tools[place.index].name])
+        replace(place, index=indexes.get(tools[place.index].name))
         if place.kind == "tool" and place.index is not None
         else place
         for place in places

@@ -47,9 +47,14 @@ def check_tools(
             raise RequestError(f"tools[{i}]: there is another tool named {tool.name!r}", param=f"tools[{i}]")
         names.add(tool.name)
         _check_parameters(f"tools[{i}].{schema_field}", tool)
+    check_choice(tools, choice)
+
+
+def check_choice(tools: Sequence[Tool], choice: ToolChoice) -> None:
+    """Raise RequestError for a choice that these tools cannot meet."""
     if choice.mode == "required" and not tools:
         raise RequestError("tool_choice asks for a call, but there are no tools", param="tool_choice")
-    if choice.name is not None and choice.name not in names:
+    if choice.name is not None and choice.name not in {tool.name for tool in tools}:
         raise RequestError(f"tool_choice names {choice.name!r:.100}, which is not among the tools", param="tool_choice")
 
 

@@ -206,6 +206,9 @@ class ServerConfig:
     """Whether what known clients write anew at the top of every request (see docs/caching.md) leaves the top."""
     word_late_system: bool = True
     """Whether later system messages become words of the user's where the chat template would refuse or move them."""
+    late_tools: bool = True
+    """Whether tools that come while a conversation goes on are told of where they came, and the head of the prompt
+    stays as it was."""
     cache_isolation: CacheIsolation = "auto"
     """Who shares cached prefixes: everybody (`none`), only requests of one tenant (`key`), or the latter as soon as
     there are several API keys, here or at a router that names its tenants (`auto`)."""

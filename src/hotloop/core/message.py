@@ -44,6 +44,8 @@ class Message:
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
     thoughts: tuple[Thought, ...] = ()
+    note: str = ""
+    """What the server has to say behind it: a turn of the system's, in whatever words the template has for that."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,8 +95,10 @@ def _chat_parts(body: Json) -> Iterator[Part]:
 
 
 def _tool_parts(body: Json) -> Iterator[Part]:
-    """A tool's function may stand inside it or be it."""
+    """A tool's function may stand inside it or be it. One that is deferred is read only where it is found."""
     for i, tool in enumerate(map(mapping, listing(body.get("tools")))):
+        if tool.get("defer_loading") is True:
+            continue
         function = mapping(tool.get("function")) or strip_breakpoint(tool)
         name, text = str(function.get("name", "")), text_of(function)
         yield Part("tool", f"tools[{i}]", text, label=name, has_breakpoint="cache_control" in tool)

@@ -3,13 +3,16 @@
 Everything here is about the request: what a tool call looks like to the model is the tool format's business.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
-from hotloop.chat.tools import ToolChoice, check_tools
+from hotloop.chat.assembly.late import LateTools, name_some
+from hotloop.chat.tools import ToolChoice, check_choice, check_tools
 from hotloop.core.errors import RequestError
 from hotloop.core.message import Tool
+from hotloop.wire.offered import OfferedTools, offered_tools
 from hotloop.wire.part import Api, Opaque
 from hotloop.wire.request import ApiRequest, ApiTool
 
@@ -26,6 +29,9 @@ class Calling:
     """What a request says about tools: those the model is shown, those it may call, and whether it must."""
 
     tools: tuple[Tool, ...] = ()
+    """Those it is shown before the conversation begins."""
+    late: tuple[LateTools, ...] = ()
+    """For each place of the conversation that changes them, in its order."""
     allowed: tuple[Tool, ...] = ()
     choice: ToolChoice = field(default_factory=ToolChoice)
     places: Mapping[str, str] = field(default_factory=dict)
@@ -55,16 +61,44 @@ def parse_calling(request: ApiRequest, *, is_strict: bool) -> Calling:
     given = [tool for tool in request.tools if isinstance(tool, ApiTool) or not tool.is_private]
     kinds = dict.fromkeys(tool.kind for tool in request.tools if isinstance(tool, Opaque) and tool.is_private)
     changes = tuple(f"tools: {kind:.100} was left out, since nothing here runs it" for kind in kinds)
-    tools = tuple(_make_tool(tool, is_strict) for tool in given)
+    made = {id(tool): _make_tool(tool, is_strict) for tool in given}
+    offered = offered_tools(request)
+    head = tuple(made[id(tool)] for tool in offered.head if id(tool) in made)
+    late = tuple(LateTools(tuple(made[id(tool)] for tool in found.added), found.removed) for found in offered.changes)
+    tools = tuple(made[id(tool)] for tool in offered.callable)
     is_parallel = choice.is_parallel is not False and choice.name is None
     chosen = ToolChoice(choice.mode or "auto", choice.name, is_parallel=is_parallel)
     with _older_words(request):
-        check_tools(tools, chosen, schema_field=schema_field, max_name=_MAX_NAMES[request.api])
+        _check(request.tools, made, request.api, schema_field)
+        check_choice(tools, chosen)
     allowed = tools if choice.allowed is None else _allow(tools, choice.allowed)
-    known = [tool for tool in given if isinstance(tool, ApiTool)]
-    places = {tool.flat_name: _place(tool, schema_field) for tool in known}
-    demanded = frozenset(tool.flat_name for tool in known if tool.is_strict)
-    return Calling(tools, allowed, chosen, places, changes, request.is_legacy, demanded)
+    places = {tool.flat_name: _place(tool, schema_field) for tool in offered.callable}
+    demanded = frozenset(tool.flat_name for tool in offered.callable if tool.is_strict)
+    changes += tuple(_tell(offered))
+    return Calling(head, late, allowed, chosen, places, changes, request.is_legacy, demanded)
+
+
+def _check(tools: Iterable[ApiTool | Opaque], made: Mapping[int, Tool], api: Api, schema_field: str) -> None:
+    """Those that are listed together, and each that was defined by itself."""
+    limits: Any = {"schema_field": schema_field, "max_name": _MAX_NAMES[api]}
+    known = [tool for tool in tools if isinstance(tool, ApiTool)]
+    check_tools([made[id(tool)] for tool in known if not tool.is_inline], ToolChoice(), **limits)
+    for tool in known:
+        if tool.is_inline:
+            try:
+                check_tools([made[id(tool)]], ToolChoice(), **limits)
+            except RequestError as error:
+                place = tool.at.place if tool.at else "tools[0]"
+                message, param = (text.replace("tools[0]", place) for text in (str(error), error.param or ""))
+                raise RequestError(message, param=param) from None
+
+
+def _tell(offered: OfferedTools) -> Iterator[str]:
+    if offered.is_loaded:
+        yield "tools: deferred ones are all loaded, since nothing here runs the search for them"
+    unknown = [*dict.fromkeys(name for found in offered.changes for name in found.unknown)]
+    if unknown:
+        yield f"tools: {name_some(unknown)} named in the conversation, not defined: left out"
 
 
 @contextmanager

@@ -134,6 +134,7 @@ def make_chat_input(
     return ChatInput(
         messages=messages[:-1] if is_continued else messages,
         tools=calling.tools,
+        late=[*zip(transcript.late, calling.late, strict=True)],
         is_answer_next=is_continued or request.api == "messages" or not is_silent,
         begun=_parse_beginning(messages, request.turns_param) if is_continued else "",
         extra={**wish.variables, **(options.chat_template_kwargs or {})},

@@ -47,6 +47,7 @@ class Service:
             canonical_tools=config.canonical_tools,
             move_nonces=config.move_nonces,
             word_late_system=config.word_late_system,
+            late_tools=config.late_tools,
         )
         thinking = choose_thinking(engine.template, engine.tokenizer, config.thinking_format)
         self.prompts = Prompts(

@@ -25,12 +25,14 @@ from hotloop.server.holds import Pin
 from hotloop.server.options import convert
 from hotloop.server.thinking import take_back
 from hotloop.wire.field import Json
-from hotloop.wire.part import Api, Call, Part, Text, ToolResult, Turn
+from hotloop.wire.part import Api, Call, Part, Text, ToolChange, ToolResult, Turn
 from hotloop.wire.readable import Reading
 from hotloop.wire.request import ApiRequest, ApiTool
 
 # An answer comes back in as many parts as it was given out in, and was one text; other texts are lines of their own.
 _JOINERS: dict[Role, str] = {"assistant": "", "user": "\n", "system": "\n"}
+
+_OF_MESSAGES = ("system", "message", "call", "late_tools")
 
 MAX_BREAKPOINTS = 4
 """As many as Anthropic takes; of more, the last."""
@@ -61,6 +63,8 @@ class HintedMessages(NamedTuple):
     hints: list[CacheHint]
     changes: tuple[str, ...] = ()
     """What was replaced by a short text."""
+    late: tuple[int, ...] = ()
+    """For each `ToolChange`, the message behind which it is; -1 for before all."""
 
 
 class _Draft(msgspec.Struct):
@@ -81,24 +85,26 @@ class _Draft(msgspec.Struct):
 def parse_transcript(request: ApiRequest) -> HintedMessages:
     """Raises RequestError for what is not supported. Breakpoints are Anthropic's: of tools, then turns, then all."""
     Reading().check(request.turns)
-    messages, hints, changes = parse_turns(request.turns, request.api)
+    messages, hints, changes, late = parse_turns(request.turns, request.api)
     if not messages:
         raise RequestError(f"{request.turns_param}: there is nothing to answer", param=request.turns_param)
     if request.api != "messages":
-        return HintedMessages(messages, [], changes)
-    told = accumulate(isinstance(tool, ApiTool) for tool in request.tools)  # built-in ones are left out of the prompt
+        return HintedMessages(messages, [], changes, late)
+    # Built-in ones are left out of the prompt, and late ones are not told of with the others.
+    told = accumulate(isinstance(tool, ApiTool) and not (tool.is_deferred or tool.is_inline) for tool in request.tools)
     marks = [(tool.mark, i, num_told) for i, (tool, num_told) in enumerate(zip(request.tools, told, strict=True))]
     of_tools = [_parse_hint(mark, f"tools[{i}].cache_control", num - 1) for mark, i, num in marks if mark is not None]
     if request.cache.mark is not None:
         end = len(messages) - 1, len(messages[-1].content)
         hints.append(_parse_hint(request.cache.mark, "cache_control", *end))
-    return HintedMessages(messages, [*of_tools, *hints], changes)
+    return HintedMessages(messages, [*of_tools, *hints], changes, late)
 
 
 def parse_turns(turns: Iterable[Turn], api: Api) -> HintedMessages:
     """In Anthropic's messages, turns of one role that follow each other are one, and parts may be marked."""
     drafts: list[_Draft] = []
     hints: list[CacheHint] = []
+    late: list[int] = []
     joins, reading = api == "messages", Reading()
     for turn in reading.read(turns):
         is_answer = turn.role == "assistant"
@@ -117,7 +123,10 @@ def parse_turns(turns: Iterable[Turn], api: Api) -> HintedMessages:
                     drafts[-1].calls.append(ToolCall(part.id, part.flat_name, part.arguments))
                 case ToolResult() if turn.role == "user":
                     drafts.append(_Draft("tool", _result_text(part), call_id=part.call_id or None))
+                    late += [len(drafts) - 1 for inner in part.parts if isinstance(inner, ToolChange)]
                     has_begun = False
+                case ToolChange():
+                    late.append(len(drafts) - 1)
                 case Thought() if is_answer:
                     own = take_back(part)
                     drafts[-1].thoughts += [own] if own else []
@@ -126,12 +135,12 @@ def parse_turns(turns: Iterable[Turn], api: Api) -> HintedMessages:
             if joins and not isinstance(part, Thought) and part.mark is not None and drafts:
                 end = len(drafts) - 1, len(drafts[-1].content)
                 hints.append(_parse_hint(part.mark, f"{part.place}.cache_control", *end))
-    return HintedMessages(tuple(draft.finish() for draft in drafts), hints, reading.changes)
+    return HintedMessages(tuple(draft.finish() for draft in drafts), hints, reading.changes, tuple(late))
 
 
 def _result_text(result: ToolResult) -> str:
     for part in result.parts:
-        if not isinstance(part, Text):
+        if not isinstance(part, Text | ToolChange):
             raise _unsupported(part)
     return result.text
 
@@ -155,7 +164,7 @@ def _find_end(hint: CacheHint, messages: Sequence[Message], prompt: Prompt, toke
     tools = [span for span in prompt.spans if span.kind == "tool"]
     if hint.num_chars is None:
         return max((span.end for span in tools if span.index in range(hint.index + 1)), default=0)
-    own = [span for span in prompt.spans if span.kind in ("system", "message", "call") and span.index == hint.index]
+    own = [span for span in prompt.spans if span.kind in _OF_MESSAGES and span.index == hint.index]
     if not own:
         return 0
     num_after = len(messages[hint.index].content) - hint.num_chars

@@ -88,6 +88,21 @@ class Opaque(_Markable, frozen=True, eq=False):
     """Whether it is a note of a model or a hosted tool to itself, which others can do without."""
 
 
+class ToolChange(Opaque, frozen=True, eq=False):
+    """Tools, by their flat names, that may be called from here on, or may no longer be. What they are is among the
+    tools of the request, be it that its API lists them or that this part defines them."""
+
+    names: tuple[str, ...] = ()
+    is_removal: bool = False
+    is_definition: bool = False
+    """Whether it defines them itself."""
+    is_private: bool = True
+
+    @property
+    def words(self) -> str:
+        return f"Tools {'removed' if self.is_removal else 'loaded'}: {', '.join(self.names) or 'none'}"
+
+
 class ToolResult(_Markable, frozen=True, eq=False):
     """What a tool returned. It stands in a turn of the user."""
 
@@ -137,6 +152,8 @@ def text_of(part: Part) -> str | None:
             return part.text
         case File(text=text) if text:
             return f"{part.name}\n{text}" if part.name else text
+        case ToolChange():
+            return part.words
         case Opaque():
             return part.text
     return None

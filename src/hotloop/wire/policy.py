@@ -9,6 +9,7 @@ from typing import Literal
 
 from hotloop.core.errors import RequestError
 from hotloop.wire.field import Json
+from hotloop.wire.offered import offered_tools
 from hotloop.wire.part import Opaque
 from hotloop.wire.request import ApiRequest, ApiTool
 
@@ -92,11 +93,14 @@ def check_portable(request: ApiRequest) -> None:
 
 def offer_tools(request: ApiRequest, target: RenderTarget) -> list[ApiTool]:
     """The tools as plain functions, for another API. Raises RequestError if one must be called that is not there."""
-    choice, tools = request.choice, list[ApiTool]()
-    for tool in request.tools:
+    choice, offered = request.choice, offered_tools(request)
+    tools = [tool.as_function() for tool in offered.callable]
+    if len(offered.head) < len(request.tools):
+        target.notes.add("tools that come late are listed with the others once they are found")
+    for tool in offered.head:
         if isinstance(tool, ApiTool):
-            tools.append(tool.as_function())
-        elif tool.is_private:
+            continue
+        if tool.is_private:
             target.notes.add(f"tool of type {tool.kind} left out: the replica has no built-in tools")
             target.lose_mark(tool.mark)
         else:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from hotloop.wire.image import image_size
-from hotloop.wire.part import File, Image, Opaque, Part, Text, ToolResult, Turn, text_of
+from hotloop.wire.part import File, Image, Opaque, Part, Text, ToolChange, ToolResult, Turn, text_of
 
 _MAX_NAME = 80
 _LABELS = {
@@ -22,7 +22,7 @@ _LABELS = {
     **dict.fromkeys(("video_url", "input_video", "video"), "video"),
 }
 # What hosted tools were asked and answered, and what else a hosted model keeps in a history for itself.
-_NOTES = re.compile(r"server_tool_use|tool_reference|mcp_.*|tool_search_.*|.*_tool_result|.*_call(_output)?")
+_NOTES = re.compile(r"server_tool_use|mcp_.*|tool_search_.*|.*_tool_result|.*_call(_output)?")
 _NOT_IN_NAMES = re.compile(r"[\s\[\]]+")
 
 
@@ -65,6 +65,8 @@ class Reading:
         match part:
             case ToolResult() if not all(isinstance(inner, Text) for inner in part.parts):
                 return msgspec.structs.replace(part, parts=tuple(map(self._read_part, part.parts)))
+            case ToolChange():
+                return part
             case Image() | File() | Opaque() if self._is_replaced(part) and (label := _label(part)):
                 self.replaced[label] += 1
                 return Text(f"[{', '.join(filter(None, (label, _detail(part))))}]{end}", mark=part.mark, at=part.at)

@@ -29,6 +29,10 @@ class ApiTool:
     namespace: str | None = None
     is_custom: bool = False
     form: Json | None = None
+    is_deferred: bool = False
+    """Whether it is told of only where a `ToolChange` names it."""
+    is_inline: bool = False
+    """Whether a `ToolChange` defines it, rather than the list of tools."""
     mark: Json | None = None
     at: Field | None = field(default=None, compare=False, repr=False)
 
@@ -44,6 +48,10 @@ class ApiTool:
         if self.form and (definition := self.form.get("definition")):
             description += f"\nThe input follows this {self.form.get('syntax') or ''} grammar:\n{definition}"
         return ApiTool(self.flat_name, description.strip(), TEXT_INPUT, mark=self.mark, at=self.at)
+
+
+def is_inline(tool: ApiTool | Opaque) -> bool:
+    return isinstance(tool, ApiTool) and tool.is_inline
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ def turns(*pairs: tuple[str, str]) -> tuple[Message, ...]:
         ),
         (
             [("user", "a"), ("tool", "b"), ("system", "c"), ("assistant", "d")],
-            [("user", "a"), ("tool", "b"), ("user", "<system>\nc\n</system>"), ("assistant", "d")],
+            [("user", "a"), ("tool", "b\n\n<system>\nc\n</system>"), ("assistant", "d")],  # many refuse a user here
         ),
     ],
 )

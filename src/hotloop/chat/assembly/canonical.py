@@ -71,8 +71,17 @@ def keeps_system_turns(template: ChatTemplate) -> bool:
     return after.startswith(before) and _LATE.content in after[len(before) :]
 
 
+def spread_notes(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Each note as a system message behind the message that has it."""
+    spread: list[Message] = []
+    for message in messages:
+        spread += [replace(message, note=""), Message("system", message.note)] if message.note else [message]
+    return tuple(spread)
+
+
 def word_system_turns(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Leading system messages as one; later ones at the user's next turn, or the last, or as one of their own."""
+    """Leading system messages as one; later ones at the user's next turn, or the last one or the result of a tool that
+    they follow, or as a turn of their own."""
     turns: list[Message] = []
     waiting: list[str] = []
     for i, message in enumerate(messages):
@@ -91,7 +100,7 @@ def word_system_turns(messages: Sequence[Message]) -> tuple[Message, ...]:
 
 
 def _append(words: Sequence[str], turns: list[Message]) -> None:
-    if turns[-1].role == "user":
+    if turns[-1].role in ("user", "tool"):
         turns[-1] = replace(turns[-1], content="\n\n".join([turns[-1].content, *words]))
     else:
         turns.append(Message("user", "\n\n".join(words)))

@@ -24,19 +24,20 @@ from hotloop.core.errors import RequestError
 from hotloop.core.message import Message, Tool
 from hotloop.models.tokenizer import Tokenizer
 
-SpanKind = Literal["template", "system", "message", "call", "tool", "text"]
+SpanKind = Literal["template", "system", "message", "call", "tool", "late_tools", "text"]
 Spell = Callable[[int], bytes]
 Reword = Callable[[tuple[Message, ...], tuple[Tool, ...]], str]
 
-_OPEN, _CLOSE, _CALL, _TOOL = 0xF0000, 0xF4000, 0xF8000, 0xFC000
+_OPEN, _CLOSE, _CALL, _TOOL, _NOTE = 0xF0000, 0xF4000, 0xF8000, 0xFC000, 0x100000
 _MAX_MARKS = 0x3FFD  # of a kind: the last two of the plane are no characters
-_MARK = re.compile("[\U000f0000-\U000ffffd]")
+_MARK = re.compile("[\U000f0000-\U000ffffd\U00100000-\U00103fff]")
 _MAX_GAP = 100  # characters between the name of a call and its arguments, or a tool's name and its first brace
 
 
 @dataclass(frozen=True, slots=True)
 class PromptPlace:
-    """A part of a prompt's text. `index` is the message's, or for a tool the tool's; None for what nobody sent."""
+    """A part of a prompt's text. `index` is the message's, for a tool the tool's, and for tools that came late that of
+    the message behind which they are told of; None for what nobody sent."""
 
     kind: SpanKind
     index: int | None
@@ -87,6 +88,8 @@ def _read_marks(text: str, messages: Sequence[Message], tools: Sequence[Tool], r
         marks.setdefault(ord(match[0]), match.start() - num_before)
     for i, message in enumerate(messages):
         yield from _message_place(text, message, i, marks.get(_OPEN + i), marks.get(_CLOSE + i))
+        if (at := marks.get(_NOTE + i)) is not None:
+            yield PromptPlace("late_tools", i, at, at + num_common(message.note, text[at : at + len(message.note)]))
     for j, (i, call) in enumerate(calls):
         if (at := marks.get(_CALL + j)) is not None:
             yield PromptPlace("call", i, at, _call_end(text, at + len(call.name), call.arguments))
@@ -107,7 +110,8 @@ def _mark_messages(messages: Sequence[Message]) -> tuple[Message, ...]:
             replace(call, name=chr(_CALL + num_calls + j) + call.name) for j, call in enumerate(message.tool_calls)
         )
         num_calls += len(calls)
-        marked.append(replace(message, content=content or message.content, tool_calls=calls))
+        note = chr(_NOTE + i) + message.note if message.note else ""
+        marked.append(replace(message, content=content or message.content, tool_calls=calls, note=note))
     return tuple(marked)
 
 
@@ -156,6 +160,9 @@ def _search(text: str, messages: Sequence[Message], tools: Sequence[Tool]) -> It
         if begin >= 0:
             cursor = begin + len(words)
             yield PromptPlace("system" if message.role == "system" else "message", i, begin, cursor)
+        if message.note and (begin := text.find(message.note, cursor)) >= 0:
+            cursor = begin + len(message.note)
+            yield PromptPlace("late_tools", i, begin, cursor)
     for i, tool in enumerate(tools):
         at = text.find(json.dumps(tool.name))
         if at >= 0 and (around := _object_around(text, at)):

@@ -111,7 +111,7 @@ def _render_result(result: ToolResult, target: RenderTarget) -> Json:
     for part in result.parts:
         if not isinstance(part, Thought):
             target.lose_mark(part.mark)
-        if isinstance(part, Opaque) and part.text is None:
+        if isinstance(part, Opaque) and text_of(part) is None:
             target.leave_out(part)
     marked = target.keeps(result.mark)
     content = [{"type": "text", "text": result.text, **marked}] if marked else result.text

@@ -1,13 +1,27 @@
 """The body of `/v1/messages` as a `Request`."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from hotloop.core.errors import RequestError
 from hotloop.wire.arguments import write_arguments
 from hotloop.wire.field import Body, Field, Json, read_flag, read_number, read_object, read_text
-from hotloop.wire.part import Call, File, Image, Opaque, Part, Role, Text, ToolResult, Turn, parse_block, parse_content
+from hotloop.wire.part import (
+    Call,
+    File,
+    Image,
+    Opaque,
+    Part,
+    Role,
+    Text,
+    ToolChange,
+    ToolResult,
+    Turn,
+    parse_block,
+    parse_content,
+)
 from hotloop.wire.policy import Notes
 from hotloop.wire.request import ApiRequest, ApiTool, Cache, Choice, ChoiceMode, OutputShape
 
@@ -15,9 +29,10 @@ _OWN = {
     *("container", "context_management", "diagnostics", "inference_geo", "mcp_servers", "speed", "user_profile_id"),
     *("workspace_id", "betas", "fallbacks", "thread"),
 }
-_TOOL = {"type", "name", "description", "input_schema", "strict", "cache_control"}
+_TOOL = {"type", "name", "description", "input_schema", "strict", "cache_control", "defer_loading"}
 # Notes that a model or a hosted tool left for itself: nobody else can read them.
-_PRIVATE = re.compile(r"server_tool_use|tool_reference|container_upload|mcp_tool_.*|.*_tool_result")
+_PRIVATE = re.compile(r"server_tool_use|container_upload|mcp_tool_.*|.*_tool_result")
+_CHANGES = ("tool_reference", "tool_addition", "tool_removal", "tool_search_tool_result")
 _ROLES: dict[str, Role] = {"user": "user", "assistant": "assistant", "system": "system"}
 _MODES: dict[str, ChoiceMode] = {"auto": "auto", "none": "none", "any": "required", "tool": "required"}
 _SERVICE_TIERS = {"auto": "auto", "standard_only": "default"}
@@ -38,7 +53,7 @@ def parse_request(body: Mapping[str, Any], notes: Notes | None = None) -> ApiReq
         api="messages",
         model=given.need("model").text(),
         turns=(*_parse_system(given.get("system")), *map(_parse_turn, messages)),
-        tools=tuple(_parse_tool(tool, notes) for tool in given.items("tools")),
+        tools=(*(_parse_tool(tool, notes) for tool in given.items("tools")), *_parse_inline_tools(messages)),
         choice=_parse_choice(given.get("tool_choice")),
         shape=_parse_shape(config),
         max_tokens=given.need("max_tokens").count(),
@@ -97,6 +112,8 @@ def _parse_known(block: Field, kind: str) -> Text | Image | File | Call | ToolRe
             parts, is_plain = parse_content(content, _parse_block), content is None or content.is_text
             is_error = bool(read_flag(block, "is_error"))
             return ToolResult(block.need_text("tool_use_id"), parts, is_plain, is_error, at=block)
+    if kind in _CHANGES:
+        return _parse_change(block, kind)
     return Opaque("messages", kind, _unmarked(block), is_private=bool(_PRIVATE.fullmatch(kind)), at=block)
 
 
@@ -115,6 +132,45 @@ def _parse_source(block: Field, kind: str) -> Image | File | Opaque:
             content = source.need("content")
             text = content.text() if content.is_text else _join_texts(content)
     return Opaque("messages", kind, _unmarked(block), text, at=block)
+
+
+def _parse_change(block: Field, kind: str) -> ToolChange:
+    """A reference stands in the result of a search, of the client's own or of Anthropic's, and a change in a system
+    message. What is of an MCP server that Anthropic would ask is no tool of ours."""
+    names: list[str] = []
+    inline = _parse_definition(block) if kind == "tool_addition" else None
+    if kind == "tool_reference":
+        names = [block.need_text("tool_name")]
+    elif kind == "tool_search_tool_result":
+        names = [reference.need_text("tool_name") for reference in block.need("content").items("tool_references")]
+    elif inline:
+        names = [inline.name]
+    elif (tool := block.need("tool")).kind() == "tool_reference":
+        names = [tool.need_text("name")]
+    return ToolChange(
+        "messages",
+        kind,
+        _unmarked(block),
+        names=tuple(names),
+        is_removal=kind == "tool_removal",
+        is_definition=inline is not None,
+        at=block,
+    )
+
+
+def _parse_definition(block: Field) -> ApiTool | None:
+    tool = block.need("tool")
+    parsed = _parse_tool(tool.need("definition"), None) if tool.kind() == "tool_definition" else None
+    return replace(parsed, is_inline=True) if isinstance(parsed, ApiTool) else None
+
+
+def _parse_inline_tools(messages: Iterable[Field]) -> Iterator[ApiTool]:
+    """Those that system messages define."""
+    for message in messages:
+        content = message.get("content") if message.object().get("role") == "system" else None
+        for block in content.each() if content and not content.is_text else ():
+            if block.kind() == "tool_addition" and (tool := _parse_definition(block)):
+                yield tool
 
 
 def _unmarked(block: Field) -> Json:
@@ -140,6 +196,7 @@ def _parse_tool(tool: Field, notes: Notes | None) -> ApiTool | Opaque:
         read_text(tool, "description"),
         tool.need("input_schema").object(),
         read_flag(tool, "strict"),
+        is_deferred=bool(read_flag(tool, "defer_loading")),
         mark=mark,
         at=tool,
     )

@@ -16,7 +16,7 @@ from hotloop.wire.arguments import read_arguments, tidy_id
 from hotloop.wire.field import Json, present
 from hotloop.wire.part import Call, File, Image, Opaque, Part, Text, ToolResult, Turn, is_signed, render_block
 from hotloop.wire.policy import RenderTarget, offer_tools
-from hotloop.wire.request import ApiRequest, ApiTool
+from hotloop.wire.request import ApiRequest, ApiTool, is_inline
 
 DEFAULT_MAX_TOKENS = 8192
 """Anthropic wants to be told; every model of the last years can write as much."""
@@ -172,7 +172,8 @@ def _render_result(result: ToolResult, target: RenderTarget) -> Json:
 
 
 def _render_tools(request: ApiRequest, target: RenderTarget) -> Json:
-    given = request.tools if request.api == "messages" else offer_tools(request, target)
+    is_own = request.api == "messages"
+    given = [tool for tool in request.tools if not is_inline(tool)] if is_own else offer_tools(request, target)
     tools = [_render_tool(tool, target) for tool in given]
     if not tools:
         return {}
@@ -192,7 +193,7 @@ def _render_tool(tool: ApiTool | Opaque, target: RenderTarget) -> Json:
         return {**tool.value, **mark}
     schema = {"type": "object", **({"properties": {}} if tool.schema is None else tool.schema)}
     about = present(name=tool.name, description=tool.description, input_schema=schema, strict=tool.is_strict)
-    return {**about, **mark}
+    return {**about, **present(defer_loading=tool.is_deferred or None), **mark}
 
 
 def _render_sampling(request: ApiRequest, target: RenderTarget) -> Json:

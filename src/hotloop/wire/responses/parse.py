@@ -4,15 +4,28 @@ message, reasoning, message (assistant), function_call, function_call, function_
 user, assistant with a thought, a text and two calls, user with a result
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from hotloop.core.errors import RequestError
 from hotloop.core.message import Thought
 from hotloop.wire.arguments import wrap_input
 from hotloop.wire.chat.parse import ROLES, parse_choice, parse_common, parse_function, parse_shape, parse_stop
-from hotloop.wire.field import Body, Field, present, read_object, read_text
-from hotloop.wire.part import Call, File, Image, Opaque, Part, Text, ToolResult, Turn, open_thought, parse_content
+from hotloop.wire.field import Body, Field, present, read_flag, read_object, read_text
+from hotloop.wire.part import (
+    Call,
+    File,
+    Image,
+    Opaque,
+    Part,
+    Text,
+    ToolChange,
+    ToolResult,
+    Turn,
+    open_thought,
+    parse_content,
+)
 from hotloop.wire.policy import Notes
 from hotloop.wire.request import ApiRequest, ApiTool
 
@@ -23,8 +36,9 @@ _OWN = {
 # Notes that a hosted tool left for itself: nobody else can read them.
 _PRIVATE = {
     *("web_search_call", "image_generation_call", "file_search_call", "code_interpreter_call", "compaction"),
-    *("tool_search_call", "tool_search_output", "mcp_list_tools", "mcp_approval_request", "mcp_approval_response"),
+    *("tool_search_call", "mcp_list_tools", "mcp_approval_request", "mcp_approval_response"),
 }
+_CHANGES = ("additional_tools", "tool_search_output")
 # An assistant's turn is thoughts, then text, then calls: an item that comes before what there is begins another.
 _RANKS: dict[type, int] = {Thought: 0, Text: 1, Image: 1, File: 1, Call: 2, Opaque: 2}
 _TEXTS = ("input_text", "output_text", "text")
@@ -46,7 +60,10 @@ def parse_request(body: Mapping[str, Any], notes: Notes | None = None) -> ApiReq
         api="responses",
         model=given.need("model").text(),
         turns=tuple(turns),
-        tools=tuple(tool for each in given.items("tools") for tool in _parse_tool(each)),
+        tools=(
+            *(tool for each in given.items("tools") for tool in _parse_tool(each)),
+            *_parse_inline_tools(given.need("input")),
+        ),
         choice=parse_choice(given, ("function", "custom"), _name),
         shape=parse_shape(text.get("format") if text else None, None),
         max_tokens=limit.count(1) if limit else None,
@@ -94,6 +111,10 @@ def _parse_item(item: Field) -> Turn:
             parts = parse_content(output, _parse_part)
             result = ToolResult(call_id, parts, output.is_text, is_custom=is_custom, at=item)
             return Turn("user", (result,), at=item)
+        case _ if kind in _CHANGES:
+            names = tuple(tool.flat_name for tool in _parse_functions(item))
+            change = ToolChange("responses", kind, item.object(), names=names, is_definition=True, at=item)
+            return Turn("system", (change,), at=item)
     part = Opaque("responses", kind, item.object(), is_private=kind in _PRIVATE, at=item)
     return Turn("assistant", (part,), at=item)
 
@@ -141,9 +162,24 @@ def _parse_tool(tool: Field, namespace: str | None = None) -> Iterable[ApiTool |
             yield from _parse_tool(inner, tool.need("name").text())
     elif kind in ("function", "custom"):
         form = read_object(tool, "format")
-        yield parse_function(tool, namespace=namespace, is_custom=kind == "custom", form=form, at=tool)
+        is_deferred = bool(read_flag(tool, "defer_loading"))
+        about = {"namespace": namespace, "is_custom": kind == "custom", "form": form, "is_deferred": is_deferred}
+        yield parse_function(tool, **about, at=tool)
     else:
         yield Opaque("responses", kind, tool.object(), is_private=kind != "namespace", at=tool)
+
+
+def _parse_functions(item: Field) -> Iterator[ApiTool]:
+    for each in item.items("tools"):
+        for tool in _parse_tool(each):
+            if isinstance(tool, ApiTool):
+                yield replace(tool, is_inline=True)
+
+
+def _parse_inline_tools(given: Field) -> Iterator[ApiTool]:
+    for item in () if given.is_text else given.each():
+        if read_text(item, "type") in _CHANGES:
+            yield from _parse_functions(item)
 
 
 def _name(choice: Field) -> str:

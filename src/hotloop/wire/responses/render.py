@@ -8,9 +8,22 @@ from hotloop.core.message import Thought
 from hotloop.wire.arguments import unwrap_input
 from hotloop.wire.chat.render import render_common, render_effort, render_rest
 from hotloop.wire.field import Json, present
-from hotloop.wire.part import Api, Call, File, Image, Opaque, Part, Text, ToolResult, Turn, seal_thought, text_of
+from hotloop.wire.part import (
+    Api,
+    Call,
+    File,
+    Image,
+    Opaque,
+    Part,
+    Text,
+    ToolChange,
+    ToolResult,
+    Turn,
+    seal_thought,
+    text_of,
+)
 from hotloop.wire.policy import NOT_CONTINUED, RenderTarget, offer_tools
-from hotloop.wire.request import ApiRequest, ApiTool
+from hotloop.wire.request import ApiRequest, ApiTool, is_inline
 
 
 def render_request(request: ApiRequest, target: RenderTarget) -> Json:
@@ -115,7 +128,7 @@ def _render_part(part: Part, is_answer: bool, target: RenderTarget) -> Json:
             return {"type": "input_file", "filename": part.name or "document.pdf", "file_data": url}
         case Opaque() if part.api == "responses":
             return part.value
-        case Opaque(text=None):
+        case Opaque(text=None) if not isinstance(part, ToolChange):
             raise part.refuse(f"content of type {part.kind!r:.60} cannot be carried to this replica")
     return {"type": "output_text" if is_answer else "input_text", "text": text_of(part) or ""}
 
@@ -123,7 +136,7 @@ def _render_part(part: Part, is_answer: bool, target: RenderTarget) -> Json:
 def _render_tools(request: ApiRequest, target: RenderTarget) -> Json:
     choice = request.choice
     if request.api == "responses":
-        tools = [*_render_own(request.tools)]
+        tools = [*_render_own(tool for tool in request.tools if not is_inline(tool))]
     else:
         # Functions that do not say are strict here, and are not in other APIs.
         usual = {"parameters": {"type": "object", "properties": {}}, "strict": False}
@@ -159,9 +172,10 @@ def _render_own(tools: Iterable[ApiTool | Opaque]) -> Iterator[Json]:
 
 def _render_tool(tool: ApiTool) -> Json:
     about = present(name=tool.name, description=tool.description)
+    deferred = present(defer_loading=tool.is_deferred or None)
     if tool.is_custom:
-        return {"type": "custom", **about, **present(format=tool.form)}
-    return {"type": "function", **about, **present(parameters=tool.schema, strict=tool.is_strict)}
+        return {"type": "custom", **about, **present(format=tool.form), **deferred}
+    return {"type": "function", **about, **present(parameters=tool.schema, strict=tool.is_strict), **deferred}
 
 
 def _render_output(request: ApiRequest, target: RenderTarget) -> Json:
