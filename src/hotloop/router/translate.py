@@ -20,6 +20,7 @@ from hotloop.wire.part import Api as Format
 from hotloop.wire.policy import RenderTarget, check_portable
 from hotloop.wire.readable import Reading
 from hotloop.wire.reader import Reader
+from hotloop.wire.responses.writer import NO_SUMMARY
 from hotloop.wire.sse import EventReader, ServerEvent
 
 # The first that a replica speaks is taken.
@@ -55,10 +56,13 @@ class Translation:
         fields = {name: value for name, value in request.fields.items() if name not in _ROUTED}
         reading = Reading(is_for_other_api=True)
         reading.check(request.turns)
+        own = dict(request.own)
+        if own.pop("reasoning.summary", None):
+            target.notes.add(NO_SUMMARY)
         self._request = replace(request, fields=fields, turns=reading.read(request.turns))
         for change in reading.changes:
             target.notes.add(change)
-        self._body = self._far.render(self._request, target)
+        self._body = self._far.render(replace(self._request, own=own), target)
         self._call_word = "toolu" if near == "messages" else "call"
         self.notes = target.notes.all
 

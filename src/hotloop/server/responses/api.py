@@ -29,9 +29,9 @@ from hotloop.server.stream import EventStream, JsonResponse, submit
 from hotloop.wire.field import Field, Json, read_text
 from hotloop.wire.request import ApiRequest
 from hotloop.wire.responses.parse import parse_request
+from hotloop.wire.responses.writer import NO_SUMMARY, ThoughtShape
 
 _LOGPROBS = "message.output_text.logprobs"
-_SEALED = "reasoning.encrypted_content"
 _MAX_METADATA = 16
 MetadataKey = Annotated[str, Meta(max_length=64)]
 MetadataValue = Annotated[str, Meta(max_length=512)]
@@ -99,8 +99,10 @@ def _make_job(
     caller = service.caller(http, request, options)
     job = make_job(request, options, service, caller, logprobs=logprobs)
     head = render_head(body, request, f"resp_{secrets.token_hex(24)}", is_strict=service.strict_tools)
-    seals = _SEALED in (options.include or ())
-    composer = Composer(head, service.engine.tokenizer, job.inquiry, request.tools, seals_thoughts=seals)
+    thoughts = ThoughtShape.asked_for(request)
+    if thoughts.has_summary and service.prompts.thinking:
+        job.inquiry.tell(NO_SUMMARY)
+    composer = Composer(head, service.engine.tokenizer, job.inquiry, request.tools, thoughts)
     return job, options, composer, items
 
 

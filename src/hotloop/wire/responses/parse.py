@@ -27,6 +27,7 @@ _PRIVATE = {
 }
 # An assistant's turn is thoughts, then text, then calls: an item that comes before what there is begins another.
 _RANKS: dict[type, int] = {Thought: 0, Text: 1, Image: 1, File: 1, Call: 2, Opaque: 2}
+_SUMMARIES = ("auto", "concise", "detailed")
 _TEXTS = ("input_text", "output_text", "text")
 
 
@@ -53,10 +54,20 @@ def parse_request(body: Mapping[str, Any], notes: Notes | None = None) -> ApiReq
         stop=parse_stop(given.get("stop")),
         effort=read_text(reasoning, "effort"),
         verbosity=read_text(text, "verbosity"),
-        own=present(**{"reasoning.summary": read_text(reasoning, "summary")}),
+        own=present(**{"reasoning.summary": _parse_summary(reasoning)}),
         **parse_common(given),
     )
     return request.with_rest(fields, _OWN)
+
+
+def _parse_summary(reasoning: Field | None) -> str | None:
+    """Which summary of its thoughts is asked for; an older name of the field is `generate_summary`."""
+    given = reasoning and (reasoning.get("summary") or reasoning.get("generate_summary"))
+    if not given or given.text() == "none":
+        return None
+    if given.text() not in _SUMMARIES:
+        raise given.refuse(f"expected {', '.join(_SUMMARIES)}")
+    return given.text()
 
 
 def parse_input(given: Field) -> list[Turn]:
