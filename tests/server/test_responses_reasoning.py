@@ -9,6 +9,7 @@ from tests.server.asking import ask, check_events, function, kinds
 from tests.server.calls import WEATHER, write_call
 from tests.server.serving import MODEL, Serving, check_error
 
+from hotloop.core.config import ServerConfig
 from hotloop.wire.field import Json
 from hotloop.wire.part import unseal_text
 from hotloop.wire.responses.writer import NO_SUMMARY
@@ -121,6 +122,71 @@ def check_exact(first: Json, second: Json) -> None:
     assert second["output"][-1]["content"][0]["text"] == "Fine."
     num_first = first["usage"]["total_tokens"]
     assert second["usage"]["input_tokens_details"]["cached_tokens"] >= num_first - len("}\n</tool_call>") - 16
+
+
+NAMED = {
+    "reference": lambda item: {"type": "item_reference", "id": item["id"]},
+    "bare": lambda item: {"id": item["id"]},
+    "reasoning": lambda item: {"type": "reasoning", "id": item["id"], "summary": []} if "summary" in item else item,
+    "empty": lambda item: {**item, "content": [], "summary": []} if "summary" in item else item,
+}
+
+
+@pytest.mark.parametrize("wanted", [{}, {"reasoning": {"summary": "auto"}}], ids=str)
+@pytest.mark.parametrize("name", NAMED.values(), ids=NAMED)
+def test_items_that_are_only_named_are_those_that_were_put_out(thinker: Serving, name: Any, wanted: Json) -> None:
+    first = read_stream(thinker, **wanted)[-1]["response"]
+    reasoning, call = first["output"]
+    result = {"type": "function_call_output", "call_id": call["call_id"], "output": "ok"}
+    given = [HELLO, name(reasoning), name(call), result]
+    second = ask(thinker, input=given, **ROOM, **wanted).json()
+    check_exact(first, second)
+    counted = thinker.http.post("/v1/responses/input_tokens", json={"input": given, **ROOM}).json()
+    assert counted["input_tokens"] == second["usage"]["input_tokens"]
+    listed = thinker.http.get(f"/v1/responses/{second['id']}/input_items?order=asc").json()["data"]
+    assert [item["type"] for item in listed] == ["message", "reasoning", "function_call", "function_call_output"]
+
+
+def refer_to(serving: Serving, item: Json, key: str = "") -> Any:
+    given = [HELLO, {"type": "item_reference", "id": item["id"]}]
+    headers = {"authorization": f"Bearer {key}"} if key else None
+    return serving.http.post("/v1/responses", json={"input": given, "max_output_tokens": 4}, headers=headers)
+
+
+def test_an_item_that_is_not_there_is_told_by_name(thinker: Serving) -> None:
+    kept, stored = ask(thinker, store=False, **ROOM).json(), ask(thinker, **ROOM).json()
+    deleted = ask(thinker, **ROOM).json()
+    assert thinker.http.delete(f"/v1/responses/{deleted['id']}").json()["deleted"]
+    for item in (kept["output"][1], deleted["output"][1], {"id": "msg_1"}):
+        error = check_error(refer_to(thinker, item), 404, "item_not_found")
+        assert error["param"] == "input[1]"
+        assert error["message"].startswith(f"Item with id '{item['id']}' not found.")
+    assert refer_to(thinker, stored["output"][1]).status_code == 200
+    check_error(ask(thinker, input=[{"type": "item_reference"}]), 400, "invalid_value")
+    check_error(ask(thinker, input=[{"type": "item_reference", "id": 7}]), 400, "invalid_value")
+
+
+def test_a_thought_that_is_not_there_is_left_out(thinker: Serving) -> None:
+    thought = {"type": "reasoning", "id": "rs_1", "summary": []}
+    assert ask(thinker, input=[HELLO, thought]).status_code == 200
+
+
+def test_items_are_of_those_who_were_given_them() -> None:
+    config = ServerConfig(port=0, cache_isolation="key")
+    with Serving(config, script=SCRIPT, template=thinking_template()) as serving:
+        headers = {"authorization": "Bearer anna"}
+        made = serving.http.post("/v1/responses", json={"input": "hello", **ROOM}, headers=headers).json()
+        [thought, call] = made["output"]
+        assert refer_to(serving, call, "anna").status_code == 200
+        check_error(refer_to(serving, call, "bob"), 404, "item_not_found")
+        named = {"type": "reasoning", "id": thought["id"], "summary": []}
+        body = {"input": [HELLO, named, call], "tools": TOOLS}
+        counts = [
+            serving.http.post("/v1/responses/input_tokens", json=body, headers={"authorization": f"Bearer {key}"})
+            for key in ("anna", "bob")
+        ]
+        num_anna, num_bob = (count.json()["input_tokens"] for count in counts)
+        assert num_anna > num_bob + len(THOUGHT)
 
 
 @pytest.mark.parametrize("wanted", [{}, {"summary": "auto"}], ids=str)

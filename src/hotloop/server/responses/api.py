@@ -72,8 +72,7 @@ class PageQuery(msgspec.Struct, kw_only=True):
 async def create(http: HttpRequest) -> Response:
     service, store, tenant = Service.of(http), _store(http), http.state.tenant
     async with service.reading(http) as body:
-        previous_id = read_text(Field(body), "previous_response_id")
-        previous = store.find_previous(previous_id, tenant) if previous_id else ()
+        body, previous = _recall(body, http)
         job, options, composer, items = await asyncio.to_thread(_make_job, body, previous, http)
     outputs, is_background = submit(http, job, composer.id), bool(options.background)
     run = RunningResponse(tenant.id, items, outputs, composer, options.is_stored, is_background)
@@ -106,6 +105,13 @@ def _make_job(
     return job, options, composer, items
 
 
+def _recall(body: Json, http: HttpRequest) -> tuple[Json, tuple[Json, ...]]:
+    """The body with what it only names, and the items that it continues."""
+    store, tenant = _store(http), http.state.tenant
+    previous_id = read_text(Field(body), "previous_response_id")
+    return store.items.resolve(body, tenant), store.find_previous(previous_id, tenant) if previous_id else ()
+
+
 def _parse(body: Json, previous: tuple[Json, ...]) -> tuple[ApiRequest, ResponseOptions, tuple[Json, ...]]:
     """The instructions are of this response alone: they are not among the items that a later one continues."""
     items = previous + parse_items(Field(body).need("input"))
@@ -119,11 +125,8 @@ def _parse(body: Json, previous: tuple[Json, ...]) -> tuple[ApiRequest, Response
 
 
 async def input_tokens(http: HttpRequest) -> Response:
-    store, tenant = _store(http), http.state.tenant
     async with Service.of(http).reading(http) as body:
-        previous_id = read_text(Field(body), "previous_response_id")
-        previous = store.find_previous(previous_id, tenant) if previous_id else ()
-        num_tokens = await asyncio.to_thread(_count_tokens, body, previous, http)
+        num_tokens = await asyncio.to_thread(_count_tokens, *_recall(body, http), http)
     return JsonResponse({"object": "response.input_tokens", "input_tokens": num_tokens})
 
 

@@ -32,7 +32,7 @@ class Composer(wire.ResponsesWriter):
         tokenizer: Tokenizer,
         inquiry: Inquiry = NO_INQUIRY,
         tools: Iterable[ApiTool | Opaque] = (),
-        thoughts: wire.ThoughtShape = wire.ThoughtShape(),
+        thoughts: wire.ThoughtShape = wire.AS_THEY_ARE,
     ) -> None:
         super().__init__({**head, "completed_at": None, "error": None, "incomplete_details": None}, tools, thoughts)
         self.id: str = head["id"]

@@ -209,12 +209,15 @@ class ThoughtShape:
         return dataclasses.replace(thought, signature=seal_text(thought.text)) if is_open else thought
 
 
+AS_THEY_ARE = ThoughtShape()
+
+
 class ResponsesWriter:
     """Told the events of one answer. `head` is what the object repeats of its request, and may have the object's id;
     `tools` tell what calls were, `thoughts` how they are told."""
 
     def __init__(
-        self, head: Json, tools: Iterable[ApiTool | Opaque] = (), thoughts: ThoughtShape = ThoughtShape()
+        self, head: Json, tools: Iterable[ApiTool | Opaque] = (), thoughts: ThoughtShape = AS_THEY_ARE
     ) -> None:
         begun = {"id": "", "created_at": int(time.time()), **head}
         self._response: Json = {**begun, "status": "in_progress", "output": []}
