@@ -68,7 +68,7 @@ FORMATS: Mapping[Api, Format] = {
         parse_messages,
         render_messages,
         MessagesReader,
-        lambda request, body: MessagesWriter(request.model),
+        lambda request, body: MessagesWriter(request.model, omits_thoughts=request.omits_thoughts),
         render_message_failure,
     ),
 }
