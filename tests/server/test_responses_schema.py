@@ -77,5 +77,11 @@ def test_in_the_background(serving: Serving, check: Check) -> None:
         check("ResponseStreamEvent", event)
 
 
+def test_a_compaction(check: Check) -> None:
+    asked = {"input": [{"role": "developer", "content": "Be kind."}, {"role": "user", "content": "hello"}]}
+    with Serving(script=["All of it."]) as serving:
+        check("CompactResource", serving.http.post("/v1/responses/compact", json=asked).json())
+
+
 def test_input_tokens(serving: Serving, check: Check) -> None:
     check("TokenCountsResource", serving.http.post("/v1/responses/input_tokens", json={"input": "hello"}).json())

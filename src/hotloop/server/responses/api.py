@@ -72,7 +72,7 @@ class PageQuery(msgspec.Struct, kw_only=True):
 async def create(http: HttpRequest) -> Response:
     service, store, tenant = Service.of(http), _store(http), http.state.tenant
     async with service.reading(http) as body:
-        body, previous = _recall(body, http)
+        body, previous = recall(body, http)
         job, options, composer, items = await asyncio.to_thread(_make_job, body, previous, http)
     outputs, is_background = submit(http, job, composer.id), bool(options.background)
     run = RunningResponse(tenant.id, items, outputs, composer, options.is_stored, is_background)
@@ -88,7 +88,7 @@ def _make_job(
     body: Json, previous: tuple[Json, ...], http: HttpRequest
 ) -> tuple[Job, ResponseOptions, Composer, tuple[Json, ...]]:
     service = Service.of(http)
-    request, options, items = _parse(body, previous)
+    request, options, items = parse_body(body, previous)
     refuse_if(
         ("n", options.num_choices != 1, "must be 1: a response is one answer"),
         ("background", options.background and not options.is_stored, "needs store: nobody could ask for the response"),
@@ -105,14 +105,14 @@ def _make_job(
     return job, options, composer, items
 
 
-def _recall(body: Json, http: HttpRequest) -> tuple[Json, tuple[Json, ...]]:
+def recall(body: Json, http: HttpRequest) -> tuple[Json, tuple[Json, ...]]:
     """The body with what it only names, and the items that it continues."""
     store, tenant = _store(http), http.state.tenant
     previous_id = read_text(Field(body), "previous_response_id")
     return store.items.resolve(body, tenant), store.find_previous(previous_id, tenant) if previous_id else ()
 
 
-def _parse(body: Json, previous: tuple[Json, ...]) -> tuple[ApiRequest, ResponseOptions, tuple[Json, ...]]:
+def parse_body(body: Json, previous: tuple[Json, ...]) -> tuple[ApiRequest, ResponseOptions, tuple[Json, ...]]:
     """The instructions are of this response alone: they are not among the items that a later one continues."""
     items = previous + parse_items(Field(body).need("input"))
     request = parse_request({**body, "input": [*items]})
@@ -126,13 +126,13 @@ def _parse(body: Json, previous: tuple[Json, ...]) -> tuple[ApiRequest, Response
 
 async def input_tokens(http: HttpRequest) -> Response:
     async with Service.of(http).reading(http) as body:
-        num_tokens = await asyncio.to_thread(_count_tokens, *_recall(body, http), http)
+        num_tokens = await asyncio.to_thread(_count_tokens, *recall(body, http), http)
     return JsonResponse({"object": "response.input_tokens", "input_tokens": num_tokens})
 
 
 def _count_tokens(body: Json, previous: tuple[Json, ...], http: HttpRequest) -> int:
     service = Service.of(http)
-    request, options, _ = _parse(body, previous)
+    request, options, _ = parse_body(body, previous)
     scope = service.scope(http, options.cache_salt)
     return len(make_prompt(request, options, service, scope).token_ids)
 

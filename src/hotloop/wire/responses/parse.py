@@ -5,6 +5,7 @@ user, assistant with a thought, a text and two calls, user with a result
 """
 
 from collections.abc import Iterable, Mapping
+from itertools import groupby
 from typing import Any
 
 from hotloop.core.errors import RequestError
@@ -12,7 +13,19 @@ from hotloop.core.message import Thought
 from hotloop.wire.arguments import wrap_input
 from hotloop.wire.chat.parse import ROLES, parse_choice, parse_common, parse_function, parse_shape, parse_stop
 from hotloop.wire.field import Body, Field, present, read_object, read_text
-from hotloop.wire.part import Call, File, Image, Opaque, Part, Text, ToolResult, Turn, open_thought, parse_content
+from hotloop.wire.part import (
+    Call,
+    File,
+    Image,
+    Opaque,
+    Part,
+    Text,
+    ToolResult,
+    Turn,
+    open_thought,
+    parse_content,
+    unseal_text,
+)
 from hotloop.wire.policy import Notes
 from hotloop.wire.request import ApiRequest, ApiTool
 
@@ -27,6 +40,7 @@ _PRIVATE = {
 }
 # An assistant's turn is thoughts, then text, then calls: an item that comes before what there is begins another.
 _RANKS: dict[type, int] = {Thought: 0, Text: 1, Image: 1, File: 1, Call: 2, Opaque: 2}
+_SUMMARY = "This is a summary of the conversation so far, which has been left out:"
 _SUMMARIES = ("auto", "concise", "detailed")
 _TEXTS = ("input_text", "output_text", "text")
 
@@ -87,7 +101,28 @@ def parse_input(given: Field) -> list[Turn]:
             rank, is_plain = _RANKS[type(parts[-1])], is_plain or turn.is_plain
         else:
             turns.append(turn)
-    return [*turns, Turn("assistant", tuple(parts), is_plain)] if parts else turns
+    return _join_summaries([*turns, Turn("assistant", tuple(parts), is_plain)] if parts else turns)
+
+
+def _join_summaries(turns: list[Turn]) -> list[Turn]:
+    """A summary and what the user says around it are one turn: in many templates user and assistant take turns."""
+    if not any(map(_is_summary, turns)):
+        return turns
+    joined: list[Turn] = []
+    for is_said, run in groupby(turns, _is_said):
+        said = [*run]
+        if is_said and any(map(_is_summary, said)):
+            said = [Turn("user", tuple(part for turn in said for part in turn.parts), at=said[0].at)]
+        joined += said
+    return joined
+
+
+def _is_said(turn: Turn) -> bool:
+    return turn.role == "user" and not any(isinstance(part, ToolResult) for part in turn.parts)
+
+
+def _is_summary(turn: Turn) -> bool:
+    return turn.role == "user" and turn.at is not None and turn.at.value.get("type") == "compaction"
 
 
 def _parse_item(item: Field) -> Turn:
@@ -105,6 +140,8 @@ def _parse_item(item: Field) -> Turn:
             parts = parse_content(output, _parse_part)
             result = ToolResult(call_id, parts, output.is_text, is_custom=is_custom, at=item)
             return Turn("user", (result,), at=item)
+        case "compaction" if (summary := unseal_text(read_text(item, "encrypted_content") or "")) is not None:
+            return Turn("user", (Text(f"{_SUMMARY}\n\n{summary}", at=item),), at=item)
     part = Opaque("responses", kind, item.object(), is_private=kind in _PRIVATE, at=item)
     return Turn("assistant", (part,), at=item)
 
