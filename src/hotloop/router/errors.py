@@ -9,6 +9,7 @@ from hotloop.border.keys import AccessDenied
 from hotloop.core.errors import HotloopError, Overloaded, RequestError
 from hotloop.router.kinds import Api
 from hotloop.wire.errors import message_error_type
+from hotloop.wire.responses.items import UnknownItem
 from hotloop.wire.sse import write_data, write_event
 
 
@@ -29,6 +30,8 @@ def as_route_error(error: HotloopError) -> RouteError:
         return RouteError(error.status, error.code, str(error))
     if isinstance(error, Overloaded):
         return RouteError(429, "overloaded", str(error), retry_after_s=error.retry_after_s)
+    if isinstance(error, UnknownItem):
+        return RouteError(404, "item_not_found", str(error))
     if isinstance(error, RequestError):
         return RouteError(400, "invalid_request", str(error))
     return RouteError(502, "replica_failed", str(error))

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from hotloop.wire.errors import read_failure
 
-Api = Literal["chat", "completions", "responses", "messages"]
+Api = Literal["chat", "completions", "responses", "messages", "compaction"]
 Auth = Literal["bearer", "x-api-key"]
 
 CHAT = "/v1/chat/completions"
@@ -23,12 +23,14 @@ PATHS: Mapping[str, Api] = {
     CHAT: "chat",
     "/v1/completions": "completions",
     "/v1/responses": "responses",
+    "/v1/responses/compact": "compaction",
     "/v1/messages": "messages",
     **QUESTIONS,
 }
 
 _OPENAI: frozenset[Api] = frozenset({"chat", "completions"})
 _ALL: frozenset[Api] = frozenset({"chat", "completions", "responses", "messages"})
+_COMPACTING: frozenset[Api] = frozenset({"responses", "compaction"})
 _SALTED = _ALL - {"messages"}  # neither vLLM nor SGLang looks for a salt there
 
 
@@ -65,7 +67,7 @@ class Kind:
 _KINDS = (
     Kind(
         "hotloop",
-        _ALL,
+        _ALL | _COMPACTING,
         "/metrics",
         "hotloop_",
         "requests_running",
@@ -107,7 +109,7 @@ _KINDS = (
         has_stream_usage=False,
         takes_tenants=True,  # it may be ours, its metrics out of reach
     ),
-    Kind("openai", _OPENAI | {"responses"}, health_path=None, models_path=None, is_strict=True),
+    Kind("openai", _OPENAI | _COMPACTING, health_path=None, models_path=None, is_strict=True),
     Kind(
         "anthropic",
         frozenset({"messages"}),

@@ -182,7 +182,7 @@ def _words(api: Api, answer: bytes) -> Iterator[str]:
         for piece in [event.data for event in events if event.data != b"[DONE]"] if events else [answer]:
             yield from (choice.text for choice in _decoder.decode(piece).choices)
         return
-    reader = FORMATS[api].reader(name_call)
+    reader = FORMATS["responses" if api == "compaction" else api].reader(name_call)
     read = (each for event in events for each in reader.push(event)) if events else reader.whole(answer)
     for event in read:
         match event:

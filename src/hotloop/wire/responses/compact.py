@@ -32,7 +32,7 @@ Call no tool, and write nothing but the summary."""
 # What makes the prompt begin as the conversation's prompts did, and says whose it is.
 _FIELDS = (
     *("model", "instructions", "tools", "parallel_tool_calls", "reasoning", "chat_template_kwargs", "user"),
-    *("session_id", "cache_salt", "priority", "service_tier"),
+    *("session_id", "cache_salt", "priority", "service_tier", "previous_response_id"),
     *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
 )
 _RULES = ("system", "developer")

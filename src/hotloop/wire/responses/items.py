@@ -33,8 +33,10 @@ class ItemStore:
         return len(self._items)
 
     def keep(self, items: Iterable[Json], owner: str) -> None:
+        """Whoever had an id first keeps it: the ids of some engines' answers are their clients' to choose."""
         for item in items:
-            self._items.put(item["id"], (owner, item), 200 + len(msgspec.json.encode(item)))
+            if (self._items.get(item["id"]) or (owner,))[0] == owner:
+                self._items.put(item["id"], (owner, item), 200 + len(msgspec.json.encode(item)))
 
     def drop(self, items: Iterable[Json]) -> None:
         for item in items:
