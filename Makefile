@@ -62,7 +62,7 @@ $(CLIENTS)/.installed: Makefile
 	@$(CLIENTS)/py/bin/uv pip install -q --python $(CLIENTS)/py/bin/python openai anthropic langchain langchain-openai \
 	    openai-agents 'pydantic-ai-slim[openai]' litellm instructor 'smolagents[openai]'
 	@command -v npm >/dev/null && npm install --silent --no-audit --no-fund --prefix $(CLIENTS)/npm @anthropic-ai/claude-code \
-	    @openai/codex openai @anthropic-ai/sdk ai @ai-sdk/openai-compatible zod || echo "install npm to run the clients of Node"
+	    @openai/codex openai @anthropic-ai/sdk ai @ai-sdk/openai @ai-sdk/openai-compatible zod || echo "install npm to run the clients of Node"
 	@command -v npm >/dev/null && npm install --silent --no-audit --no-fund --prefix $(CLIENTS)/npm opencode-ai \
 	    || echo "OpenCode is not to be had for this machine"
 	@$(PYTHON) -m venv --clear $(CLIENTS)/aider  # which wants versions of its own

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 from tests.backends.scripted import ScriptedBackend
+from tests.chat.thinking_templates import thinking_template
 from tests.clients.rows import ROWS, Row
 from tests.engine.tiny import TOKENIZER
 from tests.server.calls import write_call
-from tests.server.serving import MODEL, Routing, Serving
+from tests.server.serving import CHATML, MODEL, Routing, Serving
 
 from hotloop.core.config import EngineConfig, ServerConfig
 from hotloop.trace import names
@@ -41,6 +42,8 @@ class Client:
     """What it reads where it is started: a name, and what is in it."""
     has_tools: bool = True
     output: str = ANSWER
+    thinks: bool = False
+    """Whether it is tried with a model that thinks."""
 
 
 def python(name: str, program: str, package: str, **more: Any) -> Client:
@@ -48,11 +51,16 @@ def python(name: str, program: str, package: str, **more: Any) -> Client:
     return Client(name, command, f"py/lib/python3*/site-packages/{package}", **more)
 
 
-def node(name: str, program: str, package: str) -> Client:
-    return Client(name, ("node", f"{{programs}}/{program}.mjs"), f"npm/node_modules/{package}")
+def node(name: str, program: str, package: str, **more: Any) -> Client:
+    return Client(name, ("node", f"{{programs}}/{program}.mjs"), f"npm/node_modules/{package}", **more)
 
 
 LOOKUP = write_call("lookup", kind="bird")
+THOUGHT = "; ".join(["I should look it up, since nobody has told me the word yet"] * 8)
+THINKING: dict[str, Any] = {
+    "thinks": True,
+    "script": (f"<think>\n{THOUGHT}\n</think>\n\n{LOOKUP}", f"<think>\nNow I know.\n</think>\n\n{ANSWER}"),
+}
 OPENCODE = {
     "provider": {
         "hotloop": {
@@ -77,6 +85,10 @@ CLIENTS = [
     node("openai, js", "openai_chat", "openai"),
     node("anthropic, js", "anthropic_messages", "@anthropic-ai/sdk"),
     node("vercel ai", "vercel_ai", "ai"),
+    node("openai, js, thinking", "openai_responses", "openai", **THINKING),
+    node("vercel ai, thinking", "vercel_ai_responses", "@ai-sdk/openai", **THINKING),
+    python("langchain, thinking", "langchain_responses", "langchain_openai", **THINKING),
+    python("openai agents, thinking", "openai_agents", "agents", **THINKING),
     Client(
         "claude code",
         ("{npm}/node_modules/.bin/claude", "-p", "What is the word?", "--model", "{model}", "--allowedTools", "Bash"),
@@ -131,7 +143,8 @@ def test_a_client_works_as_it_is(client: Client, way: str, clients: Path, tmp_pa
     (tmp_path / "word.txt").write_text(f"{WORD}\n")
     tracer = ListTracer(keeps_content=True)
     backend = ScriptedBackend(TOKENIZER, client.script, num_blocks=30_000)
-    with Serving(ServerConfig(port=0), EngineConfig(), backend=backend, tracer=tracer) as serving:
+    template = thinking_template() if client.thinks else CHATML
+    with Serving(ServerConfig(port=0), EngineConfig(), backend=backend, tracer=tracer, template=template) as serving:
         if way == "direct":
             said = run(client, serving.url, clients, tmp_path)
         else:
@@ -142,6 +155,9 @@ def test_a_client_works_as_it_is(client: Client, way: str, clients: Path, tmp_pa
     assert len(requests) >= (2 if client.has_tools else 1)
     if client.has_tools:
         assert any(WORD in str(span.attributes) for span in tracer.spans), "the tool's result came back"
+    if client.thinks:
+        first, last = (requests[i].attributes[names.NUM_PROMPT] for i in (0, -1))
+        assert last > first + len(THOUGHT), "the thought came back"
     row.cached, row.works = cached_share(requests), True
 
 

@@ -30,6 +30,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/messages": CHAT,
     "/v1/messages/count_tokens": {"model": MODEL, "messages": HELLO},
     "/v1/responses": RESPONSE,
+    "/v1/responses/compact": {"model": MODEL, "input": "hello"},
     "/v1/responses/input_tokens": {"model": MODEL, "input": "hello"},
     "/tokenize": {"model": MODEL, "messages": HELLO},
     "/detokenize": {"model": MODEL, "tokens": [1, 2]},

@@ -31,6 +31,7 @@ LEAST: dict[str, dict[str, Any]] = {
     "/v1/messages/count_tokens": {"messages": HELLO},
     "/v1/responses": {"input": "hello"},
     "/v1/responses/input_tokens": {"input": "hello"},
+    "/v1/responses/compact": {"input": "hello"},
     "/tokenize": {"prompt": "hello"},
     "/detokenize": {"tokens": [1]},
 }

@@ -3,8 +3,9 @@
 from typing import Any
 
 import pytest
+from tests.chat.thinking_templates import thinking_template
 from tests.server.asking import TOOLS, ask, check_events
-from tests.server.calls import WEATHER
+from tests.server.calls import WEATHER, write_call
 from tests.server.serving import Serving, only
 from tests.server.test_openai_schema import SPEC, Check, check
 from tests.server.test_responses_codex import APPLY_PATCH
@@ -32,6 +33,24 @@ def test_responses(serving: Serving, check: Check, fields: dict[str, Any]) -> No
         check("ResponseStreamEvent", event)
 
 
+THOUGHTS: dict[str, dict[str, Any]] = {
+    "text": {},
+    "summary": {"reasoning": {"effort": "low", "summary": "detailed"}},
+    "sealed": {"include": ["reasoning.encrypted_content"]},
+    "cut": {"max_output_tokens": 20, "reasoning": {"summary": "auto"}},
+}
+
+
+@pytest.mark.parametrize("fields", THOUGHTS.values(), ids=THOUGHTS)
+def test_thoughts(check: Check, fields: dict[str, Any]) -> None:
+    script = ["<think>\nI had better ask.\n</think>\n\nLet me see.\n" + write_call("clock")]
+    asked = {"tools": TOOLS, "max_output_tokens": 300, **fields}
+    with Serving(script=script, template=thinking_template()) as serving:
+        check("Response", ask(serving, **asked).json())
+        for event in check_events(ask(serving, stream=True, **asked).text):
+            check("ResponseStreamEvent", event)
+
+
 def test_input_items(serving: Serving, check: Check) -> None:
     items = [
         {"role": "user", "content": "hello"},
@@ -56,6 +75,12 @@ def test_in_the_background(serving: Serving, check: Check) -> None:
     check("Response", ask(serving, background=True).json())
     for event in check_events(ask(serving, background=True, stream=True).text):
         check("ResponseStreamEvent", event)
+
+
+def test_a_compaction(check: Check) -> None:
+    asked = {"input": [{"role": "developer", "content": "Be kind."}, {"role": "user", "content": "hello"}]}
+    with Serving(script=["All of it."]) as serving:
+        check("CompactResource", serving.http.post("/v1/responses/compact", json=asked).json())
 
 
 def test_input_tokens(serving: Serving, check: Check) -> None:

@@ -19,6 +19,7 @@ from tests.server.claude import post, read_events
 from tests.server.serving import HELLO, Serving
 
 from hotloop.core.config import EngineConfig, ServerConfig
+from hotloop.wire.part import unseal_text
 
 LONG = "On the one hand {, on the other }; " * 20
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
@@ -262,6 +263,48 @@ def test_a_message_is_continued_with_its_thought_if_that_is_its_own(is_own: bool
     usage = first["usage"]
     num_first = usage["input_tokens"] + usage["output_tokens"]
     assert (second["usage"]["cache_read_input_tokens"] >= num_first - 16) == is_own
+
+
+OMITTED = {"thinking": {"type": "adaptive", "display": "omitted"}}
+
+
+def test_a_thought_that_is_not_shown_is_in_its_signature() -> None:
+    with thinking("Hm.", "Hello.") as serving:
+        thought, text = post(serving, max_tokens=400, **OMITTED).json()["content"]
+        events = read_events(post(serving, max_tokens=400, stream=True, **OMITTED).text)
+        wrong = post(serving, thinking={"type": "adaptive", "display": "hidden"})
+    assert (thought["type"], thought["thinking"], text["text"]) == ("thinking", "", "Hello.")
+    assert unseal_text(thought["signature"]) == "Hm."
+    deltas = [event["delta"] for event in events if event["type"] == "content_block_delta"]
+    assert deltas[0] == {"type": "signature_delta", "signature": thought["signature"]}
+    assert {delta["type"] for delta in deltas[1:]} == {"text_delta"}
+    assert [event["index"] for event in events if event["type"] == "content_block_stop"] == [0, 1]
+    assert wrong.status_code == 400
+    assert "thinking.display: expected summarized or omitted" in wrong.json()["error"]["message"]
+
+
+def test_a_thought_that_is_cut_and_not_shown_is_closed() -> None:
+    with thinking(LONG, "Hello.") as serving:
+        [thought] = post(serving, max_tokens=30, **OMITTED).json()["content"]
+        events = read_events(post(serving, max_tokens=30, stream=True, **OMITTED).text)
+    assert unseal_text(thought["signature"]) == LONG[:30].strip()
+    assert [event["delta"]["type"] for event in events if event["type"] == "content_block_delta"] == ["signature_delta"]
+
+
+@pytest.mark.parametrize("returned", ["", "something else"])
+def test_a_message_is_continued_with_a_thought_that_was_not_shown(returned: str) -> None:
+    """Whatever stands in place of its text: the signature counts."""
+    script = ["<think>\nI ask.\n</think>\n\n" + CALL, "Fine."]
+    asked = {"tools": [{"name": "weather", "input_schema": WEATHER}], "max_tokens": 400, **OMITTED}
+    with Serving(script=script, template=thinking_template()) as serving:
+        first = post(serving, **asked).json()
+        thought, call = first["content"]
+        result = {"type": "tool_result", "tool_use_id": call["id"], "content": "ok"}
+        said = [{**thought, "thinking": returned}, call]
+        turns = [{"role": "assistant", "content": said}, {"role": "user", "content": [result]}]
+        second = post(serving, messages=[*HELLO, *turns], **asked).json()
+    num_first = first["usage"]["input_tokens"] + first["usage"]["output_tokens"]
+    assert second["usage"]["cache_read_input_tokens"] >= num_first - 16
 
 
 HARMONY_CALL = '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Rome", "days": 3}'

@@ -6,6 +6,7 @@ its usage, which the router counts, and what keeps the prefixes of tenants apart
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -15,6 +16,7 @@ from hotloop.router.replicas.replica import Replica
 from hotloop.router.request import RoutedRequest, change
 from hotloop.router.translate import Translation, can_translate, translate
 from hotloop.router.upstream.wire import UpstreamRequest
+from hotloop.wire.responses.items import ItemStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +30,10 @@ class Composed:
     hides_usage: bool = False
 
 
-def compose(request: RoutedRequest, replica: Replica, headers: Mapping[bytes, bytes]) -> Composed:
+def compose(request: RoutedRequest, replica: Replica, headers: Mapping[bytes, bytes], items: ItemStore) -> Composed:
     """The client's own bytes if the replica speaks that API, but for fields that have to be others there. Raises
-    RequestError if the request cannot be said in any API the replica speaks."""
+    RequestError if the request cannot be said in any API the replica speaks. `items` are those of translated answers,
+    which no replica knows."""
     spoken, sent_headers = replica.speaks(request), replica.headers(headers, request.tenant)
     is_spoken = request.api in spoken
     options = usage_options(request) if replica.kind.has_stream_usage or not is_spoken else None
@@ -45,8 +48,10 @@ def compose(request: RoutedRequest, replica: Replica, headers: Mapping[bytes, by
         sent = UpstreamRequest("POST", request.target, sent_headers, request.replace(changes | salt))
         is_near = request.can_be_translated and can_translate(request.api, spoken - {request.api})
         return Composed(sent, has_other_way=is_near or request.api in WITHOUT_STAND_IN, hides_usage=bool(options))
-    given = change(request.read_body(), changes)
+    given = items.resolve(change(request.read_body(), changes), request.tenant)
     translation = translate(request.api, spoken, given, is_strict=replica.kind.is_strict)
+    if given.get("store") is not False:
+        translation.on_items = partial(items.keep, owner=request.tenant.id)
     path, translated = translation.request()
     sent = UpstreamRequest("POST", path, sent_headers, msgspec.json.encode(translated | salt))
     return Composed(sent, translation, hides_usage=bool(options))

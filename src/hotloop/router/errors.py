@@ -10,6 +10,7 @@ from hotloop.border.keys import AccessDenied
 from hotloop.core.errors import HotloopError, Overloaded, RequestError
 from hotloop.router.kinds import Api
 from hotloop.wire.errors import chat_error_type, message_error_type, message_status
+from hotloop.wire.responses.items import UnknownItem
 from hotloop.wire.sse import write_data, write_event
 
 
@@ -42,6 +43,8 @@ def as_route_error(error: HotloopError) -> RouteError:
         return RouteError(error.status, error.code, str(error))
     if isinstance(error, Overloaded):
         return RouteError(429, "rate_limit_exceeded", str(error), retry_after_s=error.retry_after_s)
+    if isinstance(error, UnknownItem):
+        return RouteError(404, "item_not_found", str(error))
     if isinstance(error, RequestError):
         return RouteError(400, "invalid_value", str(error), param=error.param)
     return RouteError(502, "replica_failed", str(error))

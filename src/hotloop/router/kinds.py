@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from hotloop.wire.errors import read_failure
 
-Api = Literal["chat", "completions", "responses", "messages", "tokenize", "embeddings"]
+Api = Literal["chat", "completions", "responses", "messages", "compaction", "tokenize", "embeddings"]
 Auth = Literal["bearer", "x-api-key"]
 
 CHAT = "/v1/chat/completions"
@@ -21,6 +21,7 @@ TRANSLATED: Mapping[str, Api] = {
     CHAT: "chat",
     "/v1/completions": "completions",
     "/v1/responses": "responses",
+    "/v1/responses/compact": "compaction",
     "/v1/messages": "messages",
 }
 """What a replica may be asked in another API than the client's."""
@@ -32,13 +33,14 @@ QUESTIONS: Mapping[str, Api] = {
     "/v1/embeddings": "embeddings",
 }
 """Where nothing is generated: no prefix is looked for or left behind."""
-PATHS: Mapping[str, Api] = {**TRANSLATED, "/v1/responses/compact": "responses", **QUESTIONS}
+PATHS: Mapping[str, Api] = {**TRANSLATED, **QUESTIONS}
 WITHOUT_STAND_IN: Mapping[Api, str] = {"tokenize": "a tokenizer endpoint", "embeddings": "embeddings"}
 """APIs that no other can stand in for: whether a replica has them is known once it was asked."""
 
 _OPENAI: frozenset[Api] = frozenset({"chat", "completions"})
 _OPENAI_ALL: frozenset[Api] = _OPENAI | {"embeddings"}
 _ALL: frozenset[Api] = frozenset({"chat", "completions", "responses", "messages"})
+_COMPACTING: frozenset[Api] = frozenset({"responses", "compaction"})
 _SALTED = _ALL - {"messages"}  # neither vLLM nor SGLang looks for a salt there
 
 
@@ -75,7 +77,7 @@ class Kind:
 _KINDS = (
     Kind(
         "hotloop",
-        _ALL | {"tokenize"},
+        _ALL | _COMPACTING | {"tokenize"},
         "/metrics",
         "hotloop_",
         "requests_running",
@@ -118,7 +120,7 @@ _KINDS = (
         has_stream_usage=False,
         takes_tenants=True,  # it may be ours, its metrics out of reach
     ),
-    Kind("openai", _OPENAI_ALL | {"responses"}, health_path=None, models_path=None, is_strict=True),
+    Kind("openai", _OPENAI_ALL | _COMPACTING, health_path=None, models_path=None, is_strict=True),
     Kind(
         "anthropic",
         frozenset({"messages"}),

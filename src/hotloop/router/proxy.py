@@ -27,6 +27,7 @@ from hotloop.router.summary import END_BYTES, AnswerSummary, hide_usage, read_id
 from hotloop.router.translate import Translation
 from hotloop.router.upstream.wire import Headers, UpstreamFailed, UpstreamResponse, read_body
 from hotloop.wire.errors import read_failure
+from hotloop.wire.responses.items import ItemStore
 from hotloop.wire.sse import find_event_end, is_ping, split_events
 
 log = logging.getLogger("hotloop.router")
@@ -100,6 +101,8 @@ class Proxy:
     fleet: Fleet
     max_held_bytes: int
     on_failure: Callable[[str, str], None]
+    items: ItemStore = field(default_factory=ItemStore)
+    """What translated answers have put out."""
 
     async def begin(self, request: RoutedRequest, span: RouteSpan, client: ClientStream | None = None) -> ProxiedAnswer:
         """The first answer that begins. Raises BadAnswer, UpstreamFailed or RouteError where none does."""
@@ -191,7 +194,7 @@ class Proxy:
 
     async def _exchange(self, place: Place, attempts: RequestAttempts) -> ProxiedAnswer:
         replica = place.replica
-        composed = compose(attempts.request, replica, attempts.headers)
+        composed = compose(attempts.request, replica, attempts.headers, self.items)
 
         def may_resend() -> bool:
             may = self._may_retry(attempts)

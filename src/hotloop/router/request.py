@@ -8,6 +8,7 @@ needed: the same words give the same hashes, and only sameness matters here.
 """
 
 import hashlib
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -60,6 +61,12 @@ class _Body(msgspec.Struct):
     previous_response_id: Any = None
 
 
+class _Item(msgspec.Struct):
+    id: Any = None
+
+
+_REFERENCE = b'"item_reference"'
+_ITEM_ID = re.compile(r"[a-z]+_(?P<stem>[0-9a-f]{48})_\d+")
 _decoder = msgspec.json.Decoder(_Body)
 _list_decoder = msgspec.json.Decoder(list[Raw])
 
@@ -77,7 +84,7 @@ class RoutedRequest(PromptDigest):
     given_priority: Any
     """`priority` in the body, which may be one of hotloop's classes or an engine's own number."""
     follows: str | None
-    """The response this one continues, which only the replica that made it knows."""
+    """The response this one continues, or names an item of: only the replica that made it knows it."""
     headers: Mapping[str, str]
     tenant: Tenant = NOBODY
     scope: str = ""
@@ -144,6 +151,7 @@ def parse_request(
     with _readable():
         body = _decoder.decode(raw)
         key, num_bytes = _hash_prompt(body, scope)
+        follows = _word(body.previous_response_id) or _find_maker(body.input)
     session = name_session(_word(body.session_id), headers, _word(body.prompt_cache_key), _word(body.user))
     limits = (body.max_completion_tokens, body.max_output_tokens, body.max_tokens)
     most = next((limit for limit in limits if isinstance(limit, int)), _USUAL_OUTPUT)
@@ -153,7 +161,7 @@ def parse_request(
         target=target,
         raw=raw,
         model=_word(body.model) or "",
-        is_stream=body.stream is True and target not in QUESTIONS,
+        is_stream=body.stream is True and target not in QUESTIONS and PATHS[target] != "compaction",
         stream_options=body.stream_options,
         session=tenant.qualify(session),
         session_name=session,
@@ -162,7 +170,7 @@ def parse_request(
         key=key,
         num_tokens=num_bytes // BYTES_PER_TOKEN,
         num_output=max(0, min(most, _USUAL_OUTPUT)),
-        follows=_word(body.previous_response_id),
+        follows=follows,
         headers=headers,
         tenant=tenant,
         scope=scope,
@@ -186,6 +194,17 @@ def _hash_prompt(body: _Body, scope: str) -> tuple[bytes, int]:
         chain.update(view[begin : begin + BLOCK_BYTES])
         digests.append(chain.digest())
     return b"".join(digests), len(text)
+
+
+def _find_maker(given: Raw) -> str | None:
+    """The response of the last item that an input only names. hotloop's items say whose they are."""
+    if _REFERENCE not in bytes(given):
+        return None
+    for raw in reversed(_items(given)):
+        if _REFERENCE in bytes(raw) and bytes(raw).startswith(b"{"):
+            found = _ITEM_ID.fullmatch(_word(msgspec.json.decode(raw, type=_Item).id) or "")
+            return f"resp_{found['stem']}" if found else None
+    return None
 
 
 def _items(raw: Raw) -> list[Raw]:

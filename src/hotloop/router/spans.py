@@ -184,7 +184,7 @@ def _words(api: Api, answer: bytes) -> Iterator[str]:
         return
     if api == "tokenize" or api == "embeddings":  # these have no words
         return
-    reader = FORMATS[api].reader(name_call)
+    reader = FORMATS["responses" if api == "compaction" else api].reader(name_call)
     read = (each for event in events for each in reader.push(event)) if events else reader.whole(answer)
     for event in read:
         match event:

@@ -34,6 +34,7 @@ from hotloop.server.errors import on_bug, on_error
 from hotloop.server.openai.chat import chat_completions
 from hotloop.server.openai.completions import completions
 from hotloop.server.responses import api as responses
+from hotloop.server.responses.compact import compact
 from hotloop.server.responses.store import ResponseStore
 from hotloop.server.service import Service
 from hotloop.trace.tracer import NullTracer, Tracer
@@ -43,6 +44,7 @@ ROUTES = (
     Route("/v1/completions", completions, methods=["POST"]),
     Route("/v1/messages", messages.messages, methods=["POST"]),
     Route("/v1/messages/count_tokens", messages.count_tokens, methods=["POST"]),
+    Route("/v1/responses/compact", compact, methods=["POST"]),
     *responses.ROUTES,
     Route("/v1/models", info.list_models),
     Route("/v1/models/{model:path}", info.show_model),

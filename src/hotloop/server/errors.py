@@ -30,6 +30,7 @@ from hotloop.core.errors import (
 )
 from hotloop.wire.errors import message_error_type, message_status
 from hotloop.wire.field import Json
+from hotloop.wire.responses.items import UnknownItem
 
 CLIENT_GONE = 499
 
@@ -86,6 +87,7 @@ _KINDS: dict[type[HotloopError], ErrorKind] = {
     UnknownModel: ErrorKind(404, "invalid_request_error", "model_not_found"),
     UnknownPrevious: ErrorKind(404, "invalid_request_error", "previous_response_not_found"),
     UnknownResponse: ErrorKind(404, "invalid_request_error", "response_not_found"),
+    UnknownItem: ErrorKind(404, "invalid_request_error", "item_not_found"),
     UnknownExplanation: ErrorKind(404, "invalid_request_error", "explanation_not_found"),
     ApiNotServed: ErrorKind(404, "invalid_request_error", "api_not_served"),
     RequestError: ErrorKind(400, "invalid_request_error", "invalid_value"),

@@ -88,7 +88,7 @@ class MessageStream(MessagesWriter):
     """One message, whole or as a stream. Nothing here waits or knows a socket."""
 
     def __init__(self, answer_id: str, model: str, request: ApiRequest, job: Job) -> None:
-        super().__init__(model)
+        super().__init__(model, omits_thoughts=request.omits_thoughts)
         self.id = answer_id
         self._request = request
         self._job = job

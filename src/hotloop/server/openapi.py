@@ -155,6 +155,7 @@ BODIES: dict[str, tuple[type[msgspec.Struct], ...]] = {
     "/v1/messages/count_tokens": (CountedWire, MessageOptions),
     "/v1/responses": (ResponsesWire, ResponseOptions),
     "/v1/responses/input_tokens": (ResponsesWire, ResponseOptions),
+    "/v1/responses/compact": (ResponsesWire, ResponseOptions),
     "/tokenize": (TokenizeBody,),
     "/detokenize": (DetokenizeBody,),
 }

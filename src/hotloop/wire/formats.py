@@ -23,7 +23,7 @@ from hotloop.wire.request import ApiRequest
 from hotloop.wire.responses.parse import parse_request as parse_responses
 from hotloop.wire.responses.reader import ResponsesReader
 from hotloop.wire.responses.render import render_request as render_responses
-from hotloop.wire.responses.writer import ResponsesWriter, render_head
+from hotloop.wire.responses.writer import ResponsesWriter, ThoughtShape, render_head
 
 
 class Writer(Protocol):
@@ -60,7 +60,7 @@ FORMATS: Mapping[Api, Format] = {
         parse_responses,
         render_responses,
         ResponsesReader,
-        lambda request, body: ResponsesWriter(render_head(body), request.tools),
+        lambda request, body: ResponsesWriter(render_head(body), request.tools, ThoughtShape.asked_for(request)),
         render_chat_failure,
     ),
     "messages": Format(
@@ -68,7 +68,7 @@ FORMATS: Mapping[Api, Format] = {
         parse_messages,
         render_messages,
         MessagesReader,
-        lambda request, body: MessagesWriter(request.model),
+        lambda request, body: MessagesWriter(request.model, omits_thoughts=request.omits_thoughts),
         render_message_failure,
     ),
 }

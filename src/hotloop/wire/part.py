@@ -1,6 +1,9 @@
 """What turns are made of. A part remembers where in a body it came from, for error messages; equality ignores that."""
 
+import base64
+import binascii
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Literal, Self
 
 import msgspec
@@ -15,6 +18,8 @@ Role = Literal["system", "user", "assistant"]
 # A maker takes back only what it has signed or sealed itself. Where a thought is given out in the other's shape, its
 # signature says whose it is, so that it finds its way back.
 _MESSAGES, _RESPONSES = "messages:", "responses:"
+# What hotloop itself gives out in place of a signature or of sealed content: the text, for clients that return no more.
+_OWN_TEXT = "hotloop:text:"
 
 
 class _Placed(msgspec.Struct, frozen=True, eq=False, kw_only=True):
@@ -177,7 +182,30 @@ def parse_block(block: Field) -> Thought:
     raise block.need("type").refuse("expected thinking or redacted_thinking")
 
 
+def seal_text(text: str) -> str:
+    """A text as something that clients return as it is. It is encoded, and no secret."""
+    return _OWN_TEXT + base64.b64encode(text.encode()).decode()
+
+
+def unseal_text(sealed: str) -> str | None:
+    """None if it was not sealed here."""
+    try:
+        data = base64.b64decode(sealed.removeprefix(_OWN_TEXT), validate=True)
+        return data.decode() if sealed.startswith(_OWN_TEXT) else None
+    except (binascii.Error, UnicodeError):
+        return None
+
+
+def omit_text(thought: Thought) -> Thought:
+    """A thought that is not shown, whose signature brings it back."""
+    if thought.is_sealed or (thought.maker == "responses" and thought.signature):
+        return thought if thought.is_sealed else replace(thought, text="", summary="")
+    return Thought("", seal_text(thought.text), maker="messages")
+
+
 def sign_thought(text: str, signature: str) -> Thought:
+    if (own := unseal_text(signature)) is not None:
+        return Thought(own)
     if signature.startswith(_RESPONSES):
         return Thought("", signature.removeprefix(_RESPONSES), maker="responses", summary=text)
     return Thought(text, signature, maker="messages" if signature else "")
@@ -196,7 +224,9 @@ def open_thought(text: str, summary: str, sealed: str) -> Thought:
         return Thought(sealed.removeprefix(f"{_MESSAGES}:"), is_sealed=True, maker="messages")
     if sealed.startswith(_MESSAGES):
         return Thought(text, sealed.removeprefix(_MESSAGES), maker="messages", summary=summary)
-    is_own = bool(sealed or summary or not text)
+    if (own := unseal_text(sealed)) is not None:
+        return Thought(own)
+    is_own = bool(sealed or not text)
     return Thought(text, sealed, maker="responses" if is_own else "", summary=summary)
 
 

@@ -126,5 +126,10 @@ class ApiRequest:
         return self.continues_last or (self.api == "messages" and self.turns[-1].role == "assistant")
 
     @property
+    def omits_thoughts(self) -> bool:
+        """Whether an answer in Anthropic's messages does not show what was thought."""
+        return (self.thinking or {}).get("display") == "omitted"
+
+    @property
     def turns_param(self) -> str:
         return "input" if self.api == "responses" else "messages"

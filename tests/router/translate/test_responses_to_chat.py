@@ -161,7 +161,8 @@ def test_the_events_of_a_stream_and_their_order() -> None:
     events = stream(data, tools=[FUNCTION, CUSTOM])
     assert [event["type"].removeprefix("response.") for event in events] == [
         *("created", "in_progress"),
-        *("output_item.added", "reasoning_text.delta", "reasoning_text.done", "output_item.done"),
+        *("output_item.added", "content_part.added", "reasoning_text.delta"),
+        *("reasoning_text.done", "content_part.done", "output_item.done"),
         *("output_item.added", "content_part.added", "output_text.delta", "output_text.delta"),
         *("output_text.done", "content_part.done", "output_item.done"),
         *("output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done"),

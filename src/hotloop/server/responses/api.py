@@ -29,9 +29,9 @@ from hotloop.server.stream import EventStream, JsonResponse, submit
 from hotloop.wire.field import Field, Json, read_text
 from hotloop.wire.request import ApiRequest
 from hotloop.wire.responses.parse import parse_request
+from hotloop.wire.responses.writer import NO_SUMMARY, ThoughtShape
 
 _LOGPROBS = "message.output_text.logprobs"
-_SEALED = "reasoning.encrypted_content"
 _MAX_METADATA = 16
 MetadataKey = Annotated[str, Meta(max_length=64)]
 MetadataValue = Annotated[str, Meta(max_length=512)]
@@ -72,8 +72,7 @@ class PageQuery(msgspec.Struct, kw_only=True):
 async def create(http: HttpRequest) -> Response:
     service, store, tenant = Service.of(http), _store(http), http.state.tenant
     async with service.reading(http) as body:
-        previous_id = read_text(Field(body), "previous_response_id")
-        previous = store.find_previous(previous_id, tenant) if previous_id else ()
+        body, previous = recall(body, http)
         job, options, composer, items = await asyncio.to_thread(_make_job, body, previous, http)
     outputs, is_background = submit(http, job, composer.id), bool(options.background)
     run = RunningResponse(tenant.id, items, outputs, composer, options.is_stored, is_background)
@@ -89,7 +88,7 @@ def _make_job(
     body: Json, previous: tuple[Json, ...], http: HttpRequest
 ) -> tuple[Job, ResponseOptions, Composer, tuple[Json, ...]]:
     service = Service.of(http)
-    request, options, items = _parse(body, previous)
+    request, options, items = parse_body(body, previous)
     refuse_if(
         ("n", options.num_choices != 1, "must be 1: a response is one answer"),
         ("background", options.background and not options.is_stored, "needs store: nobody could ask for the response"),
@@ -99,12 +98,21 @@ def _make_job(
     caller = service.caller(http, request, options)
     job = make_job(request, options, service, caller, logprobs=logprobs)
     head = render_head(body, request, f"resp_{secrets.token_hex(24)}", is_strict=service.strict_tools)
-    seals = _SEALED in (options.include or ())
-    composer = Composer(head, service.engine.tokenizer, job.inquiry, request.tools, seals_thoughts=seals)
+    thoughts = ThoughtShape.asked_for(request)
+    if thoughts.has_summary and service.prompts.thinking:
+        job.inquiry.tell(NO_SUMMARY)
+    composer = Composer(head, service.engine.tokenizer, job.inquiry, request.tools, thoughts)
     return job, options, composer, items
 
 
-def _parse(body: Json, previous: tuple[Json, ...]) -> tuple[ApiRequest, ResponseOptions, tuple[Json, ...]]:
+def recall(body: Json, http: HttpRequest) -> tuple[Json, tuple[Json, ...]]:
+    """The body with what it only names, and the items that it continues."""
+    store, tenant = _store(http), http.state.tenant
+    previous_id = read_text(Field(body), "previous_response_id")
+    return store.items.resolve(body, tenant), store.find_previous(previous_id, tenant) if previous_id else ()
+
+
+def parse_body(body: Json, previous: tuple[Json, ...]) -> tuple[ApiRequest, ResponseOptions, tuple[Json, ...]]:
     """The instructions are of this response alone: they are not among the items that a later one continues."""
     items = previous + parse_items(Field(body).need("input"))
     request = parse_request({**body, "input": [*items]})
@@ -117,17 +125,14 @@ def _parse(body: Json, previous: tuple[Json, ...]) -> tuple[ApiRequest, Response
 
 
 async def input_tokens(http: HttpRequest) -> Response:
-    store, tenant = _store(http), http.state.tenant
     async with Service.of(http).reading(http) as body:
-        previous_id = read_text(Field(body), "previous_response_id")
-        previous = store.find_previous(previous_id, tenant) if previous_id else ()
-        num_tokens = await asyncio.to_thread(_count_tokens, body, previous, http)
+        num_tokens = await asyncio.to_thread(_count_tokens, *recall(body, http), http)
     return JsonResponse({"object": "response.input_tokens", "input_tokens": num_tokens})
 
 
 def _count_tokens(body: Json, previous: tuple[Json, ...], http: HttpRequest) -> int:
     service = Service.of(http)
-    request, options, _ = _parse(body, previous)
+    request, options, _ = parse_body(body, previous)
     scope = service.scope(http, options.cache_salt)
     return len(make_prompt(request, options, service, scope).token_ids)
 

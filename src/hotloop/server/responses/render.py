@@ -5,14 +5,12 @@ from collections.abc import Callable, Iterable, Sequence
 
 from hotloop.core.errors import HotloopError
 from hotloop.core.request import FinishReason, Usage
-from hotloop.core.stream import ThoughtClosed
 from hotloop.models.tokenizer import Tokenizer
 from hotloop.server.delivery import Piece
 from hotloop.server.errors import Cancelled, Disconnected, kind_of
 from hotloop.server.explain.inquiry import NO_INQUIRY, Inquiry
 from hotloop.server.explain.render import answer_usage, render_diagnosis
 from hotloop.server.openai.render import render_logprobs
-from hotloop.server.thinking import seal
 from hotloop.wire.event import Begun, Ended
 from hotloop.wire.field import Json
 from hotloop.wire.part import Opaque
@@ -34,15 +32,13 @@ class Composer(wire.ResponsesWriter):
         tokenizer: Tokenizer,
         inquiry: Inquiry = NO_INQUIRY,
         tools: Iterable[ApiTool | Opaque] = (),
-        *,
-        seals_thoughts: bool = False,
+        thoughts: wire.ThoughtShape = wire.AS_THEY_ARE,
     ) -> None:
-        super().__init__({**head, "completed_at": None, "error": None, "incomplete_details": None}, tools)
+        super().__init__({**head, "completed_at": None, "error": None, "incomplete_details": None}, tools, thoughts)
         self.id: str = head["id"]
         self.on_end: Callable[[], object] = lambda: None
         self._tokenizer = tokenizer
         self._inquiry = inquiry
-        self._seals_thoughts = seals_thoughts
         self._is_cut = False
         self._is_queued = False
         self._is_alive = False
@@ -75,8 +71,6 @@ class Composer(wire.ResponsesWriter):
             self._logprobs += render_logprobs(piece.logprobs, self._tokenizer)
             self._is_cut |= piece.finish_reason is FinishReason.LENGTH
             for part in piece.parts:
-                if isinstance(part, ThoughtClosed) and self._seals_thoughts:
-                    part = ThoughtClosed(seal(part.thought))
                 events += self.tell(part)
         return events
 
@@ -118,7 +112,7 @@ def render_head(body: Json, request: ApiRequest, response_id: str, *, is_strict:
         "id": response_id,
         "background": bool(body.get("background")),
         "previous_response_id": body.get("previous_response_id"),
-        "reasoning": {"effort": request.effort, "summary": None},
+        "reasoning": {"effort": request.effort, "summary": request.own.get("reasoning.summary")},
         "service_tier": "flex" if request.service_tier == "flex" else "default",
         "store": body.get("store") is not False,
         "text": {"format": (body.get("text") or {}).get("format") or {"type": "text"}},

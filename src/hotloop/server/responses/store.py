@@ -1,4 +1,5 @@
-"""The responses that can still be asked for: those that run, and the latest of those that have ended; and their items.
+"""The responses that can still be asked for: those that run, and the latest of those that have ended; and their items,
+which a later input may name.
 
 Bounded in bytes and in number; who was not asked for longest goes first. An ended response keeps the whole conversation
 up to and with its own answer, so that one which continues it needs nothing else. A response is there only for its
@@ -21,11 +22,13 @@ from hotloop.server.responses.log import EventLog
 from hotloop.server.responses.render import Composer
 from hotloop.server.turns import parse_turns
 from hotloop.wire.field import Field, Json
+from hotloop.wire.responses.items import ItemStore
 from hotloop.wire.responses.parse import parse_input
 
 MAX_RESPONSES = 1024
 MAX_BYTES = 64 << 20
 
+_NOT_CONTINUED = ("failed", "cancelled")
 _PREFIXES = {
     "message": "msg",
     "reasoning": "rs",
@@ -84,6 +87,7 @@ class ResponseStore:
     def __init__(self, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES) -> None:
         self._running: dict[str, RunningResponse] = {}
         self._ended: Shelf[str, EndedResponse] = Shelf(max_bytes, max_responses)
+        self.items = ItemStore()
 
     def __len__(self) -> int:
         return len(self._ended)
@@ -100,6 +104,8 @@ class ResponseStore:
             output, status = keep_items(response["output"]), response["status"]
             ended = EndedResponse(run.owner, run.items, output, status, body, run.is_background, run.log)
             self._ended.put(run.composer.id, ended, ended.num_bytes)
+            if status not in _NOT_CONTINUED:
+                self.items.keep(output, run.owner)
         return body
 
     def forget(self, run: RunningResponse) -> None:
@@ -121,13 +127,13 @@ class ResponseStore:
             found = self.find(response_id, tenant)
         except UnknownResponse as error:
             raise UnknownPrevious(str(error), param=param) from None
-        if isinstance(found, RunningResponse) or found.status in ("failed", "cancelled"):
+        if isinstance(found, RunningResponse) or found.status in _NOT_CONTINUED:
             reason = "is still being written" if isinstance(found, RunningResponse) else f"was {found.status}"
             raise RequestError(f"{param}: {response_id!r:.100} {reason}, and cannot be continued", param=param)
         return found.items + found.output
 
     def delete(self, response_id: str, tenant: Tenant) -> None:
-        self.find_ended(response_id, tenant)
+        self.items.drop(self.find_ended(response_id, tenant).output)
         self._ended.drop(response_id)
 
     def find_ended(self, response_id: str, tenant: Tenant) -> EndedResponse:

@@ -49,6 +49,8 @@ def parse_request(body: Mapping[str, Any], notes: Notes | None = None) -> ApiReq
     tier, top_k = read_text(given, "service_tier"), given.get("top_k")
     if thinking := given.get("thinking"):
         thinking.kind()
+        if read_text(thinking, "display") not in (None, "summarized", "omitted"):
+            raise thinking.need("display").refuse("expected summarized or omitted")
     request = ApiRequest(
         api="messages",
         model=given.need("model").text(),

@@ -15,7 +15,7 @@ from hotloop.wire.arguments import answer_stem, read_arguments
 from hotloop.wire.errors import render_message_failure
 from hotloop.wire.event import Begun, CallOrder, Ended, EndReason, Event, gather
 from hotloop.wire.field import Json
-from hotloop.wire.part import Call, Text, is_signed, render_block
+from hotloop.wire.part import Call, Text, is_signed, omit_text, render_block
 from hotloop.wire.sse import write_event
 
 _STOP_REASONS: dict[EndReason, str] = {
@@ -30,10 +30,12 @@ BlockKind = Literal["thinking", "text", "tool_use", "redacted_thinking"]
 
 
 class MessagesWriter:
-    """Told the events of one answer. `model` is what it is called if the answer does not say."""
+    """Told the events of one answer. `model` is what it is called if the answer does not say. `omits_thoughts`: their
+    blocks have no text, and a signature that brings it back."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, *, omits_thoughts: bool = False) -> None:
         self._model = model
+        self._omits_thoughts = omits_thoughts
         self._order = CallOrder()
         self._open: BlockKind | None = None
         self._num_blocks = 0
@@ -51,7 +53,7 @@ class MessagesWriter:
     def whole(self, events: Iterable[Event]) -> Json:
         answer = gather(events)
         frame = self.render_frame(Begun(answer.id, answer.model, answer.ended.usage))
-        return {**frame, "content": [_render_block(part) for part in answer.parts], **render_stop(answer.ended)}
+        return {**frame, "content": [self._render_block(part) for part in answer.parts], **render_stop(answer.ended)}
 
     def _write(self, event: Event) -> Iterator[bytes]:
         match event:
@@ -63,9 +65,10 @@ class MessagesWriter:
                 yield self._delta(type="text_delta", text=event.text)
             case ThoughtDelta():
                 yield from self._open_block("thinking", {"type": "thinking", "thinking": "", "signature": ""})
-                yield self._delta(type="thinking_delta", thinking=event.text)
+                if not self._omits_thoughts:
+                    yield self._delta(type="thinking_delta", thinking=event.text)
             case ThoughtClosed():
-                yield from self._close_thought(event.thought)
+                yield from self._close_thought(self._shown(event.thought))
             case CallOpened():
                 yield from self._open_block("tool_use", _render_call(Call(event.id, event.name, "")))
             case CallDelta():
@@ -76,6 +79,9 @@ class MessagesWriter:
                 yield write_event("message_stop")
             case _:
                 yield from self._end_block()
+
+    def _shown(self, thought: Thought) -> Thought:
+        return omit_text(thought) if self._omits_thoughts else thought
 
     def _close_thought(self, thought: Thought) -> Iterator[bytes]:
         if thought.is_sealed:
@@ -102,6 +108,14 @@ class MessagesWriter:
     def _delta(self, **delta: str) -> bytes:
         return write_event("content_block_delta", index=self._num_blocks - 1, delta=delta)
 
+    def _render_block(self, part: Text | Thought | Call) -> Json:
+        match part:
+            case Text():
+                return {"type": "text", "text": part.text}
+            case Call():
+                return _render_call(part)
+        return render_block(self._shown(part))
+
     def render_frame(self, begun: Begun) -> Json:
         return {
             "id": f"msg_{answer_stem(begun.id)}",
@@ -119,15 +133,6 @@ def render_stop(ended: Ended) -> Json:
     if ended.reason == "stop" and ended.stop is not None:
         return {"stop_reason": "stop_sequence", "stop_sequence": ended.stop}
     return {"stop_reason": _STOP_REASONS[ended.reason], "stop_sequence": None}
-
-
-def _render_block(part: Text | Thought | Call) -> Json:
-    match part:
-        case Text():
-            return {"type": "text", "text": part.text}
-        case Call():
-            return _render_call(part)
-    return render_block(part)
 
 
 def _render_call(call: Call) -> Json:

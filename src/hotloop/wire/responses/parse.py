@@ -6,6 +6,7 @@ user, assistant with a thought, a text and two calls, user with a result
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
 from hotloop.core.errors import RequestError
@@ -25,6 +26,7 @@ from hotloop.wire.part import (
     Turn,
     open_thought,
     parse_content,
+    unseal_text,
 )
 from hotloop.wire.policy import Notes
 from hotloop.wire.request import ApiRequest, ApiTool
@@ -41,6 +43,8 @@ _PRIVATE = {
 _CHANGES = ("additional_tools", "tool_search_output")
 # An assistant's turn is thoughts, then text, then calls: an item that comes before what there is begins another.
 _RANKS: dict[type, int] = {Thought: 0, Text: 1, Image: 1, File: 1, Call: 2, Opaque: 2}
+_SUMMARY = "This is a summary of the conversation so far, which has been left out:"
+_SUMMARIES = ("auto", "concise", "detailed")
 _TEXTS = ("input_text", "output_text", "text")
 
 
@@ -70,10 +74,20 @@ def parse_request(body: Mapping[str, Any], notes: Notes | None = None) -> ApiReq
         stop=parse_stop(given.get("stop")),
         effort=read_text(reasoning, "effort"),
         verbosity=read_text(text, "verbosity"),
-        own=present(**{"reasoning.summary": read_text(reasoning, "summary")}),
+        own=present(**{"reasoning.summary": _parse_summary(reasoning)}),
         **parse_common(given),
     )
     return request.with_rest(fields, _OWN)
+
+
+def _parse_summary(reasoning: Field | None) -> str | None:
+    """Which summary of its thoughts is asked for; an older name of the field is `generate_summary`."""
+    given = reasoning and (reasoning.get("summary") or reasoning.get("generate_summary"))
+    if not given or given.text() == "none":
+        return None
+    if given.text() not in _SUMMARIES:
+        raise given.refuse(f"expected {', '.join(_SUMMARIES)}")
+    return given.text()
 
 
 def parse_input(given: Field) -> list[Turn]:
@@ -93,7 +107,28 @@ def parse_input(given: Field) -> list[Turn]:
             rank, is_plain = _RANKS[type(parts[-1])], is_plain or turn.is_plain
         else:
             turns.append(turn)
-    return [*turns, Turn("assistant", tuple(parts), is_plain)] if parts else turns
+    return _join_summaries([*turns, Turn("assistant", tuple(parts), is_plain)] if parts else turns)
+
+
+def _join_summaries(turns: list[Turn]) -> list[Turn]:
+    """A summary and what the user says around it are one turn: in many templates user and assistant take turns."""
+    if not any(map(_is_summary, turns)):
+        return turns
+    joined: list[Turn] = []
+    for is_said, run in groupby(turns, _is_said):
+        said = [*run]
+        if is_said and any(map(_is_summary, said)):
+            said = [Turn("user", tuple(part for turn in said for part in turn.parts), at=said[0].at)]
+        joined += said
+    return joined
+
+
+def _is_said(turn: Turn) -> bool:
+    return turn.role == "user" and not any(isinstance(part, ToolResult) for part in turn.parts)
+
+
+def _is_summary(turn: Turn) -> bool:
+    return turn.role == "user" and turn.at is not None and turn.at.value.get("type") == "compaction"
 
 
 def _parse_item(item: Field) -> Turn:
@@ -115,6 +150,8 @@ def _parse_item(item: Field) -> Turn:
             names = tuple(tool.flat_name for tool in _parse_functions(item))
             change = ToolChange("responses", kind, item.object(), names=names, is_definition=True, at=item)
             return Turn("system", (change,), at=item)
+        case "compaction" if (summary := unseal_text(read_text(item, "encrypted_content") or "")) is not None:
+            return Turn("user", (Text(f"{_SUMMARY}\n\n{summary}", at=item),), at=item)
     part = Opaque("responses", kind, item.object(), is_private=kind in _PRIVATE, at=item)
     return Turn("assistant", (part,), at=item)
 

@@ -3,9 +3,11 @@
 response.created response.in_progress (output_item.added ... output_item.done)* response.completed
 """
 
+import dataclasses
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from msgspec.structs import replace
@@ -16,8 +18,8 @@ from hotloop.core.stream import CallDelta, CallOpened, TextDelta, ThoughtClosed,
 from hotloop.wire.arguments import answer_stem
 from hotloop.wire.event import Begun, CallOrder, Ended, EndReason, Event
 from hotloop.wire.field import Json
-from hotloop.wire.part import Call, Opaque, seal_thought
-from hotloop.wire.request import ApiTool
+from hotloop.wire.part import Call, Opaque, seal_text, seal_thought
+from hotloop.wire.request import ApiRequest, ApiTool
 from hotloop.wire.responses.render import render_call
 from hotloop.wire.sse import write_typed
 
@@ -28,6 +30,7 @@ _INCOMPLETE: dict[EndReason, str] = {
     "window": "max_output_tokens",
     "refusal": "content_filter",
 }
+NO_SUMMARY = "reasoning.summary: it is the reasoning itself, which nobody has made shorter"
 _REPEATED = ("instructions", "max_output_tokens", "temperature", "top_p", "tools", "tool_choice", "metadata", "user")
 
 _USUAL: Json = {"tools": [], "tool_choice": "auto", "metadata": {}, "temperature": 1.0, "top_p": 1.0}
@@ -39,13 +42,14 @@ class OutputItem(ABC):
     prefix: str
     kind: str
     """What its deltas are of."""
-    has_content = False
+    index = ""
+    """What its parts are numbered by, if it has parts. It has one at most."""
 
     def __init__(self, stem: str, output_index: int) -> None:
         self.id = f"{self.prefix}_{stem}"
         self.status: ItemStatus = "in_progress"
         self._place: Json = {"output_index": output_index}
-        self._where: Json = {"item_id": self.id, **self._place, **({"content_index": 0} if self.has_content else {})}
+        self._where: Json = {"item_id": self.id, **self._place, **({self.index: 0} if self.index else {})}
         self._pieces: list[str] = []
 
     @property
@@ -71,25 +75,48 @@ class OutputItem(ABC):
 
 
 class ReasoningItem(OutputItem):
+    """A thought. Its part is opened with its first words: one that is sealed has none."""
+
     prefix, kind = "rs", "reasoning_text"
-    has_content = True
+    part, part_kind, index = "content_part", "reasoning_text", "content_index"
     thought = Thought("")
 
+    def grow(self, text: str) -> list[Json]:
+        is_new = not self._pieces
+        added = {"type": f"response.{self.part}.added", **self._where, "part": self._render_part("")}
+        return [*([added] if is_new else []), *super().grow(text)]
+
     def render(self) -> Json:
-        content = [{"type": "reasoning_text", "text": self.text}] if self._pieces else []
-        about: Json = {"id": self.id, "type": "reasoning", "summary": [], "content": content}
+        about: Json = {"id": self.id, "type": "reasoning", **self._render_parts()}
         return {**about, **seal_thought(self.thought), "status": self.status}
 
+    def _render_parts(self) -> Json:
+        return {"summary": [], "content": [self._render_part(self.text)] if self._pieces else []}
+
+    def _render_part(self, text: str) -> Json:
+        return {"type": self.part_kind, "text": text}
+
     def _tell_end(self) -> list[Json]:
-        done = {"type": "response.reasoning_text.done", **self._where, "text": self.text}
-        return [done] if self._pieces else []
+        if not self._pieces:
+            return []
+        done = {"type": f"response.{self.part}.done", **self._where, "part": self._render_part(self.text)}
+        return [{"type": f"response.{self.kind}.done", **self._where, "text": self.text}, done]
+
+
+class SummaryItem(ReasoningItem):
+    """A thought for who asked for a summary: the whole of it, in the summary's place."""
+
+    kind, part, part_kind = "reasoning_summary_text", "reasoning_summary_part", "summary_text"
+    index = "summary_index"
+
+    def _render_parts(self) -> Json:
+        return {"summary": [self._render_part(self.text)] if self._pieces else []}
 
 
 class TextItem(OutputItem):
     """A message of the assistant. It has one part, from when it was opened."""
 
-    prefix, kind = "msg", "output_text"
-    has_content = True
+    prefix, kind, index = "msg", "output_text", "content_index"
 
     def __init__(self, stem: str, output_index: int) -> None:
         super().__init__(stem, output_index)
@@ -162,16 +189,43 @@ class CallItem(OutputItem):
 Kind = TypeVar("Kind", TextItem, ReasoningItem)
 
 
+@dataclass(frozen=True, slots=True)
+class ThoughtShape:
+    """How thoughts are told: in the place of a summary, and with what brings them back where only that is returned."""
+
+    has_summary: bool = False
+    is_sealed: bool = False
+
+    @classmethod
+    def asked_for(cls, request: ApiRequest) -> "ThoughtShape":
+        """A thought comes back whole from whoever keeps what was put out: of one that shows as a summary, or is not
+        stored, some clients keep nothing else."""
+        include, has_summary = request.own.get("include"), bool(request.own.get("reasoning.summary"))
+        is_asked = isinstance(include, list) and "reasoning.encrypted_content" in include
+        return cls(has_summary, is_asked or has_summary or request.own.get("store") is False)
+
+    def seal(self, thought: Thought) -> Thought:
+        is_open = self.is_sealed and not thought.maker
+        return dataclasses.replace(thought, signature=seal_text(thought.text)) if is_open else thought
+
+
+AS_THEY_ARE = ThoughtShape()
+
+
 class ResponsesWriter:
     """Told the events of one answer. `head` is what the object repeats of its request, and may have the object's id;
-    `tools` tell what calls were."""
+    `tools` tell what calls were, `thoughts` how they are told."""
 
-    def __init__(self, head: Json, tools: Iterable[ApiTool | Opaque] = ()) -> None:
+    def __init__(
+        self, head: Json, tools: Iterable[ApiTool | Opaque] = (), thoughts: ThoughtShape = AS_THEY_ARE
+    ) -> None:
         begun = {"id": "", "created_at": int(time.time()), **head}
         self._response: Json = {**begun, "status": "in_progress", "output": []}
         self._logprobs: list[Json] = []  # of text that has not been told yet
         self._has_begun = False
         self._tools = {tool.flat_name: tool for tool in tools if isinstance(tool, ApiTool)}
+        self._thoughts = thoughts
+        self._thought_item = SummaryItem if thoughts.has_summary else ReasoningItem
         self._order = CallOrder()
         self._stem = answer_stem(begun["id"]) if begun["id"] else ""
         self._items: list[OutputItem] = []
@@ -218,11 +272,11 @@ class ResponsesWriter:
                 logprobs, self._logprobs = self._logprobs, []
                 return opened + item.grow(event.text, logprobs)
             case ThoughtDelta():
-                thought, opened = self._continue(ReasoningItem)
+                thought, opened = self._continue(self._thought_item)
                 return opened + thought.grow(event.text)
             case ThoughtClosed():
-                thought, opened = self._continue(ReasoningItem)
-                thought.thought = event.thought
+                thought, opened = self._continue(self._thought_item)
+                thought.thought = self._thoughts.seal(event.thought)
                 return opened + self._end_item("completed")
             case CallOpened():
                 tool = self._tools.get(event.name) or ApiTool(event.name)
