@@ -63,6 +63,15 @@ async def test_items_of_translated_answers_are_found_by_their_names(
     check_exact(first, await respond(router, input=[HELLO, *named, result_of(first)]))
 
 
+async def test_a_signed_thought_is_found_by_its_id(thinker: Serving, route: Any) -> None:
+    """What a messages API has signed is no use without the text, which some clients do not keep."""
+    router = await route(only(thinker, "messages"))
+    first = await respond(router, input=[HELLO])
+    thought, call = first["output"]
+    named = {name: thought[name] for name in ("type", "id", "summary", "encrypted_content")}
+    check_exact(first, await respond(router, input=[HELLO, named, call, result_of(first)]))
+
+
 async def test_items_of_translated_answers_that_are_not_there(thinker: Serving, route: Any) -> None:
     router = await route(only(thinker, "chat"))
     first = await respond(router, input=[HELLO], store=False)
@@ -72,9 +81,10 @@ async def test_items_of_translated_answers_that_are_not_there(thinker: Serving, 
 
 
 @pytest.mark.parametrize("apis", [("chat",), ("messages",)])
+@pytest.mark.parametrize("returned", [("content", "summary", "encrypted_content"), ("id", "encrypted_content")])
 @pytest.mark.parametrize("fields", [{}, {"reasoning": {"summary": "auto"}}], ids=str)
 async def test_a_translated_loop_that_stores_nothing_is_exact(
-    thinker: Serving, route: Any, apis: Any, fields: Json
+    thinker: Serving, route: Any, apis: Any, returned: tuple[str, ...], fields: Json
 ) -> None:
     router = await route(only(thinker, *apis))
     first = await respond(router, input=[HELLO], store=False, **fields)
@@ -82,7 +92,7 @@ async def test_a_translated_loop_that_stores_nothing_is_exact(
     texts = thought["summary"] if fields else thought["content"]
     assert [part["text"] for part in texts] == [THOUGHT]
     assert thought["encrypted_content"]
-    kept = {name: value for name, value in thought.items() if fields or name != "id"}
+    kept = {"type": "reasoning", **{name: thought[name] for name in returned if name in thought}}
     second = await respond(router, input=[HELLO, kept, call, result_of(first)], store=False, **fields)
     check_exact(first, second)
 

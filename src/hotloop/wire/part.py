@@ -189,17 +189,28 @@ def seal_text(text: str) -> str:
 
 def unseal_text(sealed: str) -> str | None:
     """None if it was not sealed here."""
+    if not sealed.startswith(_OWN_TEXT):
+        return None
     try:
-        data = base64.b64decode(sealed.removeprefix(_OWN_TEXT), validate=True)
-        return data.decode() if sealed.startswith(_OWN_TEXT) else None
+        return base64.b64decode(sealed.removeprefix(_OWN_TEXT), validate=True).decode()
     except (binascii.Error, UnicodeError):
         return None
 
 
+def carry_text(thought: Thought) -> Thought:
+    """A thought that comes back from clients which return no more of it than its signature."""
+    if thought.is_sealed or thought.maker == "responses":
+        return thought
+    signature = f":{thought.signature}" if thought.maker else ""
+    return replace(thought, signature=seal_text(thought.text) + signature)
+
+
 def omit_text(thought: Thought) -> Thought:
     """A thought that is not shown, whose signature brings it back."""
-    if thought.is_sealed or (thought.maker == "responses" and thought.signature):
-        return thought if thought.is_sealed else replace(thought, text="", summary="")
+    if thought.is_sealed:
+        return thought
+    if thought.maker == "responses" and thought.signature:
+        return replace(thought, text="", summary="")
     return Thought("", seal_text(thought.text), maker="messages")
 
 
@@ -223,7 +234,11 @@ def open_thought(text: str, summary: str, sealed: str) -> Thought:
     if sealed.startswith(f"{_MESSAGES}:"):
         return Thought(sealed.removeprefix(f"{_MESSAGES}:"), is_sealed=True, maker="messages")
     if sealed.startswith(_MESSAGES):
-        return Thought(text, sealed.removeprefix(_MESSAGES), maker="messages", summary=summary)
+        signature = sealed.removeprefix(_MESSAGES)
+        carried, _, rest = signature.removeprefix(_OWN_TEXT).partition(":")
+        if signature.startswith(_OWN_TEXT) and (own := unseal_text(_OWN_TEXT + carried)) is not None:
+            return Thought(own, rest, maker="messages")
+        return Thought(text, signature, maker="messages", summary=summary)
     if (own := unseal_text(sealed)) is not None:
         return Thought(own)
     is_own = bool(sealed or not text)

@@ -48,12 +48,11 @@ class ItemStore:
         if not isinstance(given, list) or not any(map(_is_named, given)):
             return body
         items = Field({"input": given}).need("input").each()
-        return {
-            **body,
-            "input": [self._resolve(item, tenant) if _is_named(item.value) else item.value for item in items],
-        }
+        return {**body, "input": [self._resolve(item, tenant) for item in items]}
 
     def _resolve(self, item: Field, tenant: Tenant) -> Any:
+        if not _is_named(item.value):
+            return item.value
         found = self._find(item.need("id").text(), tenant)
         if not found and item.value.get("type") != "reasoning":
             why = "Items are not persisted when `store` is set to false, and the oldest make room for others"
@@ -77,7 +76,7 @@ def _is_named(item: Any) -> bool:
         case "item_reference":
             return True
         case "reasoning":
-            return item.get("id") is not None and not (item.get("content") or item.get("encrypted_content"))
+            return item.get("id") is not None and not item.get("content")
         case None:
             return "id" in item and item.keys().isdisjoint(("role", "content"))
     return False

@@ -3,7 +3,6 @@
 response.created response.in_progress (output_item.added ... output_item.done)* response.completed
 """
 
-import dataclasses
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from hotloop.core.stream import CallDelta, CallOpened, TextDelta, ThoughtClosed,
 from hotloop.wire.arguments import answer_stem
 from hotloop.wire.event import Begun, CallOrder, Ended, EndReason, Event
 from hotloop.wire.field import Json
-from hotloop.wire.part import Call, Opaque, seal_text, seal_thought
+from hotloop.wire.part import Call, Opaque, carry_text, seal_thought
 from hotloop.wire.request import ApiRequest, ApiTool
 from hotloop.wire.responses.render import render_call
 from hotloop.wire.sse import write_typed
@@ -205,8 +204,7 @@ class ThoughtShape:
         return cls(has_summary, is_asked or has_summary or request.own.get("store") is False)
 
     def seal(self, thought: Thought) -> Thought:
-        is_open = self.is_sealed and not thought.maker
-        return dataclasses.replace(thought, signature=seal_text(thought.text)) if is_open else thought
+        return carry_text(thought) if self.is_sealed else thought
 
 
 AS_THEY_ARE = ThoughtShape()
