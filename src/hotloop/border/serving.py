@@ -6,6 +6,7 @@ SIGHUP            settings are reloaded; from a terminal that was closed it is l
 """
 
 import asyncio
+import ctypes
 import logging
 import math
 import os
@@ -35,6 +36,8 @@ log = logging.getLogger("hotloop.http")
 _KEEP_ALIVE_S = 75  # an agent comes back on its connection after its tool has run
 _CLOSE = (b"connection", b"close")
 _TICK_S = 0.05
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
+_LARGE_BLOCK = 1 << 20
 
 
 class ApiServer(uvicorn.Server):
@@ -85,6 +88,7 @@ class ApiServer(uvicorn.Server):
         )
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
+        return_freed_memory()
         super().run(sockets or [bind(self.config.host, self.config.port)])
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -164,6 +168,15 @@ def _accept_all(listener: socket.socket) -> Iterator[socket.socket]:
 
 def _has_terminal() -> bool:
     return any(map(os.isatty, (0, 1, 2)))  # none of them is one any more when the terminal was closed
+
+
+def return_freed_memory() -> None:
+    """Have malloc return a body's memory when it is freed. By itself glibc raises both thresholds to the size of what
+    is freed, and every thread's arena comes to keep tens of megabytes. Another malloc is left as it is."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt:
+        mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK)
+        mallopt(_M_TRIM_THRESHOLD, 2 * _LARGE_BLOCK)
 
 
 def limits_of(config: ServerConfig | RouterConfig) -> ConnectionLimits:
