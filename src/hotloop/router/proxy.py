@@ -179,9 +179,18 @@ class Proxy:
         try:
             return await self._exchange(place, attempts)
         except UnknownPath:
-            log.info("%s does not speak the %s API: such requests are translated until it restarts", replica.name, api)
             replica.missing_apis |= {api}
-            return await self._exchange(place, attempts)
+        is_there = False
+        try:
+            begun = await self._exchange(place, attempts)
+            is_there = begun.response.status not in (404, 405)
+            return begun
+        finally:
+            if is_there:
+                what = "%s does not speak the %s API: such requests are translated until it restarts"
+                log.info(what, replica.name, api)
+            else:  # nothing is there: for a moment, or at all, which says nothing of this API
+                replica.missing_apis -= {api}
 
     async def _exchange(self, place: Place, attempts: RequestAttempts) -> ProxiedAnswer:
         replica = place.replica
