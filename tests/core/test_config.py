@@ -2,7 +2,7 @@
 
 import pytest
 
-from hotloop.core.config import EngineConfig, parse_bytes
+from hotloop.core.config import EngineConfig, RouterConfig, ServerConfig, parse_bytes
 from hotloop.core.errors import ConfigError
 
 
@@ -43,3 +43,12 @@ def test_a_share_of_the_gpu_is_above_nothing_and_at_most_all(share: float) -> No
     assert EngineConfig(gpu_memory=1).gpu_memory == 1
     with pytest.raises(ConfigError, match="gpu_memory must be above 0 and at most 1"):
         EngineConfig(gpu_memory=share)
+
+
+@pytest.mark.parametrize("value", [-1, float("nan")])
+@pytest.mark.parametrize("name", ["max_retries", "retry_share", "queue_timeout_s", "hedge_after_s", "drain_timeout_s"])
+def test_a_number_of_a_listener_is_not_below_zero(name: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=f"{name} must be at least 0, not {value}"):
+        RouterConfig(**{name: value})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=f"explain_memory_tokens must be at least 0, not {value}"):
+        ServerConfig(explain_memory_tokens=value)  # type: ignore[arg-type]

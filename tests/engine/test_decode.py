@@ -197,6 +197,22 @@ def test_a_matcher_that_fails_fails_its_request_and_no_step(temperature: float) 
     assert (tokens, request.num_output) == ([], 0)
 
 
+@pytest.mark.parametrize("can_force", [True, False])
+@pytest.mark.parametrize("max_tokens", [1, 2, 900])
+def test_a_grammar_that_fails_behind_a_token_fails_its_request_alone(can_force: bool, max_tokens: int) -> None:
+    """Its parser has no room for what may follow a 1, and says so only when it has to take it."""
+    grammar = Grammar("lark", "start: " + " | ".join(f'"{i}"' for i in range(2500)))
+    one = SamplingParams(temperature=0, max_tokens=max_tokens, logit_bias={TOKENIZER.encode("1")[0]: 100})
+    with make_engine(forced_tokens=can_force) as engine:
+        other, request = Listener(), make_request([1, 2, 3], sampling=SamplingParams(max_tokens=40, ignore_eos=True))
+        engine.submit([request], other)
+        with pytest.raises(RequestError, match="the grammar failed"):
+            answer(engine, one, grammar)
+        other.wait(request.id)
+        assert other.last(request.id).finish_reason == FinishReason.LENGTH
+        assert answer(engine, SamplingParams(temperature=0, max_tokens=300)).finish_reason == FinishReason.STOP
+
+
 def test_a_regex_and_its_end() -> None:
     with make_engine() as engine:
         for seed in range(10):

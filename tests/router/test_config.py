@@ -94,6 +94,12 @@ def test_a_file_is_checked_before_anything_is_opened(tmp_path, text, said):
     assert said in str(caught.value)
 
 
+def test_a_key_that_no_header_can_hold_is_refused(tmp_path):
+    path = write(tmp_path, "[[replicas]]\nurl = 'http://a'\napi_key_env = 'KEY'")
+    with pytest.raises(ConfigError, match="the key in KEY holds a control character"):
+        read_fleet(RouterConfig(), path, {"KEY": "a\nb"})
+
+
 def test_a_policy_or_a_level_that_there_is_not():
     with pytest.raises(ConfigError, match="there is no policy 'nearest'; there are prefix, session"):
         RouterConfig(policy="nearest")

@@ -89,6 +89,17 @@ async def test_a_replica_that_was_down_is_asked_again(scripted, route):
     assert answer.content == b'{"id":"msg_1","type":"message"}'
 
 
+async def test_who_has_nothing_for_a_moment_speaks_what_it_spoke(scripted, route):
+    """A proxy before it answers 404 to everything while it is deployed: it must not stay without its API."""
+    config = speaks_chat(scripted)
+    router, page = await route((config,)), scripted.pages.pop(CHAT)
+    body = {"model": "m", "messages": MESSAGES}
+    assert (await router.client.post(CHAT, json=body)).status_code == 404
+    scripted.pages[CHAT] = page
+    answer = await router.client.post(CHAT, json=body)
+    assert (answer.status_code, scripted.paths[-1]) == (200, CHAT)
+
+
 async def test_who_cannot_count_tokens_may_speak_the_api_all_the_same(scripted, route):
     router = await route((speaks_chat(scripted),))
     scripted.pages["/v1/messages"] = Page(b'{"id":"msg_1","type":"message"}')

@@ -148,7 +148,7 @@ class ApiServer(uvicorn.Server):
     def reload(self) -> None:
         assert self._reload
         try:
-            log.info("reload: %s", self._reload())
+            log.warning("reload: %s", self._reload())  # seen at the level `warning`, too: somebody asked for it
         except ConfigError as error:
             log.error("reload refused, nothing has changed: %s", error)
 

@@ -226,8 +226,6 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         _check_listener(self)
-        if self.max_thinking is not None and self.max_thinking < 0:
-            raise ConfigError(f"max_thinking must be at least 0, not {self.max_thinking}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -327,9 +325,13 @@ _UNITS |= {"kib": 1024, "mib": 1024**2, "gib": 1024**3}
 
 
 def _check_listener(config: ServerConfig | RouterConfig) -> None:
+    for each in fields(config):
+        value = getattr(config, each.name)
+        if isinstance(value, int | float) and not value >= 0:  # which is true of NaN, too
+            raise ConfigError(f"{each.name} must be at least 0, not {value}")
     for name in ("drain_delay_s", "drain_timeout_s"):
-        if not 0 <= getattr(config, name) < math.inf:
-            raise ConfigError(f"{name} must be at least 0, not {getattr(config, name)}")
+        if getattr(config, name) == math.inf:
+            raise ConfigError(f"{name} must be finite")
     if config.log_level not in get_args(LogLevel):
         raise ConfigError(f"there is no log_level {config.log_level!r}; there are {', '.join(get_args(LogLevel))}")
     if not config.write_timeout_s > 0:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from hotloop.backends.backend import Chosen, Mask
-from hotloop.core.errors import HotloopError
+from hotloop.core.errors import HotloopError, RequestError
 from hotloop.core.request import Request, TokenLogprob
 from hotloop.engine.grammar.matcher import Matcher, masks_of
 from hotloop.engine.step import Slice
@@ -161,12 +161,15 @@ class TokenDecoder:
 
     def _advance(self, guide: Guide, token_id: int, num_left: int) -> None:
         guide.matcher.advance(token_id)
+        if guide.matcher.error:  # a limit that is only seen behind this token
+            raise RequestError(f"the grammar failed: {guide.matcher.error}", param="grammar")
         self._foresee(guide, num_left - 1)
 
     def _foresee(self, guide: Guide, num_left: int) -> None:
         for token_id in guide.matcher.forced()[: min(num_left, _MAX_FORCED)]:
+            if not guide.matcher.advance(token_id):
+                break
             guide.forced.append(token_id)
-            guide.matcher.advance(token_id)
 
     def _forces(self, request: Request) -> bool:
         """Logprobs need a row for each token."""

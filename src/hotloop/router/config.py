@@ -121,4 +121,6 @@ def _parse_replica(
         raise ConfigError(f"{path}: [[replicas]]: {error}") from None
     if key_name and not environ.get(key_name):
         raise ConfigError(f"{path}: {given.url} needs a key, but {key_name} is not set")
+    if not environ.get(key_name, "").isprintable():  # it is in a header
+        raise ConfigError(f"{path}: the key in {key_name} holds a control character, such as a line break")
     return replace(given, api_key=environ.get(key_name))

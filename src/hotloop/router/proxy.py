@@ -189,8 +189,17 @@ class Proxy:
             if api in WITHOUT_STAND_IN:
                 log.info("%s has no %s: such requests go elsewhere until it restarts", replica.name, api)
                 raise
-            log.info("%s does not speak the %s API: such requests are translated until it restarts", replica.name, api)
-            return await self._exchange(place, attempts)
+        is_there = False
+        try:
+            begun = await self._exchange(place, attempts)
+            is_there = begun.response.status not in (404, 405)
+            return begun
+        finally:
+            if is_there:
+                what = "%s does not speak the %s API: such requests are translated until it restarts"
+                log.info(what, replica.name, api)
+            else:  # nothing is there: for a moment, or at all, which says nothing of this API
+                replica.missing_apis -= {api}
 
     async def _exchange(self, place: Place, attempts: RequestAttempts) -> ProxiedAnswer:
         replica = place.replica

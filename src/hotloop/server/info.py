@@ -99,7 +99,8 @@ async def detokenize(request: Request) -> Response:
     service = Service.of(request)
     async with service.reading(request) as given:
         body = convert(given, DetokenizeBody)
-    return JSONResponse({"prompt": service.prompts.tokens(body.tokens, param="tokens").text})
+    text = await asyncio.to_thread(lambda: service.prompts.tokens(body.tokens, param="tokens").text)
+    return JSONResponse({"prompt": text})
 
 
 async def embeddings(request: Request) -> Response:

@@ -94,7 +94,8 @@ class Matcher:
         return True
 
     def rollback(self, num_tokens: int) -> None:
-        if not num_tokens:
+        """One that has failed has no place to go back to, and may have taken less than it was given."""
+        if not num_tokens or self.error:
             return
         assert 0 < num_tokens <= len(self._past), "more rolled back than was taken"
         self._run, self._at = self._past[-num_tokens]

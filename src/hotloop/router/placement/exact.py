@@ -10,9 +10,10 @@ it back. What it said before anybody listened is unknown until it says everythin
 from array import array
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
+
+import msgspec
 
 MIN_RUN_TOKENS = 16
 """Some engines have blocks of one token: too many to be looked up one by one."""
@@ -24,9 +25,9 @@ _TOKEN_BYTES = array("i").itemsize
 _NAME_BYTES = 8
 
 
-@dataclass(slots=True)
-class _Block:
-    """A block as its engine knows it: the last whole run up to its end, and the tokens after that run."""
+class _Block(msgspec.Struct, gc=False):
+    """A block as its engine knows it: the last whole run up to its end, and the tokens after that run. Not tracked by
+    the garbage collector, which would stop the router for as long as it takes to look at all of them."""
 
     name: bytes
     rest: bytes
