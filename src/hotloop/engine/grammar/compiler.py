@@ -39,7 +39,7 @@ class Compiler:
         special = {i: tokenizer.token_text(i) for i in range(vocab_size) if tokenizer.is_special(i)}
         self._trial = Trial(vocab_size, special, self.eos_ids)
         named = {text: [token_id] for token_id, text in special.items()}
-        self.endings = Endings(lambda text: named.get(text) or self.spell(text), self.eos_ids)
+        self.endings = Endings(lambda text: named.get(text) or self.spell(text), self.eos_ids, special)
 
     def spell(self, text: str) -> list[int]:
         return list(self._inner.tokenize_str(text))

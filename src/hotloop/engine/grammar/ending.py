@@ -18,15 +18,16 @@ from numpy.typing import NDArray
 
 _TAGS = ("\n</parameter>\n", "\n</parameter>", "\n</function>", "\n</tool_call>")
 # These close a text in one family's calls, and may stand in another's: whether they lead out of it is looked at.
-_TEXT_ENDS = ("</parameter>", "</arg_value>", "</｜DSML｜parameter>", '<|"|>', "<escape>")
+_TEXT_ENDS = ("</parameter>", "</arg_value>", "</｜DSML｜parameter>", '<|"|>', "<escape>", "</arg_key>")
 # These close all calls, where another one might begin.
 _CALL_ENDS = ("<|tool_calls_section_end|>", "<｜tool▁calls▁end｜>", "</minimax:tool_call>")
-_BRACKETS = "}]"
+_BRACKETS = "}]/"  # the last is of a tag that has been begun
 _SEPARATORS = (", ", ",", ": ", ":")
 _VALUES = '0"[{nft123456789-' + string.punctuation + string.ascii_letters + " \n"
 _TEXT = "a0@.-:/_ " + string.ascii_letters + string.digits + string.punctuation + "\n"
 _MAX_WORDS = 256  # of an ending: the engine's loop waits for it
 _MAX_HINTS = 32
+_MAX_MARKS = 16  # special tokens looked at where they may come
 _PATTERN = re.compile(r'"pattern":("(?:[^"\\]|\\.)*")')
 # What stands for many characters or for none; a repetition; a character that is escaped, or not.
 _PIECES = re.compile(
@@ -71,13 +72,16 @@ def _words_of(pattern: str) -> Iterator[str]:
 
 
 class Endings:
-    def __init__(self, spell: Callable[[str], list[int]], eos_ids: frozenset[int]) -> None:
+    def __init__(
+        self, spell: Callable[[str], list[int]], eos_ids: frozenset[int], special_ids: Iterable[int] = ()
+    ) -> None:
         def words(texts: Iterable[str]) -> list[Word]:
             spelt = [tuple(spell(text)) for text in dict.fromkeys(texts)]
             return [word for word in spelt if word]  # not every vocabulary has every character
 
         self._words = words
         self._eos_ids = eos_ids
+        self._marks: list[Word] = [(token_id,) for token_id in special_ids if token_id not in eos_ids]
         self._tags, self._brackets, self._separators = words(_TAGS), words(_BRACKETS), words(_SEPARATORS)
         self._text_ends, self._call_ends = words(_TEXT_ENDS), words(_CALL_ENDS)
         self._values, self._text = words(_VALUES), words(_TEXT)
@@ -117,9 +121,10 @@ class Endings:
     ) -> Word | None:
         mask = walker.mask().tobytes()
         is_text = _begins(mask, self._letter)  # outside its strings JSON has no x
+        marks = [word for word in self._marks if _begins(mask, word)][:_MAX_MARKS]
         closers = [*self._tags, *self._call_ends, *self._brackets, *self._separators]
         if is_text:
-            ends = [word for word in (*self._tags, *self._text_ends) if _begins(mask, word)]
+            ends = [word for word in (*self._tags, *self._text_ends, *marks) if _begins(mask, word)]
             closers = [word for word in ends if self._leads_out(walker, word)]
         # A quote that did not lead out of a text is not a string's end: then it is a character among others.
         if is_text and may_close:
@@ -127,7 +132,7 @@ class Endings:
         sure = next((word for word in closers if _begins(mask, word) and _takes(walker, word)), None)
         if sure is not None:
             return sure
-        known = [*hinted, *(self._text if is_text else self._values)]
+        known = [*hinted, *(self._text if is_text else (*self._values, *marks))]
         likely = [word for word in known if _begins(mask, word)]
         words = [word for word in likely if len(word) == 1 or _takes(walker, word)]
         return min(words or _allowed(mask), key=lambda word: tried[word], default=None)
