@@ -4,7 +4,11 @@ Grammars come from strangers: their size, the time and the memory of a compilati
 with one is a `RequestError` of one line. Nothing here keeps what was compiled, nor walks through it.
 """
 
+import json
 import re
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
@@ -51,6 +55,10 @@ class Compiler:
             raise RequestError(reason, param="grammar")
         if not is_plain(grammar):
             self._trial.run(grammar)
+        return self.build(grammar)
+
+    def build(self, grammar: Grammar) -> LLMatcher:
+        """Another parser of a grammar that has been compiled before."""
         try:
             matcher = build(self._inner, grammar)
         except ValueError as error:
@@ -58,6 +66,50 @@ class Compiler:
         if matcher.is_error():
             raise RequestError(_reason(grammar, matcher.get_error()), param="grammar")
         return matcher
+
+    def outline(self, grammar: Grammar) -> LLMatcher | None:
+        """A parser of the same JSON without what bounds its strings and numbers, and takes the most room; it takes all
+        that the grammar takes. None if the grammar has no JSON in it."""
+        text = _outline(grammar)
+        try:
+            return None if text is None else self.build(replace(grammar, text=text))
+        except RequestError:
+            return None
+
+
+_EMBEDDED = re.compile(r"%json (?=\{)")
+_BOUNDS = {"format", "maxLength", "minLength", "multipleOf", "pattern", "patternProperties"}
+_BOUNDS |= {"exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum"}
+_NAMED = {"$defs", "definitions", "properties"}
+_VALUES = {"const", "enum", "required", "x-guidance"}
+
+
+def _outline(grammar: Grammar) -> str | None:
+    if grammar.kind == "json_schema":
+        return json.dumps(_unbounded(json.loads(grammar.text)))
+    parts, end = [], 0
+    with suppress(ValueError):  # a caller's own grammar may only look like it
+        for match in _EMBEDDED.finditer(grammar.text):
+            if match.end() > end:
+                schema, next_end = json.JSONDecoder().raw_decode(grammar.text, match.end())
+                parts += [grammar.text[end : match.end()], json.dumps(_unbounded(schema))]
+                end = next_end
+    return "".join([*parts, grammar.text[end:]]) if parts else None
+
+
+def _unbounded(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_unbounded(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    left = _BOUNDS | ({"additionalProperties"} if "patternProperties" in schema else set())
+    return {key: _unbounded_part(key, part) for key, part in schema.items() if key not in left}
+
+
+def _unbounded_part(key: str, part: Any) -> Any:
+    if key in _VALUES:
+        return part
+    return {name: _unbounded(each) for name, each in part.items()} if key in _NAMED else _unbounded(part)
 
 
 class _Spelling:
