@@ -193,7 +193,9 @@ def rewrite_one_of(rest: Schema, cases: Sequence[Schema], context: Context) -> S
 
 def _of_some(schema: Schema) -> Schema:
     """The lists it describes, but for the empty one; nothing if it describes more than lists."""
-    return {**schema, "minItems": max(1, schema.get("minItems", 0))} if types_of(schema) == {"array"} else False
+    if isinstance(schema, bool) or types_of(schema) != {"array"}:
+        return False
+    return {**schema, "minItems": max(1, schema.get("minItems", 0))}
 
 
 def _facts(schema: Schema, other: Schema) -> Schema:

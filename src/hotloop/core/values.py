@@ -111,9 +111,9 @@ class _Look:
             case "required":
                 return all(name in value for name in part)
             case "minProperties":
-                return len(value) >= part
+                return len(value) >= _number(part)
             case "maxProperties":
-                return len(value) <= part
+                return len(value) <= _number(part)
             case "properties":
                 return all(self._follows(part[name], value=value[name]) for name in value if name in part)
             case "dependencies" | "dependentRequired" | "dependentSchemas":

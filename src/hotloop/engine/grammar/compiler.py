@@ -6,6 +6,8 @@ with one is a `RequestError` of one line. Nothing here keeps what was compiled, 
 
 import json
 import re
+import time
+from collections import deque
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -19,6 +21,12 @@ from hotloop.engine.grammar.trial import Trial, build, is_plain
 from hotloop.models.tokenizer import Tokenizer
 
 MAX_GRAMMAR_BYTES = 256 * 1024
+# What is written where a new grammar is rehearsed, which takes some 20 ms; and what then ends a text.
+_SAMPLE = "The quick 12 Brown foxes, jumps-over a_lazy dog. (x@y.org/a?b=c) 2024-01-02T03:04:05Z naïve {}; "
+_CLOSERS = ('"', '",', '"}', "\n", "<")
+_TEXT_TOKENS = 16
+_MAX_REHEARSED = 64  # tokens
+_MAX_REHEARSAL_S = 0.3
 _MARKER = b"\xff"  # llguidance's mark of a special token: no text, being UTF-8, can spell it
 
 
@@ -43,6 +51,7 @@ class Compiler:
         special = {i: tokenizer.token_text(i) for i in range(vocab_size) if tokenizer.is_special(i)}
         self._trial = Trial(vocab_size, special, self.eos_ids)
         named = {text: [token_id] for token_id, text in special.items()}
+        self._sample, self._closers = self.spell(_SAMPLE), [ids[0] for text in _CLOSERS if (ids := self.spell(text))]
         self.endings = Endings(lambda text: named.get(text) or self.spell(text), self.eos_ids, special)
 
     def spell(self, text: str) -> list[int]:
@@ -53,9 +62,32 @@ class Compiler:
         if size > MAX_GRAMMAR_BYTES:
             reason = f"the grammar has {size:,} bytes; at most {MAX_GRAMMAR_BYTES:,} are taken"
             raise RequestError(reason, param="grammar")
-        if not is_plain(grammar):
-            self._trial.run(grammar)
-        return self.build(grammar)
+        if is_plain(grammar):
+            return self.build(grammar)
+        self._trial.run(grammar)
+        matcher = self.build(grammar)
+        error = self._rehearse(matcher.deep_copy())
+        if error:
+            raise RequestError(f"the grammar is too complex: an answer failed with {error}", param="grammar")
+        return matcher
+
+    def _rehearse(self, walker: LLMatcher) -> str:
+        """Write the beginning of an answer, text wherever text may stand; the error it fails with, if it does."""
+        until_s = time.thread_time() + _MAX_REHEARSAL_S
+        sample = deque(self._sample)
+        for step in range(_MAX_REHEARSED):
+            run = walker.compute_ff_tokens()
+            mask = walker.compute_bitmask()
+            if walker.is_error() or walker.is_stopped() or time.thread_time() > until_s:
+                break
+            closers = self._closers if step % _TEXT_TOKENS == _TEXT_TOKENS - 1 else []
+            words = [token_id for token_id in (*closers, *sample) if mask[token_id >> 3] >> (token_id & 7) & 1]
+            first = next((8 * i + (byte & -byte).bit_length() - 1 for i, byte in enumerate(mask) if byte), None)
+            taken = run or words[:1] or ([] if first is None else [first])
+            if not taken or walker.try_consume_tokens(taken) < len(taken):
+                break
+            sample.rotate(-1)
+        return first_line(walker.get_error()) if walker.is_error() else ""
 
     def build(self, grammar: Grammar) -> LLMatcher:
         """Another parser of a grammar that has been compiled before."""

@@ -102,7 +102,7 @@ class Matcher:
         return self._only(run[self._at]) if run else None
 
     def _checked(self, bits: Mask) -> Mask:
-        if self._inner.is_error():
+        if self._inner.is_error() or not bits.any():
             return self.mask() if self._recover() else self._only()
         self._num_dry = 0
         return bits[: (self._compiler.vocab_size + 7) // 8]
@@ -200,7 +200,7 @@ class Matcher:
     def _recover(self) -> bool:
         """Go on from a parser that has failed; False if that is impossible, and nothing is allowed any more."""
         self._forget()  # its copies share what has failed
-        error = first_line(self._inner.get_error())
+        error = first_line(self._inner.get_error() or "no token may come next")
         if self._grammar is None or self.is_cut:
             self.error = error
             return False
@@ -222,7 +222,9 @@ class Matcher:
         """Another parser at the same place."""
         assert self._grammar
         parser, until_s = make(self._grammar), time.thread_time() + _MAX_REPLAY_S
-        for begin in range(0, len(self._taken), self._max_dry) if parser else ():
+        for begin in range(0, len(self._taken), self._max_dry):
+            if parser is None:
+                return None
             parser.compute_bitmask()
             taken = self._taken[begin : begin + self._max_dry]
             if parser.try_consume_tokens(taken) < len(taken) or time.thread_time() > until_s:
