@@ -164,6 +164,9 @@ def rewrite_least(rest: dict[str, Any], least: int) -> Schema:
         return rest
     optional = [name for name in properties if name not in required]
     if not optional or all(name in required for name in properties) or rest.get("additionalProperties") is not False:
+        is_free = "patternProperties" in rest or rest.get("additionalProperties") is not False
+        if is_free and least > len({*required}) + 1:
+            raise Unsupported  # one free name twice would count as two properties
         return {**rest, "minProperties": least}  # the compiler knows some of these
     if "patternProperties" in rest:
         raise Unsupported
@@ -239,6 +242,8 @@ def _break(key: str, value: Any, known: Schema, context: Context, depth: int) ->
             return [negate(part, known, context, depth) for part in value]
         case "anyOf":
             return [_all([negate(part, known, context, depth) for part in value])]
+    if key == "maxProperties" and value > 0:
+        raise Unsupported  # the names could be one name, twice
     if key in _OPPOSITES and not isinstance(value, bool):
         kind, opposite, step = _OPPOSITES[key]
         return [{"type": kind, opposite: value + step}] if value + step >= 0 or not step else []

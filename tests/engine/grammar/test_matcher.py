@@ -440,23 +440,14 @@ def test_an_answer_that_cannot_be_closed_ends(monkeypatch: pytest.MonkeyPatch):
     assert matcher.is_cut
 
 
-@pytest.mark.parametrize(
-    "schema",
-    [
-        {"type": "integer", "multipleOf": 99_991, "minimum": 3, "maximum": 10**15},
-        {"type": "string", "allOf": [{"pattern": "^.{3,100}b"}, {"pattern": "c.{1,50}d"}]},
-    ],
-)
-@pytest.mark.parametrize("is_required", [True, False])
-def test_a_grammar_that_fails_in_an_answer_is_refused(schema: Any, is_required: bool):
-    whole = {
-        "type": "object",
-        "properties": {"n": {"type": "null"}, "a": schema},
-        "required": ["n", "a"][: 1 + is_required],
-    }
-    for wanted in (schema, whole):
+@pytest.mark.parametrize("required", [["n", "a"], ["n"], []])
+def test_a_grammar_that_fails_in_an_answer_is_refused(required: list[str]):
+    odd = {"type": "integer", "multipleOf": 99_991, "minimum": 3, "maximum": 10**15}
+    whole: Any = {"type": "object", "properties": {"n": {"type": "null"}, "a": odd}, "required": required}
+    whole["additionalProperties"] = False
+    for schema in (odd, whole, {"type": "array", "items": whole}):
         with pytest.raises(RequestError, match="too complex"):
-            WORDY.prepare(json_schema(wanted))
+            WORDY.prepare(json_schema(schema))
 
 
 def test_a_model_without_an_end_cannot_be_bound():

@@ -12,8 +12,10 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
+from hotloop.backends.sampler import is_allowed
 from hotloop.core.errors import RequestError
 from hotloop.core.grammar import Grammar
 from hotloop.engine.grammar.ending import Endings
@@ -21,8 +23,9 @@ from hotloop.engine.grammar.trial import Trial, build, is_plain
 from hotloop.models.tokenizer import Tokenizer
 
 MAX_GRAMMAR_BYTES = 256 * 1024
-# What is written where a new grammar is rehearsed, which takes some 20 ms; and what then ends a text.
+# What is written where a new grammar is rehearsed, what leads on between texts, and what ends one.
 _SAMPLE = "The quick 12 Brown foxes, jumps-over a_lazy dog. (x@y.org/a?b=c) 2024-01-02T03:04:05Z naïve {}; "
+_OPENERS = (",", ", ", ', "', '"')
 _CLOSERS = ('"', '",', '"}', "\n", "<")
 _TEXT_TOKENS = 16
 _MAX_REHEARSED = 64  # tokens
@@ -51,7 +54,10 @@ class Compiler:
         special = {i: tokenizer.token_text(i) for i in range(vocab_size) if tokenizer.is_special(i)}
         self._trial = Trial(vocab_size, special, self.eos_ids)
         named = {text: [token_id] for token_id, text in special.items()}
-        self._sample, self._closers = self.spell(_SAMPLE), [ids[0] for text in _CLOSERS if (ids := self.spell(text))]
+        self._sample, self._letter = self.spell(_SAMPLE), self.spell("x")[:1]
+        self._openers, self._closers = (
+            [ids[0] for text in texts if (ids := self.spell(text))] for texts in (_OPENERS, _CLOSERS)
+        )
         self.endings = Endings(lambda text: named.get(text) or self.spell(text), self.eos_ids, special)
 
     def spell(self, text: str) -> list[int]:
@@ -77,13 +83,13 @@ class Compiler:
         sample = deque(self._sample)
         for step in range(_MAX_REHEARSED):
             run = walker.compute_ff_tokens()
-            mask = walker.compute_bitmask()
+            mask = np.frombuffer(walker.compute_bitmask(), np.uint8)
             if walker.is_error() or walker.is_stopped() or time.thread_time() > until_s:
                 break
-            closers = self._closers if step % _TEXT_TOKENS == _TEXT_TOKENS - 1 else []
-            words = [token_id for token_id in (*closers, *sample) if mask[token_id >> 3] >> (token_id & 7) & 1]
-            first = next((8 * i + (byte & -byte).bit_length() - 1 for i, byte in enumerate(mask) if byte), None)
-            taken = run or words[:1] or ([] if first is None else [first])
+            is_text = any(is_allowed(mask, token_id) for token_id in self._letter)
+            ahead = self._openers if not is_text else self._closers if step % _TEXT_TOKENS == 0 else []
+            words = [token_id for token_id in (*ahead, *sample) if is_allowed(mask, token_id)]
+            taken = run or words[:1] or np.flatnonzero(np.unpackbits(mask, bitorder="little"))[:1].tolist()
             if not taken or walker.try_consume_tokens(taken) < len(taken):
                 break
             sample.rotate(-1)

@@ -23,7 +23,7 @@ from hotloop.core.errors import RequestError
 from hotloop.core.grammar import Grammar
 from hotloop.core.shelf import Shelf
 from hotloop.engine.grammar.compiler import Compiler, first_line
-from hotloop.engine.grammar.ending import find_hints
+from hotloop.engine.grammar.ending import NO_HINTS, Hints, find_hints
 from hotloop.engine.grammar.trial import is_plain
 from hotloop.models.tokenizer import Tokenizer
 
@@ -53,7 +53,7 @@ class Matcher:
         inner: LLMatcher,
         compiler: Compiler,
         forget: Callable[[], None],
-        hints: tuple[str, ...] = (),
+        hints: Hints = NO_HINTS,
         grammar: Grammar | None = None,
         begun_ids: Iterable[int] = (),
     ) -> None:
@@ -261,7 +261,7 @@ class _Shape:
     """A grammar's place in the table, where its parser is or will be."""
 
     parser: "Future[LLMatcher]" = field(default_factory=Future)
-    hints: tuple[str, ...] = ()  # words of its patterns, which an ending may need
+    hints: Hints = NO_HINTS  # of its patterns, which an ending may need
     is_fresh: bool = True  # whether nobody has used it yet: its first user counts as the miss
 
 
