@@ -58,8 +58,23 @@ _TIME = (
     f"(?:{_HOUR}:{_MINUTE}:{_MINUTE}{_REST}(?:[zZ]|[+-]{_HOUR}:{_MINUTE})|23:59:60{_REST}(?:[zZ]|[+-]00:00)"
     f"|{_HOUR}:{_MINUTE}:60{_REST}[+-](?:(?:0[1-9]|1[0-9]|2[0-3]):{_MINUTE}|00:(?:0[1-9]|[1-5][0-9])))"
 )
-EXACT_FORMATS = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}[tT]{_TIME}$"}
-"""Formats that the compiler takes too widely (the 30th of February), as patterns."""
+_ATOM = "[a-zA-Z0-9!#$%&'*+/=?^_`{|}~-]+"
+_LABEL = "[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
+_BYTE = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+_PART = "[0-9a-fA-F]{1,4}"
+_SHORTENED = (rf"(?:{_PART}:){{1,{7 - num}}}(?::{_PART}){{1,{num}}}" for num in range(1, 7))
+_IPV6 = "|".join([rf"(?:{_PART}:){{7}}{_PART}", *_SHORTENED, rf"(?:{_PART}:){{1,7}}:", rf":(?::{_PART}){{1,7}}", "::"])
+_EMAIL = (
+    rf'(?:{_ATOM}(?:\.{_ATOM})*|"(?:[ !#-\[\]-~]|\\[ -~])*")'
+    rf"@(?:{_LABEL}(?:\.{_LABEL})*|\[(?:{_BYTE}(?:\.{_BYTE}){{3}}|IPv6:(?:{_IPV6}))\])"
+)
+EXACT_FORMATS = {
+    "date": f"^{_DATE}$",
+    "time": f"^{_TIME}$",
+    "date-time": f"^{_DATE}[tT]{_TIME}$",
+    "email": f"^{_EMAIL}$",
+}
+"""Formats that the compiler takes too widely (the 30th of February) or too narrowly (a quoted name), as patterns."""
 
 
 def both(schema: Schema, other: Schema) -> Schema:

@@ -307,6 +307,10 @@ REFUSED: list[tuple[Any, str]] = [
     ({"type": "string", "pattern": "(?=a)b"}, "look-around"),
     ({"enum": []}, "no value at all"),
     ({"type": "object", "properties": {"a": {}}, "minProperties": 3}, "'minProperties'"),
+    ({"type": "object", "minProperties": 2}, "'minProperties'"),  # {"a": 1, "a": 1} has one
+    ({"type": "object", "properties": {"a": {}}, "required": ["a"], "minProperties": 3}, "'minProperties'"),
+    ({"patternProperties": {"^a": {}}, "additionalProperties": False, "minProperties": 2}, "'minProperties'"),
+    ({"type": "object", "not": {"maxProperties": 1}}, "'not'"),
     ({"patternProperties": {"a": {}, "b": {}}}, "'patternProperties'"),
     ({"const": "\ud800"}, "schema"),
     ({"enum": ["x" * 1000] * 300}, "bytes"),

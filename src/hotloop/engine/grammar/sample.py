@@ -46,7 +46,7 @@ def _write_part(kind: str, argument: Any) -> str:
         case "SUBPATTERN":
             return _write(argument[-1])
         case "MAX_REPEAT" | "MIN_REPEAT":
-            return _write(argument[2]) * min(argument[0], _MAX_CHARS)
+            return _write(argument[2]) * min(int(argument[0]), _MAX_CHARS)
         case "AT":
             return ""
     raise ValueError(kind)
