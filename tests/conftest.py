@@ -50,3 +50,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--through-router", action="store_true", help="Talk to servers through a router.")
+    parser.addoption("--random-calls", type=int, default=400, help="How many calls a random model makes.")
+
+
+@pytest.fixture(scope="session")
+def num_random_calls(pytestconfig: pytest.Config) -> int:
+    return int(pytestconfig.getoption("--random-calls"))

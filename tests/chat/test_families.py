@@ -100,7 +100,6 @@ def test_nothing_is_bound_where_nothing_was_asked_for(name: str) -> None:
     tool_format, tokenizer = FORMATS[name]
     assert tool_format.grammar(TOOLS, ToolChoice("none"), tokenizer) is None
     assert tool_format.grammar((), AUTO, tokenizer) is None
-    assert tool_format.grammar((Tool("f", is_strict=False),), AUTO, tokenizer) is None
 
 
 @every_family

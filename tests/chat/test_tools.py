@@ -53,7 +53,7 @@ def test_what_contradicts_itself_is_refused(tools: list[Tool], choice: ToolChoic
     [
         ([], ToolChoice(), False),
         ([A], ToolChoice("none"), False),
-        ([B], ToolChoice(), False),
+        ([B], ToolChoice(), True),
         ([A, B], ToolChoice(), True),
         ([B], ToolChoice("required"), True),
     ],

@@ -5,29 +5,24 @@ import re
 from typing import Any
 
 import jsonschema
-import numpy as np
 import pytest
+from llguidance import LLParserLimits
 from tests.engine.drafting.test_speculation import Oracle
 from tests.engine.tiny import (
     EOS_ID,
     PROMPTS,
     TOKENIZER,
-    VOCAB_SIZE,
     Listener,
     make_engine,
     make_request,
     until_idle,
 )
 
-from hotloop.backends.backend import SampleRow, Sampling
-from hotloop.backends.host import HostChosen
 from hotloop.core.errors import RequestError
 from hotloop.core.grammar import Grammar, json_schema
 from hotloop.core.request import FinishReason, SamplingParams
-from hotloop.engine.decode import TokenDecoder
 from hotloop.engine.engine import Completion, Engine
-from hotloop.engine.grammar.matcher import Grammars
-from hotloop.engine.step import Slice
+from hotloop.engine.grammar import trial
 
 SCHEMA = {
     "type": "object",
@@ -184,17 +179,14 @@ def test_a_part_whose_choice_does_not_fit_ends_the_answer() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0, 1])
-def test_a_matcher_that_fails_fails_its_request_and_no_step(temperature: float) -> None:
-    request = make_request([1, 2, 3], sampling=SamplingParams(temperature=temperature), grammar=GRAMMAR)
-    matcher = Grammars(TOKENIZER, VOCAB_SIZE).matcher(Grammar("regex", "[a-z]+"))
-    decoder = TokenDecoder([EOS_ID], can_force=True)
-    decoder.open(request, matcher)
-    matcher.error = "too many states"
-    part = Slice(request, 0, 3, wants_token=True)
-    logits = np.ones((1, VOCAB_SIZE), np.float32)
-    tokens = decoder.decode(part, HostChosen(logits, Sampling([SampleRow(request, 3)]), 0.0), 0)
-    assert isinstance(part.error, RequestError)
-    assert (tokens, request.num_output) == ([], 0)
+def test_an_answer_whose_grammar_fails_is_closed(temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "LIMITS", LLParserLimits(max_lexer_states=1000, verbose_errors=False))
+    words = {"type": "string", "pattern": r"^(?:\S+\s+){0,49}\S+$", "maxLength": 400}
+    grammar = json_schema({"type": "array", "items": {"type": "object", "properties": {"a": words}}, "minItems": 9})
+    with make_engine() as engine:
+        done = answer(engine, SamplingParams(temperature=temperature, max_tokens=900, seed=1), grammar)
+    assert done.finish_reason == FinishReason.LENGTH
+    assert len(json.loads(done.text)) >= 9
 
 
 @pytest.mark.parametrize("can_force", [True, False])

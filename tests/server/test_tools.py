@@ -174,6 +174,39 @@ def test_schemas_are_followed_unless_somebody_says_otherwise() -> None:
         assert calls_of(ask(client, tools=strict))[0][1].keys() == {"city", "days"}
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("is_said", [True, False], ids=["strict: false", "--no-strict-tools"])
+def test_without_strict_a_call_is_still_one_of_a_tool_and_json(is_said: bool, stream: bool) -> None:
+    wild = 'Well.\n<tool_call>\n{"name": "planet", "arguments": {"days": five, "city": "Rome"}}\n</tool_call>'
+    tools = [tool("weather", WEATHER, **({"strict": False} if is_said else {}))]
+    with saying(wild, config=ServerConfig(port=0, strict_tools=is_said)) as client:
+        if stream:
+            text, calls = reassemble(ask(client, tools=tools, stream=True))  # type: ignore[arg-type]
+            written = [(name, arguments) for _, name, arguments in calls]
+        else:
+            [choice] = ask(client, tools=tools).choices
+            text, given = choice.message.content, choice.message.tool_calls or ()
+            written = [(call.function.name, call.function.arguments) for call in given]  # type: ignore[union-attr]
+    [(name, arguments)] = written
+    assert ((text or "").strip(), name) == ("Well.", "weather")
+    assert isinstance(json.loads(arguments), dict)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_broken"), [({"city": "Rome", "days": "two"}, True), ({"city": "Rome", "days": 2}, False)]
+)
+def test_without_strict_what_breaks_the_schema_is_told(arguments: dict[str, Any], is_broken: bool) -> None:
+    tools = [tool("weather", WEATHER, strict=False)]
+    with Serving(script=[write_call("weather", **arguments)]) as serving:
+        body = serving.chat(tools=tools, max_tokens=300).json()
+    [call] = body["choices"][0]["message"]["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == arguments
+    changes = body["usage"]["hotloop"].get("changes", [])
+    broken = "tools[0].function.parameters: the arguments of weather do not follow the schema: days breaks type"
+    assert any(change.startswith(broken) for change in changes) == is_broken
+    assert not any("not enforced" in change for change in changes), "nobody asked for it"
+
+
 def test_logprobs_cover_every_token() -> None:
     with saying(PARIS) as client:
         fields = {"logprobs": True, "top_logprobs": 1, "tool_choice": "required", "parallel_tool_calls": False}

@@ -67,8 +67,6 @@ def prompt_batch(num_tokens: int, block_size: int, num_wanted: int = 1) -> Batch
 class Allowed(Protocol):
     """Which tokens may come next."""
 
-    error: str | None
-
     def allows(self, token_id: int) -> bool: ...
     def mask(self) -> Mask: ...
 

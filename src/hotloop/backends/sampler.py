@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotloop.backends.backend import Allowed, Mask, SampleRow
-from hotloop.core.errors import RequestError
 from hotloop.core.request import SamplingParams, TokenLogprob
 
 Logits = NDArray[np.float32]
@@ -45,7 +44,7 @@ class Rows:
 
 
 def sample(rows: Rows, index: int, row: SampleRow, allowed: Allowed | None, eos_ids: frozenset[int]) -> int:
-    """The token of this row, among those allowed. Raises RequestError if the grammar fails."""
+    """The token of this row, among those allowed."""
     params = row.request.sampling
     likeliest = rows.likeliest[index]
     if params.is_greedy and _is_plain(row) and (allowed is None or allowed.allows(likeliest)):
@@ -55,8 +54,6 @@ def sample(rows: Rows, index: int, row: SampleRow, allowed: Allowed | None, eos_
     if allowed is not None:
         logits = logits.copy() if logits is raw else logits
         apply_mask(logits, allowed.mask())
-        if allowed.error:
-            raise RequestError(f"the grammar failed: {allowed.error}", param="grammar")
     if params.is_greedy:
         return int(logits.argmax())
     return choose(logits, params, address(row.request.seed, row.position))

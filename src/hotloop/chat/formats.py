@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from hotloop.chat import lark
 from hotloop.chat.gemma_calls import GemmaFormat
-from hotloop.chat.harmony import CHANNEL, CONSTRAIN, END, MESSAGE, START, HarmonyParser
+from hotloop.chat.harmony import CHANNEL, CONSTRAIN, END, MARKS, MESSAGE, START, HarmonyParser
 from hotloop.chat.json_calls import JsonCallParser, JsonMarks
 from hotloop.chat.named_formats import DeepSeekFormat, KimiFormat
 from hotloop.chat.stream import CallParser
@@ -32,6 +32,7 @@ _ADDRESSED = re.compile(
     rf"{re.escape(START)}assistant to=(functions\.[\w.-]+){re.escape(CHANNEL)}commentary json{re.escape(MESSAGE)}"
 )
 _PHI_CLOSING = "<|/tool_call|>"
+_LEAD = r"[\s\x1c-\x1f]*\{\s*(?:\{\s*)?"  # with all that Python counts as a space; the brace may be doubled
 _NAME_KEY = lark.literal('{"name": "')
 # Templates that have all of these words are of the family.
 _WORDS: dict[ToolFormatName, tuple[str, ...]] = {
@@ -112,7 +113,7 @@ class LlamaFormat(ToolFormat):
         alternatives, rules = lark.prose(f"call{more}", PYTHON_TAG, tokenizer)
         fenced = f"fenced* {lark.either(alternatives)}" if more else lark.either([*alternatives, "fenced"])
         begun = [f'named ": \\"" function{more}', f'typed ", \\"name\\": \\"" function{more}']
-        rules += [r'named[lazy]: /\s*\{\s*"name"/', r'typed[lazy]: /\s*\{\s*"type"\s*:\s*"function"/']
+        rules += [rf'named[lazy]: /{_LEAD}"name"/', rf'typed[lazy]: /{_LEAD}"type"\s*:\s*"function"/']
         return [f"start: {lark.either([fenced, *begun])}", *rules, *lark.fenced_rules(tools)]
 
     def parser(self, tools: Sequence[Tool] = ()) -> CallParser:
@@ -184,8 +185,9 @@ class GraniteFormat(ToolFormat):
     def rules(self, chosen: Sequence[Tool], choice: ToolChoice, tokenizer: Tokenizer) -> list[str]:
         more = ' ( ", " call )*' if choice.is_parallel else ""
         closing = lark.spell(tokenizer, self._closing)
+        body = f'"[" call{more} "]" {closing}'
         return [
-            *lark.start(f'"[" call{more} "]" {closing}', self.opening, choice, tokenizer),
+            *lark.start(body, self.opening, choice, tokenizer, others={CALL: body}),
             f'call: {_NAME_KEY} {lark.functions(chosen)} "}}"',
             *lark.json_functions(chosen, "arguments"),
         ]
@@ -217,7 +219,7 @@ class HarmonyFormat(ToolFormat):
         if choice.mode != "required":
             next_message = f'{lark.marker(END, tokenizer)} {lark.marker(START, tokenizer)} "assistant"'
             spoken = f'{head} "commentary" {end} TEXT {next_message}'
-            start = f'start: ( {spoken} )* ( call | {head} "final" {end} TEXT )\nTEXT: {lark.ANYTHING}'
+            start = f'start: ( {spoken} )* ( call | {head} "final" {end} TEXT )\nTEXT: {lark.without(MARKS)}'
         return [
             start,
             f"call: {call}",

@@ -23,7 +23,7 @@ from hotloop.models.tokenizer import Tokenizer
 _MAX_DEPTH = 16  # of objects and lists that a grammar tells apart
 _HEAD = re.compile(r"\s*call:\s*([\w.-]{1,64})\s*")
 _HEAD_CHARS = re.compile(r"[\w.:\-\s]{1,100}")
-_KEY = re.compile(r'[^<>{}\[\]:,"\s]+')
+_KEY = re.compile(r'[^<>{}\[\]:,"\s\x00-\x1f]+')
 _ANYTHING = {"type", "title", "description", "default", "examples", "format", "$defs", "definitions", "$schema", "$id"}
 _NUMERIC = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
 _KEYWORDS: dict[str, set[str]] = {

@@ -14,6 +14,7 @@ from typing import Literal
 
 from hotloop.chat.stream import num_held
 from hotloop.core.message import Thought
+from hotloop.core.nesting import Nesting
 from hotloop.core.stream import (
     CallClosed,
     CallDelta,
@@ -25,8 +26,10 @@ from hotloop.core.stream import (
 )
 
 START, CHANNEL, CONSTRAIN, MESSAGE, END = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>"
-_MARKS = (START, CHANNEL, MESSAGE, END, "<|call|>", "<|return|>")
-_MARK = re.compile("|".join(map(re.escape, _MARKS)))
+MARKS = (START, CHANNEL, MESSAGE, END, "<|call|>", "<|return|>")
+"""Spelt out they are marks as well, but for those in a string of a call's arguments."""
+
+_MARK = re.compile("|".join(map(re.escape, MARKS)))
 _RECIPIENT = re.compile(r"\bto=(?:functions\.)?([\w.-]{1,64})")
 
 Kind = Literal["thought", "text", "call"]
@@ -42,6 +45,7 @@ class HarmonyParser:
         self._header = ""
         self._kind: Kind | None = None  # of the message whose body is being read; None: its header is
         self._thought: list[str] = []
+        self._arguments = Nesting()  # of the call that is being read
 
     @property
     def is_calling(self) -> bool:
@@ -53,8 +57,9 @@ class HarmonyParser:
         while mark := _MARK.search(self._pending):
             events += self._say(self._pending[: mark.start()])
             self._pending = self._pending[mark.end() :]
-            events += self._meet(mark[0])
-        num_final = len(self._pending) - num_held(self._pending, _MARKS)
+            is_quoted = self._kind == "call" and self._arguments.is_in_string
+            events += self._say(mark[0]) if is_quoted else self._meet(mark[0])
+        num_final = len(self._pending) - num_held(self._pending, MARKS)
         said, self._pending = self._pending[:num_final], self._pending[num_final:]
         return [*events, *self._say(said)]
 
@@ -75,6 +80,8 @@ class HarmonyParser:
                 self._thought.append(text)
                 yield ThoughtDelta(text)
             case "call":
+                for char in text:
+                    self._arguments.push(char)
                 yield CallDelta(self.num_calls - 1, text)
             case "text" if not self.num_calls:
                 yield TextDelta(text)
@@ -93,7 +100,7 @@ class HarmonyParser:
         channel = self._header.rpartition(CHANNEL)[2]
         self._kind = "thought" if recipient or channel.strip().startswith("analysis") else "text"
         if recipient and self._can_call:
-            self._kind = "call"
+            self._kind, self._arguments = "call", Nesting()
             yield CallOpened(self.num_calls, f"call_{secrets.token_hex(12)}", recipient[1])
             self.num_calls += 1
         self._header = ""

@@ -6,6 +6,7 @@ negated or counted, which would make a grammar costly to compile.
 """
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -79,20 +80,21 @@ def start(
     choice: ToolChoice,
     tokenizer: Tokenizer,
     *,
-    bare: tuple[str, str] | None = None,
+    others: Mapping[str, str] | None = None,
     has_named: bool = False,
 ) -> list[str]:
     """The opening and the body behind it, at once if a call is required; else prose, which may lead to an opening.
 
-    `bare` is a second opening and its body, for models that leave out the first. `has_named`: there are the rules
-    `alone` and `fenced`, calls known by a tool's name alone. Prose may go on behind those, as it does by habit.
+    `others` are more openings and their bodies, for models that leave out the first: all that the parser knows are
+    here. `has_named`: there are the rules `alone` and `fenced`, calls known by a tool's name alone. Prose may go on
+    behind those, as it does by habit.
     """
     if choice.mode == "required":
         return [f"start: {marker(opening, tokenizer)} {body}"]
     alternatives, rules = prose(body, opening, tokenizer)
-    if bare:
-        alternatives += [f"bare {bare[1]}"]
-        rules += [f"bare[lazy]: TEXT {literal(bare[0])}"]
+    for i, (other, its_body) in enumerate((others or {}).items()):
+        more, its_rules = _openings(f"other{i}", its_body, other, tokenizer)
+        alternatives, rules = alternatives + more, rules + its_rules
     thought_ids = [token_id for text in _THOUGHTS if (token_id := special_id(text, tokenizer)) is not None]
     thoughts = f"( TEXT <[{','.join(map(str, thought_ids))}]> )* " if thought_ids else ""
     if not has_named:
@@ -104,10 +106,30 @@ def start(
 
 def prose(body: str, opening: str, tokenizer: Tokenizer) -> tuple[list[str], list[str]]:
     """The ways prose may go on, and their rules. It ends at the first opening, be that a token or spelt in text."""
-    alternatives = ["TEXT", f"opening {body}"]
+    alternatives, rules = _openings("opening", body, opening, tokenizer)
+    return ["TEXT", *alternatives], [f"TEXT: {ANYTHING}", *rules]
+
+
+def _openings(rule: str, body: str, opening: str, tokenizer: Tokenizer) -> tuple[list[str], list[str]]:
+    alternatives = [f"{rule} {body}"]
     if special_id(opening, tokenizer) is not None:
         alternatives += [f"TEXT {marker(opening, tokenizer)} {body}"]
-    return alternatives, [f"TEXT: {ANYTHING}", f"opening[lazy]: TEXT {literal(opening)}"]
+    return alternatives, [f"{rule}[lazy]: TEXT {literal(opening)}"]
+
+
+def without(words: Iterable[str]) -> str:
+    """The pattern of all texts that have none of these words in them, which begin with `<` and have no other."""
+    return f"/[^<]*(?:<{_other_tail([word[1:] for word in words])})*/"
+
+
+def _other_tail(tails: Sequence[str]) -> str:
+    """The pattern of what may stand between a `<` and the next: anything that does not begin with one of these."""
+    firsts = dict.fromkeys(tail[0] for tail in tails)
+    branches = [f"[^<{re.escape(''.join(firsts))}][^<]*"]
+    for first in firsts:
+        rest = [tail[1:] for tail in tails if tail[0] == first]
+        branches += [re.escape(first) + _other_tail(rest)] if all(rest) else []
+    return f"(?:{'|'.join(branches)})?"
 
 
 def functions(tools: Sequence[Tool]) -> str:

@@ -35,8 +35,10 @@ class NamedFormat(ToolFormat):
     def rules(self, chosen: Sequence[Tool], choice: ToolChoice, tokenizer: Tokenizer) -> list[str]:
         again = f"( {lark.spell(tokenizer, self.joiner, self.call)} call )*" if choice.is_parallel else ""
         begin, end = lark.spell(tokenizer, self.call), lark.spell(tokenizer, self.closing)
+        behind_call = f"call {again} {end}"
+        others = {self.call: behind_call, **dict.fromkeys(self.openings, f"{begin} {behind_call}")}
         return [
-            *lark.start(f"{begin} call {again} {end}", self.opening, choice, tokenizer),
+            *lark.start(f"{begin} {behind_call}", self.opening, choice, tokenizer, others=others),
             f"call: {lark.functions(chosen)}",
             *(
                 f"f{i}: {self.name_rule(tool.name, tokenizer)} {lark.arguments(tool)} {self.end_rule(tokenizer)}"
@@ -103,7 +105,7 @@ class KimiFormat(NamedFormat):
         return tuple(_rename(message, ids) for message in messages), tools
 
     def name_rule(self, name: str, tokenizer: Tokenizer) -> str:
-        return f"{lark.literal(f'functions.{name}:')} /[0-9]+/ {lark.spell(tokenizer, self.separator)}"
+        return f"{lark.literal(f'functions.{name}:')} /[0-9]{{1,6}}/ {lark.spell(tokenizer, self.separator)}"
 
 
 def _rename(message: Message, ids: dict[str, str]) -> Message:

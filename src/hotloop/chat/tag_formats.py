@@ -26,9 +26,9 @@ class TagFormat(ToolFormat):
         again = head if marks.is_block else f"{tail} {lark.spell(tokenizer, self.joiner, marks.opening)} {head}"
         more = f"( {again} call )* " if choice.is_parallel else ""
         behind_name = f"call {more}{tail}"
-        bare = (marks.function, behind_name) if marks.function else None
+        others = {marks.function: behind_name} if marks.function else None
         return [
-            *lark.start(f"{head} {behind_name}", marks.opening, choice, tokenizer, bare=bare),
+            *lark.start(f"{head} {behind_name}", marks.opening, choice, tokenizer, others=others),
             f"call: {lark.functions(chosen)}",
             *tag_rules(chosen, marks, tokenizer),
         ]

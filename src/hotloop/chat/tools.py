@@ -25,10 +25,8 @@ class ToolChoice:
     is_parallel: bool = True
 
     def is_binding(self, tools: Sequence[Tool]) -> bool:
-        """Whether it holds the answer to anything: prose with calls that need not be strict is free text."""
-        return bool(tools) and (
-            self.mode == "required" or (self.mode == "auto" and any(tool.is_strict for tool in tools))
-        )
+        """Whether it holds the answer to anything. A tool that is not strict still has a name, and JSON arguments."""
+        return bool(tools) and self.mode != "none"
 
     def select(self, tools: Sequence[Tool]) -> tuple[Tool, ...]:
         return tuple(tool for tool in tools if self.name is None or tool.name == self.name)

@@ -87,6 +87,7 @@ class XmlCallParser(MarkedParser):
         super().__init__(*(opening for opening in (marks.opening, marks.function) if opening))
         self._marks = marks
         self._schemas = {tool.name: tool.parameters for tool in tools}
+        self._loose = {tool.name for tool in tools if not tool.is_strict}
         self._name = ""
         self._key = ""
         self._num_parameters = 0
@@ -204,7 +205,8 @@ class XmlCallParser(MarkedParser):
             self._tail = self._tail[1:]
         if not self._tail.endswith(end):
             return
-        if self._tail == end and self._value.is_quoting:
+        # Where the schema is not enforced, neither is JSON within a value: the first closing tag ends it.
+        if self._tail == end and self._value.is_quoting and self._name not in self._loose:
             self.answer.arguments("".join(map(self._value.push, self._tail)))
             self._tail = ""
             return

@@ -9,17 +9,15 @@ import copy
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
-from urllib.parse import unquote
 
 from hotloop.core.errors import RequestError
+from hotloop.core.references import DEFINITIONS, has_names, point, without_unused
 from hotloop.core.rewrite import (
     EXACT_FORMATS,
-    TYPES,
-    Schema,
-    Unsupported,
     both,
     negate,
     rewrite_condition,
@@ -30,21 +28,22 @@ from hotloop.core.rewrite import (
     rewrite_one_of,
     rewrite_unique,
 )
+from hotloop.core.values import TYPES, Schema, Unsupported, follows, listing
 
 Path = tuple[Any, ...]
 """The keys and indexes that lead from the whole schema to a part of it."""
 
 _MAX_DEPTH = 64
 _MAX_SUBSCHEMAS = 20_000
+_MAX_JUDGED = 256  # listed values that are looked at one by one
 _WORDS = {"$comment", "default", "deprecated", "description", "examples", "title"}
 _ANNOTATIONS = _WORDS | {"contentEncoding", "contentMediaType", "readOnly", "writeOnly"}
 _OF_ARRAYS = {"additionalItems", "contains", "items", "unevaluatedItems"}
 _OF_OBJECTS = {"additionalProperties", "propertyNames", "unevaluatedProperties"}
 _SUBSCHEMA = _OF_ARRAYS | _OF_OBJECTS | {"else", "if", "not", "then"}
 _SUBSCHEMA_LISTS = {"allOf", "anyOf", "items", "oneOf", "prefixItems"}
-_DEFINITIONS = ("$defs", "definitions")
-_NAMED_PLACES = [(key,) for key in _DEFINITIONS]
-_SUBSCHEMA_MAPS = {*_DEFINITIONS, "dependentSchemas", "patternProperties", "properties"}
+_NAMED_PLACES = [(key,) for key in DEFINITIONS]
+_SUBSCHEMA_MAPS = {*DEFINITIONS, "dependentSchemas", "patternProperties", "properties"}
 _BESIDE_OLD_REF = {"$ref", "$schema", "$defs", "definitions"}
 # What is said in other keywords, in this order: those behind see what those before have made of the rest.
 _REWRITTEN = (
@@ -53,6 +52,8 @@ _REWRITTEN = (
     *("dependentSchemas", "oneOf", "not", "if", "then", "else", "$dynamicRef", "$recursiveRef"),
 )
 _CALLED = {"oneOf": "'oneOf' with cases that may overlap", "pattern": "look-around or a back-reference in a 'pattern'"}
+# Beside listed values these are looked at value by value.
+_JUDGED = {"allOf", "anyOf", "oneOf", "not", "if", "patternProperties", "propertyNames", "uniqueItems"}
 _IN_PLACE = {"$ref", "allOf", "anyOf", "oneOf", "if", "not", "dependentSchemas", "dependencies"}
 _COUNTS = {"maxItems", "maxLength", "maxProperties", "minItems", "minLength", "minProperties"}
 _BOUNDS = {"exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum"}
@@ -83,6 +84,10 @@ _ESCAPE = re.compile(r"\\(.)|[\[\]]", re.DOTALL)
 # A class that is not closed goes on to the end, so that no text is looked at twice.
 _LOOKING = re.compile(r"\\(?![1-9k]).|\[\^?\]?(?:\\.|[^\]\\])*(?:\]|\\?\Z)|(\(\?<?[=!]|\\[1-9k])", re.DOTALL)
 _BOM = "\ufeff"  # JavaScript, whose patterns JSON Schema takes over, counts it as a space
+
+
+class _Refused(RequestError):
+    """No grammar can keep to it."""
 
 
 class MalformedSchema(RequestError):
@@ -161,9 +166,36 @@ class _Reduction:
 
     @cached_property
     def _has_names(self) -> bool:
-        return _has_names(self._root)
+        return has_names(self._root)
 
     def reduce(self, schema: Any, path: Path = ()) -> Schema:
+        values = self._listed(schema)
+        if values is None:
+            return self._reduce(schema, path)
+        depth, is_negated, num_dropped = self._depth, self._is_negated, len(self.dropped)
+        reduced: Schema | None = None
+        with suppress(_Refused):
+            reduced = self._reduce(schema, path)
+        self._depth, self._is_negated = depth, is_negated
+        try:
+            values = [value for value in values if follows(value, schema, self)]
+        except Unsupported:
+            return self._reduce(schema, path) if reduced is None else reduced
+        del self.dropped[num_dropped:]
+        return {"enum": values} if values else False
+
+    def _listed(self, schema: Any) -> list[Any] | None:
+        """The values that are all there can be, where the rest is best looked at value by value."""
+        if not isinstance(schema, Mapping) or schema.keys().isdisjoint(_JUDGED) or self._has_names:
+            return None
+        parts = schema.get("allOf")
+        parts = (
+            [schema, *(part for part in parts if isinstance(part, Mapping))] if isinstance(parts, list) else [schema]
+        )
+        found = next((values for part in parts if isinstance(values := listing(part), list)), None)
+        return None if found is None or len(found) > _MAX_JUDGED else found
+
+    def _reduce(self, schema: Any, path: Path) -> Schema:
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, Mapping):
@@ -175,7 +207,7 @@ class _Reduction:
             # Before 2019 what stands beside a reference does not count, though others may refer to it.
             schema = {key: value for key, value in schema.items() if key in _BESIDE_OLD_REF}
         if schema is self._root:
-            schema = _without_unused(schema)
+            schema = without_unused(schema)
         self._depth += 1
         parts = {
             key: self._value(key, value, path)
@@ -260,67 +292,24 @@ class _Reduction:
         if self._num_left < 0:
             raise Unsupported
 
+    def point(self, reference: str) -> Any:
+        try:
+            return point(self._root, reference)
+        except (LookupError, ValueError):
+            raise Unsupported from None
+
     def resolve(self, reference: str) -> Schema:
         if reference in self._following or self._has_names:
             raise Unsupported
         self._following.append(reference)
         was_negated, self._is_negated = self._is_negated, False
         try:
-            return self.reduce(_point(self._root, reference))
+            return self.reduce(point(self._root, reference))
         except (RequestError, LookupError, ValueError, RecursionError):
             raise Unsupported from None
         finally:
             self._is_negated = was_negated
             self._following.pop()
-
-
-def _without_unused(root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The schema without the definitions that nothing in it leads to: nobody has to be able to say those."""
-    kept: dict[str, dict[str, Any]] = {key: {} for key in _DEFINITIONS if isinstance(root.get(key), Mapping)}
-    if not kept:
-        return root
-    rest = {key: value for key, value in root.items() if key not in kept}
-    todo: list[Any] = [rest]
-    while todo:
-        part = todo.pop()
-        if isinstance(part, list):
-            todo += part
-        elif isinstance(part, Mapping):
-            todo += part.values()
-            if isinstance(reference := part.get("$ref", part.get("$dynamicRef")), str) and reference != "#":
-                head, _, name = unquote(reference).removeprefix("#/").partition("/")
-                name = name.partition("/")[0].replace("~1", "/").replace("~0", "~")
-                if head in kept and name not in kept[head] and name in root[head]:
-                    kept[head][name] = root[head][name]
-                    todo.append(root[head][name])
-                elif not reference.startswith("#/"):
-                    return root  # by a name, which may be anywhere
-    return {**rest, **{key: {name: part for name, part in root[key].items() if name in kept[key]} for key in kept}}
-
-
-def _has_names(root: Any) -> bool:
-    """Whether parts of a schema have names of their own, which references may mean."""
-    todo = [root]
-    while todo:
-        part = todo.pop()
-        inner = part.values() if isinstance(part, Mapping) else part if isinstance(part, list) else ()
-        if any(isinstance(each, Mapping) and isinstance(each.get("$id", each.get("id")), str) for each in inner):
-            return True
-        todo += inner
-    return False
-
-
-def _point(schema: Any, reference: str) -> Any:
-    """What a reference within the schema leads to. Raises LookupError or ValueError."""
-    head, *parts = unquote(reference).split("/")
-    if head != "#":
-        raise LookupError(reference)
-    for part in parts:
-        key = part.replace("~1", "/").replace("~0", "~")
-        if not isinstance(schema, list | Mapping):
-            raise LookupError(reference)
-        schema = schema[int(key)] if isinstance(schema, list) else schema[key]
-    return schema
 
 
 def _is_malformed(key: str, value: Any) -> bool:
@@ -377,4 +366,4 @@ def _malformed(reason: str) -> MalformedSchema:
 
 
 def _wrong(reason: str) -> RequestError:
-    return RequestError(reason, param="grammar")
+    return _Refused(reason, param="grammar")

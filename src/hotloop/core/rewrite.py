@@ -7,12 +7,12 @@ other values, where they would otherwise need a pattern.
 
 import json
 import re
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations, pairwise, permutations
 from math import comb
 from typing import Any, Protocol
 
-Schema = dict[str, Any] | bool
+from hotloop.core.values import TYPES, Schema, Unsupported, freeze, listing, type_of, types_of
 
 
 class Context(Protocol):
@@ -27,7 +27,6 @@ class Context(Protocol):
         ...
 
 
-TYPES = ("null", "boolean", "number", "string", "array", "object")
 _MAX_BRANCHES = 32  # of what takes the place of one keyword
 _MAX_SEQUENCES = 400  # of a list without repetitions
 _MAX_WORD_CHARS = 1000  # of all strings that a pattern leaves out
@@ -59,12 +58,23 @@ _TIME = (
     f"(?:{_HOUR}:{_MINUTE}:{_MINUTE}{_REST}(?:[zZ]|[+-]{_HOUR}:{_MINUTE})|23:59:60{_REST}(?:[zZ]|[+-]00:00)"
     f"|{_HOUR}:{_MINUTE}:60{_REST}[+-](?:(?:0[1-9]|1[0-9]|2[0-3]):{_MINUTE}|00:(?:0[1-9]|[1-5][0-9])))"
 )
-EXACT_FORMATS = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}[tT]{_TIME}$"}
-"""Formats that the compiler takes too widely (the 30th of February), as patterns."""
-
-
-class Unsupported(Exception):
-    """A keyword cannot be said in others; the text is the reason, if it is not the keyword itself."""
+_ATOM = "[a-zA-Z0-9!#$%&'*+/=?^_`{|}~-]+"
+_LABEL = "[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
+_BYTE = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+_PART = "[0-9a-fA-F]{1,4}"
+_SHORTENED = (rf"(?:{_PART}:){{1,{7 - num}}}(?::{_PART}){{1,{num}}}" for num in range(1, 7))
+_IPV6 = "|".join([rf"(?:{_PART}:){{7}}{_PART}", *_SHORTENED, rf"(?:{_PART}:){{1,7}}:", rf":(?::{_PART}){{1,7}}", "::"])
+_EMAIL = (
+    rf'(?:{_ATOM}(?:\.{_ATOM})*|"(?:[ !#-\[\]-~]|\\[ -~])*")'
+    rf"@(?:{_LABEL}(?:\.{_LABEL})*|\[(?:{_BYTE}(?:\.{_BYTE}){{3}}|IPv6:(?:{_IPV6}))\])"
+)
+EXACT_FORMATS = {
+    "date": f"^{_DATE}$",
+    "time": f"^{_TIME}$",
+    "date-time": f"^{_DATE}[tT]{_TIME}$",
+    "email": f"^{_EMAIL}$",
+}
+"""Formats that the compiler takes too widely (the 30th of February) or too narrowly (a quoted name), as patterns."""
 
 
 def both(schema: Schema, other: Schema) -> Schema:
@@ -74,8 +84,8 @@ def both(schema: Schema, other: Schema) -> Schema:
     if other.keys() == {"anyOf"} and "anyOf" not in schema:
         return {**schema, **other}
     if other.keys() == {"enum"} and "enum" in schema:
-        allowed = {*map(_freeze, other["enum"])}
-        shared = [value for value in schema["enum"] if _freeze(value) in allowed]
+        allowed = {*map(freeze, other["enum"])}
+        shared = [value for value in schema["enum"] if freeze(value) in allowed]
         return {**schema, "enum": shared} if shared else False
     return {**schema, "allOf": [*schema.get("allOf", ()), other]} if schema else other
 
@@ -111,7 +121,7 @@ def rewrite_names(rest: dict[str, Any], names: Schema) -> Schema:
         return rest if names else both(rest, none)
     if "patternProperties" in rest or names.keys() - {"const", "enum", "maxLength", "minLength", "pattern", "type"}:
         raise Unsupported
-    listed = _listed(names)
+    listed = listing(names)
     if listed is not None and not names.keys() & {"maxLength", "minLength", "pattern"}:
         texts = dict.fromkeys(filter(_is_text, listed))
         names_left = [name for name in {**properties, **texts} if name in texts]
@@ -156,7 +166,7 @@ def _values_of(items: Any, context: Context) -> list[Any] | None:
             distinct = {json.dumps(value, sort_keys=True): value for value in listed}
             kinds = types_of({"type": others.get("type", list(TYPES))})
             is_plain = all(isinstance(value, str | bool | None) for value in distinct.values())
-            return [v for v in distinct.values() if _type_of(v) in kinds] if is_plain else None
+            return [v for v in distinct.values() if type_of(v) in kinds] if is_plain else None
         case {"type": "boolean", **others} if not others:
             return [False, True]
     return None
@@ -169,6 +179,9 @@ def rewrite_least(rest: dict[str, Any], least: int) -> Schema:
         return rest
     optional = [name for name in properties if name not in required]
     if not optional or all(name in required for name in properties) or rest.get("additionalProperties") is not False:
+        is_free = "patternProperties" in rest or rest.get("additionalProperties") is not False
+        if is_free and least > len({*required}) + 1:
+            raise Unsupported  # one free name twice would count as two properties
         return {**rest, "minProperties": least}  # the compiler knows some of these
     if "patternProperties" in rest:
         raise Unsupported
@@ -187,9 +200,20 @@ def rewrite_one_of(rest: Schema, cases: Sequence[Schema], context: Context) -> S
         return both(rest, {"anyOf": [*cases]})
     options = [*cases]
     for one, two in met:
+        full = [_of_some(typed[each]) for each in (one, two)]
+        if all(full) and are_disjoint(full[0], full[1], context):  # only the empty list would be both
+            options[one], options[two] = (both(options[each], {"minItems": 1}) for each in (one, two))
+            continue
         for i, j in ((one, two), (two, one)):
             options[i] = both(options[i], negate(cases[j], _facts(rest, cases[i]), context))
     return both(rest, some(options))
+
+
+def _of_some(schema: Schema) -> Schema:
+    """The lists it describes, but for the empty one; nothing if it describes more than lists."""
+    if isinstance(schema, bool) or types_of(schema) != {"array"}:
+        return False
+    return {**schema, "minItems": max(1, schema.get("minItems", 0))}
 
 
 def _facts(schema: Schema, other: Schema) -> Schema:
@@ -233,6 +257,8 @@ def _break(key: str, value: Any, known: Schema, context: Context, depth: int) ->
             return [negate(part, known, context, depth) for part in value]
         case "anyOf":
             return [_all([negate(part, known, context, depth) for part in value])]
+    if key == "maxProperties" and value > 0:
+        raise Unsupported  # the names could be one name, twice
     if key in _OPPOSITES and not isinstance(value, bool):
         kind, opposite, step = _OPPOSITES[key]
         return [{"type": kind, opposite: value + step}] if value + step >= 0 or not step else []
@@ -283,12 +309,12 @@ def _all_but(values: Sequence[Any], known: Schema) -> Schema:
     """Everything but these values."""
     if isinstance(known, dict) and ("enum" in known or "const" in known):
         listed = known.get("enum", [known.get("const")])
-        excluded = {*map(_freeze, values)}
-        left = [value for value in listed if _freeze(value) not in excluded]
+        excluded = {*map(freeze, values)}
+        left = [value for value in listed if freeze(value) not in excluded]
         return {"enum": left} if left else False
     options: list[Schema] = []
     for kind in sorted(types_of(known)):
-        same = [value for value in values if _type_of(value) == ("number" if kind == "integer" else kind)]
+        same = [value for value in values if type_of(value) == ("number" if kind == "integer" else kind)]
         if not same:
             options.append({"type": kind})
         elif kind == "boolean":
@@ -345,6 +371,10 @@ def are_disjoint(schema: Schema, other: Schema, context: Context, depth: int = 0
     if _are_apart(schema, other, context):
         return True
     kinds = types_of(schema), types_of(other)
+    if kinds == ({"array"}, {"array"}) and max(each.get("minItems", 0) for each in (schema, other)) >= 1:
+        one, two = (each.get("items", True) for each in (schema, other))
+        is_told = not any("prefixItems" in each or isinstance(each.get("items"), list) for each in (schema, other))
+        return is_told and are_disjoint(one, two, context, depth + 1)
     return kinds == ({"object"}, {"object"}) and any(
         are_disjoint(_property(schema, name), _property(other, name), context, depth + 1)
         for name in {*schema.get("required", ()), *other.get("required", ())}
@@ -352,17 +382,13 @@ def are_disjoint(schema: Schema, other: Schema, context: Context, depth: int = 0
 
 
 def _are_apart(schema: dict[str, Any], other: dict[str, Any], context: Context) -> bool:
-    listed = [_listed(each) for each in (schema, other)]
+    listed = [listing(each) for each in (schema, other)]
     context.spend(sum(len(values or ()) for values in listed) // _VALUES_A_PART)
     if listed[0] is not None and listed[1] is not None:
-        return {*map(_freeze, listed[0])}.isdisjoint(map(_freeze, listed[1]))
+        return {*map(freeze, listed[0])}.isdisjoint(map(freeze, listed[1]))
     kinds, others = types_of(schema), types_of(other)
     widened = others | ({"integer"} if "number" in others else set()) | ({"number"} if "integer" in others else set())
     return not kinds & widened
-
-
-def _listed(schema: dict[str, Any]) -> list[Any] | None:
-    return [schema["const"]] if "const" in schema else schema.get("enum")
 
 
 def _property(schema: dict[str, Any], name: str) -> Schema:
@@ -370,29 +396,3 @@ def _property(schema: dict[str, Any], name: str) -> Schema:
         found: Schema = schema["properties"][name]
         return found
     return True if "patternProperties" in schema else schema.get("additionalProperties", True)
-
-
-def types_of(schema: Schema) -> set[str]:
-    """The types a schema allows; `number` covers `integer`."""
-    if isinstance(schema, bool):
-        return {*TYPES} if schema else set()
-    kinds = schema.get("type", TYPES)
-    named = {kinds} if isinstance(kinds, str) else {*kinds}
-    listed = _listed(schema)
-    if listed is None:
-        return named
-    return {_type_of(value) for value in listed} & (named | ({"number"} if "integer" in named else set()))
-
-
-def _type_of(value: Any) -> str:
-    kinds = {type(None): "null", bool: "boolean", int: "number", float: "number", str: "string", list: "array"}
-    return kinds.get(type(value), "object")
-
-
-def _freeze(value: Any) -> Hashable:
-    """Equal for two values if JSON has them equal: 1 is 1.0 there, and not true."""
-    if isinstance(value, list):
-        return "array", tuple(map(_freeze, value))
-    if isinstance(value, dict):
-        return "object", frozenset((key, _freeze(part)) for key, part in value.items())
-    return _type_of(value), value

@@ -284,7 +284,7 @@ class EngineCore:
             return FinishReason.STOP, token_id
         if token_id in self._tokenizer.eos_ids and (not params.ignore_eos or request.grammar):
             guide = self._decoder.guides.get(request.id)
-            return FinishReason.LENGTH if guide and guide.is_cut else FinishReason.STOP, None
+            return FinishReason.LENGTH if guide and (guide.is_cut or guide.matcher.is_cut) else FinishReason.STOP, None
         if num_output >= request.max_tokens:
             return FinishReason.LENGTH, None
         return None, None

@@ -10,7 +10,7 @@ from functools import partial
 from hotloop.chat.prompt import ChatInput, Prompt
 from hotloop.chat.stream import CallParser, PlainText
 from hotloop.core.errors import PromptTooLong, RequestError
-from hotloop.core.message import Message
+from hotloop.core.message import Message, Tool
 from hotloop.core.request import SamplingParams
 from hotloop.server.calling import Calling, parse_calling
 from hotloop.server.delivery import Silence
@@ -64,7 +64,7 @@ def make_job(
     pins = find_pins(transcript.hints, transcript.messages, prompt, service.engine.tokenizer) + whole
     thinking = None if is_silent or conversation.begun else service.prompts.limit_thinking(prompt, wish.max_tokens)
     is_thinking = thinking is not None and thinking.is_open
-    parser = Silence if is_silent else _choose_parser(calling, service, is_thinking=is_thinking)
+    parser = Silence if is_silent else _choose_parser(calling, bound.tools, service, is_thinking=is_thinking)
     inquiry = service.explainer.inquire([prompt], caller, options.compared_with)
     inquiry.tell(*prompt.changes, *clamped, *calling.changes, *transcript.changes)
     messages = () if is_silent else transcript.messages  # what is only prefilled has neither come back nor ended
@@ -88,12 +88,14 @@ def make_job(
     )
 
 
-def _choose_parser(calling: Calling, service: Service, *, is_thinking: bool) -> Callable[[], CallParser]:
+def _choose_parser(
+    calling: Calling, tools: Sequence[Tool], service: Service, *, is_thinking: bool
+) -> Callable[[], CallParser]:
     if not calling.is_possible and not service.prompts.thinking:
         return PlainText
     return partial(
         service.prompts.parser,
-        calling.allowed,
+        tools,
         can_call=calling.is_possible,
         must_call=calling.is_required,
         is_thinking=is_thinking,

@@ -55,6 +55,8 @@ class Bound:
 
     begun: str = ""
     """What the answer begins with, in the prompt."""
+    tools: tuple[Tool, ...] = ()
+    """Those that may be called, as far as the grammar keeps to their schemas."""
 
     def go_on_from(self, begun: str) -> "Bound":
         return replace(self, grammar=self.grammar and replace(self.grammar, begun=begun), begun=begun)
@@ -111,7 +113,8 @@ class _Binding:
         if constraint:
             with _blaming(constraint.param, constraint.remedy):
                 service.engine.grammars.prepare(constraint.grammar)
-        return Bound(constraint.grammar if constraint else None, *self._told())
+        changes, checks = self._told()
+        return Bound(constraint.grammar if constraint else None, changes, checks, tools=tuple(tools))
 
     def loosen(self) -> Iterator[None]:
         """Stops at ever looser ways to make it: as it was asked for, without what does not compile by itself, and with
@@ -153,10 +156,13 @@ class _Binding:
             changes.append(f"{self._wanted.param}: {tell(self._wanted.dropped)}")
             checks[ANSWER] = self._wanted.param, self._wanted.schema
         for tool in self._calling.allowed:
-            if (loosened := self._tools.get(tool.name)) and loosened.dropped:
-                param = self._calling.places[tool.name]
+            loosened = self._tools.get(tool.name)
+            if not loosened or (tool.is_strict and not loosened.dropped):
+                continue
+            param = self._calling.places[tool.name]
+            checks[tool.name] = param, tool.parameters
+            if loosened.dropped:
                 changes.append(f"{param}: {tell(loosened.dropped)}")
-                checks[tool.name] = param, tool.parameters
         return tuple(changes), checks
 
     def _blame(self) -> None:

@@ -93,6 +93,79 @@ def test_negations(schema: Any) -> None:
     assert [accepts(schema, value) for value in PLAIN] == [is_valid(schema, value) for value in PLAIN]
 
 
+LISTED: list[Any] = [{"a": 1}, {"a": True}, {"a": 1.0, "b": "x"}, {"ab": "x"}, {}, [1, 1], [2, "x"], "ab", 3, None]
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"not": {"enum": [{"a": True}, 3, [1, 1.0]]}},
+        {"not": {"type": ["integer", "string"]}},
+        {"not": {"additionalProperties": False, "patternProperties": {"^a$": {}}, "properties": {"b": {}}}},
+        {"not": {"not": {"patternProperties": {"a*": {"type": "integer"}, "b*": {"maximum": 20}}}}},
+        {"allOf": [{"not": {"uniqueItems": True}}, {"type": "array"}]},
+        {"oneOf": [{"properties": {"a": {"type": "integer"}}}, {"properties": {"b": {"type": "string"}}}]},
+        {"anyOf": [{"pattern": "^a"}, {"minimum": 3}], "type": ["string", "number"]},
+        {"if": {"required": ["a"]}, "then": {"minProperties": 2}, "else": {"not": {"type": "object"}}},
+        {"propertyNames": {"pattern": "^a"}, "dependentRequired": {"a": ["b"]}, "maxProperties": 1},
+        {"not": {"items": {"type": "integer", "exclusiveMinimum": 1}}},
+        {"not": {"$ref": "#/$defs/a"}, "$defs": {"a": {"required": ["a"]}}},
+        {"allOf": [{"type": "object", "const": {"a": 1}}, {"not": {"minProperties": 2}}]},
+    ],
+    ids=str,
+)
+def test_listed_values_are_looked_at_one_by_one(rule: dict[str, Any]) -> None:
+    schema = {"enum": LISTED, **rule}
+    assert [accepts(schema, value) for value in LISTED] == [is_valid(schema, value) for value in LISTED]
+    assert not accepts(schema, {"c": 1})
+
+
+@pytest.mark.parametrize(
+    "rule", [{"not": {"format": "date"}}, {"not": {"pattern": "(a+)+b"}}]
+)
+def test_what_cannot_be_told_of_a_value_is_refused(rule: dict[str, Any]) -> None:
+    with pytest.raises(RequestError):
+        BYTES.prepare(json_schema({"enum": [{"a": 1}, "a" * 60], **rule}))
+
+
+@pytest.mark.parametrize("schema", [{"enum": [1], "allOf": [{"minimum": "1"}]}, {"const": 1, "not": {"type": "one"}}])
+def test_a_malformed_schema_beside_listed_values_is_refused(schema: Any) -> None:
+    with pytest.raises(RequestError, match="cannot be"):
+        json_schema(schema)
+
+
+@pytest.mark.parametrize("bounds", [[{}, {}], [{"minItems": 1}, {}], [{"minItems": 2}, {"minItems": 1}]])
+def test_only_the_empty_list_is_of_both_kinds(bounds: list[dict[str, Any]]) -> None:
+    kinds = [{"type": "array", "items": {"type": kind}} for kind in ("number", "string")]
+    schema = {"oneOf": [{"type": "null"}, *({**kind, **each} for kind, each in zip(kinds, bounds, strict=True))]}
+    values: list[Any] = [[], [1], ["a"], [1, 2], ["a", "b"], [1, "a"], None, 1]
+    assert [accepts(schema, value) for value in values] == [is_valid(schema, value) for value in values]
+
+
+@pytest.mark.parametrize(
+    ("address", "is_email"),
+    [
+        ("joe.doe+x@example.com", True),
+        ('"joe doe"@example.com', True),
+        ('"a\\"b@c"@example.com', True),
+        ("joe@[127.0.0.1]", True),
+        ("joe@[IPv6:::1]", True),
+        ("joe@[IPv6:2001:db8::7]", True),
+        ("joe@[IPv6:1:2:3:4:5:6:7:8]", True),
+        ("joe@[IPv6:1:2:3:4:5:6:7:8:9]", False),
+        ("joe@[IPv6:1::2::3]", False),
+        ("joe@[127.0.0.300]", False),
+        ("joe doe@example.com", False),
+        ("joe..doe@example.com", False),
+        (".joe@example.com", False),
+        ("joe@-example.com", False),
+        ("joe", False),
+    ],
+)
+def test_addresses(address: str, is_email: bool) -> None:
+    assert accepts({"type": "string", "format": "email"}, address) == is_email
+
+
 @pytest.mark.parametrize(
     "bounds", [{}, {"minItems": 1}, {"maxItems": 2}, {"minItems": 2, "maxItems": 2}, {"maxItems": 1}]
 )

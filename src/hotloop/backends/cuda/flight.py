@@ -10,7 +10,7 @@ from hotloop.backends.cuda.choosing import Logprobs, choose_tokens
 from hotloop.backends.cuda.failure import hardware
 from hotloop.backends.cuda.staging import Event, Staging, to_host
 from hotloop.backends.host import NOT_NUMBERS
-from hotloop.core.errors import BackendError, RequestError
+from hotloop.core.errors import BackendError
 from hotloop.core.request import TokenLogprob
 
 Wait = Callable[[Event], None]
@@ -62,8 +62,6 @@ class CudaChosen:
         token_id = self.token_ids[row]
         if token_id >= 0:
             return token_id
-        if allowed is not None and allowed.error:
-            raise RequestError(f"the grammar failed: {allowed.error}", param="grammar")
         raise BackendError(NOT_NUMBERS)
 
     def logprob(self, row: int, token_id: int, num_top: int) -> TokenLogprob:

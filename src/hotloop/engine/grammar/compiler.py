@@ -4,10 +4,18 @@ Grammars come from strangers: their size, the time and the memory of a compilati
 with one is a `RequestError` of one line. Nothing here keeps what was compiled, nor walks through it.
 """
 
+import json
 import re
+import time
+from collections import deque
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
 
+import numpy as np
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
+from hotloop.backends.sampler import is_allowed
 from hotloop.core.errors import RequestError
 from hotloop.core.grammar import Grammar
 from hotloop.engine.grammar.ending import Endings
@@ -15,6 +23,13 @@ from hotloop.engine.grammar.trial import Trial, build, is_plain
 from hotloop.models.tokenizer import Tokenizer
 
 MAX_GRAMMAR_BYTES = 256 * 1024
+# What is written where a new grammar is rehearsed, what leads on between texts, and what ends one.
+_SAMPLE = "The quick 12 Brown foxes, jumps-over a_lazy dog. (x@y.org/a?b=c) 2024-01-02T03:04:05Z naïve {}; "
+_OPENERS = (",", ", ", ', "', '"')
+_CLOSERS = ('"', '",', '"}', "\n", "<")
+_TEXT_TOKENS = 16
+_MAX_REHEARSED = 64  # tokens
+_MAX_REHEARSAL_S = 0.3
 _MARKER = b"\xff"  # llguidance's mark of a special token: no text, being UTF-8, can spell it
 
 
@@ -39,7 +54,11 @@ class Compiler:
         special = {i: tokenizer.token_text(i) for i in range(vocab_size) if tokenizer.is_special(i)}
         self._trial = Trial(vocab_size, special, self.eos_ids)
         named = {text: [token_id] for token_id, text in special.items()}
-        self.endings = Endings(lambda text: named.get(text) or self.spell(text), self.eos_ids)
+        self._sample, self._letter = self.spell(_SAMPLE), self.spell("x")[:1]
+        self._openers, self._closers = (
+            [ids[0] for text in texts if (ids := self.spell(text))] for texts in (_OPENERS, _CLOSERS)
+        )
+        self.endings = Endings(lambda text: named.get(text) or self.spell(text), self.eos_ids, special)
 
     def spell(self, text: str) -> list[int]:
         return list(self._inner.tokenize_str(text))
@@ -49,8 +68,35 @@ class Compiler:
         if size > MAX_GRAMMAR_BYTES:
             reason = f"the grammar has {size:,} bytes; at most {MAX_GRAMMAR_BYTES:,} are taken"
             raise RequestError(reason, param="grammar")
-        if not is_plain(grammar):
-            self._trial.run(grammar)
+        if is_plain(grammar):
+            return self.build(grammar)
+        self._trial.run(grammar)
+        matcher = self.build(grammar)
+        error = self._rehearse(matcher.deep_copy())
+        if error:
+            raise RequestError(f"the grammar is too complex: an answer failed with {error}", param="grammar")
+        return matcher
+
+    def _rehearse(self, walker: LLMatcher) -> str:
+        """Write the beginning of an answer, text wherever text may stand; the error it fails with, if it does."""
+        until_s = time.thread_time() + _MAX_REHEARSAL_S
+        sample = deque(self._sample)
+        for step in range(_MAX_REHEARSED):
+            run = walker.compute_ff_tokens()
+            mask = np.frombuffer(walker.compute_bitmask(), np.uint8)
+            if walker.is_error() or walker.is_stopped() or time.thread_time() > until_s:
+                break
+            is_text = any(is_allowed(mask, token_id) for token_id in self._letter)
+            ahead = self._openers if not is_text else self._closers if step % _TEXT_TOKENS == 0 else []
+            words = [token_id for token_id in (*ahead, *sample) if is_allowed(mask, token_id)]
+            taken = run or words[:1] or np.flatnonzero(np.unpackbits(mask, bitorder="little"))[:1].tolist()
+            if not taken or walker.try_consume_tokens(taken) < len(taken):
+                break
+            sample.rotate(-1)
+        return first_line(walker.get_error()) if walker.is_error() else ""
+
+    def build(self, grammar: Grammar) -> LLMatcher:
+        """Another parser of a grammar that has been compiled before."""
         try:
             matcher = build(self._inner, grammar)
         except ValueError as error:
@@ -58,6 +104,50 @@ class Compiler:
         if matcher.is_error():
             raise RequestError(_reason(grammar, matcher.get_error()), param="grammar")
         return matcher
+
+    def outline(self, grammar: Grammar) -> LLMatcher | None:
+        """A parser of the same JSON without what bounds its strings and numbers, and takes the most room; it takes all
+        that the grammar takes. None if the grammar has no JSON in it."""
+        text = _outline(grammar)
+        try:
+            return None if text is None else self.build(replace(grammar, text=text))
+        except RequestError:
+            return None
+
+
+_EMBEDDED = re.compile(r"%json (?=\{)")
+_BOUNDS = {"format", "maxLength", "minLength", "multipleOf", "pattern", "patternProperties"}
+_BOUNDS |= {"exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum"}
+_NAMED = {"$defs", "definitions", "properties"}
+_VALUES = {"const", "enum", "required", "x-guidance"}
+
+
+def _outline(grammar: Grammar) -> str | None:
+    if grammar.kind == "json_schema":
+        return json.dumps(_unbounded(json.loads(grammar.text)))
+    parts, end = [], 0
+    with suppress(ValueError):  # a caller's own grammar may only look like it
+        for match in _EMBEDDED.finditer(grammar.text):
+            if match.end() > end:
+                schema, next_end = json.JSONDecoder().raw_decode(grammar.text, match.end())
+                parts += [grammar.text[end : match.end()], json.dumps(_unbounded(schema))]
+                end = next_end
+    return "".join([*parts, grammar.text[end:]]) if parts else None
+
+
+def _unbounded(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_unbounded(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    left = _BOUNDS | ({"additionalProperties"} if "patternProperties" in schema else set())
+    return {key: _unbounded_part(key, part) for key, part in schema.items() if key not in left}
+
+
+def _unbounded_part(key: str, part: Any) -> Any:
+    if key in _VALUES:
+        return part
+    return {name: _unbounded(each) for name, each in part.items()} if key in _NAMED else _unbounded(part)
 
 
 class _Spelling:

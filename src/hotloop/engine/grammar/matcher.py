@@ -5,8 +5,10 @@ asked in between, nor on what was rolled back. A run of forced tokens is settled
 the same whether a run is appended at once or sampled one by one.
 """
 
+import logging
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -21,10 +23,17 @@ from hotloop.core.errors import RequestError
 from hotloop.core.grammar import Grammar
 from hotloop.core.shelf import Shelf
 from hotloop.engine.grammar.compiler import Compiler, first_line
-from hotloop.engine.grammar.ending import find_hints
+from hotloop.engine.grammar.ending import NO_HINTS, Hints, find_hints
+from hotloop.engine.grammar.trial import is_plain
 from hotloop.models.tokenizer import Tokenizer
 
+log = logging.getLogger(__name__)
+
 _MANY = 8  # masks, from which on it pays to share them out
+_MIN_RENEWED = 16  # tokens between two parsers
+_MAX_DRY = 4  # tokens of a plain grammar without a mask: only with one does a parser get new fuel, in its own words
+_MAX_REPLAY_S = 0.25  # of the engine's thread
+_MAX_CLOSING = 2000  # tokens
 
 # What a compiled grammar takes: measured for enums, objects and patterns of 200 to 200,000 bytes, the most of them.
 _GRAMMAR_BYTES = 64 << 10
@@ -32,10 +41,21 @@ _BYTES_PER_BYTE = 64
 
 
 class Matcher:
-    """One request's place in its grammar. Used by one thread at a time."""
+    """One request's place in its grammar. Used by one thread at a time.
+
+    A parser may fail later on: it has limits, and all the texts that went through it and its copies count. Then its
+    grammar is compiled anew, and goes on from the same place; if that fails as well, the answer is closed: what is
+    forced from there on completes it, as JSON at least.
+    """
 
     def __init__(
-        self, inner: LLMatcher, compiler: Compiler, forget: Callable[[], None], hints: tuple[str, ...] = ()
+        self,
+        inner: LLMatcher,
+        compiler: Compiler,
+        forget: Callable[[], None],
+        hints: Hints = NO_HINTS,
+        grammar: Grammar | None = None,
+        begun_ids: Iterable[int] = (),
     ) -> None:
         self._inner = inner
         self._hints = hints
@@ -47,16 +67,32 @@ class Matcher:
         self._run: list[int] | None = None
         self._at = 0
         self._past: list[tuple[list[int], int]] = []
-        self.error: str | None = None  # a limit, most likely; from then on nothing is allowed
+        self.error: str | None = None  # of one that cannot be renewed; from then on nothing is allowed
+        self._grammar = grammar  # to renew the parser with
+        self._taken = [*begun_ids]  # all that the parser has taken
+        self._num_dry = 0  # tokens taken since the last mask
+        self._max_dry = _MAX_DRY if grammar is None or is_plain(grammar) else 1
+        self._renewed_at = -_MIN_RENEWED
+        self._closed_at: int | None = None  # tokens taken when the rest was decided
 
     @property
     def is_complete(self) -> bool:
         """Whether the answer could end here, or has."""
         return self.has_ended or self._inner.is_accepting()
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether the rest of the answer is only there to close it."""
+        return self._closed_at is not None
+
     def mask(self) -> Mask:
         known = self._known_mask()
         return self._checked(np.frombuffer(self._inner.compute_bitmask(), np.uint8)) if known is None else known
+
+    @property
+    def _walker(self) -> "Matcher":
+        """The one whose parser knows the mask."""
+        return self
 
     def _known_mask(self) -> Mask | None:
         """The mask, if no look at the vocabulary is needed for it."""
@@ -66,7 +102,10 @@ class Matcher:
         return self._only(run[self._at]) if run else None
 
     def _checked(self, bits: Mask) -> Mask:
-        return self._only() if self._has_failed() else bits[: (self._compiler.vocab_size + 7) // 8]
+        if self._inner.is_error() or not bits.any():
+            return self.mask() if self._recover() else self._only()
+        self._num_dry = 0
+        return bits[: (self._compiler.vocab_size + 7) // 8]
 
     def allows(self, token_id: int) -> bool:
         """Whether this token may come next; quicker than a mask."""
@@ -77,7 +116,8 @@ class Matcher:
             return token_id == run[self._at]
         if token_id in self._compiler.eos_ids:
             return self._inner.is_accepting() or is_allowed(self.mask(), token_id)
-        return self._inner.validate_tokens([token_id]) == 1 and not self._has_failed()
+        is_valid: bool = self._inner.validate_tokens([token_id]) == 1
+        return self._recover() and self.allows(token_id) if self._inner.is_error() else is_valid
 
     def advance(self, token_id: int) -> bool:
         """Take a token; False, and nothing has changed, if it may not come next."""
@@ -86,9 +126,11 @@ class Matcher:
         run, at = self._forced_run(), self._at
         is_end = token_id in self._compiler.eos_ids
         if not is_end and not self._inner.consume_token(token_id):
-            self._has_failed()
-            return False
+            return self._inner.is_error() and self._recover() and self.advance(token_id)
         self._past.append((run, at))
+        if not is_end:
+            self._taken.append(token_id)
+            self._num_dry += 1
         self.has_ended = is_end
         self._run, self._at = (run, at + 1) if at + 1 < len(run) else (None, 0)
         return True
@@ -100,9 +142,13 @@ class Matcher:
         assert 0 < num_tokens <= len(self._past), "more rolled back than was taken"
         self._run, self._at = self._past[-num_tokens]
         del self._past[-num_tokens:]
-        if not self._inner.rollback(num_tokens - self.has_ended):
-            self._has_failed()
+        num_taken = num_tokens - self.has_ended
         self.has_ended = False
+        del self._taken[len(self._taken) - num_taken :]
+        if self._closed_at is not None and len(self._taken) < self._closed_at:
+            self._reopen()
+        elif not self._inner.rollback(num_taken) and self._inner.is_error():
+            self._recover()
 
     def forced(self) -> list[int]:
         """The tokens that must come next, as the model itself would spell them; takes none of them. Where a longer
@@ -120,25 +166,30 @@ class Matcher:
         """A short way from here to a complete answer, its end not included; None if none was found."""
         if self.has_ended or self.error:
             return [] if self.has_ended else None
+        if self.is_cut:
+            return self.forced()[:-1]
         copy = Matcher(self._inner.deep_copy(), self._compiler, self._forget)
         copy._run, copy._at = self._run, self._at
         return self._compiler.endings.find(copy, max_tokens, self._hints)
 
     def _forced_run(self) -> list[int]:
-        if self._run is None:
-            self._run, self._at = self._look_up_run(), 0
+        while self._run is None:
+            run = self._look_up_run()
+            if not self._inner.is_error() or self.error or not self._recover():
+                self._run, self._at = run, 0
         return self._run
 
     def _look_up_run(self) -> list[int]:
         if self.has_ended or self.error:
             return []
+        if self._num_dry >= self._max_dry:
+            self._inner.compute_bitmask()
+            self._num_dry = 0
         run = [] if self._inner.is_stopped() else self._inner.compute_ff_tokens()
         num_taken = self._inner.try_consume_tokens(run) if run else 0
         is_all = num_taken == len(run) and self._inner.is_stopped()
         if num_taken:
             self._inner.rollback(num_taken)
-        if self._has_failed():
-            return []
         return [*run, self._compiler.eos_id] if is_all else run[:num_taken]
 
     def _only(self, *token_ids: int) -> Mask:
@@ -147,25 +198,57 @@ class Matcher:
             mask[token_id >> 3] = 1 << (token_id & 7)
         return mask
 
-    def _has_failed(self) -> bool:
-        if self.error is None and self._inner.is_error():
-            self.error = first_line(self._inner.get_error())
-            self._forget()  # its copies share what has failed
-        return self.error is not None
+    def _recover(self) -> bool:
+        """Go on from a parser that has failed; False if that is impossible, and nothing is allowed any more."""
+        self._forget()  # its copies share what has failed
+        error = first_line(self._inner.get_error() or "no token may come next")
+        if self._grammar is None or self.is_cut:
+            self.error = error
+            return False
+        if len(self._taken) - self._renewed_at >= _MIN_RENEWED and (parser := self._replay(self._compiler.build)):
+            self._inner, self._renewed_at = parser, len(self._taken)
+            self._run = self._run or None
+            return True
+        log.warning("an answer is closed after %d tokens, since its grammar failed: %s", len(self._taken), error)
+        self._closed_at = len(self._taken)
+        ending: list[int] | None = None
+        if parser := self._replay(self._compiler.outline):
+            self._inner = parser
+            walker = Matcher(parser.deep_copy(), self._compiler, self._forget)
+            ending = self._compiler.endings.find(walker, _MAX_CLOSING, self._hints)
+        self._run, self._at = [*(ending or ()), self.eos_id], 0
+        return True
+
+    def _replay(self, make: Callable[[Grammar], LLMatcher | None]) -> LLMatcher | None:
+        """Another parser at the same place."""
+        assert self._grammar
+        parser, until_s = make(self._grammar), time.thread_time() + _MAX_REPLAY_S
+        for begin in range(0, len(self._taken), self._max_dry):
+            if parser is None:
+                return None
+            parser.compute_bitmask()
+            taken = self._taken[begin : begin + self._max_dry]
+            if parser.try_consume_tokens(taken) < len(taken) or time.thread_time() > until_s:
+                return None
+        return parser
+
+    def _reopen(self) -> None:
+        """What made it fail was taken back."""
+        self._closed_at = None
+        self._inner = self._replay(self._compiler.build) or self._inner
 
 
 def masks_of(matchers: Sequence[Matcher]) -> list[Mask]:
     """The masks of many, all of one vocabulary, made by all cores."""
     masks = [matcher._known_mask() for matcher in matchers]
-    absent = [
-        (matcher._inner, i) for i, (matcher, mask) in enumerate(zip(matchers, masks, strict=True)) if mask is None
-    ]
+    unknown = [i for i, mask in enumerate(masks) if mask is None]
+    absent = [(matchers[i]._walker._inner, i) for i in unknown]
     if len(absent) < _MANY:
         return [matcher.mask() if mask is None else mask for matcher, mask in zip(matchers, masks, strict=True)]
     bits = np.zeros((len(matchers), matchers[0]._compiler.num_mask_words), np.int32)
     fill_next_token_bitmask_par(_executor(), absent, bits)
     for _, i in absent:
-        masks[i] = matchers[i]._checked(bits[i].view(np.uint8))
+        masks[i] = matchers[i]._walker._checked(bits[i].view(np.uint8))
     return [mask for mask in masks if mask is not None]
 
 
@@ -179,7 +262,7 @@ class _Shape:
     """A grammar's place in the table, where its parser is or will be."""
 
     parser: "Future[LLMatcher]" = field(default_factory=Future)
-    hints: tuple[str, ...] = ()  # words of its patterns, which an ending may need
+    hints: Hints = NO_HINTS  # of its patterns, which an ending may need
     is_fresh: bool = True  # whether nobody has used it yet: its first user counts as the miss
 
 
@@ -208,7 +291,7 @@ class Grammars:
         token_ids = compiler.spell(begun) if begun else []
         if token_ids and parser.try_consume_tokens(token_ids) < len(token_ids):
             raise RequestError("what the answer begins with does not fit what it must look like")
-        return Matcher(parser, compiler, lambda: self._forget(grammar, shape), shape.hints)
+        return Matcher(parser, compiler, lambda: self._forget(grammar, shape), shape.hints, grammar, token_ids)
 
     def prepare(self, grammar: Grammar) -> _Shape:
         """Compile a grammar on the calling thread, if it is new. Raises `RequestError` if it cannot be used."""

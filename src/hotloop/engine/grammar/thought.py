@@ -55,8 +55,6 @@ def open_matcher(request: Request, grammars: Grammars) -> Matcher | None:
 
 class ThoughtMatcher(Matcher):
     def __init__(self, thinking: Thinking, compiler: Compiler, answer: Matcher | None) -> None:
-        if answer:
-            self._inner, self._forget = answer._inner, answer._forget
         self._compiler = compiler
         self._thinking = thinking
         self._answer = answer
@@ -68,6 +66,15 @@ class ThoughtMatcher(Matcher):
         phase = Phase.THOUGHT if thinking.is_open else Phase.ANSWER if is_skipped else Phase.BEFORE
         self._state = _State(phase, thinking.ending_ids if thinking.is_open and thinking.max_tokens == 0 else ())
         self._states: list[_State] = []
+
+    @property
+    def is_cut(self) -> bool:
+        return self._answer is not None and self._answer.is_cut
+
+    @property
+    def _walker(self) -> Matcher:
+        assert self._answer
+        return self._answer
 
     @property
     def is_complete(self) -> bool:
