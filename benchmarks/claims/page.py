@@ -23,7 +23,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 BEGIN = "<!-- figures: begin; written by `make benchmarks` from docs/figures -->"
 END = "<!-- figures: end -->"
 
-_INTRODUCTION = """## What is claimed, and what comes out here
+_INTRODUCTION = """## Published claims, reproduced
 ```bash
 make benchmarks
 ```
