@@ -88,11 +88,11 @@ $(CUDA)/.installed: pyproject.toml constraints.txt
 	@$(CUDA)/bin/python -m pip --disable-pip-version-check -qq install -e '.[cuda,dev]' transformers
 	@touch $@
 
-test-gpu: $(GPU_READY) ## Run the CUDA backend's tests on this machine's card, then 10,000 random requests
+test-gpu: $(GPU_READY) ## Run the CUDA backend's tests on this machine's card, then random requests for two minutes
 	$(GPU_PYTHON) -m pytest tests/cuda
-	$(GPU_PYTHON) -m benchmarks.gpu parity stress
+	$(GPU_PYTHON) -m benchmarks.soak --cuda --minutes 2
 
-bench-gpu: $(GPU_READY) ## Check and measure the CUDA backend on this machine's card, beside its limits and transformers
+bench-gpu: $(GPU_READY) ## Measure the CUDA backend on this machine's card, beside the card's limits
 	$(GPU_PYTHON) -m benchmarks.gpu
 
 FUZZ_INPUTS ?= 10000

@@ -26,12 +26,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import httpx
-import tokenizers
 from cyclopts.types import PositiveFloat
 from rich.table import Table
 
 from benchmarks.command import main, show_report
 from benchmarks.route.processes import RouterProcess
+from benchmarks.vocabularies import END, write_filled_tokenizer
 from hotloop.bench.serving import ChildServer
 from hotloop.border.listen import bind
 from hotloop.cli.loading import console
@@ -44,10 +44,11 @@ MARK = "BENCH_CHAOS"
 _NUM_AGENTS, _NUM_CONVERSATIONS, _NUM_TURNS = 8, 12, 4
 _MAX_ANSWER_S, _MAX_SETTLE_S, _LEAVE_SHARE = 90.0, 60.0, 0.1
 _NUM_RELOADS, _NUM_STOPS = 200, 50
+_VOCAB_SIZE = 600
 _CONFIG = {
     "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 600, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5,
-    "rope_theta": 10_000.0, "tie_word_embeddings": False,
+    "num_key_value_heads": 2, "head_dim": 16, "vocab_size": _VOCAB_SIZE, "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5, "rope_theta": 10_000.0, "tie_word_embeddings": False,
 }  # fmt: skip
 _TEMPLATE = (
     "{% if tools %}{{ tools|tojson }}{% endif %}{% for m in messages %}{{ m.role }}: {{ m.content }}"
@@ -296,15 +297,9 @@ def said_by(message: dict[str, Any]) -> str:
 def write_model(folder: Path) -> Path:
     """A model of random weights: tokens are bytes and made-up words, and one that ends an answer."""
     folder.mkdir()
-    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    words = [*alphabet, *(f"Ġw{i}" for i in range(len(alphabet), _CONFIG["vocab_size"] - 1))]  # type: ignore[operator]
-    inner = tokenizers.Tokenizer(tokenizers.models.BPE({word: i for i, word in enumerate(words)}, []))
-    inner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = tokenizers.decoders.ByteLevel()
-    inner.add_special_tokens(["<|im_end|>"])
-    inner.save(str(folder / "tokenizer.json"))
+    write_filled_tokenizer(folder, _VOCAB_SIZE)
     (folder / "config.json").write_text(json.dumps(_CONFIG))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": _TEMPLATE, "eos_token": "<|im_end|>"}))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": _TEMPLATE, "eos_token": END}))
     return folder
 
 

@@ -9,15 +9,14 @@ import statistics
 import threading
 import time
 from array import array
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import tokenizers
 from cyclopts.types import PositiveInt
 from rich.table import Table
 
 from benchmarks.command import main, show_report
+from benchmarks.vocabularies import null_tokenizer
 from hotloop.backends.null import NullBackend
 from hotloop.bench.report import figures_table, percentile
 from hotloop.cli.settings import Json
@@ -27,7 +26,6 @@ from hotloop.engine.blocks import BlockPool
 from hotloop.engine.core import StepReport
 from hotloop.engine.engine import Engine
 from hotloop.engine.radix import RadixTree
-from hotloop.models.tokenizer import Tokenizer
 
 VOCAB_SIZE = 49_152
 NUM_RUNNING = (16, 256)
@@ -116,19 +114,6 @@ def _wait_for_all(engine: Engine, requests: list[Request]) -> None:
 
     engine.submit(requests, on_event)
     all_over.wait()
-
-
-def null_tokenizer(vocab_size: int) -> Tokenizer:
-    """As many made-up words as the null backend has tokens, none of which ends a turn."""
-    return words_tokenizer(f"w{i}" for i in range(vocab_size))
-
-
-def words_tokenizer(words: Iterable[str], *special: str) -> Tokenizer:
-    vocab = {word: i for i, word in enumerate(words)}
-    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, next(iter(vocab))))
-    inner.decoder = tokenizers.decoders.ByteLevel()
-    inner.add_special_tokens(list(special))
-    return Tokenizer(inner)
 
 
 def measure_match(num_tokens: int = _TREE_TOKENS, num_blocks: int = _TREE_BLOCKS) -> MatchCost:

@@ -5,15 +5,17 @@
 
 A closed loop: each session asks, waits as long as its tool took (6 s at most), and asks again with a longer prompt.
 Traces have prompts as names of 64-token blocks; tokens are made from the names, so every server gets the same ones.
-Works with any server that takes token ids at /v1/completions. `benchmarks.simulated_agents` does it without one.
+Works with any server that takes token ids at /v1/completions.
 """
 
 import asyncio
+import gzip
 import json
 import random
 import statistics
 import time
 from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -21,9 +23,43 @@ from typing import Any
 
 import httpx
 
-from benchmarks.simulated_agents import MAX_GAP_S, MAX_OUTPUT, MIN_OUTPUT, TRACE_BLOCK, block_names, read_sessions
 from hotloop.bench.report import percentile
 from hotloop.wire.sse import EventReader
+
+TRACE_BLOCK = 64  # tokens that a name in a trace stands for
+MAX_PROMPT, MAX_GAP_S, MIN_OUTPUT, MAX_OUTPUT = 120_000, 6.0, 8, 160
+
+
+def read_sessions(path: Path, num_requests: int) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
+    with gzip.open(path, "rt") as lines:
+        for line in lines:
+            row = json.loads(line)
+            asks = [each for each in row["requests"] if each.get("type", "n") == "n" and each.get("hash_ids_rle")]
+            asks = asks[:num_requests]
+            if len(asks) == num_requests and max(each["in"] for each in asks) <= MAX_PROMPT:
+                yield row, asks
+
+
+async def stream_ids(
+    http: httpx.AsyncClient, body: dict[str, Any], session: str = ""
+) -> tuple[list[float], dict[str, Any]]:
+    """When a prompt of token ids was asked, when each piece of its answer came, and what the server counted."""
+    body |= {"ignore_eos": True, "temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
+    usage: dict[str, Any] = {}
+    times, reader = [time.perf_counter()], EventReader()
+    headers = {"X-Session-ID": session} if session else {}
+    async with http.stream("POST", "/v1/completions", json=body, headers=headers) as got:
+        if got.status_code != 200:
+            raise RuntimeError(f"{got.status_code}: {(await got.aread())[:300]!r}")
+        async for data in got.aiter_bytes():
+            for event in reader.push(data):
+                chunk = {} if event.data == b"[DONE]" else json.loads(event.data)
+                usage = chunk.get("usage") or usage
+                if chunk.get("choices"):
+                    times.append(time.perf_counter())
+    if len(times) == 1:
+        raise RuntimeError("an answer ended without a token")
+    return times, usage
 
 
 @dataclass(frozen=True)
@@ -57,7 +93,7 @@ class Session:
         self.took_s = time.perf_counter() - began_at
 
     async def _ask(self, turn: int, recorded: dict[str, Any]) -> Answered:
-        names = block_names(recorded)
+        names = [name for start, num in recorded["hash_ids_rle"] for name in range(start, start + num)]
         num_known = next((i for i, name in enumerate(names) if name not in self._seen), len(names))
         self._seen |= set(names)
         owners = ("head" if name <= self._num_head else self._name for name in names)
@@ -67,28 +103,11 @@ class Session:
             for token_id in block_tokens(f"{owner}:{name}", self._options.vocab)
         ]
         num_output = max(MIN_OUTPUT, min(MAX_OUTPUT, recorded["out"]))
-        times, usage = await self._stream(prompt, num_output)
+        body = {"model": self._options.model, "prompt": prompt, "max_tokens": num_output, "min_tokens": num_output}
+        times, usage = await stream_ids(self._http, body, self._name)
         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
         num_ideal = min(num_known * TRACE_BLOCK, len(prompt) - 1)
         return Answered(turn, len(prompt), cached, num_ideal, num_output, times[1] - times[0], times[-1] - times[1])
-
-    async def _stream(self, prompt: list[int], num_output: int) -> tuple[list[float], dict[str, Any]]:
-        """When it was asked and when each piece came, and what the server counted."""
-        body = {"model": self._options.model, "prompt": prompt, "max_tokens": num_output, "min_tokens": num_output}
-        body |= {"ignore_eos": True, "temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
-        usage: dict[str, Any] = {}
-        times, reader = [time.perf_counter()], EventReader()
-        headers = {"X-Session-ID": self._name}
-        async with self._http.stream("POST", "/v1/completions", json=body, headers=headers) as got:
-            if got.status_code != 200:
-                raise RuntimeError(f"{got.status_code}: {(await got.aread())[:300]!r}")
-            async for data in got.aiter_bytes():
-                for event in reader.push(data):
-                    chunk = {} if event.data == b"[DONE]" else json.loads(event.data)
-                    usage = chunk.get("usage") or usage
-                    if chunk.get("choices"):
-                        times.append(time.perf_counter())
-        return times, usage
 
 
 @cache

@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]
-import tokenizers
-from tokenizers import decoders, models, pre_tokenizers
 
+from benchmarks.vocabularies import byte_tokenizer
 from hotloop.core.config import DEFAULT_MODEL
 from hotloop.core.errors import RequestError
 from hotloop.core.grammar import Grammar, json_schema
@@ -35,6 +34,7 @@ DRAFTS = {
     "draft2020-12": "https://json-schema.org/draft/2020-12/schema",
 }
 MAX_TEXT = 1 << 30  # longer than any grammar: what it does not mention comes last
+_BYTES = Tokenizer(byte_tokenizer())
 MAX_ORDERS = 5000  # places looked at while searching for an order of properties
 
 
@@ -86,7 +86,7 @@ class Judge:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._words = Grammars(tokenizer, tokenizer.vocab_size)
-        self._bytes = Grammars(byte_tokenizer(), 258)
+        self._bytes = Grammars(_BYTES, 258)
         self._words.matcher(
             Grammar("regex", "x")
         )  # the vocabulary is prepared once, and not on the first schema's time
@@ -152,19 +152,6 @@ def without_formats(schema: Any) -> Any:
 def is_valid_but_for_formats(schema: Any, instance: Any) -> bool:
     """Formats, and what a string encodes, are annotations unless a validator is told otherwise; this one is not."""
     return bool(jsonschema.validators.validator_for(schema)(schema).is_valid(instance))
-
-
-def byte_tokenizer() -> Tokenizer:
-    """A token is a byte, so that a text can be taken up to any letter."""
-    vocab = {char: i for i, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    inner = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    inner.decoder = decoders.ByteLevel()
-    inner.add_special_tokens(["<|im_start|>", "<|im_end|>"])
-    return Tokenizer(inner)
-
-
-_BYTES = byte_tokenizer()
 
 
 def take(matcher: Matcher, text: str) -> int | None:

@@ -7,17 +7,15 @@ Each round sends three long prompts at once and, from then until the last of the
 """
 
 import asyncio
-import json
 import random
 import statistics
 import time
 from argparse import ArgumentParser, Namespace
-from typing import Any
 
 import httpx
 
+from benchmarks.recorded_agents import stream_ids
 from hotloop.bench.report import percentile
-from hotloop.wire.sse import EventReader
 
 NUM_OUTPUT = 8
 
@@ -32,21 +30,9 @@ class Client:
     async def ttft_s(self, num_tokens: int) -> float:
         """Of a prompt of that length; its answer is read to its end."""
         prompt = self._rng.choices(range(100, self._options.vocab), k=num_tokens)
-        body: dict[str, Any] = {"model": self._model, "prompt": prompt, "max_tokens": NUM_OUTPUT, "temperature": 0}
-        began_at, first_at = time.perf_counter(), 0.0
-        async with self._http.stream(
-            "POST", "/v1/completions", json=body | {"stream": True, "ignore_eos": True}
-        ) as got:
-            if got.status_code != 200:
-                raise SystemExit(f"{got.status_code}: {(await got.aread())[:300]!r}")
-            reader = EventReader()
-            async for data in got.aiter_bytes():
-                events = [event.data for event in reader.push(data) if event.data != b"[DONE]"]
-                if any(json.loads(event).get("choices") for event in events):
-                    first_at = first_at or time.perf_counter()
-        if not first_at:
-            raise SystemExit("an answer ended without a token")
-        return first_at - began_at
+        body = {"model": self._model, "prompt": prompt, "max_tokens": NUM_OUTPUT}
+        (asked_at, first_at, *_), _ = await stream_ids(self._http, body)
+        return first_at - asked_at
 
     async def longs(self) -> list[float]:
         return list(await asyncio.gather(*(self.ttft_s(self._options.long) for _ in range(3))))
@@ -92,12 +78,10 @@ def main() -> None:
     parser.add_argument("--short", type=int, default=100)
     parser.add_argument("--every", type=float, default=0.1, help="seconds between short ones, on average")
     parser.add_argument("--vocab", type=int, default=32_000)
-    parser.add_argument("--limit", type=float, default=300.0, help="seconds in all")
-    options = parser.parse_args()
     try:
-        asyncio.run(asyncio.wait_for(measure(options), options.limit))
-    except TimeoutError:
-        print(f"stopped after {options.limit:.0f} s")
+        asyncio.run(measure(parser.parse_args()))
+    except (RuntimeError, httpx.HTTPError) as error:
+        raise SystemExit(str(error) or repr(error)) from None
 
 
 if __name__ == "__main__":

@@ -1,37 +1,31 @@
-"""What each pattern of the agent runtime gains, and all of them together."""
+"""What guessing calls gains, and what all patterns of the agent runtime gain together."""
 
-import asyncio
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 from cyclopts.types import PositiveFloat, PositiveInt
+from rich.console import Group
+from rich.table import Table
 
-from benchmarks.agent.fleet import FleetRun, ablation, run_fleet
+from benchmarks.agent.fleet import FleetRun, Work, ablation, run_fleet
 from benchmarks.agent.foresight import foresight_row, read_runs
-from benchmarks.agent.plan import run_plan
-from benchmarks.agent.reading import run_reading
 from benchmarks.agent.recorded import AgentJob, Latency, read_agent_jobs
-from benchmarks.agent.report import PatternRow, report_json, report_tables
-from benchmarks.agent.tools import run_tools
 from benchmarks.command import main
 from hotloop.agent.predict.predictor import Predictor
 from hotloop.agent.speculation import SpeculativeForesight
-from hotloop.agent.wire.openai import OpenAIModel
-from hotloop.bench.serving import ChildServer, exit_on_sigterm
+from hotloop.bench.serving import exit_on_sigterm
 from hotloop.cli.loading import pull_model
 from hotloop.cli.output import progress, show
 from hotloop.cli.settings import Json, pick_names
 from hotloop.core.config import DEFAULT_MODEL
 from hotloop.core.errors import ConfigError
 
-PATTERNS = ("tools", "plan", "prefill-ahead", "foresight", "fleet")
-_NEEDS_DATA = ("foresight", "fleet")
+PATTERNS = ("foresight", "fleet")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,13 +33,11 @@ class AgentFlags:
     """Which patterns are measured, and on what."""
 
     data: Path | None = None
-    """Recorded transcripts with tool calls, .jsonl or .jsonl.gz; foresight and fleet need them."""
-    pattern: str = "tools,plan,prefill-ahead"
-    """What is measured, separated by commas: tools, plan, prefill-ahead, foresight, fleet."""
+    """Recorded transcripts with tool calls, .jsonl or .jsonl.gz."""
+    pattern: str = "foresight,fleet"
+    """What is measured, separated by commas."""
     learn: PositiveInt = 30
     """How many transcripts foresight learns from before; the fleet's jobs are taken from those behind them."""
-    rounds: PositiveInt = 3
-    """How often prefill-ahead is tried, each way; the median counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,96 +67,40 @@ def agent(
     fleet: Annotated[FleetFlags, Parameter(name="*", group="Pattern fleet")] = _FLEET,
     as_json: Json = False,
 ) -> None:
-    """Run agents with and without what the runtime does to be fast: parallel tools, plans, prefill-ahead, foresight."""
-    wanted = _parse_patterns(flags)
-    rows: list[PatternRow] = []
-    if "tools" in wanted:
-        rows.append(asyncio.run(_measure_tools()))
-    if "plan" in wanted:
-        rows += asyncio.run(_measure_plan())
-    if "prefill-ahead" in wanted:
-        rows.append(_measure_reading(flags))
-    foresight = _measure_foresight(flags) if "foresight" in wanted else {}
-    runs = _measure_fleet(flags, fleet) if "fleet" in wanted else []
+    """Run recorded agents with and without what the runtime does to be fast."""
+    wanted = pick_names(flags.pattern, PATTERNS, "pattern")
+    if flags.data is None:
+        raise ConfigError(f"{wanted[0]} needs --data: transcripts to learn from and to run again")
+    foresight = foresight_row(flags.data, flags.learn) if "foresight" in wanted else {}
+    runs = _measure_fleet(flags.data, flags, fleet) if "fleet" in wanted else []
     failures = [failure for run in runs for failure in run.failures]
-    show(report_json(rows, foresight, runs), report_tables(rows, foresight, runs), as_json, failures)
+    show(report_json(foresight, runs), report_tables(foresight, runs), as_json, failures)
 
 
-def _parse_patterns(flags: AgentFlags) -> list[str]:
-    names = pick_names(flags.pattern, PATTERNS, "pattern")
-    for name in names:
-        if name in _NEEDS_DATA and flags.data is None:
-            raise ConfigError(f"{name} needs --data: transcripts to learn from and to run again")
-    return names
-
-
-async def _measure_tools() -> PatternRow:
-    with_s, without_s = [(await run_tools(is_parallel=is_parallel)).wall_s for is_parallel in (True, False)]
-    return PatternRow("parallel tools", "three tools of 2 s, from the first's start to the answer", without_s, with_s)
-
-
-async def _measure_plan() -> list[PatternRow]:
-    times = {way: (await run_plan(way)).wall_s for way in ("chained", "levels", "plan")}
-    what = "six calls in three levels, 1 s each, against "
-    return [
-        PatternRow("plan", what + "a call a turn", times["chained"], times["plan"]),
-        PatternRow("plan", what + "parallel calls", times["levels"], times["plan"]),
-    ]
-
-
-def _measure_reading(flags: AgentFlags) -> PatternRow:
-    async def measure(url: str) -> tuple[float, float]:
-        model = OpenAIModel(f"{url}/v1")
-        times: dict[bool, list[float]] = {True: [], False: []}
-        await run_reading(model, can_prefill_ahead=False, seed=0)  # the first answer tells that it is a hotloop
-        for number in range(flags.rounds):
-            for is_on, seen in times.items():
-                run = await run_reading(model, can_prefill_ahead=is_on, seed=2 * number + 1 + is_on)
-                seen.append(run.ttft_s)
-        await model.close()
-        return statistics.median(times[False]), statistics.median(times[True])
-
-    pull_model(DEFAULT_MODEL)
-    with ChildServer() as server:
-        without_s, with_s = asyncio.run(measure(server.url))
-    return PatternRow("prefill-ahead", "first word after three results 0.3 s apart", without_s, with_s)
-
-
-def _measure_foresight(flags: AgentFlags) -> dict[str, float]:
-    assert flags.data
-    return foresight_row(flags.data, flags.learn)
-
-
-def _measure_fleet(flags: AgentFlags, fleet: FleetFlags) -> list[FleetRun]:
+def _measure_fleet(data: Path, flags: AgentFlags, fleet: FleetFlags) -> list[FleetRun]:
     exit_on_sigterm()
     pull_model(DEFAULT_MODEL)
-    jobs, make_foresight = _load_jobs(flags, fleet)
+    jobs, make_foresight = _load_jobs(data, flags.learn, fleet)
     rows = ablation(fleet.agents)
     rows = rows if fleet.ablation else [rows[0], rows[-1]]
     runs = []
     with progress() as bar:
         for patterns in rows:
             task = bar.add_task(patterns.label, total=len(jobs))
-            runs.append(
-                run_fleet(
-                    jobs,
-                    patterns,
-                    make_foresight=make_foresight,
-                    latency=Latency(fleet.tool_time),
-                    max_tokens=fleet.max_out,
-                    on_job=partial(bar.advance, task),
-                )
-            )
+            latency, on_job = Latency(fleet.tool_time), partial(bar.advance, task)
+            work = Work(jobs=jobs, latency=latency, max_tokens=fleet.max_out, on_job=on_job)
+            runs.append(run_fleet(work, patterns, make_foresight()))
     return runs
 
 
-def _load_jobs(flags: AgentFlags, fleet: FleetFlags) -> tuple[Sequence[AgentJob], Callable[[], SpeculativeForesight]]:
+def _load_jobs(
+    data: Path, num_learn: int, fleet: FleetFlags
+) -> tuple[Sequence[AgentJob], Callable[[], SpeculativeForesight]]:
     """The jobs, and foresight that has seen what came before them; a new one for every row."""
-    assert flags.data
-    jobs = list(islice(read_agent_jobs(flags.data, max_chars=fleet.max_chars, skip=flags.learn), fleet.jobs))
+    jobs = list(islice(read_agent_jobs(data, max_chars=fleet.max_chars, skip=num_learn), fleet.jobs))
     if not jobs:
-        raise ConfigError(f"{flags.data} has no transcript of fewer than {fleet.max_chars} characters to run")
-    lessons = read_runs(flags.data)[: flags.learn]
+        raise ConfigError(f"{data} has no transcript of fewer than {fleet.max_chars} characters to run")
+    lessons = read_runs(data)[:num_learn]
 
     def make() -> SpeculativeForesight:
         predictor = Predictor()
@@ -173,6 +109,49 @@ def _load_jobs(flags: AgentFlags, fleet: FleetFlags) -> tuple[Sequence[AgentJob]
         return SpeculativeForesight(predictor)
 
     return jobs, make
+
+
+def report_json(foresight: dict[str, float], fleet: Sequence[FleetRun]) -> dict[str, Any]:
+    return {
+        "foresight": foresight,
+        "fleet": [_fleet_json(run, fleet) for run in fleet],
+    }
+
+
+def report_tables(foresight: dict[str, float], fleet: Sequence[FleetRun]) -> Any:
+    tables = []
+    if foresight:
+        table = Table("foresight", "", box=None)
+        for name, value in foresight.items():
+            table.add_row(name, f"{value:g}")
+        tables.append(table)
+    if fleet:
+        table = Table("fleet", "jobs/min", "to everything", "p95 job", "mean run", "cached", box=None)
+        for run in fleet:
+            share = (run.usage.num_cached or 0) / max(1, run.usage.num_prompt)
+            times = (f"{run.p95_s:.1f} s", f"{run.mean_run_s:.1f} s", f"{share:.0%}")
+            table.add_row(run.label, f"{run.jobs_per_min:.1f}", f"{_relative(run, fleet):.2f}", *times)
+        tables.append(table)
+    return Group(*tables)
+
+
+def _fleet_json(run: FleetRun, fleet: Sequence[FleetRun]) -> dict[str, Any]:
+    return {
+        "label": run.label,
+        "jobs_per_min": round(run.jobs_per_min, 3),
+        "relative": round(_relative(run, fleet), 3),
+        "p95_s": round(run.p95_s, 3),
+        "mean_run_s": round(run.mean_run_s, 3),
+        "prompt_tokens": run.usage.num_prompt,
+        "cached_tokens": run.usage.num_cached or 0,
+        "jobs": len(run.job_times_s),
+        "failures": run.failures,
+    }
+
+
+def _relative(run: FleetRun, fleet: Sequence[FleetRun]) -> float:
+    """Its throughput as a share of that with everything on, which is the first row."""
+    return run.jobs_per_min / fleet[0].jobs_per_min if fleet[0].jobs_per_min else 0.0
 
 
 if __name__ == "__main__":

@@ -7,14 +7,16 @@ gave it waits for. The model is a real server that is started for each row with 
 import asyncio
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from benchmarks.agent.recorded import AgentJob, Latency, RecordedTool
 from benchmarks.agent.replayed import ReplayedModel
 from hotloop.agent.agent import Agent
 from hotloop.agent.conversation import Conversation
 from hotloop.agent.limits import Limits
+from hotloop.agent.model import Model
 from hotloop.agent.speculation import SpeculativeForesight
 from hotloop.agent.wire.openai import OpenAIModel
 from hotloop.bench.serving import NAIVE, ChildServer
@@ -37,6 +39,17 @@ class Patterns:
     """Of the server."""
 
 
+NAIVE_LOOP = Patterns(
+    label="naive loop",
+    num_agents=1,
+    is_early=False,
+    is_parallel=False,
+    has_foresight=False,
+    can_prefill_ahead=False,
+    flags=NAIVE,
+)
+
+
 def ablation(num_agents: int) -> list[Patterns]:
     """Everything, everything but one, nothing."""
     whole = Patterns(label="everything", num_agents=num_agents)
@@ -49,15 +62,7 @@ def ablation(num_agents: int) -> list[Patterns]:
         replace(whole, label="without foresight", has_foresight=False),
         replace(whole, label="without prefill-ahead", can_prefill_ahead=False),
         replace(whole, label="without drafts", flags=("--no-drafts",)),
-        Patterns(
-            label="naive loop",
-            num_agents=1,
-            is_early=False,
-            is_parallel=False,
-            has_foresight=False,
-            can_prefill_ahead=False,
-            flags=NAIVE,
-        ),
+        NAIVE_LOOP,
     ]
 
 
@@ -88,42 +93,41 @@ class FleetRun:
         return statistics.fmean(self.run_times_s) if self.run_times_s else 0.0
 
 
-def run_fleet(
-    jobs: Sequence[AgentJob],
-    patterns: Patterns,
-    *,
-    make_foresight: Callable[[], SpeculativeForesight],
-    latency: Latency,
-    max_tokens: int = 64,
-    on_job: Callable[[], None] = lambda: None,
-) -> FleetRun:
-    """Start a server, run all jobs against it, stop it."""
-    foresight = make_foresight() if patterns.has_foresight else None
-    with ChildServer(patterns.flags) as server:
-        fleet = _Fleet(jobs, patterns, foresight, latency, max_tokens, on_job)
-        return asyncio.run(fleet.run(f"{server.url}/v1"))
+Wrap = Callable[[OpenAIModel, AgentJob], Model]
+"""What stands between a job and the server's model."""
 
 
-@dataclass(slots=True)
-class _Fleet:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What is done, whatever the patterns."""
+
     jobs: Sequence[AgentJob]
-    patterns: Patterns
-    foresight: SpeculativeForesight | None
-    latency: Latency
-    max_tokens: int
-    on_job: Callable[[], None]
+    latency: Latency = field(default_factory=Latency)
+    max_tokens: int = 64
+    on_job: Callable[[], None] = lambda: None
 
-    async def run(self, url: str) -> FleetRun:
-        result = FleetRun(self.patterns.label)
-        model = OpenAIModel(url)
-        places = asyncio.Semaphore(self.patterns.num_agents)
+    async def run(
+        self,
+        url: str,
+        patterns: Patterns,
+        foresight: SpeculativeForesight | None = None,
+        *,
+        model: str | None = None,
+        wrap: Wrap = lambda server, _: server,
+        options: Callable[[int], Mapping[str, Any]] = lambda number: {},
+    ) -> FleetRun:
+        """All jobs, by agents of the server there; `options` are those of each job's requests."""
+        result = FleetRun(patterns.label)
+        server = OpenAIModel(f"{url}/v1", model)
+        places = asyncio.Semaphore(patterns.num_agents)
         began_at = time.monotonic()
 
-        async def take(job: AgentJob) -> None:
+        async def take(number: int, job: AgentJob) -> None:
             async with places:
                 taken_at = time.monotonic()
                 try:
-                    usage = await self._run_job(job, model)
+                    agent = self._hire(job, wrap(server, job), patterns, foresight, options(number))
+                    usage = await _run_job(agent, job)
                 except HotloopError as error:  # a job that fails is counted, and the others go on
                     result.failures.append(f"{job.id}: {error}")
                 else:
@@ -133,25 +137,41 @@ class _Fleet:
                 self.on_job()
 
         async with asyncio.TaskGroup() as group:
-            for job in self.jobs:
-                group.create_task(take(job))
+            for number, job in enumerate(self.jobs):
+                group.create_task(take(number, job))
         result.wall_s = time.monotonic() - began_at
-        await model.close()
+        await server.close()
         return result
 
-    async def _run_job(self, job: AgentJob, server: OpenAIModel) -> ApiUsage:
+    def _hire(
+        self,
+        job: AgentJob,
+        server: Model,
+        patterns: Patterns,
+        foresight: SpeculativeForesight | None,
+        extra: Mapping[str, Any],
+    ) -> Agent[str]:
         answers = [answer for episode in job.episodes for answer in episode.answers]
-        agent = Agent(
-            ReplayedModel(server, answers, max_tokens=self.max_tokens, is_late=not self.patterns.is_early),
+        return Agent(
+            ReplayedModel(server, answers, max_tokens=self.max_tokens, is_late=not patterns.is_early),
             [RecordedTool(job, spec, self.latency) for spec in job.tools],
             job.system,
-            foresight=self.foresight,
-            can_prefill_ahead=self.patterns.can_prefill_ahead,
-            limits=Limits(turns=100, concurrency=16 if self.patterns.is_parallel else 1),
+            foresight=foresight if patterns.has_foresight else None,
+            can_prefill_ahead=patterns.can_prefill_ahead,
+            limits=Limits(turns=100, concurrency=16 if patterns.is_parallel else 1),
             temperature=0.0,
+            extra=extra,
         )
-        conversation = Conversation()
-        usage = ApiUsage()
-        for episode in job.episodes:
-            usage += (await agent.run(episode.prompt, conversation=conversation)).spent.usage
-        return usage
+
+
+async def _run_job(agent: Agent[str], job: AgentJob) -> ApiUsage:
+    conversation, usage = Conversation(), ApiUsage()
+    for episode in job.episodes:
+        usage += (await agent.run(episode.prompt, conversation=conversation)).spent.usage
+    return usage
+
+
+def run_fleet(work: Work, patterns: Patterns, foresight: SpeculativeForesight) -> FleetRun:
+    """Start a server, run all jobs against it, stop it."""
+    with ChildServer(patterns.flags) as server:
+        return asyncio.run(work.run(server.url, patterns, foresight))

@@ -10,43 +10,22 @@ is measured is the predictor, and how much of the tools' time it would have hidd
 
 import math
 import random
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 from benchmarks.agent.recorded import message_of
-from hotloop.agent.predict.history import History, PastCall, call_key
+from hotloop.agent.predict.history import History
 from hotloop.agent.predict.predictor import Prediction, Predictor
 from hotloop.agent.speculation import Budget, Foreseen
 from hotloop.bench.workload import read_transcripts
 from hotloop.core.message import Message, ToolCall
 
-READ_ONLY_WORDS = frozenset(
-    [
-        "calculate",
-        "cat",
-        "check",
-        "diff",
-        "display",
-        "du",
-        "estimate",
-        "find",
-        "get",
-        "grep",
-        "list",
-        "ls",
-        "lookup",
-        "pwd",
-        "search",
-        "sort",
-        "tail",
-        "think",
-        "view",
-        "wc",
-    ]
-)
+READ_ONLY_WORDS = frozenset([
+    "calculate", "cat", "check", "diff", "display", "du", "estimate", "find", "get", "grep", "list", "ls", "lookup",
+    "pwd", "search", "sort", "tail", "think", "view", "wc",
+])  # fmt: skip
 """A recorded tool counts as read-only if its name begins with one of these; records do not say."""
 
 
@@ -64,14 +43,6 @@ class Pace(NamedTuple):
 
     def tool_s(self, seed: str) -> float:
         return random.Random(seed).lognormvariate(math.log(self.tool_median_s), self.tool_sigma)
-
-
-class Guesser(Protocol):
-    def open_run(self) -> int: ...
-
-    def predict(self, history: History, named: str | None = None) -> list[Prediction]: ...
-
-    def learn_turn(self, history: History, calls: Sequence[ToolCall], run: int) -> None: ...
 
 
 @dataclass(slots=True)
@@ -112,12 +83,10 @@ def measure_foresight(
     learns_on: bool = False,
     threshold: float = 0.8,
     max_waste: float = 0.25,
-    guesser: Guesser | None = None,
     pace: Pace | None = None,
 ) -> Figures:
     """Learn from the first `num_learn` runs and foresee the others; `learns_on` goes on learning, turn by turn."""
-    guesser = guesser or Predictor()
-    table = _Table(guesser, threshold, Budget(max_waste, 0.0), pace or Pace())
+    table = _Table(Predictor(), threshold, Budget(max_waste, 0.0), pace or Pace())
     for index, messages in enumerate(runs):
         is_test = index >= num_learn
         table.play(messages, f"run {index}", is_test=is_test, learns=learns_on or not is_test)
@@ -126,14 +95,14 @@ def measure_foresight(
 
 @dataclass(slots=True)
 class _Table:
-    guesser: Guesser
+    predictor: Predictor
     threshold: float
     budget: Budget
     pace: Pace
     figures: Figures = field(default_factory=Figures)
 
     def play(self, messages: Sequence[Message], seed: str, *, is_test: bool, learns: bool) -> None:
-        run = self.guesser.open_run()
+        run = self.predictor.open_run()
         history = History()
         self.figures.num_runs += is_test
         for index, message in enumerate(messages):
@@ -143,17 +112,17 @@ class _Table:
             if is_test:
                 self._take_turn(history, message, f"{seed} message {index}")
             if learns:
-                self.guesser.learn_turn(history, message.tool_calls, run)
+                self.predictor.learn_turn(history, message.tool_calls, run)
 
     def _take_turn(self, history: History, message: Message, seed: str) -> None:
         started: dict[str, float] = {}
-        self._start(self.guesser.predict(history), 0.0, started)
+        self._start(self.predictor.predict(history), 0.0, started)
         now_s = self.pace.first_token_s + self.pace.write_s(message.content)
         may_look = True
         for number, call in enumerate(message.tool_calls):
             now_s += self.pace.write_s(call.name)
             if may_look and is_read_only(call.name):
-                self._start(self.guesser.predict(history, named=call.name)[:1], now_s, started)
+                self._start(self.predictor.predict(history, named=call.name)[:1], now_s, started)
             now_s += self.pace.write_s(call.arguments)
             may_look = may_look and is_read_only(call.name)
             if not may_look:
@@ -186,61 +155,6 @@ class _Table:
         for _ in started:
             self.budget.lose()
         started.clear()
-
-
-class BigramGuesser:
-    """The simplest thing that might work: the tool that most often came after the last event, each argument copied from
-    the latest place of its own name, in an earlier call or anywhere in a result."""
-
-    def __init__(self) -> None:
-        self._after: dict[str, Counter[str]] = {}
-        self._names: dict[str, tuple[str, ...]] = {}
-        self._copied: dict[str, Counter[bool]] = {}
-
-    def open_run(self) -> int:
-        return 0
-
-    def predict(self, history: History, named: str | None = None) -> list[Prediction]:
-        followers = self._after.get(_last(history), Counter())
-        name = named or next((tool for tool, _ in followers.most_common(1)), "")
-        chance = 1.0 if named else followers[name] / max(followers.total(), 1)
-        arguments = self._copy(name, history)
-        key = call_key(name, arguments)
-        if not name or arguments is None or key is None:
-            return []
-        copied = self._copied.get(name, Counter())
-        chance *= copied[True] / max(copied.total(), 1)
-        return [Prediction(name, arguments, key, chance, chance)]
-
-    def learn_turn(self, history: History, calls: Sequence[ToolCall], run: int) -> None:
-        followers = self._after.setdefault(_last(history), Counter())
-        followers.update([call.name for call in calls] or [""])
-        for call in calls:
-            past = PastCall(call)
-            if past.arguments is not None:
-                right = call_key(call.name, self._copy(call.name, history)) == past.key
-                self._copied.setdefault(call.name, Counter())[right] += 1
-                self._names[call.name] = tuple(past.arguments)
-
-    def _copy(self, name: str, history: History) -> dict[str, Any] | None:
-        if name not in self._names:
-            return None
-        found = {argument: _latest(argument, history) for argument in self._names[name]}
-        return None if None in found.values() else found
-
-
-def _last(history: History) -> str:
-    return history.trail[-1] if history.trail else ""
-
-
-def _latest(argument: str, history: History) -> Any:
-    for call in reversed(history.calls):
-        for path, values in call.leaves.items():
-            if values and path.rpartition(".")[2] == argument:
-                return values[0]
-        if call.arguments and argument in call.arguments:
-            return call.arguments[argument]
-    return None
 
 
 def is_read_only(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""What breaks a prefix, what that costs, and whether the server says so."""
+"""What breaks a prefix, and what that costs."""
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
@@ -9,10 +9,10 @@ from typing import Annotated
 from cyclopts import Parameter
 from cyclopts.types import PositiveInt
 
+from benchmarks.cache.breakers import BREAKERS
 from benchmarks.cache.gaps import GapReport, compare_gaps, read_errands
-from benchmarks.cache.measure import GROUPS, UNPROTECTED, count_runs, measure
-from benchmarks.cache.report import Measured, cache_json, cache_tables
-from benchmarks.cache.run import Company
+from benchmarks.cache.report import cache_json, cache_tables
+from benchmarks.cache.run import Company, Held, choose_breakers, hold_all
 from benchmarks.cache.script import Script, generate_scripts, read_scripts
 from benchmarks.cache.wire import Wire
 from benchmarks.command import main
@@ -25,13 +25,22 @@ from hotloop.core.config import DEFAULT_MODEL
 from hotloop.core.errors import ConfigError
 
 GAPS = "gaps"
+GROUPS = tuple(dict.fromkeys(breaker.group for breaker in BREAKERS if breaker.group != "none"))
+UNPROTECTED = (
+    "--no-exact-turns",
+    "--no-canonical-tools",
+    "--no-move-nonces",
+    "--no-word-late-system",
+    "--no-retention",
+)
+"""A server that reads prompts just as they come."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheFlags(WorkloadFlags):
     """Which conversations are held, and how; without --url, the model is served."""
 
-    scenario: str = "round-trips,timestamp,tools,late-system,retokenised"
+    scenario: str = "timestamp,tools,late-system,retokenised"
     """What is measured, separated by commas; `gaps`, which takes minutes, only if it is named."""
     conversations: PositiveInt = 2
     """How many conversations are held."""
@@ -52,12 +61,13 @@ def cache(
     api_key: ApiKey = None,
     as_json: Json = False,
 ) -> None:
-    """Hold conversations whose prompts are broken as clients break them: what is recomputed, and is the cause named?"""
+    """Hold conversations whose prompts are broken as clients break them: what is recomputed, and why?"""
     groups = pick_names(flags.scenario, (*GROUPS, GAPS), "scenario")
     gaps = _measure_gaps(url, flags) if GAPS in groups else []
-    measured = _measure_all(url, api_key, [name for name in groups if name != GAPS], flags)
-    errors = [error for part in measured.values() for error in part.errors] + [e for gap in gaps for e in gap.errors]
-    show(cache_json(measured, gaps), cache_tables(measured, gaps), as_json, errors)
+    held = _measure_all(url, api_key, [name for name in groups if name != GAPS], flags)
+    errors = [f"{name}, {error}" for part in held.values() for name, run in part.items() for error in run.errors]
+    errors += [error for gap in gaps for error in gap.errors]
+    show(cache_json(held, gaps), cache_tables(held, gaps), as_json, errors)
 
 
 def _load_scripts(flags: CacheFlags) -> list[Script]:
@@ -87,18 +97,18 @@ def _measure_gaps(url: str | None, flags: CacheFlags) -> list[GapReport]:
 
 def _measure_all(
     url: str | None, api_key: str | None, groups: Collection[str], flags: CacheFlags
-) -> dict[str, Measured]:
+) -> dict[str, dict[str, Held]]:
     """By setting of the server."""
     if not groups:
         return {}
     scripts = _load_scripts(flags)
-    measured: dict[str, Measured] = {}
+    held: dict[str, dict[str, Held]] = {}
     for setting, server_flags in _settings(url).items():
         with lend_server(url, flags.model, server_flags) as address:
             # One that we serve may be a file, and its name on the server another.
             wire = partial(Wire, address, model=flags.model if url else None, api_key=api_key)
-            measured[setting] = asyncio.run(_measure(setting, wire, scripts, groups, flags))
-    return measured
+            held[setting] = asyncio.run(_measure(setting, wire, scripts, groups, flags))
+    return held
 
 
 def _settings(url: str | None) -> dict[str, Sequence[str]]:
@@ -111,13 +121,13 @@ async def _measure(
     scripts: Sequence[Script],
     groups: Collection[str],
     flags: CacheFlags,
-) -> Measured:
-    num_turns = sum(len(script.beats) for script in scripts) * count_runs(groups)
+) -> dict[str, Held]:
+    num_turns = sum(len(script.beats) for script in scripts) * len(choose_breakers(groups))
     async with open_wire() as wire:
         with progress() as bar:
             task = bar.add_task(setting, total=num_turns)
             company = Company(wire, scripts, flags.agents, partial(bar.advance, task))
-            return await measure(company, groups, flags.max_out)
+            return await hold_all(company, groups, flags.max_out)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import httpx
 
+from benchmarks.serving import size_memory
 from hotloop.bench.client import ChatClient
 from hotloop.bench.report import percentile, rounded
 from hotloop.bench.serving import ChildServer
@@ -27,7 +28,6 @@ from hotloop.core.request import Usage
 
 Json = dict[str, Any]
 
-_PROBE_BYTES = 32 << 20  # so small that the cache bounds the context, which then tells what a token takes
 _QUERY = "the reservations, flights, seats, bags, payments and certificates of this customer, newest first"
 _DONE = "All of it has been done."
 _LOOK_UP: Json = {
@@ -191,11 +191,12 @@ def _exchange(call_id: str, arguments: str, result: str) -> list[Json]:
 
 def size_cache(errands: Sequence[Errand], num_sessions: int, flags: Sequence[str] = ()) -> str:
     """The `kv_memory` that holds so many of these agents at their longest, asked of a server with these flags."""
-    with ChildServer([*flags, "--kv-memory", f"{_PROBE_BYTES}b"]) as server, httpx.Client(timeout=60) as http:
-        model = http.get(f"{server.url}/v1/models").json()["data"][0]
-        lengths = [http.post(f"{server.url}/tokenize", json=_longest(errand)).json()["count"] for errand in errands]
-    num_tokens = num_sessions * statistics.fmean(lengths)
-    return f"{math.ceil(num_tokens * _PROBE_BYTES / model['max_model_len'])}b"
+
+    def count(http: httpx.Client) -> float:
+        lengths = [http.post("/tokenize", json=_longest(errand)).json()["count"] for errand in errands]
+        return num_sessions * statistics.fmean(lengths)
+
+    return size_memory(count, flags)
 
 
 def _longest(errand: Errand) -> Json:

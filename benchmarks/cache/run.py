@@ -6,13 +6,13 @@ that fails ends there; what it gave until then counts.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+import secrets
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from itertools import count
 
-from benchmarks.cache.breakers import Break, leave
-from benchmarks.cache.dialogue import Asking, ChatDialogue, Dialogue, Said
-from benchmarks.cache.faults import Told, find_fault, is_explained
+from benchmarks.cache.breakers import BREAKERS, Breaker
+from benchmarks.cache.dialogue import Asking, ChatDialogue, Said
 from benchmarks.cache.script import Json, Script
 from benchmarks.cache.wire import Explanation, Wire
 from hotloop.core.errors import RemoteError
@@ -22,14 +22,11 @@ from hotloop.core.errors import RemoteError
 class Taken:
     """One turn, and the one before it in its conversation."""
 
-    script_id: str
     number: int
     ttft_s: float
     said: Said
     explanation: Explanation
     before: "Taken | None" = field(repr=False)
-    is_explained: bool | None = None
-    """Whether the cause was named rightly; None where there is nothing to name."""
 
     @property
     def num_lost(self) -> int:
@@ -53,14 +50,6 @@ class Taken:
         num_more = self.explanation.exact_tokens - self.before.explanation.exact_tokens
         return num_more >= self.before.said.num_output - 1
 
-    @property
-    def has_recomputed(self) -> bool:
-        """By the server's account or, if it has none, because of the prompt before not all was found."""
-        if self.before is None:
-            return False
-        num_missing = self.before.said.num_prompt - self.said.num_cached
-        return self.explanation.num_recomputed > 0 or num_missing > self.explanation.block_tokens
-
 
 @dataclass(slots=True)
 class Held:
@@ -80,23 +69,34 @@ class Company:
     watch: Callable[[], None] = lambda: None
 
 
-async def hold(
-    company: Company,
-    begin: Callable[[Script, Asking], Dialogue],
-    asking: Asking,
-    *,
-    label: str,
-    breaks: Break = leave,
-) -> Held:
-    """All conversations, their bodies broken so; `label` names the sessions. Only chats are broken, or judged."""
-    told: dict[str, Told] = {}
-    talks = [_Talk(company.wire, script, begin(script, asking), label, told) for script in company.scripts]
+def choose_breakers(groups: Collection[str]) -> list[Breaker]:
+    """Those of the groups and, to compare with, none."""
+    wanted = [breaker for breaker in BREAKERS if breaker.group in groups]
+    return [breaker for breaker in BREAKERS if breaker.group == "none"] + wanted if wanted else []
+
+
+async def hold_all(company: Company, groups: Collection[str], max_tokens: int) -> dict[str, Held]:
+    """By breaker. Every run has a salt of its own, so that nothing of one is known to another."""
+    stem = secrets.token_hex(4)
+    return {
+        breaker.name: await hold(
+            company,
+            Asking(max_tokens=max_tokens, temperature=breaker.temperature, salt=f"{stem} {breaker.name}"),
+            breaker,
+        )
+        for breaker in choose_breakers(groups)
+    }
+
+
+async def hold(company: Company, asking: Asking, breaker: Breaker) -> Held:
+    """All conversations, their bodies broken so."""
+    talks = [_Talk(company.wire, script, ChatDialogue(script, asking), breaker.name) for script in company.scripts]
     held, gate = Held(), asyncio.Semaphore(company.num_agents)
 
     async def take(talk: _Talk, number: int) -> bool:
         async with gate:
             try:
-                held.taken.append(await talk.take(lambda body: breaks(body, number)))
+                held.taken.append(await talk.take(lambda body: breaker.apply(body, number)))
             except RemoteError as error:
                 held.errors.append(f"{talk.script.id}: {error}")
                 return False
@@ -112,14 +112,13 @@ async def hold(
 
 
 class _Talk:
-    """One conversation, and how far it has come. `told` is what all of the run said, by the id of the answer."""
+    """One conversation, and how far it has come."""
 
-    def __init__(self, wire: Wire, script: Script, dialogue: Dialogue, label: str, told: dict[str, Told]) -> None:
+    def __init__(self, wire: Wire, script: Script, dialogue: ChatDialogue, label: str) -> None:
         self.script = script
         self._wire = wire
         self._dialogue = dialogue
         self._session_id = f"{label}/{script.id}"
-        self._told = told
         self._last: Taken | None = None
 
     @property
@@ -132,24 +131,5 @@ class _Talk:
         streamed = await self._wire.stream(self._dialogue.path, body, self._session_id)
         said = self._dialogue.hear(streamed.events)
         explanation = await self._wire.explain(said.id, body["cache_salt"])
-        taken = Taken(self.script.id, number, streamed.ttft_s, said, explanation, self._last)
-        if isinstance(self._dialogue, ChatDialogue):
-            taken = replace(taken, is_explained=self._judge(body, taken))
-            self._told[said.id] = Told(body, self._dialogue.messages[-1])
-        self._last = taken
-        return taken
-
-    def _judge(self, body: Json, taken: Taken) -> bool | None:
-        """None where there is nothing to name: nothing was recomputed, and the request goes on where one before ended.
-
-        Nor where the server says that it changed this request or the one before: then bodies are not what was read.
-        """
-        explanation, last = taken.explanation, taken.before
-        if last is None or explanation.changes or last.explanation.changes:
-            return None
-        before = self._told.get(explanation.compared_with or "")
-        fault = find_fault(before, body) if before else None
-        has_parted = fault is not None and find_fault(self._told[last.said.id], body) is not None
-        if not taken.has_recomputed and not has_parted:
-            return None
-        return before is not None and is_explained(explanation, fault, body["messages"])
+        self._last = Taken(number, streamed.ttft_s, said, explanation, self._last)
+        return self._last

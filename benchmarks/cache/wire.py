@@ -14,39 +14,21 @@ from hotloop.core.errors import RemoteError
 from hotloop.wire.sse import EventReader
 
 
-class SpanBody(msgspec.Struct):
-    """Which part of a prompt; `offset` is in characters of it."""
-
-    kind: str
-    index: int | None = None
-    offset: int | None = None
-
-
-class CauseBody(msgspec.Struct):
-    """Why so many tokens were recomputed. `before` is common, then come `previous` and `current`."""
+class Cause(msgspec.Struct):
+    """Why so many tokens were recomputed."""
 
     cause: str
     tokens: int = 0
-    token_index: int | None = None
-    span: SpanBody | None = None
-    before: str | None = None
-    previous: str | None = None
-    current: str | None = None
 
 
 class Explanation(msgspec.Struct):
     """What hotloop says of how a prompt was read."""
 
     id: str
-    compared_with: str | None = None
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    new_tokens: int = 0
     recomputed_tokens: int = 0
     block_tokens: int = 0
     exact_tokens: int = 0
-    changes: list[str] = []
-    causes: list[CauseBody] = []
+    causes: list[Cause] = []
 
     @property
     def num_recomputed(self) -> int:

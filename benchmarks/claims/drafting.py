@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from benchmarks.claims.published import DRAFT
-from benchmarks.claims.result import Figure, Result
-from benchmarks.claims.sizes import size_of
+from benchmarks.claims.result import Figure, Result, size_of
 from hotloop.chat.formats import choose_format
 from hotloop.chat.prompt import ChatInput, Prompts
 from hotloop.chat.tools import ToolChoice

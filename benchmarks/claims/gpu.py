@@ -14,7 +14,9 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -22,8 +24,7 @@ from benchmarks.claims.batching import WAYS, Arrival, Ask, Served, Way, draw_arr
 from benchmarks.claims.published import CONTINUOUS, FIRST, PREFIX, SERVING
 from benchmarks.claims.result import Figure, Result, taken_here, write_results
 from benchmarks.gpu.figures import Client, decode_alone
-from benchmarks.gpu.models import dummy_model
-from benchmarks.gpu.peer import TINY, Peer, Work
+from benchmarks.gpu.models import dummy_folder, dummy_model
 from hotloop.backends.cuda.runner import CudaBackend, open_cuda
 from hotloop.backends.cuda.workers import Plan
 from hotloop.core.config import EngineConfig
@@ -32,6 +33,14 @@ from hotloop.engine.engine import Engine
 
 LIMIT_S = 160.0
 SHAPE = "llama-8b"
+_TINY = {
+    "num_hidden_layers": 1,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,17 +170,61 @@ def measure_serving(client: Client, size: Size, peer: dict[str, list[float]]) ->
     return Result(claim=SERVING, what=what, figures=figures)
 
 
+class Peer:
+    """The same shapes in transformers, as one would use it by itself: the plain way that an engine has to beat."""
+
+    def __init__(self, device: str, **changes: Any) -> None:
+        from transformers import AutoConfig, AutoModelForCausalLM  # noqa: PLC0415 - for this part alone
+
+        self._device = device
+        config = AutoConfig.from_pretrained(dummy_folder(SHAPE, **changes))
+        with torch.device(device):
+            self._model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+
+    def decode(self, context: int, num_tokens: int) -> float:
+        """Tokens a second after the first one."""
+        prompts = self._prompts(1, context)
+        first_s, all_s = (self._time(partial(self._generate, prompts, n)) for n in (1, num_tokens + 1))
+        return num_tokens / (all_s - first_s)
+
+    def batch(self, count: int, num_in: int, num_out: int) -> float:
+        """Output tokens a second, prompts included in the time."""
+        return count * num_out / self._time(partial(self._generate, self._prompts(count, num_in), num_out))
+
+    def first_s(self, count: int, num_tokens: int) -> float:
+        """Seconds until so many prompts at once have their first token."""
+        return self._time(partial(self._generate, self._prompts(count, num_tokens), 1))
+
+    def _prompts(self, count: int, num_tokens: int) -> torch.Tensor:
+        return torch.randint(1000, 100_000, (count, num_tokens), device=self._device)
+
+    def _generate(self, prompts: torch.Tensor, num_new: int) -> None:
+        lengths = {"max_new_tokens": num_new, "min_new_tokens": num_new}
+        self._model.generate(prompts, attention_mask=torch.ones_like(prompts), do_sample=False, **lengths)
+
+    def _time(self, act: Callable[[], object]) -> float:
+        with torch.inference_mode():
+            self._synchronize()
+            began_at = time.perf_counter()
+            act()
+            self._synchronize()
+            return time.perf_counter() - began_at
+
+    def _synchronize(self) -> None:
+        if self._device == "cuda":
+            torch.cuda.synchronize()
+
+
 def measure_peer(size: Size, *, is_tiny: bool) -> dict[str, list[float]]:
     """The same with transformers, the second of two runs each; it leaves the card empty."""
     count, num_in, _ = size.batch
-    work = Work(size.decoded // 2, size.prompt, size.prompt, size.batch)
-    peer = Peer("cpu", **TINY) if is_tiny else Peer("cuda")
-    peer.decode(work)
+    peer = Peer("cpu", **_TINY) if is_tiny else Peer("cuda")
+    peer.decode(size.prompt, size.decoded // 2)
     found = {
-        ONE: [peer.decode(work) for _ in range(size.repeats)],
+        ONE: [peer.decode(size.prompt, size.decoded // 2) for _ in range(size.repeats)],
         ONE_FIRST: [peer.first_s(1, size.prompt) for _ in range(size.repeats)],
         MANY_FIRST: [peer.first_s(count, num_in) for _ in range(2)][1:],
-        MANY: [peer.batch(work) for _ in range(2)],
+        MANY: [peer.batch(*size.batch) for _ in range(2)],
     }
     del peer
     gc.collect()
@@ -182,7 +235,7 @@ def measure_peer(size: Size, *, is_tiny: bool) -> dict[str, list[float]]:
 def open_engine(*, is_tiny: bool) -> Engine:
     config = EngineConfig(max_running=64, host_kv="off", drafts=False)
     if is_tiny:
-        model = dummy_model(SHAPE, **{"vocab_size": 512, **TINY})
+        model = dummy_model(SHAPE, **{"vocab_size": 512, **_TINY})
         backend = CudaBackend(model, 4 << 20, Plan(config, torch.float32, has_graphs=False), device="cpu")
     else:
         model = dummy_model(SHAPE)

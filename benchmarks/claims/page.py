@@ -23,7 +23,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 BEGIN = "<!-- figures: begin; written by `make benchmarks` from docs/figures -->"
 END = "<!-- figures: end -->"
 
-_INTRODUCTION = """## What is claimed, and what comes out here
+_INTRODUCTION = """## Published claims, reproduced
 ```bash
 make benchmarks
 ```
@@ -155,8 +155,8 @@ def _render_serving(kept: Kept) -> str:
     ]
     about = f"**Serving, Llama-3.1-8B shapes** with random weights: {result.what}. Published for an A100: {_A100}."
     note = (
-        "vLLM had a sitting of its own, on a card of the same kind; of a batch it is the median's first token. "
-        "[Other sittings](gpu.md#measured)."
+        "vLLM was run on another day, on a card of the same kind; of a batch it is the median's first token. "
+        "[More of it](gpu.md#measured)."
     )
     return "\n".join([about, note, "", *lines])
 

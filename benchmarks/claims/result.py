@@ -15,6 +15,8 @@ from typing import Any, Literal
 
 from hotloop import __version__
 from hotloop.core.errors import ConfigError
+from hotloop.models.layout import num_active_weights
+from hotloop.models.model import load_model
 
 Unit = Literal["tokens", "s", "tokens/s", "cost", "share", "times", "jobs/min"]
 
@@ -145,3 +147,10 @@ def _result_of(plain: Mapping[str, Any]) -> Result:
     figures = [Figure(**each) for each in plain.get("figures", ())]
     taken = Taken(**plain["taken"]) if "taken" in plain else None
     return Result(**{**plain, "figures": figures, "taken": taken})
+
+
+def size_of(name: str) -> str:
+    """Such as 1.5B or 135M; embedding and head count once, as where they are the same."""
+    spec = load_model(name).spec
+    num_weights = num_active_weights(spec) + spec.vocab_size * spec.hidden_size
+    return f"{num_weights / 1e9:.1f}B" if num_weights >= 1e9 else f"{num_weights / 1e6:.0f}M"

@@ -1,47 +1,31 @@
 """A small model beside a large one: what tiers cost, how long they take and how often they are right, against always
-asking the large one.
-
-Each model is asked once a question, and each way is put together from what it would have asked: answers are greedy, so
-asking again would give the same. The small one is always asked with probabilities, as the cascade needs them.
-"""
+asking the large one."""
 
 import asyncio
-import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 from benchmarks.claims.published import TIERS
-from benchmarks.claims.result import Figure, Result
-from benchmarks.claims.sizes import size_of
+from benchmarks.claims.result import Figure, Result, size_of
 from benchmarks.tiers.questions import TierQuestion, mix
-from benchmarks.tiers.report import WayFigures, figures_of
-from benchmarks.tiers.run import CASCADE, LARGE, RULES, Measured, Terms, TierServers, measure_tiers
+from benchmarks.tiers.run import (
+    CASCADE,
+    LARGE,
+    RULES,
+    WAYS,
+    Measured,
+    Terms,
+    TierServers,
+    WayFigures,
+    figures_of,
+    measure_tiers,
+)
 from hotloop.bench.bfcl import fetch_questions, read_questions
 from hotloop.bench.serving import ChildServer
-from hotloop.router.tiers.config import Tier
-from hotloop.router.tiers.tiers import Reply
 
-WAYS = (LARGE, RULES, CASCADE)
 _CATEGORIES = ("simple", "multiple", "parallel")
 _FLAGS = ("--no-drafts",)
-_OF_WAYS = ("cache_salt", "logprobs", "top_logprobs")  # in which bodies differ, but not answers
-
-
-class OnceServers(TierServers):
-    """Remembers what each tier answered to a question."""
-
-    def __init__(self, urls: Mapping[str, str], **more: Any) -> None:
-        super().__init__(urls, **more)
-        self._replies: dict[tuple[str, str], Reply] = {}
-
-    async def ask(self, tier: Tier, body: dict[str, Any]) -> Reply:
-        key = tier.name, json.dumps({name: value for name, value in body.items() if name not in _OF_WAYS})
-        if key not in self._replies:
-            asked = {**body, "logprobs": True, "top_logprobs": 2} if tier.name == "small" else body
-            self._replies[key] = await super().ask(tier, asked)
-        return self._replies[key]
 
 
 def measure_cost(
@@ -57,9 +41,9 @@ def measure_cost(
     terms = Terms()
 
     async def measure(urls: Mapping[str, str]) -> Measured:
-        async with OnceServers(urls) as servers:
+        async with TierServers(urls) as servers:
             config = terms.config(await servers.find_models())
-            return await measure_tiers(servers, config, asked, ways=WAYS, watch=watch)
+            return await measure_tiers(servers, config, asked, watch)
 
     with ExitStack() as stack:
         urls = {

@@ -10,7 +10,6 @@ its time.
 
 import asyncio
 import tempfile
-import time
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, aclosing, contextmanager
 from dataclasses import replace
@@ -18,17 +17,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from benchmarks.agent.fleet import FleetRun
+from benchmarks.agent.fleet import NAIVE_LOOP, FleetRun, Patterns, Work
 from benchmarks.agent.foresight import read_runs
-from benchmarks.agent.recorded import AgentJob, Latency, RecordedTool, read_agent_jobs
-from benchmarks.agent.replayed import ReplayedModel
+from benchmarks.agent.recorded import AgentJob, read_agent_jobs
 from benchmarks.claims.published import TOGETHER
-from benchmarks.claims.result import Figure, Result
-from benchmarks.claims.sizes import size_of
+from benchmarks.claims.result import Figure, Result, size_of
 from benchmarks.claims.workflows import write_workflows
-from hotloop.agent.agent import Agent
-from hotloop.agent.conversation import Conversation
-from hotloop.agent.limits import Limits
 from hotloop.agent.model import Ask, WrappedModel
 from hotloop.agent.predict.predictor import Predictor
 from hotloop.agent.speculation import SpeculativeForesight
@@ -80,46 +74,18 @@ class HintedModel(WrappedModel):
 
 
 async def run_naive(url: str, jobs: Sequence[AgentJob], max_tokens: int) -> FleetRun:
-    run = _Run(OpenAIModel(f"{url}/v1"), max_tokens)
-    for job in jobs:
-        await run.take(job, is_late=True, limits=Limits(turns=100, concurrency=1), can_prefill_ahead=False)
-    return await run.close()
+    return await Work(jobs=jobs, max_tokens=max_tokens).run(url, NAIVE_LOOP)
 
 
 async def run_whole(url: str, jobs: Sequence[AgentJob], max_tokens: int, foresight: SpeculativeForesight) -> FleetRun:
-    run = _Run(OpenAIModel(f"{url}/v1", "auto"), max_tokens)
-    async with asyncio.TaskGroup() as group:
-        for number, job in enumerate(jobs):
-            extra = {"priority": "background" if number % _EVERY else "interactive"}
-            limits = Limits(turns=100)
-            group.create_task(run.take(job, is_late=False, limits=limits, foresight=foresight, extra=extra))
-    return await run.close()
-
-
-class _Run:
-    """All jobs are there from the beginning, and a job's time runs from then."""
-
-    def __init__(self, model: OpenAIModel, max_tokens: int) -> None:
-        self._model = model
-        self._max_tokens = max_tokens
-        self._began_at = time.monotonic()
-        self.result = FleetRun("")
-
-    async def take(self, job: AgentJob, *, is_late: bool, **settings: Any) -> None:
-        answers = [answer for episode in job.episodes for answer in episode.answers]
-        server = self._model if is_late else HintedModel(self._model, job.num_calls)
-        model = ReplayedModel(server, answers, max_tokens=self._max_tokens, is_late=is_late)
-        tools = [RecordedTool(job, spec, Latency()) for spec in job.tools]
-        agent: Agent[str] = Agent(model, tools, job.system, temperature=0.0, **settings)
-        conversation = Conversation()
-        for episode in job.episodes:
-            await agent.run(episode.prompt, conversation=conversation)
-        self.result.job_times_s.append(time.monotonic() - self._began_at)
-
-    async def close(self) -> FleetRun:
-        self.result.wall_s = time.monotonic() - self._began_at
-        await self._model.close()
-        return self.result
+    return await Work(jobs=jobs, max_tokens=max_tokens).run(
+        url,
+        Patterns(label="everything", num_agents=len(jobs)),
+        foresight,
+        model="auto",
+        wrap=lambda server, job: HintedModel(server, job.num_calls),
+        options=lambda number: {"priority": "background" if number % _EVERY else "interactive"},
+    )
 
 
 def measure_together(small: str, large: str, num_jobs: int, num_repeats: int, max_tokens: int = 16) -> Result:

@@ -1,45 +1,78 @@
-"""`python -m benchmarks.gpu [PART ...]`: everything, or the parts named, unattended, each in a process of its own."""
+"""`python -m benchmarks.gpu`: how fast the engine is on this machine's card, beside what the card could do."""
 
 import argparse
-import subprocess
+import json
+import statistics
 import sys
 import time
+from collections.abc import Iterator
+from typing import Any
 
 import torch
-from rich.console import Console
 
-PARTS = {
-    "parity": "hotloop's logits and tokens beside transformers'",
-    "stress": "10,000 random requests, of which none is lost",
-    "figures": "decode, prefill, batches, and how long the card waits, beside what the card could do",
-    "tools": "tool calls with forced tokens and drafts, on and off",
-    "peer": "transformers at the same shapes",
-}
+from benchmarks.gpu.figures import (
+    Client,
+    batch,
+    decode_alone,
+    decode_limit,
+    idle_share,
+    lockstep,
+    measure_limits,
+    open_engine,
+    prefill,
+    prefill_limit,
+)
+from benchmarks.gpu.models import SHAPES
+from hotloop.backends.cuda.runner import CudaBackend
 
 
-def main() -> int:
-    epilog = "\n".join(f"  {name:8} {what}" for name, what in PARTS.items())
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gpu", epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter
+def run(shape: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """All figures of one sitting, each as soon as it is there: its repeats beside its limit."""
+    limits = measure_limits()
+    began_at = time.perf_counter()
+    engine = open_engine(shape, drafts=False)
+    backend = engine._backend
+    assert isinstance(backend, CudaBackend)
+    spec = backend.spec
+    yield (
+        "card",
+        {
+            "name": torch.cuda.get_device_name(),
+            "copy TB/s": round(limits.copy_bytes_s / 1e12, 2),
+            "matmul TFLOP/s": round(limits.matmul_flop_s / 1e12),
+            "start s": round(time.perf_counter() - began_at, 1),
+            "KV tokens": engine.num_kv_tokens,
+        },
     )
-    parser.add_argument("parts", nargs="*", metavar="PART", help="all of them if none is named")
-    parts = parser.parse_args().parts or [*PARTS]
-    if unknown := set(parts) - PARTS.keys():
-        parser.error(f"there is no part {' or '.join(sorted(unknown))}")
+    with engine:
+        client = Client(engine)
+        client.ask([client.prompt(2048)], 8)
+        client.ask([client.prompt(8192)], 2)
+        for context in (2048, 32768):
+            rates = decode_alone(client, context)
+            yield f"decode alone at {context:,}", _figure(rates, decode_limit(spec, limits, 1, context))
+        for num_tokens in (2048, 8192, 32768, 100_000):
+            rates = prefill(client, num_tokens, repeats=1 if num_tokens == 100_000 else 3)
+            yield f"prefill of {num_tokens:,}", _figure(rates, prefill_limit(spec, limits, num_tokens))
+        yield "64 running", idle_share(client, 64)
+        for count in (64, 256):
+            yield f"{count} x (1,024 + 128)", _figure(batch(client, count), None)
+        yield "64 agents in lockstep", _figure(lockstep(client), None)
+
+
+def _figure(rates: list[float], limit: float | None) -> dict[str, Any]:
+    shown: dict[str, Any] = {"tokens/s": round(statistics.median(rates), 1), "runs": [round(rate, 1) for rate in rates]}
+    return {**shown, "limit": round(limit, 1)} if limit else shown
+
+
+def main() -> None:
     if not torch.cuda.is_available():
         sys.exit("PyTorch finds no CUDA device: this runs on a machine with a card")
-    console = Console()
-    failed = []
-    for part in parts:
-        console.rule(part)
-        began_at = time.perf_counter()
-        if subprocess.run([sys.executable, "-m", f"benchmarks.gpu.{part}"], check=False).returncode:
-            failed.append(part)
-        console.print(f"{part}: {time.perf_counter() - began_at:.0f} s")
-    if failed:
-        console.print(f"failed: {', '.join(failed)}")
-    return 1 if failed else 0
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
+    parser.add_argument("--shape", choices=SHAPES, default="llama-8b", help="of the model, whose weights are random")
+    for name, figure in run(parser.parse_args().shape):
+        print(json.dumps({name: figure}), flush=True)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

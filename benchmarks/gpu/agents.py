@@ -22,7 +22,7 @@ import httpx
 
 from benchmarks import recorded_agents, short_beside_long
 from benchmarks.gpu.models import SHAPES, dummy_folder
-from benchmarks.gpu.vocabularies import write_byte_tokenizer
+from benchmarks.vocabularies import write_filled_tokenizer
 from hotloop.bench.serving import ChildServer, exit_on_sigterm
 
 SHAPE = "llama-8b"
@@ -33,7 +33,7 @@ def main() -> None:
     options = parse()
     exit_on_sigterm()
     folder = dummy_folder(SHAPE)
-    write_byte_tokenizer(folder, SHAPES[SHAPE]["vocab_size"])
+    write_filled_tokenizer(folder, SHAPES[SHAPE]["vocab_size"])
     print("hotloop", flush=True)
     with ChildServer(["--model", str(folder), "--load-format", "dummy", *shlex.split(options.flags)]) as server:
         measure(server.url, options)

@@ -4,13 +4,12 @@ Greedy, every answer as long as it may be. Everything goes through `Engine`, as 
 itself could do is measured in the same run: the bytes a copy moves and the operations a matrix product does a second.
 """
 
-import json
 import queue
 import random
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,14 +58,13 @@ class Client:
         self._num_asked += len(requests)
         began_at = time.perf_counter()
         self.engine.submit(requests, lambda event: events.put((time.perf_counter() - began_at, event)))
-        answers = Answers({request.id: [] for request in requests}, {})
+        answers = Answers({request.id: [] for request in requests})
         num_open = len(requests)
         while num_open:
             at, event = events.get()
             if event.error:
                 raise event.error
             answers.times[event.request_id] += [at] * len(event.token_ids)
-            answers.token_ids.setdefault(event.request_id, []).extend(event.token_ids)
             num_open -= event.finish_reason is not None
         return answers
 
@@ -76,7 +74,6 @@ class Answers:
     """When each token of each request came, in seconds after they were asked for."""
 
     times: dict[str, list[float]]
-    token_ids: dict[str, list[int]]
 
     @property
     def seconds(self) -> float:
@@ -91,7 +88,7 @@ class Answers:
         return sum(map(len, self.times.values()))
 
 
-def open_engine(name: str = "llama-8b", **settings: Any) -> Engine:
+def open_engine(name: str, **settings: Any) -> Engine:
     model = dummy_model(name)
     config = EngineConfig(**{"max_running": 256, "host_kv": "off", **settings})
     backend = open_cuda(model, config, weight_format="bf16", precision="fast")
@@ -224,51 +221,3 @@ def idle_share(client: Client, count: int, num_in: int = 1024, num_out: int = 12
         "idle_share": round(1 - busy_ms / total_ms, 4),
         "host_ms": round(1000 * statistics.median(report.host_s for report in level), 3) if level else 0.0,
     }
-
-
-def run() -> Iterator[tuple[str, dict[str, Any]]]:
-    """All figures of one sitting, each as soon as it is there: its repeats beside its limit."""
-    limits = measure_limits()
-    began_at = time.perf_counter()
-    engine = open_engine(drafts=False)
-    backend = engine._backend
-    assert isinstance(backend, CudaBackend)
-    spec = backend.spec
-    yield (
-        "card",
-        {
-            "name": torch.cuda.get_device_name(),
-            "copy TB/s": round(limits.copy_bytes_s / 1e12, 2),
-            "matmul TFLOP/s": round(limits.matmul_flop_s / 1e12),
-            "start s": round(time.perf_counter() - began_at, 1),
-            "KV tokens": engine.num_kv_tokens,
-        },
-    )
-    with engine:
-        client = Client(engine)
-        client.ask([client.prompt(2048)], 8)
-        client.ask([client.prompt(8192)], 2)
-        for context in (2048, 32768):
-            rates = decode_alone(client, context)
-            yield f"decode alone at {context:,}", _figure(rates, decode_limit(spec, limits, 1, context))
-        for num_tokens in (2048, 8192, 32768, 100_000):
-            rates = prefill(client, num_tokens, repeats=1 if num_tokens == 100_000 else 3)
-            yield f"prefill of {num_tokens:,}", _figure(rates, prefill_limit(spec, limits, num_tokens))
-        yield "64 running", idle_share(client, 64)
-        for count in (64, 256):
-            yield f"{count} x (1,024 + 128)", _figure(batch(client, count), None)
-        yield "64 agents in lockstep", _figure(lockstep(client), None)
-
-
-def _figure(rates: list[float], limit: float | None) -> dict[str, Any]:
-    shown: dict[str, Any] = {"tokens/s": round(statistics.median(rates), 1), "runs": [round(rate, 1) for rate in rates]}
-    return {**shown, "limit": round(limit, 1)} if limit else shown
-
-
-def main() -> None:
-    for name, figure in run():
-        print(json.dumps({name: figure}), flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -6,7 +6,6 @@ answers are thrown away (see replay.py). A replica has room for its share of the
 """
 
 import asyncio
-import math
 import re
 import statistics
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ import httpx
 from rich.table import Table
 
 from benchmarks.route.processes import RouterProcess
+from benchmarks.serving import size_memory
 from hotloop.bench.client import ChatClient
 from hotloop.bench.replay import Progress, Replay, replay
 from hotloop.bench.report import Summary, ratios, summarise, table_of
@@ -25,7 +25,6 @@ from hotloop.bench.serving import ChildServer
 from hotloop.bench.workload import AgentJob
 from hotloop.core.errors import RemoteError
 
-_PROBE_BYTES = 32 << 20  # so small that the cache bounds the context, which then tells what a token takes
 _SHOWN = (
     "num_jobs", "num_steps", "num_errors", "num_prompt_tokens", "num_prefilled_tokens", "num_recomputed_tokens",
     "cached_share", "ttft_p50_s", "job_mean_s", "job_p95_s", "wall_s",
@@ -125,14 +124,14 @@ def _busiest_by_mean(loads: Sequence[int]) -> float:
 
 def size_room(jobs: Sequence[AgentJob], num_agents: int, flags: Sequence[str] = ()) -> str:
     """The `kv_memory` that holds so many of these agents at their longest: what they share once, and what is theirs."""
-    with ChildServer([*flags, "--kv-memory", f"{_PROBE_BYTES}b"]) as server, httpx.Client(timeout=60) as http:
-        model = http.get(f"{server.url}/v1/models").json()["data"][0]
 
-        def count(messages: Sequence[Any]) -> int:
-            answer = http.post(f"{server.url}/tokenize", json={"messages": list(messages)})
-            return int(answer.raise_for_status().json()["count"])
+    def count(http: httpx.Client, messages: Sequence[Any]) -> int:
+        answer = http.post("/tokenize", json={"messages": list(messages)})
+        return int(answer.raise_for_status().json()["count"])
 
-        shared = count(jobs[0].turns[-1].messages[:1])
-        own = statistics.fmean(count(job.turns[-1].messages) + job.turns[-1].num_output - shared for job in jobs)
-    num_tokens = shared + num_agents * own
-    return f"{math.ceil(num_tokens * _PROBE_BYTES / model['max_model_len'])}b"
+    def count_all(http: httpx.Client) -> float:
+        shared = count(http, jobs[0].turns[-1].messages[:1])
+        own = (count(http, job.turns[-1].messages) + job.turns[-1].num_output - shared for job in jobs)
+        return shared + num_agents * statistics.fmean(own)
+
+    return size_memory(count_all, flags)

@@ -239,20 +239,3 @@ async def ask_steadily(
 
 def _tell(on_end: Callable[[Exchange], None], exchange: Exchange, _: "asyncio.Future[None]") -> None:
     on_end(exchange)
-
-
-async def ask_in_turn(client: LeanClient, requests: Iterator[bytes], *, num_at_once: int, count: int) -> int:
-    """`count` requests, so many at a time, as fast as they are answered; returns how many failed."""
-    num_left = count
-    num_failed = 0
-
-    async def ask_on() -> None:
-        nonlocal num_left, num_failed
-        while num_left:
-            num_left -= 1
-            exchange = client.ask(next(requests))
-            await exchange.ended
-            num_failed += not (exchange.is_whole and exchange.status == 200)
-
-    await asyncio.gather(*(ask_on() for _ in range(num_at_once)))
-    return num_failed

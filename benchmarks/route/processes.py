@@ -7,7 +7,6 @@ import signal
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -15,7 +14,7 @@ from pathlib import Path
 import httpx
 import uvloop
 
-from benchmarks.route.stub import CONTROL, Fault, Manner, Stub
+from benchmarks.route.stub import Manner, Stub
 from hotloop.bench.serving import Child, ChildServer
 from hotloop.core.errors import RemoteError
 
@@ -25,13 +24,12 @@ _SPAWN = multiprocessing.get_context("spawn")
 
 
 class StubProcess(Child):
-    """A stub that can be killed, and started again where it was."""
+    """A stub."""
 
     def __init__(self, name: str, manner: Manner | None = None) -> None:
         self.name = name
         self.url = ""
         self._manner = manner or Manner()
-        self._port = 0
         self._process: BaseProcess | None = None
         self._pipe: Connection | None = None
 
@@ -43,21 +41,17 @@ class StubProcess(Child):
 
     def start(self) -> None:
         self._pipe, theirs = _SPAWN.Pipe()
-        arguments = (self.name, self._port, self._manner, theirs)
+        arguments = (self.name, self._manner, theirs)
         self._process = _SPAWN.Process(target=run_stub, args=arguments, name=self.name, daemon=True)
         self._process.start()
         theirs.close()
         try:
-            self._port = self._pipe.recv()
+            port = self._pipe.recv()
         except EOFError:
             raise RemoteError(f"{self.name} did not start") from None
-        self.url = f"http://127.0.0.1:{self._port}"
+        self.url = f"http://127.0.0.1:{port}"
 
     def close(self) -> None:
-        self.kill()
-
-    def kill(self) -> None:
-        """At once, in the middle of whatever it says."""
         if self._process is None or self._pipe is None:
             return
         self._process.kill()
@@ -66,29 +60,13 @@ class StubProcess(Child):
         self._pipe.close()
         self._process = None
 
-    async def set_fault(self, fault: Fault | None) -> None:
-        given = {"kind": fault.kind, "for_s": fault.for_s, "delay_s": fault.delay_s} if fault else None
-        async with httpx.AsyncClient() as http:
-            (await http.post(f"{self.url}{CONTROL}", json=given)).raise_for_status()
 
-    async def wait_until_well(self) -> None:
-        """Until it listens, and the fault that it had is over by its own clock."""
-        deadline = time.monotonic() + _MAX_START_S
-        async with httpx.AsyncClient() as http:
-            while time.monotonic() < deadline:
-                with suppress(httpx.TransportError):
-                    if not (await http.get(f"{self.url}{CONTROL}")).json()["fault"]:
-                        return
-                await asyncio.sleep(_POLL_S)
-        raise RemoteError(f"{self.name} is still not well")
-
-
-def run_stub(name: str, port: int, manner: Manner, pipe: Connection) -> None:
+def run_stub(name: str, manner: Manner, pipe: Connection) -> None:
     """The child's side: tells its port, and ends when whoever holds the other end of the pipe does."""
 
     async def run() -> None:
         stub = Stub(name, manner)
-        await stub.start(port)
+        await stub.start()
         over = asyncio.Event()
         asyncio.get_running_loop().add_reader(pipe.fileno(), over.set)
         pipe.send(stub.port)
@@ -102,11 +80,10 @@ def run_stub(name: str, port: int, manner: Manner, pipe: Connection) -> None:
 class RouterProcess(ChildServer):
     """`hotloop route` in front of replicas, which can be others after a reload."""
 
-    def __init__(self, urls: Iterable[str], flags: Sequence[str] = (), more: str = "") -> None:
-        """`more` are other tables of the fleet's file."""
+    def __init__(self, urls: Iterable[str], flags: Sequence[str] = ()) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="hotloop-bench-")
         self._file = Path(self._folder.name) / "fleet.toml"
-        self._file.write_text(render_fleet(urls) + more, encoding="utf-8")
+        self._file.write_text(render_fleet(urls), encoding="utf-8")
         super().__init__(flags, command="route", config=str(self._file))
 
     def start(self) -> None:
@@ -137,11 +114,6 @@ class RouterProcess(ChildServer):
 
 def render_fleet(urls: Iterable[str]) -> str:
     return "".join(f'[[replicas]]\nurl = "{url}"\n' for url in urls)
-
-
-def rss_bytes_of(pid: int) -> int:
-    """Memory a process has now."""
-    return int(_read_proc(pid, "statm").split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def cpu_s_of(pid: int) -> float:

@@ -2,7 +2,7 @@
 
 So fast that what is measured is whoever stands in front of it. It speaks OpenAI's chat completions and Anthropic's
 messages, whole and streamed, and has hotloop's metrics. Its name stands in the id of every answer, so that a client can
-tell who answered through any router. Faults are set over the control path, which no fault but `refuse` touches.
+tell who answered through any router. Faults are set by whoever holds it.
 """
 
 import asyncio
@@ -25,9 +25,6 @@ from benchmarks.route.answers import (
     whole_answers,
 )
 
-CONTROL = "/stub"
-"""GET tells what was asked so far; POST a `Fault` sets one, POST `null` ends it."""
-
 FaultKind = Literal["error", "hang", "slow", "half", "refuse"]
 
 
@@ -42,16 +39,6 @@ class Fault(msgspec.Struct, frozen=True):
     kind: FaultKind
     for_s: float
     delay_s: float = 1.0
-
-
-class Counts(msgspec.Struct, frozen=True):
-    """What was asked since it started: `num_running` have not been answered to the end, `paths` are all."""
-
-    name: str
-    num_running: int
-    num_connections: int
-    fault: FaultKind | None
-    paths: dict[str, int]
 
 
 class Manner(msgspec.Struct, frozen=True):
@@ -82,7 +69,7 @@ class Stub:
         self.fault: Fault | None = None
         self.connections: set[_Connection] = set()
         self._manner = manner or Manner()
-        self._paths: Counter[str] = Counter()
+        self.paths: Counter[str] = Counter()
         self._wholes = whole_answers(name, self._manner.num_events)
         self._streams = {
             is_counted: streams(name, self._manner.num_events, has_usage=is_counted) for is_counted in (False, True)
@@ -142,16 +129,13 @@ class Stub:
             if not connection.is_busy:
                 connection.transport.close()
 
-    def counts(self) -> Counts:
-        num_running = sum(connection.is_busy for connection in self.connections)
-        kind = self.fault.kind if self.fault else None
-        return Counts(self.name, num_running, len(self.connections), kind, dict(self._paths))
+    @property
+    def num_running(self) -> int:
+        return sum(connection.is_busy for connection in self.connections)
 
     def hear(self, connection: "_Connection", path: str, body: bytes) -> None:
-        self._paths[path] += 1
-        if path == CONTROL:
-            self._control(connection, body)
-        elif self.fault and self.fault.kind == "hang":
+        self.paths[path] += 1
+        if self.fault and self.fault.kind == "hang":
             self._hung.append((connection, path, body))
         else:
             self._answer(connection, path, body)
@@ -168,18 +152,6 @@ class Stub:
         else:
             connection.send(render_response(404, render_error(f"there is no {path}")))
 
-    def _control(self, connection: "_Connection", body: bytes) -> None:
-        if not body:
-            connection.send(render_response(200, msgspec.json.encode(self.counts())))
-            return
-        try:
-            fault = msgspec.json.decode(body, type=Fault | None)
-        except msgspec.MsgspecError as error:
-            connection.send(render_response(400, render_error(str(error))))
-        else:
-            connection.send(render_response(200, b"{}"))
-            self.set_fault_soon(fault)
-
     def _complete(self, connection: "_Connection", path: str, body: bytes) -> None:
         try:
             asked = msgspec.json.decode(body, type=_Asked)
@@ -190,7 +162,7 @@ class Stub:
         halves = [whole[: len(whole) // 2], whole[len(whole) // 2 :]]
         options = asked.stream_options or _StreamOptions()
         pieces = self._streams[options.include_usage][path] if asked.stream else halves
-        pieces = numbered(pieces, self._paths.total())
+        pieces = numbered(pieces, self.paths.total())
         gap_s = self._manner.gap_s if asked.stream else 0.0
         match self.fault:
             case Fault("error"):
@@ -203,8 +175,8 @@ class Stub:
                 connection.send_pieces(pieces, 0.0, gap_s)
 
     def _metrics(self) -> bytes:
-        num_asked = self._paths[CHAT] + self._paths[MESSAGES]
-        num_running = self.counts().num_running - 1  # whoever asks for this
+        num_asked = self.paths[CHAT] + self.paths[MESSAGES]
+        num_running = self.num_running - 1  # whoever asks for this
         metrics = {"requests_running": num_running, "requests_waiting": 0, "requests_total": num_asked}
         return "".join(f"hotloop_{name} {value}\n" for name, value in metrics.items()).encode()
 

@@ -1,10 +1,11 @@
-"""A mixed set of tasks, asked always of the large model, always of the small one, by rules, and with a cascade.
+"""A mixed set of tasks, asked always of the large model, by rules, and with a cascade.
 
-Fair by construction: all ways are asked each question before the next one comes, in an order drawn anew, and each with
-a `cache_salt` of its own, so none reads what another had cached. Answers are whole, and greedy.
+Each model is asked once a question, and each way is put together from what it would have asked: answers are greedy, so
+asking again would give the same. The small one is always asked with probabilities, as the cascade needs them.
 """
 
-import random
+import json
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,8 +22,7 @@ from hotloop.router.tiers.features import Features, look_at
 from hotloop.router.tiers.tiers import Reply, TierChoice, Tiers
 from hotloop.wire.usage import ApiUsage
 
-LARGE, SMALL, RULES, CASCADE = "always large", "always small", "tiers, rules", "tiers, cascade"
-WAYS = (LARGE, SMALL, RULES, CASCADE)
+WAYS = LARGE, RULES, CASCADE = "always large", "tiers, rules", "tiers, cascade"
 
 _BYTES_PER_TOKEN = 4
 
@@ -92,6 +92,7 @@ class TierServers:
     def __init__(self, urls: Mapping[str, str], *, transport: httpx.AsyncBaseTransport | None = None) -> None:
         self.failures: list[str] = []
         self._urls = {name: url.rstrip("/").removesuffix("/v1") for name, url in urls.items()}
+        self._replies: dict[tuple[str, str], Reply] = {}
         self._http = open_client(transport=transport)
 
     async def __aenter__(self) -> Self:
@@ -111,8 +112,16 @@ class TierServers:
         return models
 
     async def ask(self, tier: Tier, body: dict[str, Any]) -> Reply:
+        """What was answered before, if that was asked before."""
+        if tier.name == "small":
+            body = {**body, "logprobs": True, "top_logprobs": 2}
+        key = tier.name, json.dumps({name: value for name, value in body.items() if "logprobs" not in name})
+        if key not in self._replies:
+            self._replies[key] = await self._ask(f"{self._urls[tier.name]}/v1/chat/completions", body)
+        return self._replies[key]
+
+    async def _ask(self, url: str, body: dict[str, Any]) -> Reply:
         began_at = time.perf_counter()
-        url = f"{self._urls[tier.name]}/v1/chat/completions"
         try:
             response = await self._http.post(url, json=body)
             answer = response.json() if response.status_code == 200 else None
@@ -128,17 +137,14 @@ async def measure_tiers(
     servers: TierServers,
     config: TiersConfig,
     questions: Sequence[TierQuestion],
-    *,
-    ways: Sequence[str] = WAYS,
     watch: Callable[[], None] = lambda: None,
 ) -> Measured:
     """Ask every question all ways; `watch` is called after each question."""
     asker = _Asker(servers, config)
-    measured = Measured({way: [] for way in ways})
-    dice = random.Random(0)
+    measured = Measured()
     for question in questions:
-        answered = {way: each for way in dice.sample(ways, len(ways)) if (each := await asker.ask(way, question))}
-        if len(answered) == len(ways):
+        answered = {way: each for way in WAYS if (each := await asker.ask(way, question))}
+        if len(answered) == len(WAYS):
             for way, each in answered.items():
                 measured.asked[way].append(each)
         else:
@@ -159,7 +165,7 @@ class _Asker:
 
     async def ask(self, way: str, question: TierQuestion) -> Asked | None:
         """None where no answer came. It takes as long as all that is asked for it."""
-        body = {**question.body, "cache_salt": way}
+        body = question.body
         spent: list[tuple[Tier, ApiUsage]] = []
         choice = self._choose(way, body, question)
         answer, latency_s = None, 0.0
@@ -181,8 +187,8 @@ class _Asker:
         return Asked(question, is_right, latency_s, tuple(spent), choice)
 
     def _choose(self, way: str, body: Mapping[str, Any], question: TierQuestion) -> TierChoice:
-        if way in (LARGE, SMALL):
-            tier = self._config.tiers[-1 if way == LARGE else 0]
+        if way == LARGE:
+            tier = self._config.tiers[-1]
             return TierChoice(tier.name, tier.model, way)
         return self._tiers.choose(way, _features_of(body, question))
 
@@ -190,3 +196,40 @@ class _Asker:
 def _features_of(body: Mapping[str, Any], question: TierQuestion) -> Features:
     size = len(str(body["messages"])) + len(str(body.get("tools", "")))
     return look_at(body, num_tokens=size // _BYTES_PER_TOKEN, hint=question.task or "")
+
+
+@dataclass(frozen=True, slots=True)
+class WayFigures:
+    """One way in figures."""
+
+    label: str
+    num_questions: int
+    num_right: int
+    cost: float
+    """Of all questions, with what was thrown away, at prices per million tokens."""
+    latency_mean_s: float
+    large_share: float
+    """Of the questions, those that the large model answered in the end."""
+    num_discarded: int
+    """Answers of the small model that the cascade did not take."""
+
+    @property
+    def quality(self) -> float:
+        return self.num_right / self.num_questions if self.num_questions else 0.0
+
+
+def figures_of(measured: Measured) -> list[WayFigures]:
+    return [_figures(way, asked) for way, asked in measured.asked.items()]
+
+
+def _figures(way: str, asked: Sequence[Asked]) -> WayFigures:
+    latencies = [each.latency_s for each in asked] or [0.0]
+    return WayFigures(
+        label=way,
+        num_questions=len(asked),
+        num_right=sum(each.is_right for each in asked),
+        cost=sum(each.cost for each in asked),
+        latency_mean_s=statistics.fmean(latencies),
+        large_share=sum(each.choice.tier == "large" for each in asked) / max(1, len(asked)),
+        num_discarded=sum(len(each.spent) - 1 for each in asked),
+    )

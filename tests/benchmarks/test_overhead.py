@@ -3,7 +3,8 @@
 import io
 import json
 
-from benchmarks.overhead import OverheadReport, measure_match, measure_steps, null_tokenizer
+from benchmarks.overhead import OverheadReport, measure_match, measure_steps
+from benchmarks.vocabularies import null_tokenizer
 from rich.console import Console
 
 

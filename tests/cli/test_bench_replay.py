@@ -64,7 +64,7 @@ def test_errors_are_counted_and_a_run_without_any_answer_fails(capsys: pytest.Ca
         ("route", "route"),
         ("seeds", "claims"),
         ("soak", "soak"),
-        ("tiers", "tiers"),
+        ("tiers", "claims"),
     ],
 )
 def test_what_left_the_package_says_where_it_is(old: str, new: str, capsys: pytest.CaptureFixture[str]):

@@ -5,7 +5,7 @@ import io
 from collections.abc import Iterator
 
 import pytest
-from benchmarks.overhead import null_tokenizer
+from benchmarks.vocabularies import null_tokenizer
 from tests.bench.fake_server import FakeServer
 from tests.cli.test_main import hotloop
 

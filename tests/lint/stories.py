@@ -3,8 +3,6 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from benchmarks.lint_breakers.talk import TOOLS
-
 from hotloop.lint.conversations import sort_into_runs
 from hotloop.lint.engine import LintReport, lint
 from hotloop.lint.finding import Finding
@@ -16,6 +14,26 @@ Json = dict[str, Any]
 
 RULES = "\n".join(f"Rule {i}: a customer who asks for {i} parcels is told to wait for {i} days." for i in range(60))
 SYSTEM = f"You are the agent of a shop.\n{RULES}"
+
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": f"{name} something, whatever it may be, and say what came of it",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "id": {"type": "string", "description": f"which one to {name}"},
+                    "why": {"type": "string"},
+                },
+                "required": ["id", "why"],
+            },
+        },
+    }
+    for name in ("cancel", "find", "get_order", "refund", "track")
+]
 
 
 def call(name: str, arguments: str, id_: str = "call_1") -> Json:

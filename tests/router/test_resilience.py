@@ -111,7 +111,7 @@ async def test_more_than_replicas_take_wait_and_too_many_are_refused(stubs, rout
     assert refused.status_code == 429
     assert refused.headers["retry-after"] == "2"  # nothing is known of the pace yet: a second for each who waits
     assert [answer.status_code for answer in await asyncio.gather(*tasks)] == [200] * 4
-    assert stub.counts().num_connections <= 3
+    assert len(stub.connections) <= 3
 
 
 async def test_the_urgent_go_first(stubs, route):
@@ -140,7 +140,7 @@ async def test_a_client_that_hangs_up_frees_its_place_and_the_replicas(stubs, ro
         async with client.stream("POST", router.url + CHAT, json=body) as answer:
             await anext(answer.aiter_bytes())
     await router.until(lambda: router.fleet.num_running == 0)
-    await router.until(lambda: stub.counts().num_running == 0)
+    await router.until(lambda: stub.num_running == 0)
 
 
 async def test_replicas_come_and_go_and_no_stream_is_dropped(stubs, route):
@@ -217,7 +217,7 @@ async def test_a_replica_that_closes_its_listener_finishes_its_streams(stubs, ro
     [stub] = await stubs(1, SLOW)
     router = await route(replica_configs([stub]))
     stream = asyncio.create_task(router.chat(stream=True))
-    await router.until(lambda: bool(stub.counts().paths.get(CHAT)))  # it has the request, not only a place for it
+    await router.until(lambda: bool(stub.paths.get(CHAT)))  # it has the request, not only a place for it
     await stub.set_fault(Fault("refuse", 60.0))
     await router.until(lambda: router.fleet.replicas["s0"].state == "down")
     whole = (await stream).content

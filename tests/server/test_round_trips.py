@@ -13,10 +13,11 @@ from typing import Any, Self
 import httpx
 import numpy as np
 import pytest
-from benchmarks.cache.dialogue import APIS, Asking, Dialogue
+from benchmarks.cache.dialogue import Asking
 from benchmarks.cache.script import Beat, Heard, Script
 from numpy.typing import NDArray
 from tests.loopback import http_at
+from tests.server.dialogues import APIS, Dialogue
 
 from hotloop.backends.null import NullBackend
 from hotloop.core.config import EngineConfig, ServerConfig

@@ -9,11 +9,13 @@ anything took, only that the parts make up the whole and that the whole lies wit
 import asyncio
 import json
 import re
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
-from benchmarks.twelve_agents import Ran, watch
 from tests.agent.predict.talks import clerk
 from tests.server.calls import write_call
 from tests.trace.fleet import RoutedFleet
@@ -21,17 +23,19 @@ from tests.trace.fleet import RoutedFleet
 from hotloop.agent.agent import Agent
 from hotloop.agent.compaction import Compaction
 from hotloop.agent.conversation import Conversation
-from hotloop.agent.events import CallDispatched, Event, Text
+from hotloop.agent.events import CallDispatched, Event, RunEnded, RunStarted, Text
 from hotloop.agent.model import Ask
 from hotloop.agent.predict.predictor import Predictor
 from hotloop.agent.speculation import SpeculativeForesight
 from hotloop.agent.tools.tool import FunctionTool, Traits
 from hotloop.agent.wire.openai import OpenAIModel
+from hotloop.core.errors import HotloopError
 from hotloop.trace import names
 from hotloop.trace.ledger import RunLedger, TokenCounts, build_ledger
 from hotloop.trace.span import Span
 from hotloop.trace.store import RunSummary, StoreTracer, TraceStore
 from hotloop.trace.tracer import Tracer
+from hotloop.wire.usage import ApiUsage
 
 WORDS = "Everything there is to know about it, in many words. " * 10
 ORDERS = ["W099A0", "W099A1", "W099A2"]
@@ -68,6 +72,30 @@ def says(prompt: str) -> str:
     assert found
     script, number = PLAY[found[1]], prompt.count("<|im_start|>assistant")
     return script[min(number, len(script) - 1)]
+
+
+class Ran(NamedTuple):
+    """A run as its caller saw it. One that is broken off tells its caller nothing."""
+
+    name: str
+    run_id: str
+    wall_s: float
+    usage: ApiUsage | None
+    error: HotloopError | None
+
+
+async def watch(name: str, events: AsyncGenerator[Event, None], until: type[Event] = RunEnded) -> Ran:
+    begun_at, run_id, usage, error = time.monotonic(), "", None, None
+    async with aclosing(events):
+        async for event in events:
+            match event:
+                case RunStarted():
+                    run_id = event.run_id
+                case RunEnded():
+                    usage, error = event.spent.usage, event.error
+            if isinstance(event, until):
+                break
+    return Ran(name, run_id, time.monotonic() - begun_at, usage, error)
 
 
 class WatchedModel(OpenAIModel):

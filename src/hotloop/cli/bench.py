@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 bench = App(name="bench", help="Measure a server as agents feel it.")
 
 _MOVED = {"agent": "agent", "cache": "cache", "overhead": "overhead", "route": "route", "seeds": "claims"}
-_MOVED |= {"soak": "soak", "tiers": "tiers"}
+_MOVED |= {"soak": "soak", "tiers": "claims"}
 """Where the commands went that measure hotloop itself."""
 
 

@@ -39,7 +39,7 @@ from hotloop.models.template import ChatTemplate
 from hotloop.models.tokenizer import Tokenizer
 from hotloop.models.vocabulary import gguf_tokenizer
 
-_NOT_OURS = "its architecture is none of ours: transformers computes it, on a GPU only, and slower (docs/families.md)"
+_NOT_OURS = "its architecture is none of ours: transformers computes it, on a GPU only, and slower (docs/models.md)"
 _NUM_SAMPLES, _SAMPLE_BYTES = 16, 4096  # of each file, that a model is known by
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from benchmarks.agent.foresight import (
-    BigramGuesser,
     Pace,
     foresight_row,
     is_read_only,
@@ -89,11 +88,6 @@ def test_tools_that_write_are_never_started():
     assert figures.num_calls == 10
     assert figures.guesses.num_started == figures.num_read_only == 0
     assert figures.hidden == figures.coverage == figures.precision == 0
-
-
-def test_the_predictor_beats_the_bigram():
-    bigram = measure_foresight(RUNS, num_learn=30, guesser=BigramGuesser())
-    assert bigram.coverage < measure_foresight(RUNS, num_learn=30).coverage
 
 
 def test_durations_are_drawn_around_their_median():

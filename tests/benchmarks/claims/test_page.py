@@ -54,7 +54,7 @@ def test_every_kept_result_is_of_a_claim_and_says_where_it_was_taken():
 
 def test_the_readme_quotes_figures_that_stand_on_a_page():
     """Of the comparison; a quoted figure may be rounded."""
-    text = README.read_text("utf-8").partition("## Against what you would pick instead")[2].partition("\n## ")[0]
+    text = README.read_text("utf-8").partition("## Benchmarks")[2].partition("\n## ")[0]
     text = re.sub(r"`[^`]*`|\]\([^)]*\)", "", text)
     pages = PAGE.read_text("utf-8") + PAGE.with_name("gpu.md").read_text("utf-8")
     standing = [float(number.replace(",", "")) for number in NUMBER.findall(pages)]

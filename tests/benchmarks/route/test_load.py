@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator
 from itertools import islice, repeat
 
 import pytest
-from benchmarks.route.answers import CHAT, MESSAGES
-from benchmarks.route.load import Exchange, LeanClient, ask_in_turn, ask_steadily, render_request
-from benchmarks.route.prompts import Mix, agent_requests
+from benchmarks.route.answers import CHAT
+from benchmarks.route.load import Exchange, LeanClient, ask_steadily, render_request
+from benchmarks.route.prompts import agent_requests
 from benchmarks.route.stub import Fault, Stub
 
 REQUEST = render_request(CHAT, {"stream": True})
@@ -31,7 +31,7 @@ async def client(stub: Stub) -> AsyncIterator[LeanClient]:
 async def test_every_request_due_is_sent_once_and_timed(stub: Stub, client: LeanClient):
     exchanges: list[Exchange] = []
     await ask_steadily(client, repeat(REQUEST), rate=1000, duration_s=0.03, on_end=exchanges.append)
-    assert len(exchanges) == stub.counts().paths[CHAT] == 30
+    assert len(exchanges) == stub.paths[CHAT] == 30
     for exchange in exchanges:
         assert exchange.is_whole
         assert exchange.status == 200
@@ -39,10 +39,11 @@ async def test_every_request_due_is_sent_once_and_timed(stub: Stub, client: Lean
         assert exchange.due_at <= exchange.asked_at < exchange.first_at <= exchange.ended_at
 
 
-async def test_connections_are_kept_and_no_more_than_needed(stub: Stub, client: LeanClient):
-    assert await ask_in_turn(client, repeat(REQUEST), num_at_once=3, count=50) == 0
-    assert stub.counts().paths[CHAT] == 50
-    assert client.num_open <= 3
+async def test_connections_are_kept(stub: Stub, client: LeanClient):
+    for _ in range(20):
+        await client.ask(REQUEST).ended
+    assert stub.paths[CHAT] == 20
+    assert client.num_open == 1
 
 
 async def test_connections_can_be_there_before(stub: Stub, client: LeanClient):
@@ -74,7 +75,6 @@ async def test_nobody_there_is_no_answer(stub: Stub, client: LeanClient):
     await exchange.ended
     assert exchange.status == 0
     assert exchange.broken.startswith("cannot connect")
-    assert await ask_in_turn(client, repeat(REQUEST), num_at_once=2, count=4) == 4
 
 
 def test_prompts_are_the_same_for_the_same_seed_and_never_end():
@@ -88,9 +88,3 @@ def test_an_agent_resends_what_it_said():
     one, two = islice(agent_requests(num_agents=1, system_chars=70), 2)
     body = one.partition(b"\r\n\r\n")[2]
     assert two.partition(b"\r\n\r\n")[2].startswith(body.removesuffix(b"]}"))
-
-
-def test_a_mix_has_both_apis_whole_and_streamed():
-    requests = list(islice(agent_requests(mix=Mix(streamed=0.5, anthropic=0.5)), 100))
-    for part in (CHAT.encode(), MESSAGES.encode(), b'"stream":true', b'"stream":false'):
-        assert 10 < sum(part in request for request in requests) < 90

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 from benchmarks.route.answers import CHAT, MESSAGES
-from benchmarks.route.stub import CONTROL, Fault, Manner, Stub
+from benchmarks.route.stub import Fault, Manner, Stub
 
 ASK = {"model": "stub", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8}
 
@@ -75,7 +75,7 @@ async def test_it_looks_like_a_hotloop_from_outside(http: httpx.AsyncClient):
     assert "hotloop_requests_total 1\n" in page
 
 
-@pytest.mark.parametrize(("path", "body"), [("/nowhere", b"{}"), (CHAT, b"{"), (CONTROL, b'{"kind": "flood"}')])
+@pytest.mark.parametrize(("path", "body"), [("/nowhere", b"{}"), (CHAT, b"{")])
 async def test_what_it_does_not_understand_is_an_error(http: httpx.AsyncClient, path: str, body: bytes):
     response = await http.post(path, content=body)
     assert response.status_code in (400, 404)
@@ -90,16 +90,6 @@ async def test_what_is_no_http_ends_the_connection(stub: Stub):
     await writer.wait_closed()
 
 
-async def test_faults_are_set_and_ended_over_the_control_path(http: httpx.AsyncClient):
-    await http.post(CONTROL, json={"kind": "error", "for_s": 60})
-    assert (await http.post(CHAT, json=ASK)).status_code == 500
-    assert (await http.get("/health")).status_code == 200
-    counts = (await http.get(CONTROL)).json()
-    assert (counts["name"], counts["fault"], counts["paths"][CHAT]) == ("stub-7", "error", 1)
-    await http.post(CONTROL, content=b"null")
-    assert (await http.post(CHAT, json=ASK)).status_code == 200
-
-
 @pytest.mark.parametrize("is_stream", [True, False])
 async def test_half_an_answer_breaks_off(stub: Stub, http: httpx.AsyncClient, is_stream: bool):
     await stub.set_fault(Fault("half", 60))
@@ -110,18 +100,17 @@ async def test_half_an_answer_breaks_off(stub: Stub, http: httpx.AsyncClient, is
         await response.aread()
 
 
-async def test_a_hung_one_answers_nothing_but_who_controls_it(stub: Stub, http: httpx.AsyncClient):
+async def test_a_hung_one_answers_nothing(stub: Stub, http: httpx.AsyncClient):
     await stub.set_fault(Fault("hang", 60))
     with pytest.raises(httpx.ReadTimeout):
         await http.get("/health", timeout=0.05)
     waiting = asyncio.create_task(http.post(CHAT, json=ASK))
-    while CHAT not in stub.counts().paths:  # noqa: ASYNC110 - the other side of a socket has no event to wait for
+    while CHAT not in stub.paths:  # noqa: ASYNC110 - the other side of a socket has no event to wait for
         await asyncio.sleep(0)
-    assert (await http.get(CONTROL)).json()["fault"] == "hang"
     assert not waiting.done()
     await stub.set_fault(None)
     assert (await waiting).status_code == 200
-    assert stub.counts().paths[CHAT] == 1
+    assert stub.paths[CHAT] == 1
 
 
 async def test_a_slow_one_gives_the_whole_answer(stub: Stub, http: httpx.AsyncClient):

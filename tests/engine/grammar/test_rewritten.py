@@ -5,15 +5,17 @@ from typing import Any
 
 import jsonschema
 import pytest
-from benchmarks.schemas import OrderSearch, byte_tokenizer
+from benchmarks.schemas import OrderSearch
+from benchmarks.vocabularies import byte_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotloop.core.errors import RequestError
 from hotloop.core.grammar import json_schema
 from hotloop.engine.grammar.matcher import Grammars
+from hotloop.models.tokenizer import Tokenizer
 
-BYTES = Grammars(byte_tokenizer(), 258)
+BYTES = Grammars(Tokenizer(byte_tokenizer()), 258)
 
 
 def accepts(schema: Any, value: Any) -> bool:
