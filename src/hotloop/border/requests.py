@@ -6,8 +6,10 @@ import secrets
 import msgspec
 
 REQUEST_ID_HEADER = "x-request-id"
-OPEN_PATHS = frozenset({"/health", "/ready"})
-"""What answers without a key: the probes of whoever keeps the process alive."""
+HELLO_PATHS = ("/", "/api/hello")
+"""What coding agents ask for before their first request, without a key, to see whether somebody answers."""
+OPEN_PATHS = frozenset({"/health", "/ready", *HELLO_PATHS})
+"""What answers without a key: those, and the probes of whoever keeps the process alive."""
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 

@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from hotloop.border.bodies import JsonBody
 from hotloop.border.keys import ApiKeys, Tenant, read_keys
-from hotloop.border.requests import OPEN_PATHS, REQUEST_ID_HEADER, parse_request_id
+from hotloop.border.requests import HELLO_PATHS, OPEN_PATHS, REQUEST_ID_HEADER, parse_request_id
 from hotloop.core.config import parse_bytes
 from hotloop.core.errors import HotloopError
 from hotloop.router.client_stream import ClientStream
@@ -155,9 +155,9 @@ class RouterApp:
                         span.hang_up()
         elif path.startswith(tuple(OWNED)):
             await caller.do_unless_gone(self._ask_owner(method, path, scope["query_string"], caller))
-        elif method == "GET" and path == "/metrics":
+        elif method in ("GET", "HEAD") and path == "/metrics":
             await caller.send_whole(200, [(b"content-type", CONTENT_TYPE)], self.metrics.render())
-        elif method == "GET":
+        elif method in ("GET", "HEAD"):
             status, value = self._show(path, caller.headers)
             await caller.send_whole(status, [(b"content-type", JSON)], msgspec.json.encode(value))
         else:
@@ -240,7 +240,7 @@ class RouterApp:
         await caller.client.write(b"", is_last=True)
 
     def _show(self, path: str, headers: Mapping[bytes, bytes]) -> tuple[int, Any]:
-        if path == "/health":
+        if path in ("/health", *HELLO_PATHS):
             return 200, {"status": "ok"}
         if path == "/ready":
             is_ready = not self.is_draining and any(each.state == "up" for each in self.fleet.replicas.values())

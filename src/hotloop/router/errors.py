@@ -8,15 +8,25 @@ import msgspec
 from hotloop.border.keys import AccessDenied
 from hotloop.core.errors import HotloopError, Overloaded, RequestError
 from hotloop.router.kinds import Api
-from hotloop.wire.errors import message_error_type
+from hotloop.wire.errors import ThreadUnsupported, message_error_type
+from hotloop.wire.field import present
 from hotloop.wire.sse import write_data, write_event
 
 
 class RouteError(HotloopError):
     """The router cannot get an answer; `status` says to the client whose fault that is."""
 
-    def __init__(self, status: int, code: str, message: str, *, retry_after_s: float | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        retry_after_s: float | None = None,
+        details: dict[str, Any] | None = None,
+    ) -> None:
         super().__init__(message)
+        self.details = details
         self.status = status
         self.code = code
         self.retry_after_s = retry_after_s
@@ -30,7 +40,8 @@ def as_route_error(error: HotloopError) -> RouteError:
     if isinstance(error, Overloaded):
         return RouteError(429, "overloaded", str(error), retry_after_s=error.retry_after_s)
     if isinstance(error, RequestError):
-        return RouteError(400, "invalid_request", str(error))
+        details = error.details if isinstance(error, ThreadUnsupported) else None
+        return RouteError(400, "invalid_request", str(error), details=details)
     return RouteError(502, "replica_failed", str(error))
 
 
@@ -56,7 +67,7 @@ def render_event(error: RouteError, api: Api, request_id: str) -> bytes:
 
 def _shape(error: RouteError, api: Api | None, request_id: str) -> dict[str, Any]:
     if api == "messages":
-        about = {"type": message_error_type(error.status), "message": str(error)}
+        about = present(type=message_error_type(error.status), message=str(error), details=error.details)
         return {"type": "error", "error": about, "request_id": request_id}
     kind = "server_error" if error.status >= 500 else "invalid_request_error"
     body = {"message": str(error), "type": kind, "param": None, "code": error.code, "request_id": request_id}

@@ -27,7 +27,7 @@ from hotloop.core.errors import (
     Unavailable,
     UnknownModel,
 )
-from hotloop.wire.errors import message_error_type
+from hotloop.wire.errors import ThreadUnsupported, message_error_type
 from hotloop.wire.field import Json
 from hotloop.wire.models import VERSION_HEADER
 
@@ -68,10 +68,6 @@ class UnknownPrevious(UnknownResponse):
 
 class UnknownExplanation(RequestError):
     """Never asked here, not ended yet, of others, or so long ago that it had to make room."""
-
-
-class ThreadUnsupported(RequestError):
-    """The client wants the conversation kept here. Told so by this code, it sends all of it with every turn."""
 
 
 class ErrorKind(NamedTuple):
@@ -124,7 +120,7 @@ def render_message_error(error: HotloopError, request_id: str) -> Json:
     status = _message_status(error)
     body: Json = {"type": "api_error" if status == 503 else message_error_type(status), "message": str(error)}
     if isinstance(error, ThreadUnsupported):
-        body["details"] = {"error_code": "thread_unsupported_request"}
+        body["details"] = error.details
     return {"type": "error", "error": body, "request_id": request_id}
 
 

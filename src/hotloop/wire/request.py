@@ -29,6 +29,8 @@ class ApiTool:
     namespace: str | None = None
     is_custom: bool = False
     form: Json | None = None
+    builtin: Json | None = None
+    """A tool that its maker has published, as it was named: it goes back to the same API so."""
     mark: Json | None = None
     at: Field | None = field(default=None, compare=False, repr=False)
 
@@ -116,6 +118,10 @@ class ApiRequest:
         """Whether the last turn is the beginning of the answer. In Anthropic's messages it is if it is the
         assistant's; a chat has to say so."""
         return self.continues_last or (self.api == "messages" and self.turns[-1].role == "assistant")
+
+    @property
+    def custom_names(self) -> frozenset[str]:
+        return frozenset(tool.flat_name for tool in self.tools if isinstance(tool, ApiTool) and tool.is_custom)
 
     @property
     def turns_param(self) -> str:

@@ -174,13 +174,17 @@ def test_tool_choice(choice: Json, told: Json) -> None:
 
 def test_hosted_tools_are_left_out_and_cannot_be_demanded() -> None:
     hosted = {"type": "web_search_20250305", "name": "web_search"}
-    body, notes = ask(tools=[hosted], tool_choice={"type": "auto"})
-    assert not {"tools", "tool_choice"} & set(body)
+    body, notes = ask(tools=[TOOL, hosted], tool_choice={"type": "auto"})
+    assert [tool["function"]["name"] for tool in body["tools"]] == [TOOL["name"]]
     assert "web_search_20250305" in notes[0]
-    with pytest.raises(RequestError, match="there is no tool to call"):
-        ask(tools=[hosted], tool_choice={"type": "any"})
-    with pytest.raises(RequestError, match="there is no tool 'web_search'"):
-        ask(tools=[TOOL, hosted], tool_choice={"type": "tool", "name": "web_search"})
+    assert "tools" not in ask(tools=[hosted], tool_choice={"type": "none"})[0]
+    for fields in (
+        {"tools": [hosted]},
+        {"tools": [hosted], "tool_choice": {"type": "any"}},
+        {"tools": [TOOL, hosted], "tool_choice": {"type": "tool", "name": "web_search"}},
+    ):
+        with pytest.raises(RequestError, match="nothing here runs 'web_search_20250305'"):
+            ask(**fields)
 
 
 def test_the_user_keeps_a_name_that_openai_takes() -> None:
