@@ -45,7 +45,12 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "shell": {"commands": ["ls", "cat a"], "timeout_ms": 1000},
     "local_shell": {"command": ["bash", "-lc", "ls"], "working_directory": "/repo", "env": {"A": "b"}},
     "apply_patch": {"type": "update_file", "path": "a.py", "diff": "@@\n-a\n+b\n"},
-    "computer": {"actions": [{"type": "click", "button": "left", "x": 1, "y": 2}, {"type": "screenshot"}]},
+    "computer": {
+        "actions": [
+            {"type": "click", "button": "left", "x": 1, "y": 2},
+            {"type": "double_click", "x": 1, "y": 2, "keys": []},
+        ]
+    },
     "computer_use_preview": {"action": {"type": "type", "text": "hello"}},
 }
 

@@ -16,6 +16,7 @@ from hotloop.wire.arguments import read_arguments, write_arguments
 from hotloop.wire.field import Field, Json, present, read_text
 from hotloop.wire.part import Image, Opaque, Part, Text
 
+_MAX_PIXELS = 1 << 16
 _TEXT: Json = {"type": "string"}
 _TEXTS: Json = {"type": "array", "items": _TEXT}
 _NUMBER: Json = {"type": "integer"}
@@ -137,8 +138,8 @@ def _screen(version: str, tool: Mapping[str, Any]) -> Builtin:
 
 
 def _screen_size(width: Any, height: Any) -> str:
-    is_known = isinstance(width, int) and isinstance(height, int)
-    return f" The screen is {width:d} pixels wide and {height:d} high." if is_known else ""
+    is_known = all(type(pixels) is int and 0 < pixels <= _MAX_PIXELS for pixels in (width, height))
+    return f" The screen is {width} pixels wide and {height} high." if is_known else ""
 
 
 _ANTHROPIC = re.compile(r"(?P<family>bash|text_editor|memory|computer)_(?P<version>\d{8})")
@@ -171,7 +172,7 @@ def _action(kind: str, **properties: Json) -> Json:
 _ACTIONS: Json = {
     "anyOf": [
         _action("click", button=_one_of(["left", "right", "wheel", "back", "forward"], "Which button."), **_XY),
-        _action("double_click", **_XY),
+        _action("double_click", **_XY, keys=_about(_TEXTS, "Keys held meanwhile, if any.")),
         _action("drag", path={"type": "array", "items": _takes(_XY, **_XY)}),
         _action("keypress", keys=_KEYS),
         _action("move", **_XY),

@@ -66,6 +66,7 @@ class OutputShape:
 
     schema: Json | None = None
     about: Json = field(default_factory=dict)
+    at: Field | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

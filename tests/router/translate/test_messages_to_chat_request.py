@@ -7,6 +7,7 @@ from tests.router.translate.replicas import CHAT, Json
 
 from hotloop.core.errors import RequestError
 from hotloop.router.translate import translate
+from hotloop.wire.errors import ThreadUnsupported
 
 KEPT: Json = {"type": "ephemeral"}
 TOOL: Json = {"name": "f", "description": "does", "input_schema": {"type": "object", "properties": {}}}
@@ -258,3 +259,30 @@ def test_a_beginning_of_the_answer_is_continued_where_that_can_be_said() -> None
     hosted = translate("messages", CHAT, given, is_strict=True)
     assert "continue_final_message" not in hosted.request()[1]
     assert "answered, not continued" in hosted.notes[0]
+
+
+def test_built_in_tools_become_functions() -> None:
+    body, notes = ask(tools=[{"type": "bash_20250124", "name": "bash"}], tool_choice={"type": "tool", "name": "bash"})
+    [function] = [tool["function"] for tool in body["tools"]]
+    assert (function["name"], function["parameters"]["required"]) == ("bash", ["command"])
+    assert body["tool_choice"] == {"type": "function", "function": {"name": "bash"}}
+    assert notes == ()
+
+
+def test_a_conversation_that_is_kept_elsewhere_is_refused_by_its_code() -> None:
+    with pytest.raises(ThreadUnsupported) as caught:
+        ask(thread={"type": "continue", "previous_message_id": "msg_1"})
+    assert caught.value.details == {"error_code": "thread_unsupported_request"}
+
+
+def test_the_shape_of_the_answer_in_the_betas_words() -> None:
+    form = {"type": "json_schema", "schema": {"type": "object"}}
+    assert ask(output_format=form)[0] == ask(output_config={"format": form})[0]
+    with pytest.raises(RequestError, match=r"output_format: cannot be given together with output_config\.format"):
+        ask(output_format=form, output_config={"format": form})
+
+
+@pytest.mark.parametrize("effort", ["none", "minimal", "extreme", ""])
+def test_an_effort_that_is_none_of_anthropics_is_refused(effort: str) -> None:
+    with pytest.raises(RequestError, match=r"output_config\.effort: expected low, medium, high, xhigh or max"):
+        ask(output_config={"effort": effort})

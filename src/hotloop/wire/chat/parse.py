@@ -95,13 +95,13 @@ def parse_shape(form: Field | None, within: str | None) -> OutputShape | None:
     if form is None or form.kind() == "text":
         return None
     if form.kind() == "json_object":
-        return OutputShape(read_object(form, "schema"))  # where others than OpenAI take it
+        return OutputShape(read_object(form, "schema"), at=form)  # where others than OpenAI take it
     if form.kind() != "json_schema":
         raise form.need("type").refuse(f"expected text, json_object or json_schema, got {form.kind()!r:.60}")
     holder = form.need(within) if within else form
     holder.need_text("name")
     about = {name: value for name, value in present(**holder.object()).items() if name not in ("type", "schema")}
-    return OutputShape(read_object(holder, "schema") or {}, about)
+    return OutputShape(read_object(holder, "schema") or {}, about, at=form)
 
 
 def parse_mode(mode: Field | None) -> ChoiceMode:

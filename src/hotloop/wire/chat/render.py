@@ -135,14 +135,13 @@ def _show(result: ToolResult, target: RenderTarget) -> list[Json]:
 
 def _render_assistant(turn: Turn, api: Api, target: RenderTarget) -> Json:
     """An answer comes back in as many parts as it was given out in, and was one text."""
-    is_home = api == "chat"
     for part in turn.parts:
         if isinstance(part, Opaque):
             target.leave_out(part)
         elif not isinstance(part, Thought):
             target.lose_mark(part.mark)
     text = "".join(turn.texts)
-    calls = [part if is_home else replace(part, is_custom=False) for part in turn.parts if isinstance(part, Call)]
+    calls = [part if api == "chat" else replace(part, is_custom=False) for part in turn.parts if isinstance(part, Call)]
     message: Json = {"role": "assistant", "content": text or None if calls else text}
     message |= _render_thoughts([part for part in turn.parts if isinstance(part, Thought)], target)
     return {**message, "tool_calls": [*map(render_call, calls)]} if calls else message

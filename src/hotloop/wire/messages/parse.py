@@ -170,4 +170,4 @@ def _parse_shape(config: Field | None, older: Field | None) -> OutputShape | Non
         return None
     if form.kind() != "json_schema":
         raise form.need("type").refuse("expected json_schema")
-    return OutputShape(form.need("schema").object(), {"strict": True})
+    return OutputShape(form.need("schema").object(), {"strict": True}, at=form)

@@ -140,7 +140,8 @@ def _render_tools(request: ApiRequest, target: RenderTarget) -> Json:
     if not tools:
         return {}
     chosen: Any = choice.mode
-    names = {tool.flat_name: tool for tool in request.tools if isinstance(tool, ApiTool)}
+    own = request.tools if request.api == "responses" else ()  # those of others have become functions
+    names = {tool.flat_name: tool for tool in own if isinstance(tool, ApiTool)}
     if choice.name is not None:
         chosen = _render_named(choice.name, names)
     elif choice.allowed is not None and request.api == "responses":
