@@ -97,6 +97,11 @@ async def test_without_the_key_nothing_is_answered_but_probes(stubs, route):
     assert (await router.client.get("/metrics")).status_code == 401
     assert (await router.client.get("/health")).status_code == 200
     assert (await router.client.get("/ready")).status_code == 200
+    for path in ("/", "/api/hello"):  # what coding agents ask for first, with no key
+        for answer in (await router.client.head(path), await router.client.get(path)):
+            assert answer.status_code == 200
+    assert (await router.client.head("/v1/models")).status_code == 401
+    assert (await router.client.head("/v1/models", headers={"x-api-key": "k"})).status_code == 200
     for headers in ({"authorization": "bearer k"}, {"x-api-key": "k"}):
         assert (await router.client.get("/v1/models", headers=headers)).status_code == 200
 

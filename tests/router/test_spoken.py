@@ -126,3 +126,24 @@ async def test_a_body_that_cannot_be_read_is_the_clients_error_where_it_is_trans
     assert answer.status_code == 400
     assert "cannot be read" in answer.text
     assert scripted.seen == []
+
+
+async def test_a_conversation_that_no_engine_keeps_is_not_answered_from_its_end(scripted, route):
+    """Engines ignore a field that they do not know: what they would answer is the last turn alone. Whoever asks sends
+    all of it when told so by this code."""
+    scripted.pages["/v1/messages"] = Page(b'{"id":"msg_1","type":"message"}')
+    router = await route((speaks_chat(scripted),))
+    body = {**BODIES["/v1/messages"], "thread": {"type": "continue", "previous_message_id": "msg_0"}}
+    answer = await router.client.post("/v1/messages", json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["details"] == {"error_code": "thread_unsupported_request"}
+    assert "/v1/messages" not in scripted.paths
+    assert (await router.client.post("/v1/messages", json={**body, "thread": None})).status_code == 200
+
+
+async def test_anthropic_itself_keeps_it(scripted, route):
+    scripted.pages["/v1/messages"] = Page(b'{"id":"msg_1","type":"message"}')
+    router = await route((replace(speaks_chat(scripted), kind="anthropic"),))
+    body = {**BODIES["/v1/messages"], "thread": {"type": "create"}}
+    assert (await router.client.post("/v1/messages", json=body)).status_code == 200
+    assert scripted.seen[-1][1]["thread"] == {"type": "create"}

@@ -26,6 +26,7 @@ def tool(**fields: Any) -> dict[str, Any]:
 
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
 RESULT = {"type": "tool_result", "tool_use_id": "toolu_1"}
+FORM = {"type": "json_schema", "schema": {"type": "object"}}
 UNIQUE = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": None}, "max_tokens is missing"),
@@ -52,8 +53,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (tool(input_schema={"type": "array"}), "tools[0].input_schema"),
     (tool(input_schema={"type": "object", "properties": {"a": {"type": "odd"}}}), "tools[0].input_schema"),
     (tool(input_schema=UNIQUE, strict=True), "tools[0].input_schema"),
-    (tool(type="web_search_20250305", name="web_search") | {"tool_choice": {"type": "any"}}, "no tools"),
-    (tool(type="bash_20250124", name="bash") | {"tool_choice": {"type": "tool", "name": "bash"}}, "no tools"),
+    (tool(type="web_search_20250305", name="web_search") | {"tool_choice": {"type": "any"}}, "tools[0]: nothing here"),
+    (tool(type="bash_20250124", name="bash") | {"tool_choice": {"type": "tool", "name": "f"}}, "not among the tools"),
     (tool(name="f" * 129), "1 to 128"),
     ({"tools": TOOLS, "tool_choice": {"type": "tool"}}, "tool_choice.name is missing"),
     ({"tools": TOOLS, "tool_choice": {"type": "tool", "name": "g"}}, "'g'"),
@@ -67,6 +68,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"ebnf": "root ::= 'a'"}, "ebnf"),
     ({"metadata": {"user_id": 5}}, "metadata.user_id"),
     ({"output_config": {"format": {"type": "json_schema", "schema": {"not": {}}}}}, "output_config.format.schema"),
+    ({"output_format": {"type": "json_schema", "schema": {"not": {}}}}, "output_format.schema"),
+    ({"output_format": {"type": "xml"}}, "output_format.type"),
+    ({"output_format": FORM, "output_config": {"format": FORM}}, "output_format: cannot be given together"),
+    ({"output_config": {"effort": "extreme"}}, "output_config.effort: expected low, medium, high, xhigh or max"),
     ({"thinking": "hard"}, "thinking"),
 ]
 

@@ -174,10 +174,10 @@ def test_what_is_not_enforced_is_told_and_checked() -> None:
     assert all(change in lines for change in changes)
 
 
-def test_built_in_tools_are_left_out_and_told() -> None:
+def test_hosted_tools_are_left_out_and_told() -> None:
     hosted: list[Any] = [
         {"type": "web_search_20250305", "name": "web_search"},
-        {"type": "bash_20250124", "name": "bash"},
+        {"type": "code_execution_20250825", "name": "code_execution"},
     ]
     with saying("Hello.") as client:
         answer = ask(client, tools=[*hosted, *TOOLS])
@@ -188,7 +188,7 @@ def test_built_in_tools_are_left_out_and_told() -> None:
     assert [change.split()[1] for change in answer.usage.model_extra["hotloop"]["changes"]] == [
         "put",
         "web_search_20250305",
-        "bash_20250124",
+        "code_execution_20250825",
     ]
 
 

@@ -64,11 +64,12 @@ def test_a_shape_is_that_of_the_whole_answer(serving: Serving, client: openai.Op
     rest = answer.choices[0].message.content
     assert rest
     assert set(json.loads(beginning + rest)) == {"city", "days"}
-    config = {"output_config": {"format": {"type": "json_schema", "schema": WEATHER}}}
-    with claude(serving) as other:
-        [block] = ask(other, messages=begun(beginning), extra_body=config).content
-    assert block.type == "text"
-    assert set(json.loads(beginning + block.text)) == {"city", "days"}
+    form = {"type": "json_schema", "schema": WEATHER}
+    for config in ({"output_config": {"format": form}}, {"output_format": form}):
+        with claude(serving) as other:
+            [block] = ask(other, messages=begun(beginning), extra_body=config).content
+        assert block.type == "text"
+        assert set(json.loads(beginning + block.text)) == {"city", "days"}
 
 
 def test_what_cannot_go_on_is_refused(serving: Serving) -> None:

@@ -13,6 +13,19 @@ def test_version(serving: Serving) -> None:
     assert serving.http.get("/version").json() == {"version": __version__}
 
 
+def test_what_clients_ask_for_first() -> None:
+    """Claude Code asks whether anybody is there before it sends its key; others look at the root, or at the models."""
+    with Serving(ServerConfig(port=0, api_key="k")) as serving:
+        for path in ("/", "/api/hello"):
+            head, answer = serving.http.head(path), serving.http.get(path)
+            assert (head.status_code, head.content) == (200, b"")
+            assert answer.json() == {"status": "ok"}
+        assert serving.http.head("/v1/models").status_code == 401
+        for path in ("/v1/models", f"/v1/models/{MODEL}"):
+            head = serving.http.head(path, headers={"x-api-key": "k"})
+            assert (head.status_code, head.content) == (200, b"")
+
+
 def test_models(serving: Serving) -> None:
     [model] = serving.http.get("/v1/models").json()["data"]
     assert model == serving.http.get(f"/v1/models/{MODEL}").json()

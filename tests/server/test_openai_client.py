@@ -188,6 +188,15 @@ def test_usage_chunk(client: openai.OpenAI) -> None:
     assert last.usage.prompt_tokens_details.cached_tokens >= 0
 
 
+def test_usage_is_asked_for_without_a_stream(client: openai.OpenAI) -> None:
+    """A whole answer has it anyway: clients that ask for it by a setting are not to fail."""
+    for stream in (False, None):
+        options = {"stream_options": {"include_usage": True}, "stream": stream}
+        answer = client.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=4, extra_body=options)
+        assert answer.usage
+        assert answer.usage.completion_tokens == 4
+
+
 def test_chat_logprobs(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
         model=MODEL, messages=HELLO, logprobs=True, top_logprobs=3, max_tokens=2, extra_body=only("a")

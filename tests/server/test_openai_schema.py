@@ -47,7 +47,7 @@ def translate(node: Any) -> None:
 
 
 def chunks(text: str) -> list[Any]:
-    lines = [line.removeprefix("data: ") for line in text.splitlines() if line]
+    lines = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
     assert lines.pop() == "[DONE]"
     return [json.loads(line) for line in lines]
 
@@ -80,6 +80,20 @@ def test_calls_and_shapes(serving: Serving, check: Check, fields: dict[str, Any]
         check("CreateChatCompletionStreamResponse", chunk)
 
 
+CUSTOM = {"tools": [{"type": "custom", "custom": {"name": "sql"}}], "tool_choice": "required"}
+
+
+def test_custom_tools(serving: Serving, check: Check) -> None:
+    """The description has functions alone in a stream, though the service has the others as well: of their pieces, what
+    is of the call is looked at here."""
+    check("CreateChatCompletionResponse", serving.chat(max_tokens=300, **CUSTOM).json())
+    for chunk in chunks(serving.chat(max_tokens=300, **CUSTOM, **USAGE).text):
+        for piece in [each for choice in chunk["choices"] for each in choice["delta"].get("tool_calls", ())]:
+            assert piece.pop("type", "custom") == "custom"
+            assert {*piece.pop("custom")} <= {"name", "input"}
+        check("CreateChatCompletionStreamResponse", chunk)
+
+
 @pytest.mark.parametrize("fields", [{}, {"n": 2}, {"logprobs": 2}, {"echo": True}], ids=str)
 def test_completions(serving: Serving, check: Check, fields: dict[str, Any]) -> None:
     check("CreateCompletionResponse", serving.complete(**only("a"), **fields).json())
@@ -90,7 +104,9 @@ def test_chunks_of_completions(serving: Serving, check: Check, fields: dict[str,
     """The description has one shape for answers and chunks, in which the reason is never null; but its own example of a
     stream has null before the end, as the service does, and so have we. The end of a choice has one of its words."""
     reasons: dict[int, str] = {}
-    for chunk in chunks(serving.complete(**only("a"), **fields, stream=True).text):
+    text = serving.complete(**only("a"), **fields, **USAGE).text
+    for chunk in chunks(text):
+        assert chunk.pop("usage", None) is None or not chunk["choices"]  # null before the end, as in a chat
         for choice in chunk["choices"]:
             assert choice["index"] not in reasons, "nothing follows the end of a choice"
             if choice["finish_reason"]:
@@ -108,5 +124,6 @@ def test_models(serving: Serving, check: Check) -> None:
 
 
 def test_errors(serving: Serving, check: Check) -> None:
-    for response in (serving.chat(n=0), serving.chat(model="x"), serving.http.get("/nowhere")):
+    hosted = {"tools": [{"type": "web_search"}]}
+    for response in (serving.chat(n=0), serving.chat(model="x"), serving.chat(**hosted), serving.http.get("/nowhere")):
         check("ErrorResponse", response.json())

@@ -147,8 +147,8 @@ def test_a_named_custom_tool(client: openai.OpenAI) -> None:
     assert json.loads(response.to_json())["tools"][1]["strict"] is True
 
 
-def test_built_in_tools_are_left_out_and_told(serving: Serving) -> None:
+def test_hosted_tools_are_left_out_and_told(serving: Serving) -> None:
     kinds = ["file_search", "mcp", "code_interpreter", "web_search"]
-    made = ask(serving, tools=[{"type": kind} for kind in kinds]).json()
-    assert made["tools"] == []
+    made = ask(serving, tools=[function("clock"), *({"type": kind} for kind in kinds)]).json()
+    assert [tool["name"] for tool in made["tools"]] == ["clock"]
     assert [change.split()[1] for change in made["usage"]["hotloop"]["changes"]] == kinds

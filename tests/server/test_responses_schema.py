@@ -7,6 +7,7 @@ from tests.chat.thinking_templates import thinking_template
 from tests.server.asking import TOOLS, ask, check_events
 from tests.server.calls import WEATHER, write_call
 from tests.server.serving import Serving, only
+from tests.server.test_builtin_tools import CALLS, tool
 from tests.server.test_openai_schema import SPEC, Check, check
 from tests.server.test_responses_codex import APPLY_PATCH
 
@@ -19,6 +20,12 @@ CASES: dict[str, dict[str, Any]] = {
     "logprobs": {"top_logprobs": 2, **only("a")},
     "calls": {"tools": TOOLS, "tool_choice": "required", "max_output_tokens": 300},
     "custom": {"tools": [APPLY_PATCH], "tool_choice": "required", "max_output_tokens": 300},
+    **{
+        kind: {"tools": [tool(kind)], "tool_choice": "required", "max_output_tokens": 600}
+        for kind in ("shell", "local_shell", "apply_patch", "computer", "computer_use_preview")
+    },
+    "hosted": {"tools": [*TOOLS, {"type": "web_search"}], **only("a")},
+    "effort": {"reasoning": {"effort": "xhigh"}, **only("a")},
     "shape": {"text": {"format": {"type": "json_schema", "name": "w", "schema": WEATHER}}, "max_output_tokens": 300},
     "echo": {"instructions": "x", "metadata": {"a": "b"}, "user": "u", "prompt_cache_key": "k", "service_tier": "flex"},
 }
@@ -52,7 +59,7 @@ def test_thoughts(check: Check, fields: dict[str, Any]) -> None:
 
 
 def test_input_items(serving: Serving, check: Check) -> None:
-    items = [
+    items: list[dict[str, Any]] = [
         {"role": "user", "content": "hello"},
         {"role": "assistant", "content": "I see."},
         {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
@@ -60,6 +67,9 @@ def test_input_items(serving: Serving, check: Check) -> None:
         {"type": "custom_tool_call", "call_id": "2", "name": "g", "input": "x"},
         {"type": "custom_tool_call_output", "call_id": "2", "output": "x"},
     ]
+    for i, (kind, _, item, output) in enumerate(CALLS.values()):
+        items.append({"type": kind, "call_id": f"b{i}", "status": "completed", **item})
+        items.append({"type": f"{kind}_output", "call_id": f"b{i}", "output": output, "status": "completed"})
     made = ask(serving, input=items).json()
     listed = serving.http.get(f"/v1/responses/{made['id']}/input_items").json()
     assert len(listed["data"]) == len(items)

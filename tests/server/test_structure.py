@@ -21,6 +21,7 @@ from hotloop.models.template import ChatTemplate
 from hotloop.server.calling import Calling
 from hotloop.server.options import Options
 from hotloop.server.structure import Constraint, constrain, either, parse_constraint
+from hotloop.wire.field import Field
 from hotloop.wire.request import ApiRequest, OutputShape
 
 REGEX = r"[a-c]{3}-[0-9]{2}"
@@ -184,7 +185,7 @@ def test_tools_go_with_json_only(serving: Serving, fields: dict[str, Any]) -> No
 
 def test_json_does_not_go_with_calls_that_look_the_same() -> None:
     template = ChatTemplate("{{ tools }}", bos_token="", eos_token="")
-    asked = constraint(OutputShape())
+    asked = constraint(OutputShape(at=Field({}, Field({}), "response_format")))
     calling = Calling((Tool("f"),), (Tool("f"),), ToolChoice())
     with pytest.raises(RequestError, match="response_format cannot be given together with tools"):
         constrain(asked, calling, choose_format(template, TOKENIZER, "llama3"), TOKENIZER)

@@ -15,8 +15,10 @@ MESSAGES_REQUEST_ID = "request-id"
 VERSION_HEADER = "anthropic-version"
 """Anthropic's clients all send it, and no others do."""
 MESSAGES_PATH, MODELS_PATH = "/v1/messages", "/v1/models"
-OPEN_PATHS = frozenset({"/health", "/ready"})
-"""What answers without a key: the probes of whoever keeps the process alive."""
+HELLO_PATHS = ("/", "/api/hello")
+"""What coding agents ask for before their first request, without a key, to see whether somebody answers."""
+OPEN_PATHS = frozenset({"/health", "/ready", *HELLO_PATHS})
+"""What answers without a key: those, and the probes of whoever keeps the process alive."""
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 

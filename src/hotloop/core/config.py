@@ -173,7 +173,7 @@ class ServerConfig:
     port: int = 8700
     """Port to listen on; 0 takes a free one."""
     api_key: str | None = field(default=None, repr=False)
-    """If given, every request but /health and /ready must carry it as a bearer token."""
+    """If given, every request but those that only ask for health must carry it as a bearer token."""
     api_key_file: str | None = None
     """File with more such keys, one a line; behind a key may stand its role, `admin` or `metrics` (see docs/api.md)."""
     allowed_hosts: tuple[str, ...] = ()
@@ -237,7 +237,7 @@ class RouterConfig:
     port: int = 8780
     """Port to listen on; 0 takes a free one."""
     api_key: str | None = field(default=None, repr=False)
-    """If given, every request but /health and /ready must carry it; it is never sent on to a replica."""
+    """If given, every request but those that only ask for health must carry it; it is never sent on to a replica."""
     api_key_file: str | None = None
     """File with more such keys, one a line; behind a key may stand its role, `admin` or `metrics` (see docs/api.md)."""
     allowed_hosts: tuple[str, ...] = ()

@@ -60,7 +60,8 @@ class RayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     port: int = 8790
     """Port to listen on."""
     api_key_env: str = ""
-    """The variable that holds the key every request but /health and /ready must carry; read where the ingress runs."""
+    """The variable that holds the key every request must carry but those that only ask for health; read where the
+    ingress runs."""
     policy: PolicyName = "prefix"
     """How a replica is chosen: by what it has cached and to do, by session, by load alone, in turn, or by chance."""
     min_replicas: Count = 1

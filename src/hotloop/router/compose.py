@@ -16,6 +16,7 @@ from hotloop.router.replicas.replica import Replica
 from hotloop.router.request import RoutedRequest, change
 from hotloop.router.translate import Translation, can_translate, translate
 from hotloop.router.upstream.wire import UpstreamRequest
+from hotloop.wire.errors import ThreadUnsupported
 from hotloop.wire.responses.items import ItemStore
 
 
@@ -32,8 +33,8 @@ class Composed:
 
 def compose(request: RoutedRequest, replica: Replica, headers: Mapping[bytes, bytes], items: ItemStore) -> Composed:
     """The client's own bytes if the replica speaks that API, but for fields that have to be others there. Raises
-    RequestError if the request cannot be said in any API the replica speaks. `items` are those of translated answers,
-    which no replica knows."""
+    RequestError if the request cannot be said in any API the replica speaks, or would be misunderstood. `items` are
+    those of translated answers, which no replica knows."""
     spoken, sent_headers = replica.speaks(request), replica.headers(headers, request.tenant)
     is_spoken = request.api in spoken
     options = usage_options(request) if replica.kind.has_stream_usage or not is_spoken else None
@@ -44,6 +45,8 @@ def compose(request: RoutedRequest, replica: Replica, headers: Mapping[bytes, by
     if request.given_priority is not None and not takes_priority(replica.kind, request.given_priority):
         changes["priority"] = None
     salt = {"cache_salt": request.cache_salt} if request.scope and replica.kind.salted else {}
+    if request.has_thread and request.api == "messages" and not (request.is_question or replica.kind.reads_threads):
+        raise ThreadUnsupported
     if is_spoken:
         sent = UpstreamRequest("POST", request.target, sent_headers, request.replace(changes | salt))
         is_near = request.can_be_translated and can_translate(request.api, spoken - {request.api})

@@ -9,7 +9,8 @@ import msgspec
 from hotloop.border.keys import AccessDenied
 from hotloop.core.errors import HotloopError, Overloaded, RequestError
 from hotloop.router.kinds import Api
-from hotloop.wire.errors import chat_error_type, message_error_type, message_status
+from hotloop.wire.errors import ThreadUnsupported, chat_error_type, message_error_type, message_status
+from hotloop.wire.field import present
 from hotloop.wire.responses.items import UnknownItem
 from hotloop.wire.sse import write_data, write_event
 
@@ -26,9 +27,11 @@ class RouteError(HotloopError):
         param: str | None = None,
         retry_after_s: float | None = None,
         allowed: Collection[str] = (),
+        details: dict[str, Any] | None = None,
     ) -> None:
         """`allowed` are the methods that a path answers, where this one is not."""
         super().__init__(message)
+        self.details = details
         self.status = status
         self.code = code
         self.param = param
@@ -46,7 +49,8 @@ def as_route_error(error: HotloopError) -> RouteError:
     if isinstance(error, UnknownItem):
         return RouteError(404, "item_not_found", str(error))
     if isinstance(error, RequestError):
-        return RouteError(400, "invalid_value", str(error), param=error.param)
+        details = error.details if isinstance(error, ThreadUnsupported) else None
+        return RouteError(400, "invalid_value", str(error), param=error.param, details=details)
     return RouteError(502, "replica_failed", str(error))
 
 
@@ -76,7 +80,8 @@ def render_event(error: RouteError, api: Api, request_id: str) -> bytes:
 
 def _shape(error: RouteError, api: Api | None, request_id: str) -> dict[str, Any]:
     if api == "messages":
-        about = {"type": message_error_type(message_status(error.status)), "message": str(error)}
+        kind = message_error_type(message_status(error.status))
+        about = present(type=kind, message=str(error), details=error.details)
         return {"type": "error", "error": about, "request_id": request_id}
     body = {"message": str(error), "type": chat_error_type(error.status), "param": error.param, "code": error.code}
     return {"error": {**body, "request_id": request_id}}

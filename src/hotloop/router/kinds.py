@@ -64,6 +64,8 @@ class Kind:
     is_strict: bool = False
     has_stream_usage: bool = True
     """Whether it knows `stream_options.include_usage`."""
+    reads_threads: bool = False
+    """Whether it knows Anthropic's `thread`, be it to refuse it; others answer as if what is sent were all."""
     priority: type[str | int] | None = None
     """What `priority` in a body is to it: a class by name, a number, or a field it may refuse."""
     takes_tenants: bool = False
@@ -83,6 +85,7 @@ _KINDS = (
         "requests_running",
         "requests_waiting",
         "/tokenize",
+        reads_threads=True,
         priority=str,
         takes_tenants=True,
         keeps_tenants=True,
@@ -127,6 +130,7 @@ _KINDS = (
         health_path=None,
         models_path=None,
         auth="x-api-key",
+        reads_threads=True,
         fixed_headers=((b"anthropic-version", b"2023-06-01"),),
     ),
 )

@@ -58,6 +58,7 @@ class _Body(msgspec.Struct):
     cache_salt: Any = None
     priority: Any = None
     service_tier: Any = None
+    thread: Any = None
     previous_response_id: Any = None
 
 
@@ -86,6 +87,8 @@ class RoutedRequest(PromptDigest):
     follows: str | None
     """The response this one continues, or names an item of: only the replica that made it knows it."""
     headers: Mapping[str, str]
+    has_thread: bool = False
+    """Whether only what is new of the conversation was sent, to who keeps the rest."""
     tenant: Tenant = NOBODY
     scope: str = ""
     """Whose prefixes are kept apart from all others'; empty where all share."""
@@ -172,6 +175,7 @@ def parse_request(
         num_output=max(0, min(most, _USUAL_OUTPUT)),
         follows=follows,
         headers=headers,
+        has_thread=body.thread is not None,
         tenant=tenant,
         scope=scope,
         cache_salt=hashlib.sha256(f"{scope}\0{body.cache_salt or ''}".encode("utf-8", "surrogatepass")).hexdigest(),

@@ -23,7 +23,7 @@ from starlette.routing import Route
 from hotloop.border.keys import ApiKeys, Keys, read_keys
 from hotloop.border.listen import url_of
 from hotloop.border.page import Application
-from hotloop.border.requests import REQUEST_ID_HEADER
+from hotloop.border.requests import HELLO_PATHS, REQUEST_ID_HEADER
 from hotloop.border.serving import ApiServer, limits_of
 from hotloop.core.config import ServerConfig
 from hotloop.core.errors import ConfigError, DeviceLost, HotloopError
@@ -50,6 +50,7 @@ ROUTES = (
     Route("/v1/models/{model:path}", info.show_model),
     Route("/v1/cache/explain/{id:path}", info.explain),
     Route("/health", info.health),
+    *(Route(path, info.health) for path in HELLO_PATHS),
     Route("/ready", info.ready),
     Route("/version", info.version),
     Route("/tokenize", info.tokenize, methods=["POST"]),

@@ -14,6 +14,7 @@ from hotloop.core.errors import RequestError
 from hotloop.core.message import Tool
 from hotloop.wire.offered import OfferedTools, offered_tools
 from hotloop.wire.part import Api, Opaque
+from hotloop.wire.policy import check_hosted
 from hotloop.wire.request import ApiRequest, ApiTool
 
 _SCHEMA_FIELDS: dict[Api, str] = {
@@ -40,6 +41,8 @@ class Calling:
     """What was left out."""
     is_legacy: bool = False
     """Whether they are called functions, and a call is the message's `function_call`."""
+    custom: frozenset[str] = frozenset()
+    """The tools whose calls are one text."""
     demanded: frozenset[str] = frozenset()
     """The tools of which the request says `strict: true`: these are enforced as a whole, or refused."""
 
@@ -56,7 +59,8 @@ class Calling:
 def parse_calling(request: ApiRequest, *, is_strict: bool) -> Calling:
     """`is_strict` is for tools that do not say it themselves. Raises RequestError if tools and choice do not fit.
 
-    Built-in tools, which coding agents offer unasked, are left out: nobody would run them here. A chat has none."""
+    Hosted tools, which coding agents offer unasked, are left out: nobody would run them here. A chat has none."""
+    check_hosted(request)
     choice, schema_field = request.choice, "parameters" if request.is_legacy else _SCHEMA_FIELDS[request.api]
     given = [tool for tool in request.tools if isinstance(tool, ApiTool) or not tool.is_private]
     kinds = dict.fromkeys(tool.kind for tool in request.tools if isinstance(tool, Opaque) and tool.is_private)
@@ -75,7 +79,7 @@ def parse_calling(request: ApiRequest, *, is_strict: bool) -> Calling:
     places = {tool.flat_name: _place(tool, schema_field) for tool in offered.callable}
     demanded = frozenset(tool.flat_name for tool in offered.callable if tool.is_strict)
     changes += tuple(_tell(offered))
-    return Calling(head, late, allowed, chosen, places, changes, request.is_legacy, demanded)
+    return Calling(head, late, allowed, chosen, places, changes, request.is_legacy, request.custom_names, demanded)
 
 
 def _check(tools: Iterable[ApiTool | Opaque], made: Mapping[int, Tool], api: Api, schema_field: str) -> None:
@@ -121,10 +125,11 @@ def _make_tool(tool: ApiTool | Opaque, is_strict: bool) -> Tool:
         reason = f"{tool.place}: tools of type {tool.kind!r:.100} are not supported, only functions and custom tools"
         raise RequestError(f"{reason} are", param=f"{tool.place}.type" if tool.api == "chat" else tool.place)
     if not tool.name:
-        place = f"{tool.at.place}.function.name" if tool.at and tool.at.get("function") else "tools"
+        within = next((name for name in ("function", "custom") if tool.at and tool.at.get(name)), "")
+        place = f"{tool.at.place}.{within}.name" if tool.at and within else "tools"
         raise RequestError(f"{place} is empty", param=place)
     function = tool.as_function()
-    strict = tool.is_custom or (is_strict if tool.is_strict is None else tool.is_strict)
+    strict = tool.is_custom or tool.builtin is not None or (is_strict if tool.is_strict is None else tool.is_strict)
     return Tool(function.name, function.description or "", function.schema or {}, strict)
 
 
@@ -138,4 +143,4 @@ def _allow(tools: tuple[Tool, ...], names: tuple[str, ...]) -> tuple[Tool, ...]:
 
 def _place(tool: ApiTool, schema_field: str) -> str:
     place = tool.at.place if tool.at else "tools"
-    return place if tool.is_custom else f"{place}.{schema_field}"
+    return place if tool.is_custom or tool.builtin else f"{place}.{schema_field}"

@@ -28,7 +28,7 @@ from hotloop.core.errors import (
     Unavailable,
     UnknownModel,
 )
-from hotloop.wire.errors import message_error_type, message_status
+from hotloop.wire.errors import ThreadUnsupported, message_error_type, message_status
 from hotloop.wire.field import Json
 from hotloop.wire.responses.items import UnknownItem
 
@@ -70,10 +70,6 @@ class UnknownExplanation(RequestError):
 
 class ApiNotServed(RequestError):
     """A path of OpenAI's that this server does not have, and what to do instead."""
-
-
-class ThreadUnsupported(RequestError):
-    """The client wants the conversation kept here. Told so by this code, it sends all of it with every turn."""
 
 
 class ErrorKind(NamedTuple):
@@ -128,7 +124,7 @@ def render_message_error(error: HotloopError, request_id: str) -> Json:
     status = _message_status(error)
     body: Json = {"type": "api_error" if status == 503 else message_error_type(status), "message": str(error)}
     if isinstance(error, ThreadUnsupported):
-        body["details"] = {"error_code": "thread_unsupported_request"}
+        body["details"] = error.details
     return {"type": "error", "error": body, "request_id": request_id}
 
 

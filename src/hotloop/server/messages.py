@@ -14,7 +14,7 @@ from hotloop.core.errors import HotloopError
 from hotloop.core.request import FinishReason, Usage
 from hotloop.core.stream import CallOpened, ThoughtClosed
 from hotloop.server.delivery import Piece
-from hotloop.server.errors import ThreadUnsupported, render_message_error
+from hotloop.server.errors import render_message_error
 from hotloop.server.explain.inquiry import Diagnosis
 from hotloop.server.explain.render import answer_usage
 from hotloop.server.job import Job
@@ -23,6 +23,7 @@ from hotloop.server.options import AnswerId, Options, parse_options, refuse_if
 from hotloop.server.service import Service
 from hotloop.server.stream import EventStream, JsonResponse, submit
 from hotloop.server.thinking import sign
+from hotloop.wire.errors import ThreadUnsupported
 from hotloop.wire.event import Begun, Ended, Event
 from hotloop.wire.field import Json
 from hotloop.wire.messages.parse import parse_request
@@ -69,8 +70,7 @@ def _make_job(body: Json, http: HttpRequest) -> tuple[ApiRequest, Job]:
     request = parse_request(body)
     options = parse_options(request, MessageOptions)
     if options.thread is not None:
-        reason = "thread: no conversation is kept here: send all of it, without thread"
-        raise ThreadUnsupported(reason, param="thread")
+        raise ThreadUnsupported
     refuse_if(("n", options.num_choices != 1, "must be 1: a message is one answer"))
     caller = service.caller(http, request, options)
     return request, make_job(request, options, service, caller, is_silent=request.max_tokens == 0)

@@ -47,8 +47,9 @@ class Called(_Described, kw_only=True):
 
 class ChatCall(_Described, kw_only=True):
     id: str
-    type: Literal["function"] = "function"
-    function: Called
+    type: Literal["function", "custom"] = "function"
+    function: Called | None = None
+    custom: Json | None = None
 
 
 class ChatMessage(_Described, kw_only=True):
@@ -67,8 +68,9 @@ class Function(_Described, kw_only=True):
 
 
 class ChatTool(_Described, kw_only=True):
-    type: Literal["function"]
-    function: Function
+    type: Literal["function", "custom"]
+    function: Function | None = None
+    custom: Json | None = None
 
 
 class Common(_Described, kw_only=True):
@@ -99,7 +101,7 @@ class CompletionWire(OpenAiCommon, kw_only=True):
     tools: list[ChatTool] | None = None
     functions: list[Function] | None = None
     function_call: str | Json | None = None
-    reasoning_effort: str | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     thinking: Json | None = None
     verbosity: str | None = None
     continue_final_message: bool | None = None
@@ -132,6 +134,7 @@ class CountedWire(Common, kw_only=True):
     stop_sequences: list[str] | None = None
     metadata: Json | None = None
     output_config: Json | None = None
+    output_format: Json | None = None
     thinking: Json | None = None
 
 

@@ -129,7 +129,6 @@ _SAMPLING = (
 def parse_options(request: ApiRequest, kind: type[OptionsKind]) -> OptionsKind:
     given = {**request.own, **request.fields}
     refuse_if(
-        ("stream_options", request.has_usage and not request.is_stream, "needs stream: true"),
         ("modalities", given.get("modalities") not in (None, [], ["text"]), "can be text only"),
         *((name, given.get(name) not in (None, []), reason) for name, reason in _REFUSED.items()),
     )

@@ -23,7 +23,6 @@ from hotloop.server.options import Options
 from hotloop.server.service import Service
 from hotloop.wire.request import ApiRequest
 
-_SHAPE_PARAMS = {"chat": "response_format", "responses": "text.format", "messages": "output_config.format"}
 # Formats whose calls begin like any JSON: an answer in JSON could not be told from them.
 _UNMARKED = frozenset({"llama3"})
 _WITHOUT = "it is enforced as far as possible, and what comes is checked afterwards"
@@ -216,7 +215,8 @@ def _blaming(param: str, remedy: str = "") -> Iterator[None]:
 def _structure_fields(request: ApiRequest, options: Options) -> Iterator[tuple[str, str, Any]]:
     """Every field that asks for a structure: its name, the kind of structure, its value."""
     if request.shape:
-        param, schema = _SHAPE_PARAMS[request.api], request.shape.schema
+        assert request.shape.at, "it stands somewhere in the body"
+        param, schema = request.shape.at.place, request.shape.schema
         is_named = request.api == "chat" and "name" in request.shape.about  # else it stands beside the type
         field_name = "json_schema.schema" if is_named else "schema"
         yield (param, "json_object", None) if schema is None else (f"{param}.{field_name}", "json", schema)

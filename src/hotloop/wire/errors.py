@@ -7,11 +7,11 @@ Between the two lies a `RemoteError`: a line for a person, and the status.
 """
 
 import re
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
-from hotloop.core.errors import RemoteError
+from hotloop.core.errors import RemoteError, RequestError
 from hotloop.wire.field import Json
 
 _BAD_ANSWER = 502
@@ -41,6 +41,15 @@ _CHAT_CODES = {
 # An error inside a stream has no status of its own.
 _STATUSES = {kind: status for status, kind in _MESSAGE_TYPES.items()}
 _STATUSES |= {"invalid_request_error": 400, "BadRequestError": 400}
+
+
+class ThreadUnsupported(RequestError):
+    """The client wants the conversation kept here. Told so by `details`, it sends all of it with every turn."""
+
+    details: ClassVar[Json] = {"error_code": "thread_unsupported_request"}
+
+    def __init__(self) -> None:
+        super().__init__("thread: no conversation is kept here: send all of it, without thread", param="thread")
 
 
 def read_failure(status: int, body: bytes) -> RemoteError:

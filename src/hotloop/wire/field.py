@@ -4,7 +4,7 @@ Bodies are untrusted and only partly known, so they are walked rather than parse
 `null` always means "not given".
 """
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, TypeVar
 
 import msgspec
@@ -97,6 +97,14 @@ class Field(msgspec.Struct, frozen=True, gc=False):
 def read_text(body: Field | None, name: str) -> str | None:
     value = body.object().get(name) if body else None
     return value if value is None or type(value) is str else Field(value, body, name).text()
+
+
+def read_choice(body: Field | None, name: str, values: Sequence[str]) -> str | None:
+    value = read_text(body, name)
+    if body and value is not None and value not in values:
+        *first, last = values
+        raise body.need(name).refuse(f"expected {', '.join(first)} or {last}, got {value!r:.60}")
+    return value
 
 
 def read_number(body: Field, name: str) -> float | None:

@@ -52,7 +52,9 @@ FORMATS: Mapping[Api, Format] = {
         parse_chat,
         render_chat,
         ChatReader,
-        lambda request, body: ChatWriter(request.model, has_usage=request.has_usage, is_legacy=request.is_legacy),
+        lambda request, body: ChatWriter(
+            request.model, has_usage=request.has_usage, is_legacy=request.is_legacy, custom=request.custom_names
+        ),
         render_chat_failure,
     ),
     "responses": Format(

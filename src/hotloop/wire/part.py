@@ -75,6 +75,8 @@ class Call(_Markable, frozen=True, eq=False):
     arguments: str
     namespace: str | None = None
     is_custom: bool = False
+    item: str = ""
+    """The type of its item, of one of OpenAI's built-in tools; see `CALL_ITEMS`."""
 
     @property
     def flat_name(self) -> str:
@@ -117,6 +119,8 @@ class ToolResult(_Markable, frozen=True, eq=False):
     """Whether it was given as a bare text rather than as a list of parts."""
     is_error: bool = False
     is_custom: bool = False
+    item: Json | None = None
+    """As it came, of one of OpenAI's built-in tools."""
 
     @property
     def text(self) -> str:

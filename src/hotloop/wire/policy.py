@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from hotloop.core.errors import RequestError
+from hotloop.wire.errors import ThreadUnsupported
 from hotloop.wire.field import Json
 from hotloop.wire.offered import offered_tools
 from hotloop.wire.part import Opaque
@@ -22,7 +23,6 @@ _MAX_NOTES = 16
 # Fields that no other API has a word for, and that a request does not do without.
 _NOT_PORTABLE = {
     "n": "this replica gives one answer at a time",
-    "thread": "no conversation is kept here: send all of it, without thread",
     "previous_response_id": "the replica keeps no responses: send the whole conversation as input",
     "conversation": "the replica keeps no conversations: send the whole of it as input",
     "prompt": "the replica keeps no prompts: send the instructions themselves",
@@ -85,14 +85,29 @@ class RenderTarget:
 
 def check_portable(request: ApiRequest) -> None:
     """Raises RequestError for what no other API can say."""
+    if request.own.get("thread") is not None:
+        raise ThreadUnsupported
     for name, reason in _NOT_PORTABLE.items():
         value = request.own.get(name)
         if value not in (None, "", False, []) and (name, value) != ("n", 1):
             raise RequestError(f"{name}: {reason}", param=name)
 
 
+def check_hosted(request: ApiRequest) -> None:
+    """Hosted tools beside others are left out, since coding agents offer them unasked. Raises RequestError where one is
+    what the request asks for: its choice names it, or there is no other tool."""
+    hosted = [tool for tool in request.tools if isinstance(tool, Opaque) and tool.is_private]
+    chosen = request.choice.name
+    named = [tool for tool in hosted if chosen is not None and tool.value.get("name") == chosen]
+    is_all = bool(hosted) and len(hosted) == len(request.tools) and request.choice.mode != "none"
+    if named or is_all:
+        tool = (named or hosted)[0]
+        raise tool.refuse(f"nothing here runs {tool.kind!r:.60}: offer a tool that you run yourself")
+
+
 def offer_tools(request: ApiRequest, target: RenderTarget) -> list[ApiTool]:
     """The tools as plain functions, for another API. Raises RequestError if one must be called that is not there."""
+    check_hosted(request)
     choice, offered = request.choice, offered_tools(request)
     tools = [tool.as_function() for tool in offered.callable]
     if len(offered.head) < len(request.tools):

@@ -33,6 +33,8 @@ class ApiTool:
     """Whether it is told of only where a `ToolChange` names it."""
     is_inline: bool = False
     """Whether a `ToolChange` defines it, rather than the list of tools."""
+    builtin: Json | None = None
+    """A tool that its maker has published, as it was named: it goes back to the same API so."""
     mark: Json | None = None
     at: Field | None = field(default=None, compare=False, repr=False)
 
@@ -72,6 +74,7 @@ class OutputShape:
 
     schema: Json | None = None
     about: Json = field(default_factory=dict)
+    at: Field | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +132,10 @@ class ApiRequest:
     def omits_thoughts(self) -> bool:
         """Whether an answer in Anthropic's messages does not show what was thought."""
         return (self.thinking or {}).get("display") == "omitted"
+
+    @property
+    def custom_names(self) -> frozenset[str]:
+        return frozenset(tool.flat_name for tool in self.tools if isinstance(tool, ApiTool) and tool.is_custom)
 
     @property
     def turns_param(self) -> str:

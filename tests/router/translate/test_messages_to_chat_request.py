@@ -7,6 +7,7 @@ from tests.router.translate.replicas import CHAT, Json
 
 from hotloop.core.errors import RequestError
 from hotloop.router.translate import translate
+from hotloop.wire.errors import ThreadUnsupported
 
 KEPT: Json = {"type": "ephemeral"}
 TOOL: Json = {"name": "f", "description": "does", "input_schema": {"type": "object", "properties": {}}}
@@ -174,13 +175,17 @@ def test_tool_choice(choice: Json, told: Json) -> None:
 
 def test_hosted_tools_are_left_out_and_cannot_be_demanded() -> None:
     hosted = {"type": "web_search_20250305", "name": "web_search"}
-    body, notes = ask(tools=[hosted], tool_choice={"type": "auto"})
-    assert not {"tools", "tool_choice"} & set(body)
+    body, notes = ask(tools=[TOOL, hosted], tool_choice={"type": "auto"})
+    assert [tool["function"]["name"] for tool in body["tools"]] == [TOOL["name"]]
     assert "web_search_20250305" in notes[0]
-    with pytest.raises(RequestError, match="there is no tool to call"):
-        ask(tools=[hosted], tool_choice={"type": "any"})
-    with pytest.raises(RequestError, match="there is no tool 'web_search'"):
-        ask(tools=[TOOL, hosted], tool_choice={"type": "tool", "name": "web_search"})
+    assert "tools" not in ask(tools=[hosted], tool_choice={"type": "none"})[0]
+    for fields in (
+        {"tools": [hosted]},
+        {"tools": [hosted], "tool_choice": {"type": "any"}},
+        {"tools": [TOOL, hosted], "tool_choice": {"type": "tool", "name": "web_search"}},
+    ):
+        with pytest.raises(RequestError, match="nothing here runs 'web_search_20250305'"):
+            ask(**fields)
 
 
 def test_the_user_keeps_a_name_that_openai_takes() -> None:
@@ -254,3 +259,30 @@ def test_a_beginning_of_the_answer_is_continued_where_that_can_be_said() -> None
     hosted = translate("messages", CHAT, given, is_strict=True)
     assert "continue_final_message" not in hosted.request()[1]
     assert "answered, not continued" in hosted.notes[0]
+
+
+def test_built_in_tools_become_functions() -> None:
+    body, notes = ask(tools=[{"type": "bash_20250124", "name": "bash"}], tool_choice={"type": "tool", "name": "bash"})
+    [function] = [tool["function"] for tool in body["tools"]]
+    assert (function["name"], function["parameters"]["required"]) == ("bash", ["command"])
+    assert body["tool_choice"] == {"type": "function", "function": {"name": "bash"}}
+    assert notes == ()
+
+
+def test_a_conversation_that_is_kept_elsewhere_is_refused_by_its_code() -> None:
+    with pytest.raises(ThreadUnsupported) as caught:
+        ask(thread={"type": "continue", "previous_message_id": "msg_1"})
+    assert caught.value.details == {"error_code": "thread_unsupported_request"}
+
+
+def test_the_shape_of_the_answer_in_the_betas_words() -> None:
+    form = {"type": "json_schema", "schema": {"type": "object"}}
+    assert ask(output_format=form)[0] == ask(output_config={"format": form})[0]
+    with pytest.raises(RequestError, match=r"output_format: cannot be given together with output_config\.format"):
+        ask(output_format=form, output_config={"format": form})
+
+
+@pytest.mark.parametrize("effort", ["none", "minimal", "extreme", ""])
+def test_an_effort_that_is_none_of_anthropics_is_refused(effort: str) -> None:
+    with pytest.raises(RequestError, match=r"output_config\.effort: expected low, medium, high, xhigh or max"):
+        ask(output_config={"effort": effort})

@@ -219,3 +219,43 @@ def test_a_response_from_anthropic() -> None:
         pytest.raises(openai.RateLimitError, match="slow down"),
     ):
         client.responses.create(**ASK)
+
+
+SHELL_ITEM: Json = {
+    "type": "shell_call",
+    "call_id": "1",
+    "action": {"commands": ["ls"], "timeout_ms": None, "max_output_length": None},
+    "status": "completed",
+}
+SHELL_OUTPUT: Json = {
+    "type": "shell_call_output",
+    "call_id": "1",
+    "output": [{"stdout": "a", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}}],
+}
+
+
+def test_built_in_tools_become_functions_and_come_back_as_items() -> None:
+    tools: list[Json] = [{"type": "shell"}, {"type": "apply_patch"}]
+    body = ask(
+        tools=tools, tool_choice={"type": "shell"}, input=[{"role": "user", "content": "x"}, SHELL_ITEM, SHELL_OUTPUT]
+    )
+    assert [tool["function"]["name"] for tool in body["tools"]] == ["shell", "apply_patch"]
+    assert body["tool_choice"] == {"type": "function", "function": {"name": "shell"}}
+    [call] = body["messages"][1]["tool_calls"]
+    assert call == {"id": "1", "type": "function", "function": {"name": "shell", "arguments": '{"commands": ["ls"]}'}}
+    assert body["messages"][2] == {"role": "tool", "tool_call_id": "1", "content": "a\nexit code: 0"}
+    patch = {"type": "create_file", "path": "a", "diff": "+b"}
+    data = chunks(
+        call_piece(0, "shell", '{"commands": ["ls", "pwd"]}', "c1"),
+        call_piece(1, "apply_patch", json.dumps(patch), "c2"),
+    )
+    events = stream(data, tools=tools)
+    shell, patched = events[-1]["response"]["output"]
+    assert (shell["type"], shell["action"]["commands"], shell["call_id"]) == ("shell_call", ["ls", "pwd"], "c1")
+    assert (patched["type"], patched["operation"]) == ("apply_patch_call", patch)
+
+
+@pytest.mark.parametrize("choice", [None, {"type": "web_search"}])
+def test_a_hosted_tool_that_is_asked_for_is_refused(choice: Json | None) -> None:
+    with pytest.raises(RequestError, match="nothing here runs 'web_search'"):
+        ask(tools=[{"type": "web_search"}, *([FUNCTION] if choice else [])], tool_choice=choice)

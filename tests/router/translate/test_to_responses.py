@@ -224,3 +224,50 @@ def test_a_stream_that_breaks_off_or_fails_ends_with_one_error(api: Api) -> None
         assert told.count(b'"error":{') == 1
         assert b"[DONE]" not in told
     assert b"out of memory" in told
+
+
+CUSTOM: Json = {"type": "custom", "custom": {"name": "sql", "description": "Asks."}}
+CUSTOM_CALL: Json = {"id": "c1", "type": "custom", "custom": {"name": "sql", "input": "SELECT 1"}}
+
+
+def test_custom_tools_of_a_chat_become_functions_and_come_back() -> None:
+    turns = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": None, "tool_calls": [CUSTOM_CALL]},
+        {"role": "tool", "tool_call_id": "c1", "content": "1"},
+    ]
+    named = {"type": "custom", "custom": {"name": "sql"}}
+    translation = translate(
+        "chat", RESPONSES, {"model": "m", "messages": turns, "tools": [CUSTOM], "tool_choice": named}
+    )
+    body = translation.request()[1]
+    BODY.validate_python(body)
+    assert (body["tools"][0]["type"], body["tools"][0]["name"]) == ("function", "sql")
+    assert body["tool_choice"] == {"type": "function", "name": "sql"}
+    called = {"type": "function_call", "call_id": "c1", "name": "sql", "arguments": '{"input": "SELECT 1"}'}
+    assert body["input"][1:] == [called, {"type": "function_call_output", "call_id": "c1", "output": "1"}]
+    item = {**CALLED, "name": "sql", "arguments": '{"input": "SELECT 2"}'}
+    answer = {"id": "resp_1", "object": "response", "model": "m", "status": "completed", "output": [item]}
+    status, said = translation.answer(200, json.dumps(answer).encode())
+    [call] = json.loads(said)["choices"][0]["message"]["tool_calls"]
+    assert (status, call["type"], call["custom"]) == (200, "custom", {"name": "sql", "input": "SELECT 2"})
+    events = [
+        {"type": "response.created", "response": {"id": "resp_1", "model": "m"}},
+        {"type": "response.output_item.added", "output_index": 0, "item": {**item, "arguments": ""}},
+        {"type": "response.function_call_arguments.delta", "output_index": 0, "delta": item["arguments"]},
+        {"type": "response.output_item.done", "output_index": 0, "item": item},
+        {"type": "response.completed", "response": answer},
+    ]
+    told = feed(translation, b"".join(named_event(event) for event in events), 7)
+    pieces = [
+        piece
+        for chunk in told.decode().split("\n\n")
+        if chunk.startswith("data: {")
+        for choice in json.loads(chunk.removeprefix("data: "))["choices"]
+        for piece in choice["delta"].get("tool_calls", ())
+    ]
+    assert [piece["custom"] for piece in pieces] == [{"name": "sql", "input": ""}, {"input": "SELECT 2"}]
+
+
+def named_event(event: Json) -> bytes:
+    return f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode()

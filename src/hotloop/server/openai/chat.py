@@ -15,7 +15,7 @@ from hotloop.server.openai.render import generate, render_logprobs
 from hotloop.server.options import Options, TopLogprobs, parse_options, refuse_if
 from hotloop.server.service import Service
 from hotloop.wire.chat.parse import parse_request
-from hotloop.wire.chat.writer import render_delta, render_message
+from hotloop.wire.chat.writer import Deltas, render_message
 from hotloop.wire.event import gather
 from hotloop.wire.field import Json
 
@@ -60,11 +60,13 @@ class ChatRenderer:
         self._can_call = job.calling.is_possible
         self._is_named = job.calling.choice.name is not None
         self._is_legacy = job.calling.is_legacy
+        self._custom = job.calling.custom
+        self._deltas: dict[int, Deltas] = {}  # by the choice
 
     def whole(self, index: int, piece: Piece) -> Json:
         return {
             "index": index,
-            "message": render_message(gather(piece.parts), is_legacy=self._is_legacy),
+            "message": render_message(gather(piece.parts), is_legacy=self._is_legacy, custom=self._custom),
             "logprobs": self._render_logprobs(piece.logprobs),
             "finish_reason": self._finish_reason(piece),
             "stop_reason": piece.stop_match,
@@ -76,7 +78,8 @@ class ChatRenderer:
 
     def deltas(self, index: int, piece: Piece) -> Iterable[Json]:
         """The log probabilities of all that is new go with the first piece, be it empty."""
-        deltas = [delta for part in piece.parts if (delta := render_delta(part, is_legacy=self._is_legacy))]
+        choice = self._deltas.setdefault(index, Deltas(is_legacy=self._is_legacy, custom=self._custom))
+        deltas = [delta for part in piece.parts if (delta := choice.render(part))]
         if piece.logprobs and not deltas:
             deltas.append({})
         logprobs = self._render_logprobs(piece.logprobs)

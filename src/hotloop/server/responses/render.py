@@ -11,6 +11,7 @@ from hotloop.server.errors import Cancelled, Disconnected, kind_of
 from hotloop.server.explain.inquiry import NO_INQUIRY, Inquiry
 from hotloop.server.explain.render import answer_usage, render_diagnosis
 from hotloop.server.openai.render import render_logprobs
+from hotloop.wire.builtin import find_openai
 from hotloop.wire.event import Begun, Ended
 from hotloop.wire.field import Json
 from hotloop.wire.part import Opaque
@@ -19,7 +20,6 @@ from hotloop.wire.responses import writer as wire
 from hotloop.wire.sse import COMMENT
 
 _TOLD = ("function", "custom", "namespace")
-"""Tools in the prompt."""
 
 
 class Composer(wire.ResponsesWriter):
@@ -105,7 +105,7 @@ class Composer(wire.ResponsesWriter):
 def render_head(body: Json, request: ApiRequest, response_id: str, *, is_strict: bool) -> Json:
     """What the object says about its request. `truncation` is what was done, not what was asked for."""
     repeated = {name: body.get(name) for name in ("max_output_tokens", "prompt_cache_key", "safety_identifier")}
-    tools = [_render_tool(tool, is_strict) for tool in body.get("tools") or () if tool["type"] in _TOLD]
+    tools = [_render_tool(tool, is_strict) for tool in body.get("tools") or () if _is_told(tool)]
     return {
         **wire.render_head(body),
         **repeated,
@@ -120,6 +120,11 @@ def render_head(body: Json, request: ApiRequest, response_id: str, *, is_strict:
         "top_logprobs": body.get("top_logprobs") or 0,
         "truncation": "disabled",
     }
+
+
+def _is_told(tool: Json) -> bool:
+    """Whether it is in the prompt."""
+    return tool["type"] in _TOLD or find_openai(tool) is not None
 
 
 def _render_tool(body: Json, is_strict: bool) -> Json:

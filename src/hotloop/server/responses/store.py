@@ -21,6 +21,7 @@ from hotloop.server.errors import UnknownPrevious, UnknownResponse
 from hotloop.server.responses.log import EventLog
 from hotloop.server.responses.render import Composer
 from hotloop.server.turns import parse_turns
+from hotloop.wire.builtin import CALL_ITEMS, RESULT_ITEMS, read_call_item, write_call_item
 from hotloop.wire.field import Field, Json
 from hotloop.wire.responses.items import ItemStore
 from hotloop.wire.responses.parse import parse_input
@@ -36,6 +37,8 @@ _PREFIXES = {
     "function_call_output": "fco",
     "custom_tool_call": "ctc",
     "custom_tool_call_output": "fco",
+    **{kind: item.id_prefix for kind, item in CALL_ITEMS.items()},
+    **{f"{kind}_output": f"{item.id_prefix}o" for kind, item in CALL_ITEMS.items()},
 }
 
 
@@ -175,6 +178,10 @@ def _render_item(item: Json, stem: str) -> Json:
     rendered = {**item, "id": f"{_PREFIXES.get(kind) or kind}_{stem}", "type": kind, "status": "completed"}
     if kind == "message":
         rendered["content"] = _render_content(item["content"], item["role"])
+    elif kind in CALL_ITEMS:
+        rendered |= write_call_item(kind, read_call_item(Field(item), kind))
+    elif kind in RESULT_ITEMS:
+        rendered = {"max_output_length": None, **rendered, "status": item.get("status") or "completed"}
     return rendered
 
 

@@ -1,17 +1,19 @@
 """The body of `/v1/chat/completions` as a `Request`."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from hotloop.core.errors import RequestError
 from hotloop.core.message import Thought
-from hotloop.wire.field import Body, Field, Json, present, read_flag, read_number, read_object, read_text
+from hotloop.wire.arguments import wrap_input
+from hotloop.wire.field import Body, Field, Json, present, read_choice, read_flag, read_number, read_object, read_text
 from hotloop.wire.part import Call, File, Image, Opaque, Part, Role, Text, ToolResult, Turn, parse_block, parse_content
 from hotloop.wire.policy import Notes
 from hotloop.wire.request import ApiRequest, ApiTool, Cache, Choice, ChoiceMode, OutputShape
 
 _OWN = {"n", "store", "modalities", "audio", "prediction", "web_search_options"}
 ROLES: dict[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _MARKS = {"cache_control", "prompt_cache_breakpoint"}
 _BESIDE = {"refusal", "function_call", "reasoning_content", "reasoning", "thinking_blocks"}
 """What an answer may have beside its content and its calls, and mostly has not."""
@@ -41,13 +43,13 @@ def _parse_fields(body: Body, turns: tuple[Turn, ...]) -> ApiRequest:
         model=given.need("model").text(),
         turns=turns,
         tools=tuple(map(_parse_tool, given.items("tools"))) if functions is None else functions,
-        choice=parse_choice(given) if functions is None else _parse_function_choice(given.get("function_call")),
+        choice=parse_choice(given, _name) if functions is None else _parse_function_choice(given.get("function_call")),
         is_legacy=functions is not None,
         shape=parse_shape(given.get("response_format"), "json_schema"),
         max_tokens=limit.count(1) if limit else None,
         stop=parse_stop(given.get("stop")),
         has_usage=bool(options and read_flag(options, "include_usage")),
-        effort=read_text(given, "reasoning_effort"),
+        effort=read_choice(given, "reasoning_effort", EFFORTS),
         thinking=read_object(given, "thinking"),
         verbosity=read_text(given, "verbosity"),
         continues_last=_parse_continued(given, turns),
@@ -93,13 +95,13 @@ def parse_shape(form: Field | None, within: str | None) -> OutputShape | None:
     if form is None or form.kind() == "text":
         return None
     if form.kind() == "json_object":
-        return OutputShape(read_object(form, "schema"))  # where others than OpenAI take it
+        return OutputShape(read_object(form, "schema"), at=form)  # where others than OpenAI take it
     if form.kind() != "json_schema":
         raise form.need("type").refuse(f"expected text, json_object or json_schema, got {form.kind()!r:.60}")
     holder = form.need(within) if within else form
     holder.need_text("name")
     about = {name: value for name, value in present(**holder.object()).items() if name not in ("type", "schema")}
-    return OutputShape(read_object(holder, "schema") or {}, about)
+    return OutputShape(read_object(holder, "schema") or {}, about, at=form)
 
 
 def parse_mode(mode: Field | None) -> ChoiceMode:
@@ -165,6 +167,10 @@ def _parse_beside(message: Field) -> list[Part]:
 
 
 def _parse_call(call: Field) -> Call:
+    if read_text(call, "type") == "custom":
+        custom = call.need("custom")
+        wrapped = wrap_input(read_text(custom, "input") or "")
+        return Call(read_text(call, "id") or "", custom.need_text("name"), wrapped, is_custom=True, at=call)
     function = call.need("function")
     arguments = read_text(function, "arguments")
     return Call(read_text(call, "id") or "", function.need_text("name"), arguments or "", at=call)
@@ -219,10 +225,21 @@ def _parse_function_choice(choice: Field | None) -> Choice:
 
 def _parse_tool(tool: Field) -> ApiTool | Opaque:
     kind = read_text(tool, "type") or "function"
+    if kind == "custom":
+        return _parse_custom(tool)
     if kind != "function":
         return Opaque("chat", kind, tool.object(), at=tool)
     function = tool.need("function")
     return parse_function(function, mark=parse_mark(tool) or parse_mark(function), at=tool)
+
+
+def _parse_custom(tool: Field) -> ApiTool:
+    custom = tool.need("custom")
+    form, grammar = read_object(custom, "format"), None
+    if form and form.get("type") == "grammar":
+        grammar = {"type": "grammar", **custom.need("format").need("grammar").object()}
+    name, description = custom.need("name").text(), read_text(custom, "description")
+    return ApiTool(name, description, is_custom=True, form=grammar or form, mark=parse_mark(tool), at=tool)
 
 
 def parse_function(function: Field, **more: Any) -> ApiTool:
@@ -230,18 +247,31 @@ def parse_function(function: Field, **more: Any) -> ApiTool:
     return ApiTool(name, description, read_object(function, "parameters"), read_flag(function, "strict"), **more)
 
 
-def parse_choice(
-    given: Field, kinds: Collection[str] = ("function",), name_of: Callable[[Field], str] | None = None
-) -> Choice:
-    """Both of OpenAI's APIs say it alike, but for which tools can be named, and how."""
+def parse_choice(given: Field, name_of: Callable[[Field], str | None]) -> Choice:
+    """Both of OpenAI's APIs say it alike, but for how a tool is named. A hosted one has no name; among others that are
+    allowed it is left out, as it is among the tools."""
     choice, is_parallel = given.get("tool_choice"), read_flag(given, "parallel_tool_calls")
-    name_of = name_of or (lambda named: named.need("function").need("name").text())
     if choice is None or choice.is_text:
         return Choice(parse_mode(choice) if choice else None, is_parallel=is_parallel)
-    if choice.kind() in kinds:
-        return Choice("required", name_of(choice), is_parallel=is_parallel)
-    if choice.kind() != "allowed_tools":
-        raise choice.need("type").refuse(f"expected {', '.join(kinds)} or allowed_tools")
+    if read_text(choice, "type") != "allowed_tools":
+        return Choice("required", _need_name(choice, name_of), is_parallel=is_parallel)
     among = choice.get("allowed_tools") or choice
-    names = tuple(name_of(tool) for tool in among.need("tools").each())
+    tools = among.need("tools").each()
+    names = tuple(name for tool in tools if (name := name_of(tool)) is not None)
+    if tools and not names:
+        _need_name(tools[0], name_of)
     return Choice(parse_mode(among.get("mode")), allowed=names, is_parallel=is_parallel)
+
+
+def _need_name(choice: Field, name_of: Callable[[Field], str | None]) -> str:
+    name = name_of(choice)
+    if name is None:
+        raise choice.refuse(f"nothing here runs {choice.kind()!r:.60}: offer a tool that you run yourself")
+    return name
+
+
+def _name(choice: Field) -> str:
+    kind = read_text(choice, "type") or "function"
+    if kind not in ("function", "custom"):
+        raise choice.need("type").refuse("expected function, custom or allowed_tools")
+    return choice.need(kind).need("name").text()

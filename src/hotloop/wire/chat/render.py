@@ -8,7 +8,10 @@ shorter one was.
 import hashlib
 from collections.abc import Iterable
 
+from msgspec.structs import replace
+
 from hotloop.core.message import Thought
+from hotloop.wire.arguments import unwrap_input
 from hotloop.wire.field import Json, present
 from hotloop.wire.part import Api, Call, File, Image, Opaque, Part, ToolResult, Turn, is_signed, render_block, text_of
 from hotloop.wire.policy import NOT_CONTINUED, RenderTarget, offer_tools
@@ -74,21 +77,23 @@ def render_effort(request: ApiRequest, target: RenderTarget) -> str | None:
 
 
 def render_call(call: Call) -> Json:
+    if call.is_custom:
+        return {"id": call.id, "type": "custom", "custom": {"name": call.name, "input": unwrap_input(call.arguments)}}
     return {"id": call.id, "type": "function", "function": {"name": call.flat_name, "arguments": call.arguments}}
 
 
 def _render_turns(request: ApiRequest, target: RenderTarget) -> list[Json]:
-    messages = [message for turn in request.turns for message in _render_turn(turn, target)]
+    messages = [message for turn in request.turns for message in _render_turn(turn, request.api, target)]
     if request.is_continued and target.is_strict:
         target.notes.add(NOT_CONTINUED)
     return messages
 
 
-def _render_turn(turn: Turn, target: RenderTarget) -> list[Json]:
+def _render_turn(turn: Turn, api: Api, target: RenderTarget) -> list[Json]:
     named = present(name=turn.name)
     match turn.role:
         case "assistant":
-            return [_render_assistant(turn, target) | named]
+            return [_render_assistant(turn, api, target) | named]
         case "user":
             return _render_user_turn(turn, target, named)
     content = _render_content(turn.parts, turn.is_plain, target)
@@ -128,7 +133,7 @@ def _show(result: ToolResult, target: RenderTarget) -> list[Json]:
     return [caption, *(_render_part(part) for part in pictures)]
 
 
-def _render_assistant(turn: Turn, target: RenderTarget) -> Json:
+def _render_assistant(turn: Turn, api: Api, target: RenderTarget) -> Json:
     """An answer comes back in as many parts as it was given out in, and was one text."""
     for part in turn.parts:
         if isinstance(part, Opaque):
@@ -136,10 +141,10 @@ def _render_assistant(turn: Turn, target: RenderTarget) -> Json:
         elif not isinstance(part, Thought):
             target.lose_mark(part.mark)
     text = "".join(turn.texts)
-    calls = [render_call(part) for part in turn.parts if isinstance(part, Call)]
+    calls = [part if api == "chat" else replace(part, is_custom=False) for part in turn.parts if isinstance(part, Call)]
     message: Json = {"role": "assistant", "content": text or None if calls else text}
     message |= _render_thoughts([part for part in turn.parts if isinstance(part, Thought)], target)
-    return {**message, "tool_calls": calls} if calls else message
+    return {**message, "tool_calls": [*map(render_call, calls)]} if calls else message
 
 
 def _render_thoughts(thoughts: list[Thought], target: RenderTarget) -> Json:
@@ -188,15 +193,20 @@ def _render_tools(request: ApiRequest, target: RenderTarget) -> Json:
     tools, choice = offer_tools(request, target), request.choice
     if not tools:
         return {}
-    named = None if choice.name is None else {"type": "function", "function": {"name": choice.name}}
+    custom = {tool.name: tool for tool in request.tools if isinstance(tool, ApiTool) and tool.is_custom}
+    own = custom if request.api == "chat" else {}
+    kind = "custom" if choice.name in own else "function"
+    named = None if choice.name is None else {"type": kind, kind: {"name": choice.name}}
     return present(
-        tools=[_render_tool(tool, target) for tool in tools],
+        tools=[_render_tool(own.get(tool.name, tool), target) for tool in tools],
         tool_choice=named or choice.mode,
         parallel_tool_calls=choice.is_parallel,
     )
 
 
 def _render_tool(tool: ApiTool, target: RenderTarget) -> Json:
+    if tool.is_custom:
+        return _render_custom(tool, target)
     function = present(
         name=tool.name,
         description=tool.description,
@@ -204,6 +214,14 @@ def _render_tool(tool: ApiTool, target: RenderTarget) -> Json:
         strict=None if target.is_plain else tool.is_strict,
     )
     return {"type": "function", "function": function, **target.keeps(tool.mark)}
+
+
+def _render_custom(tool: ApiTool, target: RenderTarget) -> Json:
+    form = tool.form
+    if form and form.get("type") == "grammar":
+        form = {"type": "grammar", "grammar": {name: value for name, value in form.items() if name != "type"}}
+    custom = present(name=tool.name, description=tool.description, format=form)
+    return {"type": "custom", "custom": custom, **target.keeps(tool.mark)}
 
 
 def _render_sampling(request: ApiRequest, target: RenderTarget) -> Json:

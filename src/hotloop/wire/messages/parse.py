@@ -7,7 +7,8 @@ from typing import Any
 
 from hotloop.core.errors import RequestError
 from hotloop.wire.arguments import write_arguments
-from hotloop.wire.field import Body, Field, Json, read_flag, read_number, read_object, read_text
+from hotloop.wire.builtin import find_anthropic
+from hotloop.wire.field import Body, Field, Json, read_choice, read_flag, read_number, read_object, read_text
 from hotloop.wire.part import (
     Call,
     File,
@@ -35,6 +36,7 @@ _PRIVATE = re.compile(r"server_tool_use|container_upload|mcp_tool_.*|.*_tool_res
 _CHANGES = ("tool_reference", "tool_addition", "tool_removal", "tool_search_tool_result")
 _ROLES: dict[str, Role] = {"user": "user", "assistant": "assistant", "system": "system"}
 _MODES: dict[str, ChoiceMode] = {"auto": "auto", "none": "none", "any": "required", "tool": "required"}
+_EFFORTS = ("low", "medium", "high", "xhigh", "max")
 _SERVICE_TIERS = {"auto": "auto", "standard_only": "default"}
 
 
@@ -57,14 +59,14 @@ def parse_request(body: Mapping[str, Any], notes: Notes | None = None) -> ApiReq
         turns=(*_parse_system(given.get("system")), *map(_parse_turn, messages)),
         tools=(*(_parse_tool(tool, notes) for tool in given.items("tools")), *_parse_inline_tools(messages)),
         choice=_parse_choice(given.get("tool_choice")),
-        shape=_parse_shape(config),
+        shape=_parse_shape(config, given.get("output_format")),
         max_tokens=given.need("max_tokens").count(),
         temperature=read_number(given, "temperature"),
         top_p=read_number(given, "top_p"),
         top_k=top_k.count() if top_k else None,
         stop=tuple(stop.text() for stop in given.items("stop_sequences")),
         is_stream=bool(read_flag(given, "stream")),
-        effort=read_text(config, "effort"),
+        effort=read_choice(config, "effort", _EFFORTS),
         thinking=thinking.object() if thinking else None,
         user=read_text(metadata, "user_id"),
         service_tier=_SERVICE_TIERS.get(tier, tier) if tier else None,
@@ -189,6 +191,9 @@ def _data_url(source: Field) -> str:
 
 def _parse_tool(tool: Field, notes: Notes | None) -> ApiTool | Opaque:
     kind, mark = read_text(tool, "type"), read_object(tool, "cache_control")
+    if kind and (found := find_anthropic(kind, tool.object())):
+        name, own = read_text(tool, "name") or found.name, _unmarked(tool)
+        return ApiTool(name, found.description, found.schema, builtin=own, mark=mark, at=tool)
     if kind is not None and kind != "custom":
         return Opaque("messages", kind, _unmarked(tool), is_private=True, mark=mark, at=tool)
     if notes:
@@ -214,10 +219,14 @@ def _parse_choice(choice: Field | None) -> Choice:
     return Choice(_MODES[choice.kind()], name, is_parallel=False if is_alone else None)
 
 
-def _parse_shape(config: Field | None) -> OutputShape | None:
+def _parse_shape(config: Field | None, older: Field | None) -> OutputShape | None:
+    """`output_format` is the beta's word for `output_config.format`."""
     form = config.get("format") if config else None
+    if form and older:
+        raise older.refuse("cannot be given together with output_config.format, which is the newer word for the same")
+    form = form or older
     if form is None:
         return None
     if form.kind() != "json_schema":
         raise form.need("type").refuse("expected json_schema")
-    return OutputShape(form.need("schema").object(), {"strict": True})
+    return OutputShape(form.need("schema").object(), {"strict": True}, at=form)

@@ -191,6 +191,8 @@ def _render_tool(tool: ApiTool | Opaque, target: RenderTarget) -> Json:
     mark = _render_mark(tool.mark, target)
     if isinstance(tool, Opaque):
         return {**tool.value, **mark}
+    if tool.builtin:
+        return {**tool.builtin, **mark}
     schema = {"type": "object", **({"properties": {}} if tool.schema is None else tool.schema)}
     about = present(name=tool.name, description=tool.description, input_schema=schema, strict=tool.is_strict)
     return {**about, **present(defer_loading=tool.is_deferred or None), **mark}
@@ -209,9 +211,6 @@ def _render_sampling(request: ApiRequest, target: RenderTarget) -> Json:
 
 def _render_output(request: ApiRequest) -> Json:
     effort, shape = request.effort, request.shape
-    if effort not in (None, "none", *_EFFORTS):
-        param = {"chat": "reasoning_effort", "responses": "reasoning.effort"}.get(request.api, "output_config.effort")
-        raise RequestError(f"{param}: expected none, minimal, low, medium, high, xhigh or max", param=param)
     form = {"type": "json_schema", "schema": dict(shape.schema)} if shape and shape.schema is not None else None
     return present(
         stream=request.is_stream or None,

@@ -12,8 +12,17 @@ from typing import Any
 from hotloop.core.errors import RequestError
 from hotloop.core.message import Thought
 from hotloop.wire.arguments import wrap_input
-from hotloop.wire.chat.parse import ROLES, parse_choice, parse_common, parse_function, parse_shape, parse_stop
-from hotloop.wire.field import Body, Field, present, read_flag, read_object, read_text
+from hotloop.wire.builtin import (
+    CALL_ITEMS,
+    RESULT_ITEMS,
+    choose_openai,
+    find_openai,
+    read_call_id,
+    read_call_item,
+    read_result_item,
+)
+from hotloop.wire.chat.parse import EFFORTS, ROLES, parse_choice, parse_common, parse_function, parse_shape, parse_stop
+from hotloop.wire.field import Body, Field, present, read_choice, read_flag, read_object, read_text
 from hotloop.wire.part import (
     Call,
     File,
@@ -68,11 +77,11 @@ def parse_request(body: Mapping[str, Any], notes: Notes | None = None) -> ApiReq
             *(tool for each in given.items("tools") for tool in _parse_tool(each)),
             *_parse_inline_tools(given.need("input")),
         ),
-        choice=parse_choice(given, ("function", "custom"), _name),
+        choice=parse_choice(given, _name),
         shape=parse_shape(text.get("format") if text else None, None),
         max_tokens=limit.count(1) if limit else None,
         stop=parse_stop(given.get("stop")),
-        effort=read_text(reasoning, "effort"),
+        effort=read_choice(reasoning, "effort", EFFORTS),
         verbosity=read_text(text, "verbosity"),
         own=present(**{"reasoning.summary": _parse_summary(reasoning)}),
         **parse_common(given),
@@ -152,6 +161,13 @@ def _parse_item(item: Field) -> Turn:
             return Turn("system", (change,), at=item)
         case "compaction" if (summary := unseal_text(read_text(item, "encrypted_content") or "")) is not None:
             return Turn("user", (Text(f"{_SUMMARY}\n\n{summary}", at=item),), at=item)
+        case _ if kind in CALL_ITEMS:
+            call = Call(read_call_id(item), CALL_ITEMS[kind].name, read_call_item(item, kind), item=kind, at=item)
+            return Turn("assistant", (call,), at=item)
+        case _ if kind in RESULT_ITEMS:
+            parts, has_failed = read_result_item(item, kind)
+            result = ToolResult(read_call_id(item), parts, is_error=has_failed, item=item.object(), at=item)
+            return Turn("user", (result,), at=item)
     part = Opaque("responses", kind, item.object(), is_private=kind in _PRIVATE, at=item)
     return Turn("assistant", (part,), at=item)
 
@@ -202,6 +218,8 @@ def _parse_tool(tool: Field, namespace: str | None = None) -> Iterable[ApiTool |
         is_deferred = bool(read_flag(tool, "defer_loading"))
         about = {"namespace": namespace, "is_custom": kind == "custom", "form": form, "is_deferred": is_deferred}
         yield parse_function(tool, **about, at=tool)
+    elif found := find_openai(tool.object()):
+        yield ApiTool(found.name, found.description, found.schema, builtin=tool.object(), at=tool)
     else:
         yield Opaque("responses", kind, tool.object(), is_private=kind != "namespace", at=tool)
 
@@ -219,5 +237,8 @@ def _parse_inline_tools(given: Field) -> Iterator[ApiTool]:
             yield from _parse_functions(item)
 
 
-def _name(choice: Field) -> str:
+def _name(choice: Field) -> str | None:
+    kind = read_text(choice, "type") or "function"
+    if kind not in ("function", "custom"):
+        return choose_openai(kind)
     return ApiTool(choice.need("name").text(), namespace=read_text(choice, "namespace")).flat_name

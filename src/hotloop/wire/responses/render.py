@@ -4,8 +4,11 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import Any
 
+from msgspec.structs import replace
+
 from hotloop.core.message import Thought
 from hotloop.wire.arguments import unwrap_input
+from hotloop.wire.builtin import write_call_item
 from hotloop.wire.chat.render import render_common, render_effort, render_rest
 from hotloop.wire.field import Json, present
 from hotloop.wire.part import (
@@ -50,6 +53,8 @@ def render_request(request: ApiRequest, target: RenderTarget) -> Json:
 def render_call(call: Call) -> Json:
     """A call as an item, without the item's own id and status."""
     about = present(call_id=call.id, name=call.name, namespace=call.namespace or None)
+    if call.item:
+        return {"call_id": call.id, **write_call_item(call.item, call.arguments)}
     if call.is_custom:
         return {"type": "custom_tool_call", **about, "input": unwrap_input(call.arguments)}
     return {"type": "function_call", **about, "arguments": call.arguments}
@@ -71,16 +76,16 @@ def _render_turn(turn: Turn, api: Api, target: RenderTarget) -> Iterator[Json]:
                 yield {"type": "message", "role": turn.role, "content": content}
             continue
         for part in parts:
-            yield from _render_item(part, target)
+            yield from _render_item(part, api, target)
 
 
-def _render_item(part: Part, target: RenderTarget) -> Iterable[Json]:
+def _render_item(part: Part, api: Api, target: RenderTarget) -> Iterable[Json]:
     match part:
         case Thought():
             return _render_thought(part, target)
         case Call():
             target.lose_mark(part.mark)
-            return [render_call(part)]
+            return [render_call(part if api == "responses" else replace(part, is_custom=False))]
         case ToolResult():
             return [_render_result(part, target)]
         case Opaque() if part.api == "responses":
@@ -109,6 +114,8 @@ def _render_thought(thought: Thought, target: RenderTarget) -> list[Json]:
 
 def _render_result(result: ToolResult, target: RenderTarget) -> Json:
     target.lose_mark(result.mark)
+    if result.item:
+        return dict(result.item)
     kind = "custom_tool_call_output" if result.is_custom else "function_call_output"
     about: Json = {"type": kind, "call_id": result.call_id}
     if result.is_plain or result.is_error:
@@ -146,7 +153,8 @@ def _render_tools(request: ApiRequest, target: RenderTarget) -> Json:
     if not tools:
         return {}
     chosen: Any = choice.mode
-    names = {tool.flat_name: tool for tool in request.tools if isinstance(tool, ApiTool)}
+    own = request.tools if request.api == "responses" else ()  # those of others have become functions
+    names = {tool.flat_name: tool for tool in own if isinstance(tool, ApiTool)}
     if choice.name is not None:
         chosen = _render_named(choice.name, names)
     elif choice.allowed is not None and request.api == "responses":
@@ -157,6 +165,8 @@ def _render_tools(request: ApiRequest, target: RenderTarget) -> Json:
 
 def _render_named(name: str, tools: dict[str, ApiTool]) -> Json:
     tool = tools.get(name) or ApiTool(name)
+    if tool.builtin:
+        return {"type": tool.builtin["type"]}
     return present(type="custom" if tool.is_custom else "function", name=tool.name, namespace=tool.namespace or None)
 
 
@@ -171,6 +181,8 @@ def _render_own(tools: Iterable[ApiTool | Opaque]) -> Iterator[Json]:
 
 
 def _render_tool(tool: ApiTool) -> Json:
+    if tool.builtin:
+        return dict(tool.builtin)
     about = present(name=tool.name, description=tool.description)
     deferred = present(defer_loading=tool.is_deferred or None)
     if tool.is_custom:

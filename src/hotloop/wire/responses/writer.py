@@ -15,6 +15,7 @@ from hotloop.core.errors import RemoteError
 from hotloop.core.message import Thought
 from hotloop.core.stream import CallDelta, CallOpened, TextDelta, ThoughtClosed, ThoughtDelta
 from hotloop.wire.arguments import answer_stem
+from hotloop.wire.builtin import CALL_ITEMS, find_call_item
 from hotloop.wire.event import Begun, CallOrder, Ended, EndReason, Event
 from hotloop.wire.field import Json
 from hotloop.wire.part import Call, Opaque, carry_text, seal_thought
@@ -153,12 +154,12 @@ def _brief(logprob: Json) -> Json:
 
 
 class CallItem(OutputItem):
-    """A call. A custom tool's text is inside JSON while it is written, so it is told when it is whole."""
+    """A call. What a custom tool takes is inside JSON while it is written, so it is told when it is whole."""
 
     kind = "function_call_arguments"
 
     def __init__(self, stem: str, output_index: int, call: Call) -> None:
-        self.prefix = "ctc" if call.is_custom else "fc"
+        self.prefix = CALL_ITEMS[call.item].id_prefix if call.item else "ctc" if call.is_custom else "fc"
         super().__init__(stem, output_index)
         self._call = call
 
@@ -183,6 +184,33 @@ class CallItem(OutputItem):
             {"type": "response.custom_tool_call_input.delta", **where, "delta": item["input"]},
             {"type": "response.custom_tool_call_input.done", **where, "input": item["input"]},
         ]
+
+
+class BuiltinItem(CallItem):
+    """A call of a built-in tool. Its item has no place for half a call, so all of it is told when it is whole."""
+
+    def open(self) -> list[Json]:
+        return []
+
+    def grow(self, text: str) -> list[Json]:
+        self._pieces.append(text)
+        return []
+
+    def close(self, status: ItemStatus) -> list[Json]:
+        return [*OutputItem.open(self), *super().close(status)]
+
+    def render(self) -> Json:
+        rendered = super().render()
+        is_cut = self._call.item == "apply_patch_call" and self.status == "incomplete"  # there is no word for that
+        return {**rendered, "status": "in_progress"} if is_cut else rendered
+
+    def _tell_end(self) -> list[Json]:
+        commands = self.render()["action"]["commands"] if self._call.item == "shell_call" else ()
+        return [event for i, command in enumerate(commands) for event in self._tell_command(i, command)]
+
+    def _tell_command(self, index: int, command: str) -> Iterator[Json]:
+        for kind, said in ("added", {"command": ""}), ("delta", {"delta": command}), ("done", {"command": command}):
+            yield {"type": f"response.shell_call_command.{kind}", **self._place, "command_index": index, **said}
 
 
 Kind = TypeVar("Kind", TextItem, ReasoningItem)
@@ -279,8 +307,9 @@ class ResponsesWriter:
             case CallOpened():
                 tool = self._tools.get(event.name) or ApiTool(event.name)
                 self._logprobs.clear()  # a call has no place for them
-                call = Call(event.id, tool.name, "", tool.namespace, tool.is_custom)
-                return self._begin_item(CallItem(*self._next(), call))
+                item_kind = find_call_item(tool.builtin) if tool.builtin else ""
+                call = Call(event.id, tool.name, "", tool.namespace, tool.is_custom, item_kind)
+                return self._begin_item((BuiltinItem if item_kind else CallItem)(*self._next(), call))
             case CallDelta():
                 assert self._open
                 return self._open.grow(event.arguments)
