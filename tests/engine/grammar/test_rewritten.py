@@ -120,9 +120,7 @@ def test_listed_values_are_looked_at_one_by_one(rule: dict[str, Any]) -> None:
     assert not accepts(schema, {"c": 1})
 
 
-@pytest.mark.parametrize(
-    "rule", [{"not": {"format": "date"}}, {"not": {"pattern": "(a+)+b"}}]
-)
+@pytest.mark.parametrize("rule", [{"not": {"format": "date"}}, {"not": {"pattern": "(a+)+b"}}])
 def test_what_cannot_be_told_of_a_value_is_refused(rule: dict[str, Any]) -> None:
     with pytest.raises(RequestError):
         BYTES.prepare(json_schema({"enum": [{"a": 1}, "a" * 60], **rule}))
