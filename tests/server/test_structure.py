@@ -1,12 +1,14 @@
 """Answers that must look like something, on both endpoints, in every word there is for it."""
 
 import json
+import random
 import re
 from typing import Any
 
 import jsonschema
 import openai
 import pytest
+from llguidance import LLParserLimits
 from tests.server.calls import TOOLS, WEATHER, write_call
 from tests.server.serving import HELLO, MODEL, TOKENIZER, Serving, check_error
 
@@ -16,6 +18,7 @@ from hotloop.core.config import ToolFormatName
 from hotloop.core.errors import RequestError
 from hotloop.core.grammar import Grammar, json_schema
 from hotloop.core.message import Tool
+from hotloop.engine.grammar import trial
 from hotloop.engine.grammar.matcher import Grammars
 from hotloop.models.template import ChatTemplate
 from hotloop.server.calling import Calling
@@ -255,3 +258,21 @@ LOOSE = f"{SCHEMA_PARAM}: not enforced, but checked afterwards: "
 
 def changes_of(answer: Any) -> list[str]:
     return [change for change in answer["usage"]["hotloop"]["changes"] if change.startswith(SCHEMA_PARAM)]
+
+
+def test_a_costly_pattern_does_not_end_a_stream_in_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "LIMITS", LLParserLimits(max_lexer_states=5000, verbose_errors=False))
+    words = {"type": "string", "pattern": r"^(?:\S+\s+){0,49}\S+$", "maxLength": 500}
+    schema = {"type": "object", "properties": {"a": words}, "required": ["a"], "additionalProperties": False}
+    shape = schema_format(schema, strict=True)
+    draw = random.Random(1)
+    texts = (" ".join("".join(draw.choices("abcdefg.,-(8", k=draw.randint(1, 9))) for _ in range(40)) for _ in range(8))
+    answers, messages = [json.dumps({"a": text}) for text in texts], [*HELLO]
+    with Serving(script=answers) as serving:
+        for answer in answers:
+            asked = {"messages": messages, "response_format": shape, "max_tokens": 600}
+            lines = serving.chat(**asked, stream=True).text.splitlines()
+            chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+            assert not any("error" in chunk for chunk in chunks)
+            assert "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks) == answer
+            messages += [{"role": "assistant", "content": answer}, *HELLO]

@@ -96,6 +96,10 @@ def start(
         more, its_rules = _openings(f"other{i}", its_body, other, tokenizer)
         alternatives, rules = alternatives + more, rules + its_rules
     thought_ids = [token_id for text in _THOUGHTS if (token_id := special_id(text, tokenizer)) is not None]
+    if choice.can_go_on:
+        steps = [*alternatives[1:], *(["fenced"] if has_named else [])]
+        steps += [f"TEXT <[{','.join(map(str, thought_ids))}]>"] if thought_ids else []
+        return [f"start: {'alone* ' if has_named else ''}{either(steps)}* TEXT", *rules]
     thoughts = f"( TEXT <[{','.join(map(str, thought_ids))}]> )* " if thought_ids else ""
     if not has_named:
         return [f"start: {thoughts}{either(alternatives)}", *rules]
@@ -163,21 +167,24 @@ def _named_calls(rule: str, head: str, tools: Sequence[Tool], closing: str) -> l
     return [f"{rule}: {either(alternatives)} {literal(closing)}", *openings]
 
 
+_FREE = '{"whitespace_flexible":true,"json_allow_general_unicode_escapes":true}'
+_ANY_OBJECT = f'%json {{"type":"object","x-guidance":{_FREE}}}'
+
+
 def embed(schema: Mapping[str, Any]) -> str:
     return f"%json {json_schema(schema).text}"
 
 
 def arguments(tool: Tool) -> str:
-    return embed(parameters(tool))
+    """Any object, spaced and escaped in any way, if the tool is not strict."""
+    return embed(parameters(tool)) if tool.is_strict else _ANY_OBJECT
 
 
 def parameters(tool: Tool) -> dict[str, Any]:
-    """The schema of a tool's arguments: any object if it is not strict, else its own, closed.
+    """The schema of a strict tool's arguments: its own, closed.
 
     Keys that a schema does not mention are refused: a model that is free to invent keys does.
     """
-    if not tool.is_strict:
-        return {"type": "object"}
     schema = dict(tool.parameters) if _is_composed(tool.parameters) else _closed(tool.parameters, is_root=True)
     return {"type": "object", "properties": {}, **schema}
 

@@ -1,12 +1,13 @@
 """What there is to know of a family's way with tool calls: a grammar, a parser, and how to ask its template.
 
 Each grammar lets the model write prose until the family's opening, unless a call is required; from the opening on it
-must write calls, and after them nothing. Only behind a call that a tool's name alone gives away may prose go on, which
-nobody is told. Each parser reads what its grammar lets pass, and much that it does not.
+must write calls, and after them nothing. Prose may go on only behind a call that a tool's name alone gives away, which
+nobody is told, and behind any call if no tool is strict. Each parser reads what its grammar lets pass, and more.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 from hotloop.chat import lark
@@ -45,7 +46,9 @@ class ToolFormat(ABC):
         """What the answer must look like. None: anything goes."""
         if not choice.is_binding(tools):
             return None
-        return Grammar("lark", "\n".join(self.rules(choice.select(tools), choice, tokenizer)))
+        chosen = choice.select(tools)
+        can_go_on = choice.mode == "auto" and choice.is_parallel and not any(tool.is_strict for tool in chosen)
+        return Grammar("lark", "\n".join(self.rules(chosen, replace(choice, can_go_on=can_go_on), tokenizer)))
 
     def wrap(self, grammar: Grammar) -> Grammar:
         """The grammar of an answer that is no call, with what the family has around it."""

@@ -1,7 +1,6 @@
 """Grammars over tokens: what may come, what must come, and back again exactly."""
 
 import json
-import random
 import threading
 from dataclasses import replace
 from typing import Any
@@ -10,7 +9,6 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from llguidance import LLParserLimits
 from tests.engine.tiny import EOS_ID, TOKENIZER, VOCAB_SIZE
 from tests.models.tiny import tiny_tokenizer
 from tokenizers import Tokenizer as InnerTokenizer
@@ -19,7 +17,6 @@ from tokenizers import decoders, models, normalizers
 from hotloop.backends.sampler import apply_mask, is_allowed
 from hotloop.core.errors import RequestError
 from hotloop.core.grammar import Grammar, json_schema
-from hotloop.engine.grammar import trial
 from hotloop.engine.grammar.matcher import Grammars, Matcher, masks_of
 from hotloop.models.tokenizer import Tokenizer
 
@@ -369,89 +366,6 @@ def test_a_schema_that_only_looks_large_works(schema: Any):
             break
         take(matcher, ids[-1:])
     assert matcher.error is None
-
-
-WORDS_OF_A_LINE = {"type": "string", "pattern": r"^(?:\S+\s+){0,49}\S+$", "maxLength": 500}
-LINE = {"type": "object", "properties": {"n": {"type": "integer"}, "a": WORDS_OF_A_LINE}, "required": ["n", "a"]}
-
-
-def lines(num: int) -> list[str]:
-    draw = random.Random(1)
-    words = (["".join(draw.choices("abcdefgh.,-(8", k=draw.randint(1, 9))) for _ in range(40)] for _ in range(num))
-    return [" ".join(each) for each in words]
-
-
-@pytest.mark.parametrize("grammars", [BYTES, WORDY])
-def test_a_grammar_is_not_used_up_by_the_texts_of_many(grammars: Grammars):
-    """Nor by one text, where a token is looked at alone and no mask is made."""
-    for line in lines(8):
-        matcher = grammars.matcher(json_schema(LINE))
-        text = f'{{"n": 1, "a": "{line}"}}'
-        take(matcher, (TOKENIZER if grammars is BYTES else WORDS).encode(text))
-        assert matcher.is_complete
-        assert not matcher.is_cut
-
-
-def test_a_parser_that_failed_is_renewed():
-    grammars = Grammars(TOKENIZER, VOCAB_SIZE)
-    grammars.prepare(json_schema(LINE))
-    parser = grammars.matcher(json_schema(LINE))
-    text = TOKENIZER.encode(f'{{"n": 1, "a": "{lines(1)[0]}"}}')
-    take(parser, text[:100])
-    parser._inner.consume_token(EOS_ID)  # which it does not take
-    assert parser._inner.is_error()
-    parser._run = None
-    take(parser, text[100:])
-    assert (parser.is_complete, parser.is_cut) == (True, False)
-    parser.rollback(len(text))
-    take(parser, text)
-
-
-def test_an_answer_whose_grammar_fails_is_closed(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
-    monkeypatch.setattr(trial, "LIMITS", LLParserLimits(max_lexer_states=1000, verbose_errors=False))
-    call = f'start: "f " obj "!"\nobj: %json {json_schema(LINE).text}'
-    for grammar, head, tail in ((json_schema(LINE), "", ""), (Grammar("lark", call), "f ", "!")):
-        matcher = Grammars(TOKENIZER, VOCAB_SIZE).matcher(grammar)
-        text = head + f'{{"n": 1, "a": "{lines(1)[0]}"}}'
-        path: list[int] = []
-        for token_id in TOKENIZER.encode(text):
-            if matcher.is_cut or not is_allowed(matcher.mask(), token_id):
-                break
-            take(matcher, [token_id])
-            path.append(token_id)
-        assert matcher.is_cut
-        run = matcher.forced()
-        assert run[-1] == EOS_ID
-        assert matcher.ending(100) == run[:-1]
-        take(matcher, run)
-        assert matcher.has_ended
-        whole = TOKENIZER.decode([*path, *run[:-1]])
-        written = json.loads(whole.removeprefix(head).removesuffix(tail))
-        assert written["n"] == 1
-        assert text[len(head) :].startswith(json.dumps(written)[:-2])
-        matcher.rollback(len(run) + 5)
-        assert not matcher.is_cut
-    assert "an answer is closed after" in caplog.text
-
-
-def test_an_answer_that_cannot_be_closed_ends(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(trial, "LIMITS", LLParserLimits(max_lexer_states=1000, verbose_errors=False))
-    matcher = Grammars(TOKENIZER, VOCAB_SIZE).matcher(Grammar("regex", r"(?:[^ ]+ +){0,49}[^ ]{1,400}"))
-    for token_id in TOKENIZER.encode(lines(1)[0]):
-        if not matcher.advance(token_id):
-            break
-    assert allowed_ids(matcher) == [EOS_ID]
-    assert matcher.is_cut
-
-
-@pytest.mark.parametrize("required", [["n", "a"], ["n"], []])
-def test_a_grammar_that_fails_in_an_answer_is_refused(required: list[str]):
-    odd = {"type": "integer", "multipleOf": 99_991, "minimum": 3, "maximum": 10**15}
-    whole: Any = {"type": "object", "properties": {"n": {"type": "null"}, "a": odd}, "required": required}
-    whole["additionalProperties"] = False
-    for schema in (odd, whole, {"type": "array", "items": whole}):
-        with pytest.raises(RequestError, match="too complex"):
-            WORDY.prepare(json_schema(schema))
 
 
 def test_a_model_without_an_end_cannot_be_bound():
