@@ -50,8 +50,9 @@ class RequestError(HotloopError):
 
 
 class PromptTooLong(RequestError):
-    """Prompt and answer do not fit the context; both numbers are in the message, which begins as OpenAI's does: by these
-    words clients tell that a conversation has to be compacted. `is_least`: the prompt was not tokenized to its end."""
+    """Prompt and answer do not fit the context; both numbers are in the message, which begins as OpenAI's does: by
+    these words clients tell that a conversation has to be compacted. `is_least`: the prompt was not tokenized to its
+    end."""
 
     def __init__(self, num_prompt: int, max_context: int, num_output: int = 0, *, is_least: bool = False) -> None:
         self.num_prompt = num_prompt
