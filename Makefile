@@ -13,6 +13,8 @@ GPU_PYTHON ?= $(CUDA)/bin/python
 GPU_READY := $(if $(filter $(CUDA)/bin/python,$(GPU_PYTHON)),$(CUDA)/.installed)
 
 CLIENTS := .clients
+NODE_CLIENTS := @anthropic-ai/claude-code @openai/codex opencode-ai @qwen-code/qwen-code @github/copilot @continuedev/cli \
+    @earendil-works/pi-coding-agent @vibe-kit/grok-cli openai @anthropic-ai/sdk ai @ai-sdk/openai @ai-sdk/openai-compatible zod
 
 .DEFAULT_GOAL := help
 .PHONY: help setup model check format test test-page test-ray test-clients test-kernels test-gpu test-mutants test-fuzz test-wheel bench-gpu demo bench benchmarks wheel docs clean
@@ -60,16 +62,15 @@ $(CLIENTS)/.installed: Makefile
 	@echo "installing clients into $(CLIENTS) ..."
 	@$(CLIENTS)/py/bin/python -m pip --disable-pip-version-check -qq install uv  # pip takes minutes to make these fit
 	@$(CLIENTS)/py/bin/uv pip install -q --python $(CLIENTS)/py/bin/python openai anthropic langchain langchain-openai \
-	    openai-agents 'pydantic-ai-slim[openai]' litellm instructor 'smolagents[openai]'
-	@command -v npm >/dev/null && npm install --silent --no-audit --no-fund --prefix $(CLIENTS)/npm @anthropic-ai/claude-code \
-	    @openai/codex openai @anthropic-ai/sdk ai @ai-sdk/openai @ai-sdk/openai-compatible zod || echo "install npm to run the clients of Node"
-	@command -v npm >/dev/null && npm install --silent --no-audit --no-fund --prefix $(CLIENTS)/npm opencode-ai \
-	    || echo "OpenCode is not to be had for this machine"
+	    openai-agents 'pydantic-ai-slim[openai]' litellm instructor 'smolagents[openai]' llm
+	@for client in $(NODE_CLIENTS); do \
+	    command -v npm >/dev/null && npm install --silent --no-audit --no-fund --prefix $(CLIENTS)/npm $$client \
+	    || echo "$$client does not install here: its tests are skipped"; done
 	@$(PYTHON) -m venv --clear $(CLIENTS)/aider  # which wants versions of its own
-	@$(CLIENTS)/py/bin/uv pip install -q --python $(CLIENTS)/aider/bin/python aider-chat || echo "aider could not be installed"
+	@$(CLIENTS)/py/bin/uv pip install -q --python $(CLIENTS)/aider/bin/python aider-chat || echo "aider does not install here: its tests are skipped"
 	@touch $@
 
-test-clients: $(STAMP) $(CLIENTS)/.installed ## Run real clients (Claude Code, Codex, LangGraph, ...) against server and router
+test-clients: $(STAMP) $(CLIENTS)/.installed ## Run real clients (ten coding CLIs, LangGraph, ...) against server and router, and print what is cached for each
 	HOTLOOP_CLIENTS=$(CLIENTS) $(BIN)/pytest tests/clients
 
 $(KERNELS)/.installed: pyproject.toml constraints.txt constraints-kernels.txt

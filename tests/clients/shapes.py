@@ -1,6 +1,6 @@
 """What each client of docs/clients.md sends, in its shape and in our words: the API, the fields, how tools are written
-and how an answer comes back. Seen in requests of the real ones; those that were not run (Cline, Continue,
-n8n) are written from their documentation.
+and how an answer comes back. Seen in requests of the real ones; those that were not run (Cline, n8n) are
+written from their documentation.
 """
 
 import json

@@ -9,8 +9,9 @@ def test_what_an_error_quotes_writes_no_lines_and_moves_no_cursor() -> None:
 
 def test_a_prompt_that_does_not_fit_names_both_numbers() -> None:
     error = PromptTooLong(5000, 4096, 100)
-    assert str(error) == "5000 prompt tokens and 100 to generate do not fit: the context holds 4096 tokens"
-    assert str(PromptTooLong(5000, 4096)) == "5000 prompt tokens do not fit: the context holds 4096 tokens"
+    limit = "this model's maximum context length is 4096 tokens"
+    assert str(error) == f"{limit}: 5000 prompt tokens and 100 to generate do not fit"
+    assert str(PromptTooLong(5000, 4096)) == f"{limit}: 5000 prompt tokens do not fit"
     assert isinstance(error, RequestError)
     assert isinstance(error, HotloopError)
 

@@ -120,7 +120,7 @@ def test_when_to_come_back_follows_the_queue() -> None:
 
 def test_what_cannot_run_is_refused_at_once() -> None:
     refused: list[tuple[type[Exception], str, list[int], dict[str, Any]]] = [
-        (PromptTooLong, "41 prompt tokens do not fit: the context holds 40", [1] * 41, {}),
+        (PromptTooLong, "context length is 40 tokens: 41 prompt tokens do not fit", [1] * 41, {}),
         (PromptTooLong, "39 prompt tokens and 2 to generate", [1] * 39, {"max_tokens": 2}),
         (RequestError, "empty", [], {}),
         (RequestError, "prompt has a token id outside", [VOCAB_SIZE], {}),

@@ -13,6 +13,7 @@ from hotloop.models.tokenizer import Tokenizer
 
 LONG = f"<|{'long' * 50}|>"
 FAR = "word " * 200_000  # a million bytes, for a context of 4096 tokens of at most 204
+LIMIT = "this model's maximum context length is 4096 tokens"  # the words clients know
 MANY = "<|im_end|>" * 4_500  # few bytes for each token, and still too many tokens
 
 
@@ -73,7 +74,7 @@ def test_what_cannot_fit_is_refused_by_its_bytes(counting: Serving, path: str) -
     else:
         error = check_error(response, 400, "context_length_exceeded")
         assert error["param"] == param
-        assert error["message"] == f"at least {least} prompt tokens do not fit: the context holds 4096 tokens"
+        assert error["message"] == f"{LIMIT}: at least {least} prompt tokens do not fit"
 
 
 def test_what_will_not_fit_is_read_only_until_that_is_seen(counting: Serving) -> None:

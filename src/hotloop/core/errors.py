@@ -50,14 +50,16 @@ class RequestError(HotloopError):
 
 
 class PromptTooLong(RequestError):
-    """Prompt and answer do not fit the context; both numbers are in the message. `is_least`: the prompt was not
-    tokenized to its end."""
+    """Prompt and answer do not fit the context; both numbers are in the message, which begins as OpenAI's does: by
+    these words clients tell that a conversation has to be compacted. `is_least`: the prompt was not tokenized to its
+    end."""
 
     def __init__(self, num_prompt: int, max_context: int, num_output: int = 0, *, is_least: bool = False) -> None:
         self.num_prompt = num_prompt
         least = "at least " if is_least else ""
         wanted = f"{least}{num_prompt} prompt tokens" + (f" and {num_output} to generate" if num_output else "")
-        super().__init__(f"{wanted} do not fit: the context holds {max_context} tokens", param="messages")
+        limit = f"this model's maximum context length is {max_context} tokens"
+        super().__init__(f"{limit}: {wanted} do not fit", param="messages")
 
 
 class UnknownModel(RequestError):

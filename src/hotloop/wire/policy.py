@@ -94,13 +94,13 @@ def check_portable(request: ApiRequest) -> None:
 
 
 def check_hosted(request: ApiRequest) -> None:
-    """Hosted tools beside others are left out, since coding agents offer them unasked. Raises RequestError where one is
-    what the request asks for: its choice names it, or there is no other tool."""
+    """Hosted tools are left out, since coding agents offer them unasked. Raises RequestError where one is what the request
+    asks for: its choice names it, or it demands a call and there is no other tool."""
     hosted = [tool for tool in request.tools if isinstance(tool, Opaque) and tool.is_private]
     chosen = request.choice.name
     named = [tool for tool in hosted if chosen is not None and tool.value.get("name") == chosen]
-    is_all = bool(hosted) and len(hosted) == len(request.tools) and request.choice.mode != "none"
-    if named or is_all:
+    is_only = bool(hosted) and len(hosted) == len(request.tools) and request.choice.mode == "required"
+    if named or is_only:
         tool = (named or hosted)[0]
         raise tool.refuse(f"nothing here runs {tool.kind!r:.60}: offer a tool that you run yourself")
 

@@ -1,7 +1,7 @@
 // A loop of two turns by Anthropic's client for JavaScript, streamed.
 import Anthropic from "@anthropic-ai/sdk";
 
-const { BASE_URL, MODEL, WORD } = process.env;
+const { BASE_URL, MODEL, QUESTION, WORD } = process.env;
 const client = new Anthropic({ baseURL: BASE_URL, maxRetries: 0 });
 const tools = [
   {
@@ -10,13 +10,13 @@ const tools = [
     input_schema: { type: "object", properties: { kind: { type: "string" } }, required: ["kind"] },
   },
 ];
-const messages = [{ role: "user", content: "What is the word?" }];
+const messages = [{ role: "user", content: QUESTION }];
 for (;;) {
   const message = await client.messages.stream({ model: MODEL, max_tokens: 200, messages, tools }).finalMessage();
   messages.push({ role: "assistant", content: message.content });
   const calls = message.content.filter((block) => block.type === "tool_use");
   if (!calls.length) {
-    console.log(message.content[0].text);
+    console.log(message.content.at(-1).text);
     break;
   }
   messages.push({ role: "user", content: calls.map((call) => ({ type: "tool_result", tool_use_id: call.id, content: WORD })) });

@@ -15,9 +15,6 @@ model = ChatOpenAI(
     base_url=f"{os.environ['BASE_URL']}/v1", model=os.environ["MODEL"], max_retries=0, use_responses_api=True
 )
 agent = create_agent(model, [lookup])
-said = [
-    state
-    for mode, state in agent.stream({"messages": [("user", "What is the word?")]}, stream_mode=["messages", "values"])
-    if mode == "values"
-]
+question = {"messages": [("user", os.environ["QUESTION"])]}
+said = [state for mode, state in agent.stream(question, stream_mode=["messages", "values"]) if mode == "values"]
 print(said[-1]["messages"][-1].text)

@@ -13,4 +13,4 @@ def lookup(kind: str) -> str:
 
 model = ChatOpenAI(base_url=f"{os.environ['BASE_URL']}/v1", model=os.environ["MODEL"], max_retries=0)
 agent = create_agent(model, [lookup])
-print(agent.invoke({"messages": [("user", "What is the word?")]})["messages"][-1].content)
+print(agent.invoke({"messages": [("user", os.environ["QUESTION"])]})["messages"][-1].content)

@@ -5,7 +5,7 @@ import os
 import litellm
 from lookup import TOOLS
 
-messages = [{"role": "user", "content": "What is the word?"}]
+messages = [{"role": "user", "content": os.environ["QUESTION"]}]
 while True:
     answer = litellm.completion(
         model=f"openai/{os.environ['MODEL']}",

@@ -14,4 +14,4 @@ def lookup(kind: str) -> str:
 
 client = AsyncOpenAI(base_url=f"{os.environ['BASE_URL']}/v1", max_retries=0)
 model = OpenAIResponsesModel(model=os.environ["MODEL"], openai_client=client)
-print(Runner.run_sync(Agent(name="words", model=model, tools=[lookup]), "What is the word?").final_output)
+print(Runner.run_sync(Agent(name="words", model=model, tools=[lookup]), os.environ["QUESTION"]).final_output)

@@ -7,7 +7,7 @@ from lookup import TOOLS
 from openai import OpenAI
 
 client = OpenAI(base_url=f"{os.environ['BASE_URL']}/v1", max_retries=0)
-messages = [{"role": "user", "content": "What is the word?"}]
+messages = [{"role": "user", "content": os.environ["QUESTION"]}]
 while True:
     with client.chat.completions.stream(model=os.environ["MODEL"], messages=messages, tools=TOOLS) as stream:
         message = stream.get_final_completion().choices[0].message

@@ -1,7 +1,7 @@
 // A loop of two turns by OpenAI's client for JavaScript and the Responses API, streamed, with the whole history each time.
 import OpenAI from "openai";
 
-const { BASE_URL, MODEL, WORD } = process.env;
+const { BASE_URL, MODEL, QUESTION, WORD } = process.env;
 const client = new OpenAI({ baseURL: `${BASE_URL}/v1`, maxRetries: 0 });
 const tools = [
   {
@@ -12,7 +12,7 @@ const tools = [
     strict: false,
   },
 ];
-const input = [{ role: "user", content: "What is the word?" }];
+const input = [{ role: "user", content: QUESTION }];
 for (;;) {
   const response = await client.responses.stream({ model: MODEL, input, tools }).finalResponse();
   input.push(...response.output);

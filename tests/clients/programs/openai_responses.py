@@ -12,7 +12,7 @@ TOOL = {
     "strict": False,
 }
 client = OpenAI(base_url=f"{os.environ['BASE_URL']}/v1", max_retries=0)
-response = client.responses.create(model=os.environ["MODEL"], input="What is the word?", tools=[TOOL])
+response = client.responses.create(model=os.environ["MODEL"], input=os.environ["QUESTION"], tools=[TOOL])
 while calls := [item for item in response.output if item.type == "function_call"]:
     results = [
         {"type": "function_call_output", "call_id": call.call_id, "output": os.environ["WORD"]} for call in calls

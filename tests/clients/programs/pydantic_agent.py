@@ -16,4 +16,4 @@ def lookup(kind: str) -> str:
     return os.environ["WORD"]
 
 
-print(agent.run_sync("What is the word?").output)
+print(agent.run_sync(os.environ["QUESTION"]).output)

@@ -16,4 +16,4 @@ def lookup(kind: str) -> str:
 
 
 model = OpenAIServerModel(os.environ["MODEL"], api_base=f"{os.environ['BASE_URL']}/v1", api_key="none")
-print(ToolCallingAgent([lookup], model, max_steps=3, verbosity_level=0).run("What is the word?"))
+print(ToolCallingAgent([lookup], model, max_steps=3, verbosity_level=0).run(os.environ["QUESTION"]))

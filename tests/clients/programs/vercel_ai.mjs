@@ -3,11 +3,11 @@ import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { stepCountIs, streamText, tool } from "ai";
 import { z } from "zod";
 
-const { BASE_URL, MODEL, WORD } = process.env;
+const { BASE_URL, MODEL, QUESTION, WORD } = process.env;
 const provider = createOpenAICompatible({ name: "hotloop", baseURL: `${BASE_URL}/v1` });
 const result = streamText({
   model: provider(MODEL),
-  prompt: "What is the word?",
+  prompt: QUESTION,
   maxRetries: 0,
   stopWhen: stepCountIs(3),
   tools: {

@@ -8,8 +8,10 @@ import openai
 import pytest
 from tests.router.translate.replicas import CHAT, MESSAGES, Json, Replica
 
+from hotloop.core.errors import PromptTooLong
 from hotloop.router.kinds import Api
 from hotloop.router.translate import translate
+from hotloop.server.errors import error_response
 
 HELLO: Any = {"model": "m", "max_tokens": 3, "messages": [{"role": "user", "content": "hi"}]}
 
@@ -77,6 +79,8 @@ def test_a_prompt_that_is_too_long_is_told_in_words_that_clients_act_on() -> Non
     status, error = told("messages", 400, vllm)
     assert status == 400
     assert error["message"].startswith("prompt is too long: This model's")
+    ours = error_response(PromptTooLong(9, 8), "r1").body
+    assert told("messages", 400, bytes(ours))[1]["message"].startswith("prompt is too long: this model's")
     claude = b'{"type": "error", "error": {"type": "x", "message": "prompt is too long: 9 tokens > 8 maximum"}}'
     assert told("chat", 400, claude)[1]["code"] == "context_length_exceeded"
 
