@@ -90,8 +90,8 @@ def _figures_by_name(by_name: Mapping[str, Held]) -> dict[str, Figures]:
 
 def _breakers_table(broken: Mapping[str, Mapping[str, Figures]]) -> Table:
     """Breakers down, and across the figures of each setting."""
-    titles = ("prefilled", "recomputed", "cause", "exact", "TTFT")
-    table = figures_table("breaker", (f"{setting}: {title}" for setting in broken for title in titles))
+    titles = ("recomputed", "cause", "TTFT")
+    table = figures_table("breaker", (each for setting in broken for each in (f"{setting}: prefilled", *titles)))
     for name in next(iter(broken.values())):
         table.add_row(name, *(cell for by_name in broken.values() for cell in _cells(by_name[name])))
     return table
@@ -110,5 +110,4 @@ def _gaps_table(gaps: Sequence[GapReport]) -> Table:
 
 def _cells(figures: Figures) -> Sequence[str]:
     cause = max(figures.causes, key=lambda name: figures.causes[name], default="")
-    exact = f"{figures.num_exact} of {figures.num_turns}"
-    return f"{figures.num_prefilled:,d}", f"{figures.recomputed_share:.2%}", cause, exact, f"{figures.ttft_p50_s:.3f} s"
+    return f"{figures.num_prefilled:,d}", f"{figures.recomputed_share:.2%}", cause, f"{figures.ttft_p50_s:.3f} s"
