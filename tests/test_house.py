@@ -18,7 +18,6 @@ from hotloop.cli.main import app
 ROOT = Path(__file__).parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = PYPROJECT["project"]
-MAX_LINES = 400
 
 
 def canonical(name: str) -> str:
@@ -116,15 +115,6 @@ def test_no_modules_import_each_other_in_a_circle(root: str, package: str):
 
 def test_the_package_is_typed():
     assert (ROOT / "src" / "hotloop" / "py.typed").exists()
-
-
-def test_files_are_short():
-    long = {
-        str(p.relative_to(ROOT))
-        for p in own_files()
-        if p.suffix == ".py" and len(p.read_text().splitlines()) > MAX_LINES
-    }
-    assert not long
 
 
 def test_modules_say_what_lives_in_them():

@@ -165,19 +165,29 @@ def test_a_choice_by_type(serving: Serving, kind: str) -> None:
 def test_a_hosted_tool_that_is_asked_for_is_refused_in_words(serving: Serving) -> None:
     search, clock = {"type": "web_search"}, function("clock")
     for fields in (
-        {"tools": [search]},
+        {"tools": [search], "tool_choice": "required"},
         {"tools": [clock, search], "tool_choice": {"type": "web_search"}},
         {"tools": [clock, search], "tool_choice": {"type": "mcp", "server_label": "x"}},
         {"tools": [clock, search], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [search]}},
-        {"tools": [{"type": "shell", "environment": {"type": "container_auto"}}]},
+        {"tools": [{"type": "shell", "environment": {"type": "container_auto"}}], "tool_choice": "required"},
     ):
         assert "nothing here runs" in check_error(ask(serving, **fields), 400, "invalid_value")["message"]
-    assert ask(serving, tools=[search], tool_choice="none").status_code == 200
     fetch = {"type": "web_fetch_20250910", "name": "web_fetch"}
-    for fields in ({"tools": [fetch]}, {"tools": [BASH, fetch], "tool_choice": {"type": "tool", "name": "web_fetch"}}):
+    for fields in (
+        {"tools": [fetch], "tool_choice": {"type": "any"}},
+        {"tools": [BASH, fetch], "tool_choice": {"type": "tool", "name": "web_fetch"}},
+    ):
         answer = post(serving, **fields)
         assert answer.status_code == 400
         assert "nothing here runs 'web_fetch_20250910'" in answer.json()["error"]["message"]
+
+
+def test_a_hosted_tool_that_is_only_offered_is_left_out_and_that_is_told(serving: Serving) -> None:
+    search, fetch = {"type": "web_search"}, {"type": "web_fetch_20250910", "name": "web_fetch"}
+    for answer in (ask(serving, tools=[search]), ask(serving, tools=[search], tool_choice="none")):
+        assert answer.status_code == 200
+        assert any("web_search was left out" in change for change in answer.json()["usage"]["hotloop"]["changes"])
+    assert post(serving, tools=[fetch]).status_code == 200
     assert post(serving, tools=[BASH, fetch]).status_code == 200
 
 

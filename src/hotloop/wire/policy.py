@@ -94,8 +94,8 @@ def check_portable(request: ApiRequest) -> None:
 
 
 def check_hosted(request: ApiRequest) -> None:
-    """Hosted tools are left out, since coding agents offer them unasked. Raises RequestError where one is what the request
-    asks for: its choice names it, or it demands a call and there is no other tool."""
+    """Hosted tools are left out, since clients offer them unasked. Raises RequestError where a request asks for one: its
+    choice names it, or it demands a call and there is no other tool."""
     hosted = [tool for tool in request.tools if isinstance(tool, Opaque) and tool.is_private]
     chosen = request.choice.name
     named = [tool for tool in hosted if chosen is not None and tool.value.get("name") == chosen]

@@ -178,9 +178,9 @@ def test_hosted_tools_are_left_out_and_cannot_be_demanded() -> None:
     body, notes = ask(tools=[TOOL, hosted], tool_choice={"type": "auto"})
     assert [tool["function"]["name"] for tool in body["tools"]] == [TOOL["name"]]
     assert "web_search_20250305" in notes[0]
+    assert "tools" not in ask(tools=[hosted])[0]
     assert "tools" not in ask(tools=[hosted], tool_choice={"type": "none"})[0]
     for fields in (
-        {"tools": [hosted]},
         {"tools": [hosted], "tool_choice": {"type": "any"}},
         {"tools": [TOOL, hosted], "tool_choice": {"type": "tool", "name": "web_search"}},
     ):
