@@ -40,7 +40,9 @@ def piece(text: str, finish: FinishReason | None = None, **fields: Any) -> Piece
 
 def renderer(*, has_logprobs: bool = False, is_named: bool = False) -> ChatRenderer:
     choice = ToolChoice("required", "f") if is_named else ToolChoice()
-    return ChatRenderer(TOKENIZER, make_job(Calling((Tool("f"),), (Tool("f"),), choice), 0 if has_logprobs else None))
+    return ChatRenderer(
+        TOKENIZER, make_job(Calling((Tool("f"),), allowed=(Tool("f"),), choice=choice), 0 if has_logprobs else None)
+    )
 
 
 def whole(text: str, finish: FinishReason = FinishReason.STOP, **settings: Any) -> dict[str, Any]:

@@ -94,7 +94,7 @@ def check_portable(request: ApiRequest) -> None:
 
 
 def check_hosted(request: ApiRequest) -> None:
-    """Hosted tools are left out, since clients offer them unasked. Raises RequestError where a request asks for one: its
+    """Hosted tools are left out: clients offer them unasked. Raises RequestError where a request asks for one: its
     choice names it, or it demands a call and there is no other tool."""
     hosted = [tool for tool in request.tools if isinstance(tool, Opaque) and tool.is_private]
     chosen = request.choice.name
