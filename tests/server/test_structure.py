@@ -189,7 +189,7 @@ def test_tools_go_with_json_only(serving: Serving, fields: dict[str, Any]) -> No
 def test_json_does_not_go_with_calls_that_look_the_same() -> None:
     template = ChatTemplate("{{ tools }}", bos_token="", eos_token="")
     asked = constraint(OutputShape(at=Field({}, Field({}), "response_format")))
-    calling = Calling((Tool("f"),), (Tool("f"),), ToolChoice())
+    calling = Calling((Tool("f"),), allowed=(Tool("f"),))
     with pytest.raises(RequestError, match="response_format cannot be given together with tools"):
         constrain(asked, calling, choose_format(template, TOKENIZER, "llama3"), TOKENIZER)
 
