@@ -101,6 +101,7 @@ FUZZ_SEED ?= 0
 test-fuzz: $(STAMP) ## Send readers, listeners and endpoints what is nearly valid, at random (FUZZ_INPUTS of each kind, FUZZ_SEED)
 	@$(PIP) install schemathesis -c constraints.txt
 	FUZZ_EXAMPLES=100 FUZZ_INPUTS=$(FUZZ_INPUTS) FUZZ_SEED=$(FUZZ_SEED) $(BIN)/pytest -s -o faulthandler_timeout=0 tests/fuzz
+	$(BIN)/pytest -o faulthandler_timeout=0 --random-calls 5000 tests/chat/test_loose_calls.py
 
 test-mutants: $(STAMP) ## Change an operator at a time in the modules that own invariants, and see whether tests notice
 	$(BIN)/python -m benchmarks.mutants

@@ -200,3 +200,16 @@ def test_cases_that_cannot_be_confused_may_be_many():
 def test_values_are_told_apart_as_json_has_them():
     schema = {"enum": [1, 1.5, True, [1], {"a": 1}], "not": {"enum": [1.0, [True], {"a": 1.0}]}}
     assert json.loads(schema_text(schema))["enum"] == [1.5, True, [1]]
+
+
+def test_what_a_draft_does_not_know_decides_nothing_about_listed_values():
+    schema = {"enum": [{"a": 1}, {"b": 1}], "propertyNames": {"const": "a"}}
+    old = {"$schema": "http://json-schema.org/draft-04/schema#", **schema}
+    assert reduced(schema)["enum"] == [{"a": 1}]
+    assert reduced(old)["enum"] == schema["enum"]
+
+
+def test_many_listed_values_do_not_use_up_what_a_schema_may_have():
+    words = [f"w{i}" for i in range(200)]
+    schema = {"enum": words, "anyOf": [{"const": word} for word in words]}
+    json_schema({"anyOf": [schema] * 20})

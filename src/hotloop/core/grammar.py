@@ -9,7 +9,6 @@ import copy
 import json
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -157,9 +156,9 @@ class _Reduction:
         self.dropped: list[tuple[Path, str]] = []
         self._root = schema
         self._is_old = bool(_OLD_DRAFT.search(draft))
-        self._unknown = next((names for old, names in _UNKNOWN if old.search(draft)), frozenset())
+        self.unknown = next((names for old, names in _UNKNOWN if old.search(draft)), frozenset())
         self._is_loose = is_loose
-        self._num_left = _MAX_SUBSCHEMAS
+        self._num_left = self._num_judgeable = _MAX_SUBSCHEMAS
         self._depth = 0
         self._is_negated = False  # whether what is looked at will be negated
         self._following: list[str] = []  # references on the way to what is looked at
@@ -173,14 +172,22 @@ class _Reduction:
         if values is None:
             return self._reduce(schema, path)
         depth, is_negated, num_dropped = self._depth, self._is_negated, len(self.dropped)
-        reduced: Schema | None = None
-        with suppress(_Refused):
+        refusal: _Refused | None = None
+        reduced: Schema = False
+        try:
             reduced = self._reduce(schema, path)
+        except _Refused as error:
+            refusal = error
         self._depth, self._is_negated = depth, is_negated
+        self._num_left, self._num_judgeable = self._num_judgeable, self._num_left
         try:
             values = [value for value in values if follows(value, schema, self)]
         except Unsupported:
-            return self._reduce(schema, path) if reduced is None else reduced
+            if refusal:
+                raise refusal from None
+            return reduced
+        finally:
+            self._num_left, self._num_judgeable = self._num_judgeable, self._num_left
         del self.dropped[num_dropped:]
         return {"enum": values} if values else False
 
@@ -188,10 +195,8 @@ class _Reduction:
         """The values that are all there can be, where the rest is best looked at value by value."""
         if not isinstance(schema, Mapping) or schema.keys().isdisjoint(_JUDGED) or self._has_names:
             return None
-        parts = schema.get("allOf")
-        parts = (
-            [schema, *(part for part in parts if isinstance(part, Mapping))] if isinstance(parts, list) else [schema]
-        )
+        also = schema.get("allOf")
+        parts = [part for part in [schema, *(also if isinstance(also, list) else ())] if isinstance(part, Mapping)]
         found = next((values for part in parts if isinstance(values := listing(part), list)), None)
         return None if found is None or len(found) > _MAX_JUDGED else found
 
@@ -212,7 +217,7 @@ class _Reduction:
         parts = {
             key: self._value(key, value, path)
             for key, value in schema.items()
-            if key not in self._unknown and not _is_idle(key, value)
+            if key not in self.unknown and not _is_idle(key, value)
         }
         self._depth -= 1
         result: Schema = parts

@@ -25,6 +25,11 @@ class Unsupported(Exception):
 class Document(Protocol):
     """The whole schema, as far as this module knows it."""
 
+    @property
+    def unknown(self) -> frozenset[str]:
+        """Keywords that its draft does not know."""
+        ...
+
     def point(self, reference: str) -> Any:
         """What a reference leads to, as it was given. Raises `Unsupported` where that is nowhere."""
         ...
@@ -46,12 +51,13 @@ def follows(value: Any, schema: Any, context: Document, depth: int = 0) -> bool:
         return schema
     if depth > _MAX_DEPTH or not isinstance(schema, Mapping):
         raise Unsupported
-    if "$ref" in schema and not schema.keys() <= _NAMING | {"$ref"}:
-        raise Unsupported  # whether the rest counts is a question of the draft
+    is_alone = "$ref" not in schema or schema.keys() <= _NAMING | {"$ref"}
+    if not is_alone or schema.keys() & context.unknown:
+        raise Unsupported  # what counts is a question of the draft
     look = _Look(value, schema, context, depth + 1)
     try:
         return all(look.keyword(key, part) for key, part in schema.items() if key not in _NAMING)
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):  # it is no schema
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError):  # it is no schema
         raise Unsupported from None
 
 
@@ -133,8 +139,10 @@ class _Look:
 
 
 def _matches(text: str, pattern: Any) -> bool:
-    is_known = isinstance(pattern, str) and len(text) <= _MAX_TEXT and len(pattern) <= _MAX_TEXT and "\n" not in text
-    if not is_known or _DIFFERENT.search(pattern) or len(_REPEATED.findall(pattern)) > 3:
+    is_plain = isinstance(pattern, str) and (text + pattern).isascii() and text.isprintable()
+    if not is_plain or max(len(text), len(pattern)) > _MAX_TEXT:
+        raise Unsupported
+    if _DIFFERENT.search(pattern) or len(_REPEATED.findall(pattern)) > 3:
         raise Unsupported
     try:
         return re.search(pattern, text, re.ASCII) is not None

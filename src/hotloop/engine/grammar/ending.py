@@ -31,7 +31,7 @@ _MAX_WORDS = 256  # of an ending: the engine's loop waits for it
 _MAX_HINTS = 32
 _MAX_SAMPLES = 4
 _MAX_LOOKS = 8  # at all ends of all samples
-_MAX_PATTERN = 500
+_MAX_PATTERN = 2000  # characters
 _MAX_MARKS = 16  # special tokens looked at where they may come
 _PATTERN = re.compile(r'"pattern":("(?:[^"\\]|\\.)*")')
 # What stands for many characters or for none; a repetition; a character that is escaped, or not.
@@ -157,17 +157,14 @@ class Endings:
             closers.append(self._quote)
         sure = next((word for word in closers if _begins(mask, word) and _takes(walker, word)), None)
         if sure is None and is_text:
-            sure = next((word for word in samples.rests() if self._completes(walker, word)), None)
+            ends = [word for word in samples.rests() if _begins(mask, word)]
+            sure = next((word for word in ends if _takes(walker, (*word, *self._quote))), None)
         if sure is not None:
             return sure
         known = [*hinted, *(self._text if is_text else (*self._values, *marks))]
         likely = [word for word in known if _begins(mask, word)]
         words = [word for word in likely if len(word) == 1 or _takes(walker, word)]
         return min(words or _allowed(mask), key=lambda word: tried[word], default=None)
-
-    def _completes(self, walker: Walker, word: Word) -> bool:
-        """Whether a string may be closed behind this word; the walker stays where it is."""
-        return _takes(walker, word) and _takes(walker, (*word, *self._quote))
 
     def _leads_out(self, walker: Walker, word: Word) -> bool:
         """Whether this word ends the text; the walker stays where it is."""

@@ -146,7 +146,7 @@ class Matcher:
         self.has_ended = False
         del self._taken[len(self._taken) - num_taken :]
         if self._closed_at is not None and len(self._taken) < self._closed_at:
-            self._reopen()
+            self._reopen()  # what made it fail is taken back
         elif not self._inner.rollback(num_taken) and self._inner.is_error():
             self._recover()
 
@@ -202,14 +202,21 @@ class Matcher:
         """Go on from a parser that has failed; False if that is impossible, and nothing is allowed any more."""
         self._forget()  # its copies share what has failed
         error = first_line(self._inner.get_error() or "no token may come next")
-        if self._grammar is None or self.is_cut:
+        if self._grammar is None:
             self.error = error
             return False
+        if self.is_cut:
+            self._run, self._at = [self.eos_id], 0
+            return True
         if len(self._taken) - self._renewed_at >= _MIN_RENEWED and (parser := self._replay(self._compiler.build)):
             self._inner, self._renewed_at = parser, len(self._taken)
             self._run = self._run or None
             return True
         log.warning("an answer is closed after %d tokens, since its grammar failed: %s", len(self._taken), error)
+        self._close()
+        return True
+
+    def _close(self) -> None:
         self._closed_at = len(self._taken)
         ending: list[int] | None = None
         if parser := self._replay(self._compiler.outline):
@@ -217,12 +224,15 @@ class Matcher:
             walker = Matcher(parser.deep_copy(), self._compiler, self._forget)
             ending = self._compiler.endings.find(walker, _MAX_CLOSING, self._hints)
         self._run, self._at = [*(ending or ()), self.eos_id], 0
-        return True
 
     def _replay(self, make: Callable[[Grammar], LLMatcher | None]) -> LLMatcher | None:
         """Another parser at the same place."""
         assert self._grammar
-        parser, until_s = make(self._grammar), time.thread_time() + _MAX_REPLAY_S
+        until_s = time.thread_time() + _MAX_REPLAY_S
+        try:
+            parser = make(self._grammar)
+        except RequestError:
+            return None
         for begin in range(0, len(self._taken), self._max_dry):
             if parser is None:
                 return None
@@ -233,9 +243,12 @@ class Matcher:
         return parser
 
     def _reopen(self) -> None:
-        """What made it fail was taken back."""
-        self._closed_at = None
-        self._inner = self._replay(self._compiler.build) or self._inner
+        """Follow the grammar itself again, or close the answer here."""
+        parser = self._replay(self._compiler.build)
+        if parser:
+            self._inner, self._closed_at = parser, None
+        else:
+            self._close()
 
 
 def masks_of(matchers: Sequence[Matcher]) -> list[Mask]:
