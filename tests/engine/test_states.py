@@ -338,8 +338,11 @@ def test_a_session_goes_on_from_an_answer_that_was_drafted() -> None:
     assert again.usage.num_cached >= 80
 
 
-def test_after_a_wrong_draft_what_was_right_is_computed_again() -> None:
+def test_after_a_wrong_draft_what_was_right_is_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """From the state in front of it, without another draft."""
+    observe = StepCost.observe  # how far it drafts is up to what steps take
+    monkeypatch.setattr(StepCost, "observe", lambda cost, num_tokens, _: observe(cost, num_tokens, 0.03))
+    monkeypatch.setattr(StepCost, "stall_s", 0.0)
     with make_engine(num_states=4, drafts=False) as engine:
         said = list(engine.generate(prompt(9), greedy(12)).token_ids)
     steps: list[tuple[int, int]] = []  # where they begin, and how many tokens they have
@@ -356,4 +359,4 @@ def test_after_a_wrong_draft_what_was_right_is_computed_again() -> None:
     first = next(i for i, begin in enumerate(begins) if begins.count(begin) == 2)
     (begin, num_drafted), (same, num_again) = steps[first : first + 2]
     assert begin == same
-    assert num_again == 9 + len(said[:4]) - begin < num_drafted  # how far it drafts is up to what steps take
+    assert num_again == 9 + len(said[:4]) - begin < num_drafted
