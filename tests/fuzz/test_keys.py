@@ -23,6 +23,7 @@ from tests.loopback import http_at
 from tests.server.serving import Routing, Serving, until
 
 from hotloop.border.keys import OPERATOR_PATHS, ApiKeys, read_keys
+from hotloop.border.requests import HELLO_PATHS
 from hotloop.cli.serving.pages import live_of_engine, live_of_router, page_of
 from hotloop.core.config import EngineConfig, ServerConfig
 from hotloop.router.kinds import PATHS, QUESTIONS
@@ -174,7 +175,9 @@ CASES: dict[str, Callable[[Client, random.Random], Asked]] = {
     "GET /v1/cache/explain/{id:path}": lambda client, rng: plain(
         f"/v1/cache/explain/{client.latest(client.answers, rng)}"
     )(client, rng),
-    **{f"GET {path}": plain(path) for path in ("/v1/models", "/health", "/ready", "/version", "/metrics")},
+    **{
+        f"GET {path}": plain(path) for path in ("/v1/models", "/health", "/ready", "/version", "/metrics", *HELLO_PATHS)
+    },
     "GET /openapi.json": plain("/openapi.json"),
     "GET /v1/models/{model:path}": plain("/v1/models/tiny"),
     "POST /tokenize": lambda client, rng: ("POST", "/tokenize", {"prompt": prompt(client, rng)}),
@@ -219,6 +222,10 @@ def tell(asked: Asked, answer: httpx.Response) -> object:
         return {name: re.findall(rf'"{name}": ?(\d+)', answer.text)[-1:] for name in TELLING}
     if asked[1].startswith("/ui/api/runs") and answer.status_code == 200:
         return sorted((name, repr(value)) for name, value in walk(answer.json()) if name in SHOWN)
+    if asked[1].endswith("/compact") and answer.status_code == 200:  # the summary is sampled, and sealed
+        made = answer.json()
+        usage = made["usage"]["input_tokens"], made["usage"]["input_tokens_details"]
+        return usage, [item.get("content") for item in made["output"]]
     return answer.status_code, VOLATILE.sub("", answer.text)
 
 

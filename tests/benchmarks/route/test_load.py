@@ -62,7 +62,7 @@ async def test_an_answer_that_breaks_off_is_told_from_a_whole_one(stub: Stub, cl
 
 async def test_an_answer_that_does_not_come_is_given_up(stub: Stub):
     await stub.set_fault(Fault("hang", 60))
-    client = LeanClient(stub.url, timeout_s=0.02)
+    client = LeanClient(stub.url, timeout_s=1)
     exchange = client.ask(REQUEST)
     await exchange.ended
     assert (exchange.status, exchange.broken, exchange.first_at) == (0, "timeout", math.inf)

@@ -79,7 +79,7 @@ class Replica:
         return f"{scheme}://{'[::1]' if ':' in self._host else self._host}:{self.port}"
 
     def upstream(self, *, max_connections: int = 8, timeouts: Timeouts | None = None) -> Http1Upstream:
-        timeouts = timeouts or Timeouts()
+        timeouts = timeouts or Timeouts(connect_s=120)  # however busy the machine is
         return Http1Upstream(split_url(self.url), max_connections=max_connections, timeouts=timeouts)
 
     async def until(self, is_true: Callable[["Replica"], bool]) -> None:
