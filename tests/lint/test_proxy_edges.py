@@ -98,6 +98,14 @@ def test_a_compressed_answer_passes_untouched_and_is_read():
     assert [(exchange.answer.usage.num_prompt, exchange.answer.parts[0].text) for exchange in seen] == [(7, "Hello.")]
 
 
+def test_an_answer_that_becomes_too_large_is_passed_on_and_not_read():
+    squeezed, seen = gzip.compress(json.dumps(ANSWER | {"unread": "a" * (33 << 20)}).encode()), []
+    api = an_api(answering(squeezed, headers=[(b"content-encoding", b"gzip")]))
+    with serving(api) as address, serving(ProxyServer(LintProxy(address, seen.append))) as url:
+        assert post_raw(url) == ("gzip", squeezed)
+    assert [exchange.answer.parts for exchange in seen] == [()]
+
+
 def test_answers_are_asked_for_in_encodings_that_can_be_read():
     seen = []
     with serving(an_api(answering(seen=seen))) as address, watching(address) as (url, _):

@@ -104,6 +104,10 @@ def test_a_recorded_request_that_is_none_is_left_out(said: object):
     assert [*read_spans([span])] == []
 
 
+def test_what_a_span_of_another_kind_calls_a_request_is_left_out():
+    assert [*read_spans([span("made up", bodies()[0][0])])] == []
+
+
 def test_a_recorded_run_as_its_client_saw_it():
     body = bodies()[0][0]
     told = {names.NUM_PROMPT: 9, names.NUM_CACHED: 4, names.NUM_OUTPUT: 2, names.FIRST_TOKEN_NS: 10**9 + 5_000_000}

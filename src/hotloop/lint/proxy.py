@@ -42,7 +42,7 @@ from hotloop.wire.sse import is_ping
 _WINDOW = 3
 _MAX_RUNS = 256
 log = logging.getLogger("hotloop.lint")
-_MAX_KEPT = 32 << 20  # bytes of an answer; a longer one is passed on and not read
+_MAX_KEPT = 32 << 20  # bytes of an answer, compressed or not; a longer one is passed on and not read
 _READABLE = (b"gzip", b"deflate", b"identity")
 
 
@@ -245,10 +245,14 @@ def _readable(name: bytes, value: bytes) -> tuple[bytes, bytes]:
 
 
 def _decode(data: bytes, encoding: str) -> bytes:
-    """Empty for what only other libraries can decompress."""
+    """Empty for what only other libraries can decompress, and for what becomes too large."""
     if encoding in ("", "identity"):
         return data
     try:
-        return zlib.decompress(data, zlib.MAX_WBITS | 32) if encoding in ("gzip", "deflate") else b""
+        if encoding not in ("gzip", "deflate"):
+            return b""
+        inflater = zlib.decompressobj(zlib.MAX_WBITS | 32)
+        read = inflater.decompress(data, _MAX_KEPT)
+        return b"" if inflater.unconsumed_tail else read
     except zlib.error:
         return b""

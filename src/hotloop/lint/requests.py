@@ -177,7 +177,7 @@ def read_spans(spans: Sequence[Span]) -> Iterator[LintedRequest]:
     if not recorded:
         raise ConfigError("the run was recorded without its prompts; record it with `trace_content = true`")
     seen = {span.name for span in recorded}
-    outermost = next(name for name in (names.CHAT, names.ROUTE, names.REQUEST) if name in seen)
+    outermost = next((name for name in (names.CHAT, names.ROUTE, names.REQUEST) if name in seen), None)
     for span in recorded:
         if span.name == outermost and not span.attributes.get(names.IS_PREFILL_ONLY):
             yield from _exchange(span)
