@@ -189,6 +189,14 @@ def test_an_answer_whose_grammar_fails_is_closed(temperature: float, monkeypatch
     assert len(json.loads(done.text)) >= 9
 
 
+def test_what_is_cut_is_whole_where_spaces_are_free() -> None:
+    grammar = Grammar("lark", 'start: %json {"type": "object", "x-guidance": {"whitespace_flexible": true}}')
+    with make_engine() as engine:
+        for seed in range(60):
+            done = answer(engine, SamplingParams(temperature=1, seed=seed, max_tokens=100 + seed), grammar)
+            assert isinstance(json.loads(done.text), dict), done.text
+
+
 def test_a_regex_and_its_end() -> None:
     with make_engine() as engine:
         for seed in range(10):
