@@ -192,6 +192,18 @@ def test_without_strict_a_call_is_still_one_of_a_tool_and_json(is_said: bool, st
     assert isinstance(json.loads(arguments), dict)
 
 
+def test_without_strict_a_call_that_is_cut_is_json() -> None:
+    wild = 'Well.\n<tool_call>\n{"name": "weather", "arguments": {"days": five}}\n</tool_call>'
+    tools = [tool("weather", WEATHER, strict=False), tool("clock", strict=False)]
+    num_calls = 0
+    with saying(wild) as client:
+        for seed in range(40):
+            done = ask(client, tools=tools, max_tokens=120 + 5 * seed, seed=seed)
+            assert all(isinstance(arguments, dict) for _, arguments in calls_of(done))
+            num_calls += len(calls_of(done))
+    assert num_calls >= 20
+
+
 @pytest.mark.parametrize(
     ("arguments", "is_broken"), [({"city": "Rome", "days": "two"}, True), ({"city": "Rome", "days": 2}, False)]
 )

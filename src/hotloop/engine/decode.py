@@ -39,7 +39,7 @@ class Guide:
     forced: deque[int] = field(default_factory=deque)
     look_at: int = _FAR  # tokens left, from which on it is seen whether the answer can still be completed
     is_cut: bool = False  # whether the answer ends as it does for lack of room
-    was_complete: bool = False  # whether the answer could have ended before: what came since was the model's choice
+    complete_at: int | None = None  # tokens after which it could have ended: what came since was the model's choice
 
 
 class TokenDecoder:
@@ -119,26 +119,32 @@ class TokenDecoder:
         """Let the matcher take a sampled token, unless the answer could then not be completed in the room there is.
 
         Then the first token of the shortest ending is taken instead, if that closes something: an answer may be cut
-        short, but nothing else is put in its place. Where nothing closes, and the answer could have ended before, it
-        ends: what was begun since, such as one call more, would not be whole. Whether there is room is seen at places
-        that depend on the tokens alone.
+        short, but nothing else is put in its place, unless the model's token is but space or leaves no way to end.
+        Where nothing closes, and the answer could have ended before, it ends: what was begun since, such as one call
+        more, would not be whole; but not within a call whose function has been chosen. Whether there is room is seen at
+        places that depend on the tokens alone.
         """
         num_left = request.max_tokens - request.num_output
-        guide.was_complete = guide.was_complete or guide.matcher.is_complete
+        if guide.matcher.is_complete:
+            guide.complete_at = request.num_output
         self._advance(guide, token_id, num_left)
         is_large = len(guide.forced) >= _LARGE and num_left <= _FAR
         if num_left > guide.look_at and not is_large:
             return token_id
-        num_spare = self._num_spare(guide, num_left, num_reserved=min(request.max_tokens // 32, _MAX_RESERVED))
+        num_reserved = min(request.max_tokens // 32, _MAX_RESERVED)
+        num_spare = self._num_spare(guide, num_left, num_reserved=num_reserved)
         if num_spare >= 0:
             guide.look_at = num_left - num_spare // 2 if num_spare > _NEAR else num_left
             return token_id
-        is_too_long = guide.was_complete and guide.matcher.ending(_FAR) is not None
+        is_too_long = guide.complete_at is not None and guide.matcher.ending(_FAR) is not None
         guide.matcher.rollback(1 + len(guide.forced))
         guide.forced.clear()
+        if is_too_long and guide.complete_at is not None:
+            is_too_long = not guide.matcher.is_in_arguments(request.num_output - guide.complete_at)
         ending = guide.matcher.ending(num_left)
         closing_id = None if ending is None else ending[0] if ending else guide.matcher.eos_id
-        if closing_id is not None and guide.matcher.closes(closing_id):
+        is_hopeless = guide.matcher.is_blank(token_id) or (num_spare + num_reserved < 0 and not is_too_long)
+        if closing_id is not None and (is_hopeless or guide.matcher.closes(closing_id)):
             guide.is_cut |= token_id != closing_id
             token_id = closing_id
         elif closing_id is not None and is_too_long:
@@ -156,7 +162,7 @@ class TokenDecoder:
         num_left -= 1 + len(guide.forced)
         ending = guide.matcher.ending(num_left) if num_left >= 0 else None
         if ending is None:
-            return -1
+            return -1 - num_reserved
         return num_left - len(ending) - num_reserved if ending else num_left
 
     def _advance(self, guide: Guide, token_id: int, num_left: int) -> None:

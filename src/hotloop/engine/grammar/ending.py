@@ -23,6 +23,11 @@ _TAGS = ("\n</parameter>\n", "\n</parameter>", "\n</function>", "\n</tool_call>"
 _TEXT_ENDS = ("</parameter>", "</arg_value>", "</｜DSML｜parameter>", '<|"|>', "<escape>", "</arg_key>")
 # These close all calls, where another one might begin.
 _CALL_ENDS = ("<|tool_calls_section_end|>", "<｜tool▁calls▁end｜>", "</minimax:tool_call>")
+# What stands before a call's name, and what behind it, in one family or another.
+_NAMING = r'"name"|invoke name=|<function=|<tool_call>|functions\.|tool▁call▁begin|\[TOOL_CALLS\]|call:(?![\w.-]+\{)'
+_NAMED = r'"(?:arguments|parameters)"|[<｜]parameter|<arg_key>|<\|message\|>|\[ARGS\]|tool_call_argument_begin'
+_NAMED += r"|tool▁sep｜>\s*\{|```json\s*\{|call:[\w.-]+\{"
+_PLACE = re.compile(f"({_NAMED})|{_NAMING}".encode())
 _BRACKETS = "}]/"  # the last is of a tag that has been begun
 _SEPARATORS = (", ", ",", ": ", ":")
 _VALUES = '0"[{nft123456789-' + string.punctuation + string.ascii_letters + " \n"
@@ -81,6 +86,12 @@ def find_hints(text: str) -> Hints:
 
 def _as_json(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def is_in_arguments(text: bytes) -> bool:
+    """Whether a text ends behind the name of a call that it has begun."""
+    places = [match[1] for match in _PLACE.finditer(text)]
+    return bool(places) and places[-1] is not None
 
 
 def _words_of(pattern: str) -> Iterator[str]:

@@ -23,7 +23,7 @@ from hotloop.core.errors import RequestError
 from hotloop.core.grammar import Grammar
 from hotloop.core.shelf import Shelf
 from hotloop.engine.grammar.compiler import Compiler, first_line
-from hotloop.engine.grammar.ending import NO_HINTS, Hints, find_hints
+from hotloop.engine.grammar.ending import NO_HINTS, Hints, find_hints, is_in_arguments
 from hotloop.engine.grammar.trial import is_plain
 from hotloop.models.tokenizer import Tokenizer
 
@@ -161,6 +161,15 @@ class Matcher:
         """Whether a token ends something, be it the answer, and says nothing by itself."""
         text = self._compiler.token_bytes[token_id].lstrip().lstrip(b"\xff")  # which stands before special ones
         return token_id in self._compiler.eos_ids or not text or text[:1] in b'"}],:</'
+
+    def is_in_arguments(self, num_tokens: int) -> bool:
+        """Whether the last of its tokens, so many, have chosen the function of a call that they have not finished."""
+        taken = self._taken[len(self._taken) - num_tokens :] if num_tokens else []
+        return is_in_arguments(b"".join(self._compiler.token_bytes[i] for i in taken))
+
+    def is_blank(self, token_id: int) -> bool:
+        """Whether a token is nothing but space."""
+        return not self._compiler.token_bytes[token_id].strip()
 
     def ending(self, max_tokens: int) -> list[int] | None:
         """A short way from here to a complete answer, its end not included; None if none was found."""

@@ -158,6 +158,9 @@ class ThoughtMatcher(Matcher):
             return True
         return self._answer.closes(token_id)
 
+    def is_in_arguments(self, num_tokens: int) -> bool:
+        return self._answer is not None and self._answer.is_in_arguments(num_tokens)
+
     def ending(self, max_tokens: int) -> list[int] | None:
         if self.has_ended or self._answer is None:
             return []
