@@ -55,7 +55,7 @@ test-page: model ## Run the page's tests in Chromium, which is installed where D
 
 test-ray: model ## Run the fleet's tests on a real Ray
 	@$(PIP) install -e '.[ray]' -c constraints.txt
-	$(BIN)/pytest tests/fleet
+	$(BIN)/pytest tests/ray
 
 $(CLIENTS)/.installed: Makefile
 	@$(CLIENTS)/py/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(CLIENTS)/py
@@ -81,7 +81,7 @@ $(KERNELS)/.installed: pyproject.toml constraints.txt constraints-kernels.txt
 	@touch $@
 
 test-kernels: $(KERNELS)/.installed ## Run the CUDA backend's tests without a card, in Triton's interpreter
-	OMP_NUM_THREADS=1 $(KERNELS)/bin/python -m pytest -n 2 tests/cuda
+	OMP_NUM_THREADS=1 $(KERNELS)/bin/python -m pytest -n 2 tests/backends/cuda
 
 $(CUDA)/.installed: pyproject.toml constraints.txt
 	@$(CUDA)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(CUDA)
@@ -90,7 +90,7 @@ $(CUDA)/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 test-gpu: $(GPU_READY) ## Run the CUDA backend's tests on this machine's card, then random requests for two minutes
-	$(GPU_PYTHON) -m pytest tests/cuda
+	$(GPU_PYTHON) -m pytest tests/backends/cuda
 	$(GPU_PYTHON) -m benchmarks.soak --cuda --minutes 2
 
 bench-gpu: $(GPU_READY) ## Measure the CUDA backend on this machine's card, beside the card's limits

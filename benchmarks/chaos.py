@@ -33,10 +33,10 @@ from benchmarks.command import main, show_report
 from benchmarks.route.processes import RouterProcess
 from benchmarks.vocabularies import END, write_filled_tokenizer
 from hotloop.bench.serving import ChildServer
-from hotloop.border.listen import bind
 from hotloop.cli.loading import console
 from hotloop.cli.settings import Json
 from hotloop.core.errors import RemoteError
+from hotloop.http.listen import bind
 
 MARK = "BENCH_CHAOS"
 """In the environment of all that is started here, and of what that starts."""

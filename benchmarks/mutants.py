@@ -47,16 +47,16 @@ def _engine(*names: str) -> list[str]:
 _DRAFTING = [f"tests/engine/drafting/test_{name}.py" for name in ("worth", "payoff", "speculation")]
 _PLACEMENT = [f"tests/router/placement/test_{name}.py" for name in ("policy", "index")]
 TESTS: Mapping[str, list[str]] = {
-    "engine/blocks.py": _engine("blocks", "radix"),
-    "engine/node.py": _engine("radix", "states_places", "radix_host", "states"),
-    "engine/holds.py": _engine("retention", "radix", "radix_host"),
-    "engine/eviction.py": _engine("retention", "radix", "radix_host"),
-    "engine/retention.py": _engine("retention", "radix", "radix_host"),
-    "engine/radix.py": _engine("radix", "radix_host", "retention", "states_host", "states"),
-    "engine/states.py": _engine("states_places", "states_host", "states", "scheduler"),
-    "engine/fairness.py": _engine("fairness", "scheduler"),
-    "engine/admission.py": _engine("admission", "scheduler_rooms", "scheduler"),
-    "engine/scheduler.py": _engine("scheduler_steps", "scheduler_rooms", "scheduler_short", "scheduler"),
+    "engine/kvcache/blocks.py": _engine("blocks", "radix"),
+    "engine/kvcache/node.py": _engine("radix", "states_places", "radix_host", "states"),
+    "engine/kvcache/holds.py": _engine("retention", "radix", "radix_host"),
+    "engine/kvcache/eviction.py": _engine("retention", "radix", "radix_host"),
+    "engine/kvcache/retention.py": _engine("retention", "radix", "radix_host"),
+    "engine/kvcache/radix.py": _engine("radix", "radix_host", "retention", "states_host", "states"),
+    "engine/kvcache/recurrent.py": _engine("states_places", "states_host", "states", "scheduler"),
+    "engine/scheduler/fairness.py": _engine("fairness", "scheduler"),
+    "engine/sessions/admission.py": _engine("admission", "scheduler_rooms", "scheduler"),
+    "engine/scheduler/scheduler.py": _engine("scheduler_steps", "scheduler_rooms", "scheduler_short", "scheduler"),
     "engine/drafting/payoff.py": _DRAFTING,
     "engine/drafting/speculation.py": _DRAFTING,
     "router/placement/index.py": _PLACEMENT[::-1],
@@ -68,17 +68,17 @@ TESTS: Mapping[str, list[str]] = {
 _SHARED_AGAIN = "whole blocks that are shared already are shared once more, which does nothing"
 _NO_PLACE_AHEAD = "one that is past its prompt is compared for nothing: no place in it lies ahead"
 EQUIVALENT: Mapping[str, str] = {
-    "engine/scheduler.py: request.num_settled // self.block_size > part.begin // self.block_size -> "
+    "engine/scheduler/scheduler.py: request.num_settled // self.block_size > part.begin // self.block_size -> "
     "request.num_settled // self.block_size >= part.begin // self.block_size": _SHARED_AGAIN,
-    "engine/scheduler.py: request.num_settled // self.block_size -> request.num_settled * self.block_size": (
+    "engine/scheduler/scheduler.py: request.num_settled // self.block_size -> request.num_settled * self.block_size": (
         _SHARED_AGAIN
     ),
-    "engine/scheduler.py: room <= 0 -> room < 0": (
+    "engine/scheduler/scheduler.py: room <= 0 -> room < 0": (
         "one that runs may adopt what is cached a step earlier; it computes nothing, for there is no room"
     ),
-    "engine/states.py: run.request.num_computed < run.request.num_prompt - 1 -> "
+    "engine/kvcache/recurrent.py: run.request.num_computed < run.request.num_prompt - 1 -> "
     "run.request.num_computed <= run.request.num_prompt - 1": _NO_PLACE_AHEAD,
-    "engine/states.py: run.request.num_prompt - 1 -> run.request.num_prompt + 1": _NO_PLACE_AHEAD,
+    "engine/kvcache/recurrent.py: run.request.num_prompt - 1 -> run.request.num_prompt + 1": _NO_PLACE_AHEAD,
 }
 """Mutants that change nothing anybody could see, by name, and why."""
 

@@ -22,10 +22,10 @@ from hotloop.bench.report import figures_table, percentile
 from hotloop.cli.settings import Json
 from hotloop.core.config import EngineConfig
 from hotloop.core.request import Request, SamplingParams, TokenEvent
-from hotloop.engine.blocks import BlockPool
 from hotloop.engine.core import StepReport
 from hotloop.engine.engine import Engine
-from hotloop.engine.radix import RadixTree
+from hotloop.engine.kvcache.blocks import BlockPool
+from hotloop.engine.kvcache.radix import RadixTree
 
 VOCAB_SIZE = 49_152
 NUM_RUNNING = (16, 256)

@@ -139,8 +139,8 @@ def open_card() -> tuple[Tokenizer, Backend]:
     """A tiny model of random weights on this machine's card, with as little room."""
     import torch  # noqa: PLC0415 - not on every machine
 
+    from hotloop.backends.cuda.parallel.workers import Plan  # noqa: PLC0415
     from hotloop.backends.cuda.runner import CudaBackend  # noqa: PLC0415
-    from hotloop.backends.cuda.workers import Plan  # noqa: PLC0415
     from hotloop.models.memory import kv_token_bytes  # noqa: PLC0415
     from hotloop.models.model import load_model  # noqa: PLC0415
 

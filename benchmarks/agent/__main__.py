@@ -13,11 +13,11 @@ from rich.console import Group
 from rich.table import Table
 
 from benchmarks.agent.fleet import FleetRun, Work, ablation, run_fleet
-from benchmarks.agent.foresight import foresight_row, read_runs
 from benchmarks.agent.recorded import AgentJob, Latency, read_agent_jobs
+from benchmarks.agent.speculation import read_runs, speculation_row
 from benchmarks.command import main
 from hotloop.agent.predict.predictor import Predictor
-from hotloop.agent.speculation import SpeculativeForesight
+from hotloop.agent.speculation import SpeculativeTools
 from hotloop.bench.serving import exit_on_sigterm
 from hotloop.cli.loading import pull_model
 from hotloop.cli.output import progress, show
@@ -25,7 +25,7 @@ from hotloop.cli.settings import Json, pick_names
 from hotloop.core.config import DEFAULT_MODEL
 from hotloop.core.errors import ConfigError
 
-PATTERNS = ("foresight", "fleet")
+PATTERNS = ("speculation", "fleet")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,10 +34,10 @@ class AgentFlags:
 
     data: Path | None = None
     """Recorded transcripts with tool calls, .jsonl or .jsonl.gz."""
-    pattern: str = "foresight,fleet"
+    pattern: str = "speculation,fleet"
     """What is measured, separated by commas."""
     learn: PositiveInt = 30
-    """How many transcripts foresight learns from before; the fleet's jobs are taken from those behind them."""
+    """How many transcripts speculation learns from before; the fleet's jobs are taken from those behind them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,16 +71,16 @@ def agent(
     wanted = pick_names(flags.pattern, PATTERNS, "pattern")
     if flags.data is None:
         raise ConfigError(f"{wanted[0]} needs --data: transcripts to learn from and to run again")
-    foresight = foresight_row(flags.data, flags.learn) if "foresight" in wanted else {}
+    speculation = speculation_row(flags.data, flags.learn) if "speculation" in wanted else {}
     runs = _measure_fleet(flags.data, flags, fleet) if "fleet" in wanted else []
     failures = [failure for run in runs for failure in run.failures]
-    show(report_json(foresight, runs), report_tables(foresight, runs), as_json, failures)
+    show(report_json(speculation, runs), report_tables(speculation, runs), as_json, failures)
 
 
 def _measure_fleet(data: Path, flags: AgentFlags, fleet: FleetFlags) -> list[FleetRun]:
     exit_on_sigterm()
     pull_model(DEFAULT_MODEL)
-    jobs, make_foresight = _load_jobs(data, flags.learn, fleet)
+    jobs, make_speculation = _load_jobs(data, flags.learn, fleet)
     rows = ablation(fleet.agents)
     rows = rows if fleet.ablation else [rows[0], rows[-1]]
     runs = []
@@ -89,40 +89,40 @@ def _measure_fleet(data: Path, flags: AgentFlags, fleet: FleetFlags) -> list[Fle
             task = bar.add_task(patterns.label, total=len(jobs))
             latency, on_job = Latency(fleet.tool_time), partial(bar.advance, task)
             work = Work(jobs=jobs, latency=latency, max_tokens=fleet.max_out, on_job=on_job)
-            runs.append(run_fleet(work, patterns, make_foresight()))
+            runs.append(run_fleet(work, patterns, make_speculation()))
     return runs
 
 
 def _load_jobs(
     data: Path, num_learn: int, fleet: FleetFlags
-) -> tuple[Sequence[AgentJob], Callable[[], SpeculativeForesight]]:
-    """The jobs, and foresight that has seen what came before them; a new one for every row."""
+) -> tuple[Sequence[AgentJob], Callable[[], SpeculativeTools]]:
+    """The jobs, and speculation that has seen what came before them; a new one for every row."""
     jobs = list(islice(read_agent_jobs(data, max_chars=fleet.max_chars, skip=num_learn), fleet.jobs))
     if not jobs:
         raise ConfigError(f"{data} has no transcript of fewer than {fleet.max_chars} characters to run")
     lessons = read_runs(data)[:num_learn]
 
-    def make() -> SpeculativeForesight:
+    def make() -> SpeculativeTools:
         predictor = Predictor()
         for lesson in lessons:
             predictor.learn(lesson)
-        return SpeculativeForesight(predictor)
+        return SpeculativeTools(predictor)
 
     return jobs, make
 
 
-def report_json(foresight: dict[str, float], fleet: Sequence[FleetRun]) -> dict[str, Any]:
+def report_json(speculation: dict[str, float], fleet: Sequence[FleetRun]) -> dict[str, Any]:
     return {
-        "foresight": foresight,
+        "speculation": speculation,
         "fleet": [_fleet_json(run, fleet) for run in fleet],
     }
 
 
-def report_tables(foresight: dict[str, float], fleet: Sequence[FleetRun]) -> Any:
+def report_tables(speculation: dict[str, float], fleet: Sequence[FleetRun]) -> Any:
     tables = []
-    if foresight:
-        table = Table("foresight", "", box=None)
-        for name, value in foresight.items():
+    if speculation:
+        table = Table("speculation", "", box=None)
+        for name, value in speculation.items():
             table.add_row(name, f"{value:g}")
         tables.append(table)
     if fleet:

@@ -17,7 +17,7 @@ from hotloop.agent.agent import Agent
 from hotloop.agent.conversation import Conversation
 from hotloop.agent.limits import Limits
 from hotloop.agent.model import Model
-from hotloop.agent.speculation import SpeculativeForesight
+from hotloop.agent.speculation import SpeculativeTools
 from hotloop.agent.wire.openai import OpenAIModel
 from hotloop.bench.serving import NAIVE, ChildServer
 from hotloop.core.errors import HotloopError
@@ -33,7 +33,7 @@ class Patterns:
     """How many jobs run at a time."""
     is_early: bool = True
     is_parallel: bool = True
-    has_foresight: bool = True
+    has_speculation: bool = True
     can_prefill_ahead: bool = True
     flags: tuple[str, ...] = ()
     """Of the server."""
@@ -44,7 +44,7 @@ NAIVE_LOOP = Patterns(
     num_agents=1,
     is_early=False,
     is_parallel=False,
-    has_foresight=False,
+    has_speculation=False,
     can_prefill_ahead=False,
     flags=NAIVE,
 )
@@ -59,7 +59,7 @@ def ablation(num_agents: int) -> list[Patterns]:
         replace(whole, label="one agent at a time", num_agents=1),
         replace(whole, label="without early dispatch", is_early=False),
         replace(whole, label="without parallel tools", is_parallel=False),
-        replace(whole, label="without foresight", has_foresight=False),
+        replace(whole, label="without speculation", has_speculation=False),
         replace(whole, label="without prefill-ahead", can_prefill_ahead=False),
         replace(whole, label="without drafts", flags=("--no-drafts",)),
         NAIVE_LOOP,
@@ -110,7 +110,7 @@ class Work:
         self,
         url: str,
         patterns: Patterns,
-        foresight: SpeculativeForesight | None = None,
+        speculation: SpeculativeTools | None = None,
         *,
         model: str | None = None,
         wrap: Wrap = lambda server, _: server,
@@ -126,7 +126,7 @@ class Work:
             async with places:
                 taken_at = time.monotonic()
                 try:
-                    agent = self._hire(job, wrap(server, job), patterns, foresight, options(number))
+                    agent = self._hire(job, wrap(server, job), patterns, speculation, options(number))
                     usage = await _run_job(agent, job)
                 except HotloopError as error:  # a job that fails is counted, and the others go on
                     result.failures.append(f"{job.id}: {error}")
@@ -148,7 +148,7 @@ class Work:
         job: AgentJob,
         server: Model,
         patterns: Patterns,
-        foresight: SpeculativeForesight | None,
+        speculation: SpeculativeTools | None,
         extra: Mapping[str, Any],
     ) -> Agent[str]:
         answers = [answer for episode in job.episodes for answer in episode.answers]
@@ -156,7 +156,7 @@ class Work:
             ReplayedModel(server, answers, max_tokens=self.max_tokens, is_late=not patterns.is_early),
             [RecordedTool(job, spec, self.latency) for spec in job.tools],
             job.system,
-            foresight=foresight if patterns.has_foresight else None,
+            speculation=speculation if patterns.has_speculation else None,
             can_prefill_ahead=patterns.can_prefill_ahead,
             limits=Limits(turns=100, concurrency=16 if patterns.is_parallel else 1),
             temperature=0.0,
@@ -171,7 +171,7 @@ async def _run_job(agent: Agent[str], job: AgentJob) -> ApiUsage:
     return usage
 
 
-def run_fleet(work: Work, patterns: Patterns, foresight: SpeculativeForesight) -> FleetRun:
+def run_fleet(work: Work, patterns: Patterns, speculation: SpeculativeTools) -> FleetRun:
     """Start a server, run all jobs against it, stop it."""
     with ChildServer(patterns.flags) as server:
-        return asyncio.run(work.run(server.url, patterns, foresight))
+        return asyncio.run(work.run(server.url, patterns, speculation))

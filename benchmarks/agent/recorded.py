@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from hotloop.agent.tools.tool import Surroundings, Traits
+from hotloop.agent.tools.tool import RunContext, ToolOptions
 from hotloop.bench.workload import Recorded, Transcript, read_transcripts
 from hotloop.core.message import Message, Tool, ToolCall
 
@@ -67,14 +67,14 @@ class RecordedTool:
 
     def __init__(self, job: AgentJob, spec: Tool, latency: Latency) -> None:
         self.spec = spec
-        self.traits = Traits(read_only=spec.name.startswith(READ_ONLY), timeout_s=None)
+        self.traits = ToolOptions(read_only=spec.name.startswith(READ_ONLY), timeout_s=None)
         self._job = job
         self._latency = latency
 
     def check(self, arguments: str) -> None:
         """Whatever was asked then is asked again."""
 
-    async def run(self, arguments: str, surroundings: Surroundings) -> str:
+    async def run(self, arguments: str, run_context: RunContext) -> str:
         key = (self.spec.name, canonical(arguments))
         await asyncio.sleep(self._latency.of(self._job.id, *key))
         return self._job.results.get(key, "nothing was found")

@@ -9,8 +9,8 @@ import msgspec
 
 from benchmarks.cache.script import Json
 from hotloop.bench.client import ChatClient, refused
-from hotloop.border.client import bearer, broke_off, open_client
 from hotloop.core.errors import RemoteError
+from hotloop.http.client import bearer, broke_off, open_client
 from hotloop.wire.sse import EventReader
 
 

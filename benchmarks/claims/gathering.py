@@ -20,7 +20,7 @@ from hotloop.agent.conversation import Conversation
 from hotloop.agent.events import CallDispatched, CallFinished, RunEnded
 from hotloop.agent.limits import Limits
 from hotloop.agent.model import Ask, Model, WrappedModel
-from hotloop.agent.tools.tool import FunctionTool, Traits
+from hotloop.agent.tools.tool import FunctionTool, ToolOptions
 from hotloop.agent.wire.openai import OpenAIModel
 from hotloop.bench.serving import ChildServer
 from hotloop.core.message import Message, ToolCall
@@ -81,7 +81,7 @@ async def gather(model: Model, cities: Sequence[str], way: Way, tool_s: float) -
     driven = DrivenModel(model, num_calls=len(cities), is_whole=way != "at once")
     agent: Agent[str] = Agent(
         driven,
-        [FunctionTool(weather, traits=Traits(read_only=True))],
+        [FunctionTool(weather, traits=ToolOptions(read_only=True))],
         _INSTRUCTIONS,
         limits=Limits(turns=6, concurrency=16 if way == "at once" else 1),
         can_prefill_ahead=way == "at once",

@@ -25,8 +25,8 @@ from benchmarks.claims.published import CONTINUOUS, FIRST, PREFIX, SERVING
 from benchmarks.claims.result import Figure, Result, taken_here, write_results
 from benchmarks.gpu.figures import Client, decode_alone
 from benchmarks.gpu.models import dummy_folder, dummy_model
+from hotloop.backends.cuda.parallel.workers import Plan
 from hotloop.backends.cuda.runner import CudaBackend, open_cuda
-from hotloop.backends.cuda.workers import Plan
 from hotloop.core.config import EngineConfig
 from hotloop.core.request import SamplingParams
 from hotloop.engine.engine import Engine

@@ -64,7 +64,7 @@ class Claim:
 TOKENS, FLAT, RECOMPUTED = "loop: tokens", "loop: flat steps", "loop: recomputed prefix"
 PREFIX, FIRST = "static prefix", "first token"
 TOOLS, COMPILER, GATHER = "parallel tools", "parallel calls (LLMCompiler)", "independent gathering"
-FORESIGHT = "speculative execution"
+SPECULATION = "speculative execution"
 STATIC, DYNAMIC, CONTINUOUS = "static batching", "dynamic batching", "continuous batching"
 PRIORITY, DRAFT, TIERS, SERVING, TOGETHER = "priority batching", "draft model", "tiers", "serving", "all together"
 
@@ -126,9 +126,9 @@ CLAIMS: Mapping[str, Claim] = {
         bars=(1 / 0.6, 2.5),
         reasons={"cpu": "much of the task is the model's own writing, which tools at once do not shorten"},
     ),
-    FORESIGHT: Claim(
+    SPECULATION: Claim(
         "calls predicted with more than 80% accuracy, 200 to 500 ms a step off the critical path",
-        "the same runs without foresight",
+        "the same runs without speculation",
         [Need("predicted right", "least", 0.8), Need("off a step", "least", 0.2)],
         reasons={
             "cpu": "nearly all hits are arguments of a tool that is named already, so only their writing is hidden"

@@ -102,7 +102,7 @@ class Result:
     note: str = ""
     missing: str = ""
     growth: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """Lines to draw from step to step, by name."""
+    """SessionIndex to draw from step to step, by name."""
     taken: Taken | None = None
 
     def figure(self, name: str) -> Figure:

@@ -8,22 +8,22 @@ from pathlib import Path
 
 from benchmarks.claims.batching import measure_batching
 from benchmarks.claims.drafting import measure_drafting
-from benchmarks.claims.foresight import measure_speculation
 from benchmarks.claims.gathering import measure_gathering
 from benchmarks.claims.loop import measure_loop
 from benchmarks.claims.priority import measure_priority
-from benchmarks.claims.published import DRAFT, FIRST, FORESIGHT, PREFIX, PRIORITY, TIERS, TOGETHER
+from benchmarks.claims.published import DRAFT, FIRST, PREFIX, PRIORITY, SPECULATION, TIERS, TOGETHER
 from benchmarks.claims.reading import measure_prefix, measure_streaming
 from benchmarks.claims.result import Result
+from benchmarks.claims.speculation import measure_speculation
 from benchmarks.claims.tiers import measure_cost
 from benchmarks.claims.together import measure_together
 from benchmarks.claims.workflows import write_workflows
 from hotloop.core.errors import HotloopError
 
 LOOP, TOOLS, BATCHING = "loop", "parallel tools", "batching"
-GROUPS = (LOOP, PREFIX, FIRST, TOOLS, FORESIGHT, BATCHING, PRIORITY, DRAFT, TIERS, TOGETHER)
+GROUPS = (LOOP, PREFIX, FIRST, TOOLS, SPECULATION, BATCHING, PRIORITY, DRAFT, TIERS, TOGETHER)
 """What can be measured on its own: some of it gives several claims."""
-WITHOUT_MODEL = frozenset({FORESIGHT})
+WITHOUT_MODEL = frozenset({SPECULATION})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +108,7 @@ def _scenarios(scale: Scale, supplies: Supplies, data: Path) -> Mapping[str, Cal
         PREFIX: lambda: measure_prefix(data, runs, scale.num_prompts, repeats),
         FIRST: lambda: measure_streaming(repeats, scale.num_output),
         TOOLS: lambda: measure_gathering(scale.tool_s, repeats),
-        FORESIGHT: lambda: measure_speculation(data, runs, scale.num_lessons, scale.num_splits),
+        SPECULATION: lambda: measure_speculation(data, runs, scale.num_lessons, scale.num_splits),
         BATCHING: lambda: measure_batching(scale.num_requests, repeats),
         PRIORITY: lambda: measure_priority(scale.num_user_turns, scale.num_workers, repeats),
         DRAFT: _paired(

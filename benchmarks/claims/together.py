@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.agent.fleet import NAIVE_LOOP, FleetRun, Patterns, Work
-from benchmarks.agent.foresight import read_runs
 from benchmarks.agent.recorded import AgentJob, read_agent_jobs
+from benchmarks.agent.speculation import read_runs
 from benchmarks.claims.published import TOGETHER
 from benchmarks.claims.result import Figure, Result, size_of
 from benchmarks.claims.workflows import write_workflows
 from hotloop.agent.model import Ask, WrappedModel
 from hotloop.agent.predict.predictor import Predictor
-from hotloop.agent.speculation import SpeculativeForesight
+from hotloop.agent.speculation import SpeculativeTools
 from hotloop.agent.wire.openai import OpenAIModel
 from hotloop.bench.client import ChatClient
 from hotloop.bench.serving import NAIVE, ChildServer
@@ -77,11 +77,11 @@ async def run_naive(url: str, jobs: Sequence[AgentJob], max_tokens: int) -> Flee
     return await Work(jobs=jobs, max_tokens=max_tokens).run(url, NAIVE_LOOP)
 
 
-async def run_whole(url: str, jobs: Sequence[AgentJob], max_tokens: int, foresight: SpeculativeForesight) -> FleetRun:
+async def run_whole(url: str, jobs: Sequence[AgentJob], max_tokens: int, speculation: SpeculativeTools) -> FleetRun:
     return await Work(jobs=jobs, max_tokens=max_tokens).run(
         url,
         Patterns(label="everything", num_agents=len(jobs)),
-        foresight,
+        speculation,
         model="auto",
         wrap=lambda server, job: HintedModel(server, job.num_calls),
         options=lambda number: {"priority": "background" if number % _EVERY else "interactive"},
@@ -89,7 +89,7 @@ async def run_whole(url: str, jobs: Sequence[AgentJob], max_tokens: int, foresig
 
 
 def measure_together(small: str, large: str, num_jobs: int, num_repeats: int, max_tokens: int = 16) -> Result:
-    """Servers are new for each repeat: nothing is cached, and foresight has seen other runs of the same workflows."""
+    """Servers are new for each repeat: nothing is cached, and speculation has seen other runs of the same workflows."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "workflows.jsonl"
         write_workflows(path)
@@ -133,7 +133,7 @@ def _take_whole(small: str, large: str, jobs: Sequence[AgentJob], max_tokens: in
     for lesson in lessons:
         predictor.learn(lesson)
     with _routed({"small": small, "large": large}) as url:
-        return asyncio.run(run_whole(url, jobs, max_tokens, SpeculativeForesight(predictor)))
+        return asyncio.run(run_whole(url, jobs, max_tokens, SpeculativeTools(predictor)))
 
 
 @contextmanager

@@ -14,8 +14,8 @@ from typing import Any, Self
 import httpx
 
 from benchmarks.tiers.questions import TierQuestion
-from hotloop.border.client import open_client
 from hotloop.core.errors import RemoteError
+from hotloop.http.client import open_client
 from hotloop.router.tiers.cascade import cascade
 from hotloop.router.tiers.config import Tier, TiersConfig, parse_tiers
 from hotloop.router.tiers.features import Features, look_at

@@ -20,7 +20,7 @@ from hotloop.agent.model import Ask
 from hotloop.agent.scripted import Part, ScriptedCall, ScriptedModel
 from hotloop.agent.tools.dispatch import carry_out
 from hotloop.agent.tools.result import MAX_CHARS
-from hotloop.agent.tools.tool import AgentTool, FunctionTool, Surroundings
+from hotloop.agent.tools.tool import AgentTool, FunctionTool, RunContext
 from hotloop.core.errors import ConfigError
 
 SERVER = str(Path(__file__).with_name("mcp_server.py"))
@@ -44,7 +44,7 @@ async def tools(request: pytest.FixtureRequest, served: ServedMcp) -> AsyncItera
 
 
 async def call(tool: AgentTool, arguments: str = "{}") -> tuple[str, bool]:
-    outcome = await carry_out(tool, arguments, Surroundings())
+    outcome = await carry_out(tool, arguments, RunContext())
     return outcome.text, outcome.is_error
 
 

@@ -14,9 +14,9 @@ from hotloop.agent.events import CallFinished, Event, Text
 from hotloop.agent.model import Ask
 from hotloop.agent.record import RecordingTool, record, replay
 from hotloop.agent.scripted import ScriptedCall, ScriptedModel
-from hotloop.agent.tape import RunDeparted, TapeWriter, read_tape
+from hotloop.agent.tape import ReplayMismatch, TapeWriter, read_tape
 from hotloop.agent.tools.dispatch import LATE, stop
-from hotloop.agent.tools.tool import AgentTool, FunctionTool, Surroundings, ToolError, Traits, tool
+from hotloop.agent.tools.tool import AgentTool, FunctionTool, RunContext, ToolError, ToolOptions, tool
 from hotloop.core.errors import ConfigError, HotloopError, RemoteError
 from hotloop.core.message import Message, ToolCall
 from hotloop.core.stream import TextDelta
@@ -65,8 +65,8 @@ class Counting:
             await never.wait()
             return "never"
 
-        drop = FunctionTool(lambda: "dropped", name="drop", traits=Traits(needs_approval=True))
-        keep = FunctionTool(lambda: "kept", name="keep", traits=Traits(needs_approval=True))
+        drop = FunctionTool(lambda: "dropped", name="drop", traits=ToolOptions(needs_approval=True))
+        keep = FunctionTool(lambda: "kept", name="keep", traits=ToolOptions(needs_approval=True))
         return [dice, broken, refuses, slow, drop, keep]
 
 
@@ -139,7 +139,7 @@ async def test_a_tool_whose_time_is_up_is_on_the_tape_however_late_it_began(
     """One that is broken off for another reason is not: nobody knows what it would have said."""
     slow = next(each for each in Counting().tools() if each.spec.name == "slow")
     tape = TapeWriter(tmp_path / "run.jsonl")
-    running = asyncio.create_task(RecordingTool(slow, tape).run("{}", Surroundings([])))
+    running = asyncio.create_task(RecordingTool(slow, tape).run("{}", RunContext([])))
     await asyncio.sleep(0)
     await stop([running], why=why)
     assert running.cancelled()
@@ -170,7 +170,7 @@ def dice() -> str:
 )
 async def test_a_run_that_departs_says_where(tmp_path: Path, agent: Agent[str], prompt: str, words: str) -> None:
     await record(once([ScriptedCall("dice"), "4."], [dice]), tmp_path / "run").run("go")
-    with pytest.raises(RunDeparted, match=words):
+    with pytest.raises(ReplayMismatch, match=words):
         await replay(agent, tmp_path / "run").run(prompt)
 
 
@@ -178,7 +178,7 @@ async def test_a_tape_ends(tmp_path: Path) -> None:
     await record(once(["Hi."]), tmp_path / "run").run("go")
     agent = replay(once([]), tmp_path / "run")
     assert (await agent.run("go")).output == "Hi."
-    with pytest.raises(RunDeparted, match="at its end"):
+    with pytest.raises(ReplayMismatch, match="at its end"):
         await agent.run("go")
 
 

@@ -274,7 +274,7 @@ class Watching:
         self.num_closed += 1
 
 
-async def test_what_was_foreseen_is_stopped_even_if_somebody_stops_the_stopping() -> None:
+async def test_what_was_speculative_is_stopped_even_if_somebody_stops_the_stopping() -> None:
     """A run that has failed waits for a tool that does not stop; whoever waits for the run does not want to."""
     is_stopping, may_stop, watching = asyncio.Event(), asyncio.Event(), Watching()
 
@@ -286,7 +286,9 @@ async def test_what_was_foreseen_is_stopped_even_if_somebody_stops_the_stopping(
             is_stopping.set()
             await may_stop.wait()
 
-    agent = Agent(ScriptedModel([ScriptedCall("stubborn")]), [stubborn], limits=Limits(time_s=0.01), foresight=watching)
+    agent = Agent(
+        ScriptedModel([ScriptedCall("stubborn")]), [stubborn], limits=Limits(time_s=0.01), speculation=watching
+    )
     task = asyncio.create_task(agent.run("go"))
     await is_stopping.wait()
     task.cancel()

@@ -14,8 +14,8 @@ from hotloop.agent.events import CallDispatched
 from hotloop.agent.model import Ask, Model
 from hotloop.agent.predict.predictor import Predictor
 from hotloop.agent.scripted import ScriptedCall, ScriptedModel
-from hotloop.agent.speculation import SpeculativeForesight
-from hotloop.agent.tools.tool import FunctionTool, Traits, tool
+from hotloop.agent.speculation import SpeculativeTools
+from hotloop.agent.tools.tool import FunctionTool, ToolOptions, tool
 from hotloop.agent.wire.served import session_headers
 from hotloop.core.errors import RequestError
 from hotloop.core.prices import Prices
@@ -173,11 +173,11 @@ async def test_a_summary_belongs_to_the_run(tracer: ListTracer) -> None:
     assert any(chat.parent_id == root.span_id for chat in named(tracer, names.CHAT))
 
 
-async def test_what_was_foreseen_is_told_used_or_wasted(tracer: ListTracer) -> None:
+async def test_what_was_speculative_is_told_used_or_wasted(tracer: ListTracer) -> None:
     predictor = Predictor()
     for number in range(30):
         predictor.learn(clerk(number))
-    foresight, orders = SpeculativeForesight(predictor), ["W099A0", "W099A1", "W099A2"]
+    speculation, orders = SpeculativeTools(predictor), ["W099A0", "W099A1", "W099A2"]
 
     async def find_customer(customer_id: str) -> Any:
         return {"name": "Ann", "orders": orders}
@@ -185,21 +185,21 @@ async def test_what_was_foreseen_is_told_used_or_wasted(tracer: ListTracer) -> N
     async def find_order(order_id: str) -> Any:
         return {"order_id": order_id, "status": "sent"}
 
-    finders = [FunctionTool(each, traits=Traits(read_only=True)) for each in (find_customer, find_order)]
+    finders = [FunctionTool(each, traits=ToolOptions(read_only=True)) for each in (find_customer, find_order)]
     looks = [
         ScriptedCall("find_order", order_id=order) for order in orders[:2]
     ]  # not the third, which is expected, too
     model = ScriptedModel([ScriptedCall("find_customer", customer_id="ann_lee_1099"), *looks, "All are on their way."])
-    agent = Agent(model, finders, tracer=tracer, foresight=foresight)
+    agent = Agent(model, finders, tracer=tracer, speculation=speculation)
     await listen(agent, "Hello, I am ann_lee_1099. Where are my orders W099A0 and W099A1 and W099A2?")
-    guesses = named(tracer, names.FORESEEN)
-    calls = [span for span in named(tracer, names.TOOL) if span.attributes[names.WAS_FORESEEN]]
-    assert len(calls) == sum(span.attributes[names.WAS_USED] for span in guesses) == foresight.foreseen.num_hits == 3
-    assert len(guesses) - len(calls) == foresight.foreseen.num_wasted == 1
+    guesses = named(tracer, names.SPECULATIVE)
+    calls = [span for span in named(tracer, names.TOOL) if span.attributes[names.WAS_SPECULATIVE]]
+    assert len(calls) == sum(span.attributes[names.WAS_USED] for span in guesses) == speculation.counts.num_hits == 3
+    assert len(guesses) - len(calls) == speculation.counts.num_wasted == 1
     for call in calls:
         assert call.start_ns <= call.attributes[names.DISPATCHED_NS] <= call.end_ns
     told = build_ledger(tracer.spans).turns
-    assert [turn.num_foreseen for turn in told] == [1, 1, 1, 1]
+    assert [turn.num_speculative for turn in told] == [1, 1, 1, 1]
     assert [turn.num_wasted for turn in told] == [0, 0, 0, 1]
 
 

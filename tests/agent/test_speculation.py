@@ -19,25 +19,25 @@ from tests.agent.runs import end_of, listen, of
 
 from hotloop.agent.agent import Agent
 from hotloop.agent.conversation import Conversation
-from hotloop.agent.events import CallArguments, CallDispatched, CallFinished, CallForeseen, CallOpened, TurnFinished
+from hotloop.agent.events import CallArguments, CallDispatched, CallFinished, CallOpened, CallSpeculated, TurnFinished
 from hotloop.agent.model import Ask
 from hotloop.agent.predict.history import History
 from hotloop.agent.predict.predictor import Predictor, load_predictor
 from hotloop.agent.scripted import ScriptedCall, ScriptedModel
-from hotloop.agent.speculation import SpeculativeForesight
-from hotloop.agent.tools.tool import FunctionTool, Surroundings, Traits
+from hotloop.agent.speculation import SpeculativeTools
+from hotloop.agent.tools.tool import FunctionTool, RunContext, ToolOptions
 from hotloop.core.errors import ConfigError
 from hotloop.core.message import Message, ToolCall
 from hotloop.wire.event import Event as WireEvent
 
 ORDERS = ["W099A0", "W099A1", "W099A2"]
-READS = Traits(read_only=True)
+READS = ToolOptions(read_only=True)
 
 
 class Shop:
     """Tools that note when they are run. Those in `gates` wait until their gate is opened."""
 
-    def __init__(self, **traits: Traits) -> None:
+    def __init__(self, **traits: ToolOptions) -> None:
         self.log: list[str] = []
         self.cancelled: list[str] = []
         self.gates: dict[str, asyncio.Event] = {}
@@ -68,7 +68,7 @@ class Shop:
 
         made = []
         for function in (find_customer, find_order, cancel_order):
-            default = Traits() if function is cancel_order else READS
+            default = ToolOptions() if function is cancel_order else READS
             made.append(FunctionTool(function, traits=self._traits.get(function.__name__, default)))
         return made
 
@@ -80,8 +80,8 @@ def taught(num_runs: int = 30) -> Predictor:
     return predictor
 
 
-def agent(script: Any, shop: Shop, foresight: SpeculativeForesight) -> Agent[str]:
-    return Agent(ScriptedModel(script), shop.tools, foresight=foresight)
+def agent(script: Any, shop: Shop, speculation: SpeculativeTools) -> Agent[str]:
+    return Agent(ScriptedModel(script), shop.tools, speculation=speculation)
 
 
 def known() -> Conversation:
@@ -100,21 +100,21 @@ SCRIPT = [
 
 
 async def test_calls_run_before_the_model_asks_and_are_used():
-    foresight, shop = SpeculativeForesight(taught()), Shop()
-    events = await listen(agent(SCRIPT, shop, foresight), PROMPT)
+    speculation, shop = SpeculativeTools(taught()), Shop()
+    events = await listen(agent(SCRIPT, shop, speculation), PROMPT)
     assert end_of(events).output == "All are on their way."
-    assert [event.was_foreseen for event in of(CallDispatched, events)] == [True] * 4
-    for foreseen, opened in zip(of(CallForeseen, events), of(CallOpened, events), strict=True):
-        assert events.index(foreseen) < events.index(opened)
-        assert foreseen.confidence >= 0.8
+    assert [event.was_speculative for event in of(CallDispatched, events)] == [True] * 4
+    for speculative, opened in zip(of(CallSpeculated, events), of(CallOpened, events), strict=True):
+        assert events.index(speculative) < events.index(opened)
+        assert speculative.confidence >= 0.8
     assert shop.log == ["customer ann_lee_1099", *(f"order {order}" for order in ORDERS)]
-    told = foresight.foreseen
+    told = speculation.counts
     assert (told.num_started, told.num_hits, told.num_wasted) == (4, 4, 0)
 
 
 async def test_a_result_may_be_there_before_the_call_is_written():
-    """The model writes its call only once the tool is done: without foresight it would wait for ever."""
-    foresight, shop = SpeculativeForesight(taught()), Shop()
+    """The model writes its call only once the tool is done: without speculation it would wait for ever."""
+    speculation, shop = SpeculativeTools(taught()), Shop()
 
     class Slow(ScriptedModel):
         async def stream(self, ask: Ask) -> AsyncIterator[WireEvent]:
@@ -124,9 +124,9 @@ async def test_a_result_may_be_there_before_the_call_is_written():
                 yield event
 
     async with asyncio.timeout(30):
-        events = await listen(Agent(Slow(SCRIPT), shop.tools, foresight=foresight), PROMPT)
-    assert of(CallDispatched, events)[0].was_foreseen
-    assert foresight.foreseen.num_hits == 4
+        events = await listen(Agent(Slow(SCRIPT), shop.tools, speculation=speculation), PROMPT)
+    assert of(CallDispatched, events)[0].was_speculative
+    assert speculation.counts.num_hits == 4
 
 
 async def test_once_the_tool_is_named_its_arguments_are_guessed():
@@ -134,68 +134,68 @@ async def test_once_the_tool_is_named_its_arguments_are_guessed():
     for number in range(40):  # one in two runs only, so that nothing is expected before
         talk = clerk(number)
         predictor.learn(talk if number % 2 else [talk[0], Message("assistant", "Who are you?")])
-    foresight, shop = SpeculativeForesight(predictor), Shop()
-    events = await listen(agent([SCRIPT[0], "Thanks."], shop, foresight), PROMPT)
-    foreseen, more, dispatched = (of(kind, events)[0] for kind in (CallForeseen, CallArguments, CallDispatched))
-    assert foreseen.name == "find_customer"
-    assert not any(isinstance(event, CallForeseen) for event in events[: events.index(foreseen)])
-    assert events.index(foreseen) < events.index(more) < events.index(dispatched)
-    assert dispatched.was_foreseen
+    speculation, shop = SpeculativeTools(predictor), Shop()
+    events = await listen(agent([SCRIPT[0], "Thanks."], shop, speculation), PROMPT)
+    speculative, more, dispatched = (of(kind, events)[0] for kind in (CallSpeculated, CallArguments, CallDispatched))
+    assert speculative.name == "find_customer"
+    assert not any(isinstance(event, CallSpeculated) for event in events[: events.index(speculative)])
+    assert events.index(speculative) < events.index(more) < events.index(dispatched)
+    assert dispatched.was_speculative
     assert shop.log[0] == "customer ann_lee_1099"
 
 
 async def test_what_nobody_asks_for_is_stopped_and_never_seen():
-    foresight, shop = SpeculativeForesight(taught()), Shop()
+    speculation, shop = SpeculativeTools(taught()), Shop()
     shop.gates[f"order {ORDERS[0]}"] = asyncio.Event()
     model = ScriptedModel(lambda ask: "Nothing to look up.")
-    events = await listen(Agent(model, shop.tools, foresight=foresight), "And?", conversation=known())
-    assert of(CallForeseen, events)
+    events = await listen(Agent(model, shop.tools, speculation=speculation), "And?", conversation=known())
+    assert of(CallSpeculated, events)
     assert not of(CallDispatched, events)
     assert not of(CallFinished, events)
-    assert foresight.foreseen.num_wasted == foresight.foreseen.num_started == 1
-    assert foresight.foreseen.num_hits == 0
+    assert speculation.counts.num_wasted == speculation.counts.num_started == 1
+    assert speculation.counts.num_hits == 0
     assert shop.log == shop.cancelled == [f"order {ORDERS[0]}"]
     assert all("sent" not in message.content for ask in model.asks for message in ask.messages)
 
 
 async def test_another_argument_is_another_call():
-    foresight, shop = SpeculativeForesight(taught()), Shop()
+    speculation, shop = SpeculativeTools(taught()), Shop()
     script = [ScriptedCall("find_customer", customer_id="bob_lee_1099"), "Done."]
-    events = await listen(agent(script, shop, foresight), PROMPT)
-    assert [event.was_foreseen for event in of(CallDispatched, events)] == [False]
+    events = await listen(agent(script, shop, speculation), PROMPT)
+    assert [event.was_speculative for event in of(CallDispatched, events)] == [False]
     assert "customer bob_lee_1099" in shop.log
-    assert foresight.foreseen.num_wasted >= 1
-    assert foresight.foreseen.num_hits == 0
+    assert speculation.counts.num_wasted >= 1
+    assert speculation.counts.num_hits == 0
 
 
 async def test_an_early_call_is_given_out_once():
-    foresight, shop = SpeculativeForesight(taught()), Shop()
+    speculation, shop = SpeculativeTools(taught()), Shop()
     twice = [SCRIPT[0], SCRIPT[0]]
-    events = await listen(agent([twice, "Done."], shop, foresight), PROMPT)
-    assert sorted(event.was_foreseen for event in of(CallDispatched, events)) == [False, True]
+    events = await listen(agent([twice, "Done."], shop, speculation), PROMPT)
+    assert sorted(event.was_speculative for event in of(CallDispatched, events)) == [False, True]
     assert shop.log.count("customer ann_lee_1099") == 2
 
 
 async def test_what_was_read_before_a_write_is_not_used():
-    """The model cancels an order and looks at it in one turn: what was foreseen may be what it was before."""
-    foresight, shop = SpeculativeForesight(taught()), Shop()
-    early = foresight.open({tool.spec.name: tool for tool in shop.tools}, Surroundings(), lambda event: None)
+    """The model cancels an order and looks at it in one turn: what was speculative may be what it was before."""
+    speculation, shop = SpeculativeTools(taught()), Shop()
+    early = speculation.open({tool.spec.name: tool for tool in shop.tools}, RunContext(), lambda event: None)
     early.begin_turn(clerk(99, ORDERS)[:3], 1)
-    assert foresight.foreseen.num_started == 1
+    assert speculation.counts.num_started == 1
     assert early.claim(ToolCall("a", "cancel_order", json.dumps({"order_id": ORDERS[0]}))) is None
     assert early.claim(ToolCall("b", "find_order", json.dumps({"order_id": ORDERS[0]}))) is None
-    assert foresight.foreseen.num_wasted == 1
+    assert speculation.counts.num_wasted == 1
     await early.close()
 
 
 async def test_after_a_write_nothing_is_guessed_until_the_next_turn():
-    foresight, shop = SpeculativeForesight(taught()), Shop()
+    speculation, shop = SpeculativeTools(taught()), Shop()
     script = [
         [ScriptedCall("cancel_order", order_id="W1"), ScriptedCall("find_customer", customer_id="ann_lee_1099")],
         "Done.",
     ]
-    events = await listen(agent(script, shop, foresight), PROMPT)
-    assert [event.was_foreseen for event in of(CallDispatched, events)] == [False, False]
+    events = await listen(agent(script, shop, speculation), PROMPT)
+    assert [event.was_speculative for event in of(CallDispatched, events)] == [False, False]
     assert shop.log.count("cancel W1") == 1
 
 
@@ -208,15 +208,15 @@ def writes() -> Predictor:
 
 
 async def test_a_tool_that_is_not_read_only_never_runs_ahead():
-    foresight, shop = SpeculativeForesight(writes(), threshold=0.01), Shop()
-    assert foresight.predictor.predict(History().follow([user("cancel W099A1")]))[0].confidence > 0.8
-    events = await listen(agent(lambda ask: "No.", shop, foresight), "cancel W099A1")
-    assert not of(CallForeseen, events)
+    speculation, shop = SpeculativeTools(writes(), threshold=0.01), Shop()
+    assert speculation.predictor.predict(History().follow([user("cancel W099A1")]))[0].confidence > 0.8
+    events = await listen(agent(lambda ask: "No.", shop, speculation), "cancel W099A1")
+    assert not of(CallSpeculated, events)
     assert shop.log == []
     written = await listen(
-        agent([ScriptedCall("cancel_order", order_id="W099A1"), "Done."], shop, foresight), "cancel W099A1"
+        agent([ScriptedCall("cancel_order", order_id="W099A1"), "Done."], shop, speculation), "cancel W099A1"
     )
-    assert not of(CallForeseen, written)
+    assert not of(CallSpeculated, written)
     assert shop.log == ["cancel W099A1"]
 
 
@@ -232,11 +232,11 @@ def test_never_a_side_effect_that_was_not_asked_for(course: Sequence[str], is_ta
 
     async def play() -> None:
         predictor = writes() if is_taught else taught(6)
-        foresight, shop = SpeculativeForesight(predictor, threshold=0.01, max_waste=100.0, max_concurrent=50), Shop()
-        await listen(agent([*script, "Done."], shop, foresight), f"I am ann_lee_1, cancel {ORDERS[0]}")
+        speculation, shop = SpeculativeTools(predictor, threshold=0.01, max_waste=100.0, max_concurrent=50), Shop()
+        await listen(agent([*script, "Done."], shop, speculation), f"I am ann_lee_1, cancel {ORDERS[0]}")
         writing = [each for each in shop.log if each.startswith("cancel")]
         assert len(writing) == list(course).count("cancel_order")
-        told = foresight.foreseen
+        told = speculation.counts
         assert told.num_started == told.num_hits + told.num_wasted
 
     asyncio.run(play())
@@ -245,66 +245,66 @@ def test_never_a_side_effect_that_was_not_asked_for(course: Sequence[str], is_ta
 @pytest.mark.parametrize(
     "traits",
     [
-        Traits(),
-        Traits(idempotent=True),
-        Traits(read_only=True, needs_approval=True),
-        Traits(read_only=True, max_concurrency=1),
-        Traits(read_only=True, cost=0.01),
+        ToolOptions(),
+        ToolOptions(idempotent=True),
+        ToolOptions(read_only=True, needs_approval=True),
+        ToolOptions(read_only=True, max_concurrency=1),
+        ToolOptions(read_only=True, cost=0.01),
     ],
     ids=["writes", "idempotent", "needs approval", "few at a time", "costs money"],
 )
-async def test_what_does_not_run_ahead(traits: Traits):
-    foresight, shop = SpeculativeForesight(taught()), Shop(find_order=traits)
-    early = foresight.open({tool.spec.name: tool for tool in shop.tools}, Surroundings(), lambda event: None)
+async def test_what_does_not_run_ahead(traits: ToolOptions):
+    speculation, shop = SpeculativeTools(taught()), Shop(find_order=traits)
+    early = speculation.open({tool.spec.name: tool for tool in shop.tools}, RunContext(), lambda event: None)
     early.begin_turn(clerk(99, ORDERS)[:3], 1)
     await early.close()
-    assert foresight.foreseen.num_started == 0
+    assert speculation.counts.num_started == 0
 
 
 async def test_money_is_risked_if_allowed_and_only_so_much():
-    foresight = SpeculativeForesight(taught(), max_money=0.025)
-    shop = Shop(find_order=Traits(read_only=True, cost=0.01))
+    speculation = SpeculativeTools(taught(), max_money=0.025)
+    shop = Shop(find_order=ToolOptions(read_only=True, cost=0.01))
     for _ in range(5):
-        early = foresight.open({tool.spec.name: tool for tool in shop.tools}, Surroundings(), lambda event: None)
+        early = speculation.open({tool.spec.name: tool for tool in shop.tools}, RunContext(), lambda event: None)
         early.begin_turn(clerk(99, ORDERS)[:3], 1)
         await early.close()
-    assert foresight.foreseen.wasted_money == pytest.approx(0.02)
+    assert speculation.counts.wasted_money == pytest.approx(0.02)
 
 
 async def test_waste_has_a_budget():
-    foresight, shop = SpeculativeForesight(taught(), max_waste=0.0), Shop()
+    speculation, shop = SpeculativeTools(taught(), max_waste=0.0), Shop()
     for _ in range(20):
-        early = foresight.open({tool.spec.name: tool for tool in shop.tools}, Surroundings(), lambda event: None)
+        early = speculation.open({tool.spec.name: tool for tool in shop.tools}, RunContext(), lambda event: None)
         early.begin_turn(clerk(99, ORDERS)[:3], 1)
         await early.close()
-    assert foresight.foreseen.num_wasted == 4
+    assert speculation.counts.num_wasted == 4
 
 
 async def test_the_kill_switch():
-    foresight, shop = SpeculativeForesight(taught()), Shop()
-    foresight.enabled = False
-    num_runs = foresight.predictor.num_runs
-    events = await listen(agent(SCRIPT, shop, foresight), PROMPT)
-    assert not of(CallForeseen, events)
-    assert not any(event.was_foreseen for event in of(CallDispatched, events))
-    assert foresight.predictor.num_runs == num_runs + 1
+    speculation, shop = SpeculativeTools(taught()), Shop()
+    speculation.enabled = False
+    num_runs = speculation.predictor.num_runs
+    events = await listen(agent(SCRIPT, shop, speculation), PROMPT)
+    assert not of(CallSpeculated, events)
+    assert not any(event.was_speculative for event in of(CallDispatched, events))
+    assert speculation.predictor.num_runs == num_runs + 1
 
 
 async def test_it_learns_while_it_runs():
-    foresight = SpeculativeForesight()
+    speculation = SpeculativeTools()
     script = [SCRIPT[0], "Hello, Ann."]
-    foreseen = []
+    speculative = []
     for _ in range(30):
-        events = await listen(agent(script, Shop(), foresight), PROMPT)
-        foreseen.append(bool(of(CallForeseen, events)))
-    assert not foreseen[0]
-    assert foreseen[-1]
+        events = await listen(agent(script, Shop(), speculation), PROMPT)
+        speculative.append(bool(of(CallSpeculated, events)))
+    assert not speculative[0]
+    assert speculative[-1]
 
 
 async def test_a_cancelled_run_leaves_nothing_running():
-    foresight, shop = SpeculativeForesight(taught()), Shop()
+    speculation, shop = SpeculativeTools(taught()), Shop()
     shop.gates["customer ann_lee_1099"] = asyncio.Event()
-    events = agent(SCRIPT, shop, foresight).stream(PROMPT)
+    events = agent(SCRIPT, shop, speculation).stream(PROMPT)
     async for event in events:
         if isinstance(event, CallDispatched):
             break
@@ -317,10 +317,10 @@ async def test_a_failure_ahead_of_time_is_a_result_like_any_other():
     async def find_customer(customer_id: str) -> str:
         raise ValueError(customer_id)
 
-    foresight = SpeculativeForesight(taught())
-    traits = Traits(read_only=True, timeout_s=None)
+    speculation = SpeculativeTools(taught())
+    traits = ToolOptions(read_only=True, timeout_s=None)
     tools = [FunctionTool(find_customer, traits=traits)]
-    events = await listen(Agent(ScriptedModel([SCRIPT[0], "Sorry."]), tools, foresight=foresight), PROMPT)
+    events = await listen(Agent(ScriptedModel([SCRIPT[0], "Sorry."]), tools, speculation=speculation), PROMPT)
     (finished,) = of(CallFinished, events)
     assert finished.is_error
     assert "ann_lee_1099" in finished.result
@@ -328,26 +328,26 @@ async def test_a_failure_ahead_of_time_is_a_result_like_any_other():
 
 
 async def test_what_was_learned_is_kept(tmp_path: Path):
-    path = tmp_path / "foresight.json"
-    foresight = SpeculativeForesight(path=path)
-    await listen(agent(SCRIPT, Shop(), foresight), PROMPT)
+    path = tmp_path / "speculation.json"
+    speculation = SpeculativeTools(path=path)
+    await listen(agent(SCRIPT, Shop(), speculation), PROMPT)
     assert load_predictor(path).num_runs == 1
-    assert SpeculativeForesight(path=path).predictor.num_runs == 1
+    assert SpeculativeTools(path=path).predictor.num_runs == 1
 
 
 async def test_a_damaged_file_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    path = tmp_path / "foresight.json"
+    path = tmp_path / "speculation.json"
     path.write_text("{")
     with caplog.at_level(logging.WARNING):
-        assert SpeculativeForesight(path=path).predictor.num_runs == 0
+        assert SpeculativeTools(path=path).predictor.num_runs == 0
     assert "learning starts anew" in caplog.text
 
 
 async def test_a_file_that_cannot_be_written_ends_no_run(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     (tmp_path / "file").write_text("")
-    foresight = SpeculativeForesight(path=tmp_path / "file" / "foresight.json")
+    speculation = SpeculativeTools(path=tmp_path / "file" / "speculation.json")
     with caplog.at_level(logging.WARNING):
-        events = await listen(agent(["Hello."], Shop(), foresight), "hi")
+        events = await listen(agent(["Hello."], Shop(), speculation), "hi")
     assert end_of(events).end == "done"
     assert "not kept" in caplog.text
 
@@ -355,4 +355,4 @@ async def test_a_file_that_cannot_be_written_ends_no_run(tmp_path: Path, caplog:
 @pytest.mark.parametrize("wrong", [{"threshold": 0}, {"threshold": 1.5}, {"max_waste": -1}, {"max_concurrent": 0}])
 def test_wrong_settings_are_said(wrong: dict[str, float]):
     with pytest.raises(ConfigError, match="must be"):
-        SpeculativeForesight(**wrong)  # type: ignore[arg-type]
+        SpeculativeTools(**wrong)  # type: ignore[arg-type]

@@ -13,8 +13,8 @@ from hotloop.agent.mcp import McpTool
 from hotloop.agent.predict.history import History
 from hotloop.agent.predict.predictor import Predictor
 from hotloop.agent.scripted import ScriptedCall, ScriptedModel
-from hotloop.agent.speculation import SpeculativeForesight
-from hotloop.agent.tools.tool import Surroundings, tool
+from hotloop.agent.speculation import SpeculativeTools
+from hotloop.agent.tools.tool import RunContext, tool
 
 
 async def test_an_open_world_tool_runs_ahead_only_if_the_model_has_made_that_very_call():
@@ -30,15 +30,15 @@ async def test_an_open_world_tool_runs_ahead_only_if_the_model_has_made_that_ver
 
     asked = [user("Where is W099A1?")]
     repeated = [*asked, *step("find_order", {"order_id": "W099A1"}, "sent", "a"), user("And now?")]
-    foreseen = []
+    speculative = []
     for messages in (asked, repeated):
-        foresight = SpeculativeForesight(predictor)
-        early = foresight.open({"find_order": find_order}, Surroundings(), lambda event: None)
-        assert predictor.predict(History().follow(messages))[0].confidence >= foresight.threshold
+        speculation = SpeculativeTools(predictor)
+        early = speculation.open({"find_order": find_order}, RunContext(), lambda event: None)
+        assert predictor.predict(History().follow(messages))[0].confidence >= speculation.threshold
         early.begin_turn(messages, 1)
         await early.close()
-        foreseen.append(foresight.foreseen.num_started)
-    assert foreseen == [0, 1]
+        speculative.append(speculation.counts.num_started)
+    assert speculative == [0, 1]
 
 
 async def test_what_a_result_says_is_not_looked_up():
@@ -58,9 +58,9 @@ async def test_what_a_result_says_is_not_looked_up():
         fetched.append(url)
         return "much"
 
-    foresight = SpeculativeForesight(predictor, threshold=0.01, max_waste=100.0)
+    speculation = SpeculativeTools(predictor, threshold=0.01, max_waste=100.0)
     script = [ScriptedCall("search", words="news"), [ScriptedCall("fetch", url="https://news.example/99")], "Much."]
-    events = await listen(Agent(ScriptedModel(script), [search, fetch], foresight=foresight), "what is new?")
+    events = await listen(Agent(ScriptedModel(script), [search, fetch], speculation=speculation), "what is new?")
     assert end_of(events).output == "Much."
     assert set(fetched) == {"https://news.example/99"}
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hotloop.backends.backend import Allowed, Batch, Chosen, Flight, HostMemory, Mask, Sampling
+from hotloop.backends.backend import Allowed, Batch, Flight, HostMemory, Mask, SampledTokens, Sampling
 from hotloop.backends.host import NOT_NUMBERS, HostChosen, HostCopy
 from hotloop.backends.null import NullBackend
 from hotloop.backends.sampler import is_allowed
@@ -181,7 +181,7 @@ class _DeviceFlight:
         self.error: BackendError | None = None
 
     def sample(self, sampling: Sampling) -> None:
-        assert len(sampling.rows) == len(self._batch.wanted)
+        assert len(sampling.rows) == len(self._batch.logit_rows)
         self._sampling = sampling
         self._masks = dict(sampling.masks())
 
@@ -195,7 +195,7 @@ class _DeviceFlight:
         self._chosen = _DeviceChosen(logits, self._sampling, self._masks)
         return [choice if isinstance(choice, int) else 0 for choice in self._chosen.choices]
 
-    def wait(self) -> Chosen:
+    def wait(self) -> SampledTokens:
         if self._chosen is None and self.error is None:
             self._backend.catch_up()
         if self.error:

@@ -93,10 +93,10 @@ class Rig:
             token_ids=np.zeros(len(qkv), np.int64),
             positions=np.zeros(len(qkv), np.int64),
             past_lens=np.array([past for _, past in parts], np.int32),
-            begins=np.cumsum([0, *(sequence.length - past for sequence, past in parts)]).astype(np.int32),
+            query_starts=np.cumsum([0, *(sequence.length - past for sequence, past in parts)]).astype(np.int32),
             block_ids=np.concatenate(tables).astype(np.int32),
             block_begins=np.cumsum([0, *map(len, tables)]).astype(np.int32),
-            wanted=np.zeros(0, np.int64),
+            logit_rows=np.zeros(0, np.int64),
         )
         output = np.full((len(qkv), self.spec.mixed_size), np.nan, np.float32)
         self.attention.plan(batch)

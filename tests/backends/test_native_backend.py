@@ -87,9 +87,9 @@ def test_only_wanted_rows_come_back_and_are_the_same(has_tied_head: bool, empty_
     backend = open_native(model, "bf16")
     part = batch((make_prompt(model, 40), 0, [0, 1]))
     all_rows = backend.run(part)
-    some = replace(part, wanted=np.array([3, 17, 39]))
+    some = replace(part, logit_rows=np.array([3, 17, 39]))
     np.testing.assert_array_equal(backend.run(some), all_rows[[3, 17, 39]])
-    assert backend.run(replace(part, wanted=np.array([], np.int64))).shape == (0, model.spec.vocab_size)
+    assert backend.run(replace(part, logit_rows=np.array([], np.int64))).shape == (0, model.spec.vocab_size)
     backend.close()
 
 

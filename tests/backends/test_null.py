@@ -12,10 +12,10 @@ def batch(token_ids: list[int], past: int, block_ids: list[int]) -> Batch:
         token_ids=np.array(token_ids),
         positions=np.arange(past, past + len(token_ids)),
         past_lens=np.array([past], np.int32),
-        begins=np.array([0, len(token_ids)], np.int32),
+        query_starts=np.array([0, len(token_ids)], np.int32),
         block_ids=np.array(block_ids, np.int32),
         block_begins=np.array([0, len(block_ids)], np.int32),
-        wanted=np.array([len(token_ids) - 1]),
+        logit_rows=np.array([len(token_ids) - 1]),
     )
 
 

@@ -96,8 +96,8 @@ def test_only_wanted_rows_come_back(empty_home: Path) -> None:
     backend = make_backend(model)
     token_ids = make_prompt(model, 9)
     part = batch((token_ids, 0, [0]))
-    assert_close(backend.run(replace(part, wanted=np.array([8]))), expected(model, token_ids)[8:])
-    none = replace(part, wanted=np.array([], np.int64))
+    assert_close(backend.run(replace(part, logit_rows=np.array([8]))), expected(model, token_ids)[8:])
+    none = replace(part, logit_rows=np.array([], np.int64))
     assert backend.run(none).shape == (0, model.spec.vocab_size)
 
 

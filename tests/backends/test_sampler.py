@@ -204,12 +204,12 @@ def test_a_row_that_is_not_numbers_is_known_and_spoils_no_other(value: float) ->
     logits = LOGITS[:3].copy()
     logits[1, 7] = value
     rows = Rows(logits)
-    assert rows.is_sound == [True, False, True]
+    assert rows.is_valid == [True, False, True]
     assert sample_row(rows, 2, row_of(request(temperature=0)), None, EOS_IDS) == LOGITS[2].argmax()
 
 
 def test_a_row_of_nothing_is_not_sound() -> None:
-    assert Rows(np.full((1, VOCAB), -np.inf, np.float32)).is_sound == [False]
+    assert Rows(np.full((1, VOCAB), -np.inf, np.float32)).is_valid == [False]
 
 
 def test_a_row_knows_the_tokens_before_it_whoever_has_them() -> None:

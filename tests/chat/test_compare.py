@@ -12,12 +12,12 @@ from hotloop.chat.assembly.spans import speller
 from hotloop.chat.compare import (
     WINDOW,
     Comparison,
-    Parting,
-    Spot,
+    Divergence,
+    PromptPosition,
     Words,
     compare,
     count_common,
-    find_spot,
+    find_position,
     find_words,
     hash_windows,
     token_array,
@@ -43,10 +43,10 @@ def compare_texts(earlier: str, current: str, tokenizer: Tokenizer = TOKENIZER) 
     return compare(one, other, speller(tokenizer))
 
 
-def part(earlier: str, current: str) -> Parting:
-    parting = compare_texts(earlier, current).parting
-    assert parting
-    return parting
+def part(earlier: str, current: str) -> Divergence:
+    divergence = compare_texts(earlier, current).divergence
+    assert divergence
+    return divergence
 
 
 def chat(*messages: str, tools: tuple[str, ...] = (), system: str = RULES) -> Prompt:
@@ -55,16 +55,16 @@ def chat(*messages: str, tools: tuple[str, ...] = (), system: str = RULES) -> Pr
     return PROMPTS.chat(ChatInput(messages=(Message("system", system), *turns), tools=shown))
 
 
-def spot(earlier: Prompt, current: Prompt) -> Spot | None:
-    parting = compare(token_array(current.token_ids), token_array(earlier.token_ids), SPELL).parting
-    assert parting
-    return find_spot(parting, current, SPELL)
+def spot(earlier: Prompt, current: Prompt) -> PromptPosition | None:
+    divergence = compare(token_array(current.token_ids), token_array(earlier.token_ids), SPELL).divergence
+    assert divergence
+    return find_position(divergence, current, SPELL)
 
 
 @pytest.mark.parametrize(("earlier", "current"), [("", ""), ("", "abc"), ("abc", ""), ("abc", "abc"), ("abc", "abcd")])
 def test_one_is_the_beginning_of_the_other(earlier: str, current: str) -> None:
     comparison = compare_texts(earlier, current)
-    assert comparison.parting is None
+    assert comparison.divergence is None
     assert comparison.num_common == min(len(earlier), len(current))
     assert comparison.num_recomputed() == 0
 
@@ -72,9 +72,9 @@ def test_one_is_the_beginning_of_the_other(earlier: str, current: str) -> None:
 def test_what_follows_a_changed_word_was_read_before() -> None:
     rest = "and this is the rest of it, which is long enough."
     comparison = compare_texts(f"It is 10:01 {rest}", f"It is 10:02 {rest} And more of it.")
-    assert comparison.parting
-    assert comparison.parting.change == "diverged"
-    assert comparison.num_common == comparison.parting.index == len("It is 10:0")
+    assert comparison.divergence
+    assert comparison.divergence.change == "diverged"
+    assert comparison.num_common == comparison.divergence.index == len("It is 10:0")
     assert comparison.num_recomputed() == len(" " + rest)
     assert comparison.num_recomputed(len("It is 10:02 and ")) == len(rest) - len("and ")
 
@@ -98,10 +98,10 @@ def test_text_that_was_only_cut_otherwise() -> None:
     ]
     current = MERGING.encode("say hello world and all that, again")
     comparison = compare(token_array(current), token_array(written), speller(MERGING))
-    assert comparison.parting
-    assert comparison.parting.change == "retokenised"
+    assert comparison.divergence
+    assert comparison.divergence.change == "retokenised"
     assert comparison.num_recomputed() == len(MERGING.encode("hello world and all that"))
-    words = find_words(comparison.parting, speller(MERGING))
+    words = find_words(comparison.divergence, speller(MERGING))
     assert words.before == "say "
     assert words.previous.startswith("h|e|l|l|o|")
     assert words.current.startswith("hello|")
@@ -111,16 +111,16 @@ def test_a_cut_that_depends_on_what_follows_is_a_change() -> None:
     """Both begin in `hell`, cut otherwise; but it is the next letter that made them so."""
     one, other = MERGING.encode("say hello"), MERGING.encode("say help!")
     comparison = compare(token_array(one), token_array(other), speller(MERGING))
-    assert comparison.parting
-    assert comparison.parting.change == "diverged"
+    assert comparison.divergence
+    assert comparison.divergence.change == "diverged"
 
 
 def test_an_answer_that_ends_within_a_token() -> None:
     comparison = compare(
         token_array(MERGING.encode("say hello")), token_array(spell(MERGING, "say ", "he")), speller(MERGING)
     )
-    assert comparison.parting
-    assert comparison.parting.change == "retokenised"
+    assert comparison.divergence
+    assert comparison.divergence.change == "retokenised"
 
 
 @pytest.mark.parametrize(
@@ -153,21 +153,21 @@ def test_a_word_without_end_is_not_told_whole() -> None:
 
 
 def test_the_spot_is_the_first_character_that_differs() -> None:
-    assert spot(chat("It is 10:01 now."), chat("It is 10:02 now.")) == Spot("message", 1, len("It is 10:0"))
-    assert spot(chat("Hi", system="Oh. " + RULES), chat("Hi", system="Ah. " + RULES)) == Spot("system", 0, 0)
-    assert spot(chat("Hi", "Yes", "a ü b"), chat("Hi", "Yes", "a ü c")) == Spot("message", 3, len("a ü "))
+    assert spot(chat("It is 10:01 now."), chat("It is 10:02 now.")) == PromptPosition("message", 1, len("It is 10:0"))
+    assert spot(chat("Hi", system="Oh. " + RULES), chat("Hi", system="Ah. " + RULES)) == PromptPosition("system", 0, 0)
+    assert spot(chat("Hi", "Yes", "a ü b"), chat("Hi", "Yes", "a ü c")) == PromptPosition("message", 3, len("a ü "))
 
 
 def test_a_message_that_got_shorter_or_longer() -> None:
-    assert spot(chat("Long words", "Yes"), chat("Long", "Yes")) == Spot("message", 1, len("Long"))
-    assert spot(chat("Long", "Yes"), chat("Long words", "Yes")) == Spot("message", 1, len("Long"))
+    assert spot(chat("Long words", "Yes"), chat("Long", "Yes")) == PromptPosition("message", 1, len("Long"))
+    assert spot(chat("Long", "Yes"), chat("Long words", "Yes")) == PromptPosition("message", 1, len("Long"))
 
 
 def test_a_message_that_was_left_out() -> None:
     """The template's own words before a message belong to it."""
     whole = chat("One", "Two", "Three")
     cut = PROMPTS.chat(ChatInput(messages=(Message("system", RULES), Message("user", "One"), Message("user", "Three"))))
-    assert spot(whole, cut) == Spot("message", 2, 0)
+    assert spot(whole, cut) == PromptPosition("message", 2, 0)
 
 
 def test_a_tool_that_was_not_there_before() -> None:
@@ -182,7 +182,7 @@ def test_a_prompt_that_came_as_tokens_has_no_parts() -> None:
 
 
 def test_plain_text_has_one_part() -> None:
-    assert spot(PROMPTS.text("It is so."), PROMPTS.text("It is not.")) == Spot("text", 0, len("It is "))
+    assert spot(PROMPTS.text("It is so."), PROMPTS.text("It is not.")) == PromptPosition("text", 0, len("It is "))
 
 
 @given(st.lists(st.integers(0, 3), max_size=80), st.lists(st.integers(0, 3), max_size=80))
@@ -191,7 +191,7 @@ def test_recomputed_tokens_are_those_in_windows_that_both_have(one: list[int], o
     common = comparison.num_common
     assert one[:common] == other[:common]
     assert common in (len(one), len(other)) or one[common] != other[common]
-    assert (comparison.parting is None) == (common in (len(one), len(other)))
+    assert (comparison.divergence is None) == (common in (len(one), len(other)))
     rest, behind = one[common:], other[common:]
     known = {tuple(behind[i : i + WINDOW]) for i in range(len(behind) - WINDOW + 1)}
     covered = {
@@ -204,12 +204,12 @@ def test_recomputed_tokens_are_those_in_windows_that_both_have(one: list[int], o
 @given(st.text(max_size=60), st.text(max_size=60))
 def test_any_two_texts_have_words_and_a_spot(earlier: str, current: str) -> None:
     one, other = PROMPTS.text(current), PROMPTS.text(earlier)
-    parting = compare(token_array(one.token_ids), token_array(other.token_ids), SPELL).parting
-    if parting is None:
+    divergence = compare(token_array(one.token_ids), token_array(other.token_ids), SPELL).divergence
+    if divergence is None:
         return
-    words = find_words(parting, SPELL)
+    words = find_words(divergence, SPELL)
     assert words.previous != words.current
-    found = find_spot(parting, one, SPELL)
+    found = find_position(divergence, one, SPELL)
     assert found
     assert one.text[: found.offset] == other.text[: found.offset]
 

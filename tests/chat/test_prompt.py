@@ -117,7 +117,7 @@ def test_what_was_done_to_a_conversation_is_told() -> None:
 
 def test_nothing_need_be_done_to_it() -> None:
     rules = PromptRules(
-        exact_turns=False, canonical_tools=False, move_nonces=False, word_late_system=False, memory_tokens=1
+        exact_turns=False, canonical_tools=False, move_volatile_lines=False, late_system_as_user=False, memory_tokens=1
     )
     prompts = Prompts(TEMPLATE, TOKENIZER, rules=rules)
     prompt = prompts.chat(ChatInput(messages=TIMELY, tools=SHUFFLED))

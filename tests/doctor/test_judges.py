@@ -5,7 +5,17 @@ from dataclasses import replace
 import pytest
 
 from hotloop.doctor import advice, judges
-from hotloop.doctor.facts import Batched, Called, Connected, Exposed, HungUp, KeptPrefix, Repeated, TimedAnswer, Turned
+from hotloop.doctor.facts import (
+    Batched,
+    Called,
+    Connected,
+    ExposureProbe,
+    HungUp,
+    KeptPrefix,
+    Repeated,
+    TimedAnswer,
+    TurnsProbe,
+)
 from hotloop.doctor.judges import Judged, Verdict
 
 OK, WARNING, FAILURE, UNKNOWN = Verdict
@@ -138,12 +148,12 @@ def test_strict_calls_are_all_valid(demanded: Called, offered: Called, verdict: 
 
 def test_turns_keep_what_was_before():
     hits, misses = repeated(heard(0.5), heard(0.1, cached=960)), repeated(heard(), heard(cached=0))
-    hit = Turned(heard(), heard(cached=960, prompt=1100))
-    missed = Turned(heard(), heard(cached=64, prompt=1100))
+    hit = TurnsProbe(heard(), heard(cached=960, prompt=1100))
+    missed = TurnsProbe(heard(), heard(cached=64, prompt=1100))
     kept, rewritten = [KeptPrefix("an answer", 1000, 998)], [KeptPrefix("an answer", 1000, 40)]
     check(judges.judge_turns(hit, hits), OK, "960 cached, where the turn before had 1,000")
     check(judges.judge_turns(missed, hits), FAILURE)
-    check(judges.judge_turns(Turned(heard(), heard(cached=0)), hits), FAILURE)
+    check(judges.judge_turns(TurnsProbe(heard(), heard(cached=0)), hits), FAILURE)
     check(judges.judge_turns(hit._replace(kept=rewritten), hits), FAILURE, "40 of 1,000")
     check(judges.judge_turns(missed, misses), UNKNOWN)  # the cache is the trouble, not the template
     check(judges.judge_turns(missed, ()), UNKNOWN)
@@ -152,8 +162,8 @@ def test_turns_keep_what_was_before():
 
 def test_without_cached_tokens_a_turn_that_comes_sooner_was_kept():
     hits = repeated(heard(0.5), heard(0.1))
-    check(judges.judge_turns(Turned(heard(0.5), heard(0.1)), hits), OK, "500 ms", "100 ms")
-    check(judges.judge_turns(Turned(heard(0.5), heard(0.5)), hits), UNKNOWN)
+    check(judges.judge_turns(TurnsProbe(heard(0.5), heard(0.1)), hits), OK, "500 ms", "100 ms")
+    check(judges.judge_turns(TurnsProbe(heard(0.5), heard(0.5)), hits), UNKNOWN)
 
 
 def test_who_goes_away_is_noticed():
@@ -182,20 +192,20 @@ def test_without_a_count_others_wait_as_long_as_it_is_not_noticed(
 @pytest.mark.parametrize(
     ("exposed", "verdict", "words"),
     [
-        (Exposed("127.0.0.1", False, 200), OK, "loopback only"),
-        (Exposed("127.0.0.1", False, 200, ["10.0.0.7"]), WARNING, "127.0.0.1 and 10.0.0.7"),
-        (Exposed("10.0.0.7", False, 200), WARNING, "anybody"),
-        (Exposed("8.8.8.8", True, 200), FAILURE, "anybody"),
-        (Exposed("8.8.8.8", False, 401), WARNING, "unencrypted"),
-        (Exposed("10.0.0.7", False, 401), WARNING, "unencrypted"),
-        (Exposed("8.8.8.8", True, 403), OK, "asks for a key"),
-        (Exposed("::1", False, 401), OK, "asks for a key"),
-        (Exposed("10.0.0.7", True, 500), OK, "answers 500 without a key"),  # with one, it did better
-        (Exposed("10.0.0.7", False, 429), UNKNOWN, "answers 429"),
-        (Exposed("10.0.0.7", False, None), UNKNOWN, "answers nothing"),
-        (Exposed("", False, 200), UNKNOWN, "does not tell"),
-        (Exposed("fe80::1%eth0", False, 200), WARNING, "anybody"),
+        (ExposureProbe("127.0.0.1", False, 200), OK, "loopback only"),
+        (ExposureProbe("127.0.0.1", False, 200, ["10.0.0.7"]), WARNING, "127.0.0.1 and 10.0.0.7"),
+        (ExposureProbe("10.0.0.7", False, 200), WARNING, "anybody"),
+        (ExposureProbe("8.8.8.8", True, 200), FAILURE, "anybody"),
+        (ExposureProbe("8.8.8.8", False, 401), WARNING, "unencrypted"),
+        (ExposureProbe("10.0.0.7", False, 401), WARNING, "unencrypted"),
+        (ExposureProbe("8.8.8.8", True, 403), OK, "asks for a key"),
+        (ExposureProbe("::1", False, 401), OK, "asks for a key"),
+        (ExposureProbe("10.0.0.7", True, 500), OK, "answers 500 without a key"),  # with one, it did better
+        (ExposureProbe("10.0.0.7", False, 429), UNKNOWN, "answers 429"),
+        (ExposureProbe("10.0.0.7", False, None), UNKNOWN, "answers nothing"),
+        (ExposureProbe("", False, 200), UNKNOWN, "does not tell"),
+        (ExposureProbe("fe80::1%eth0", False, 200), WARNING, "anybody"),
     ],
 )
-def test_who_is_answered(exposed: Exposed, verdict: Verdict, words: str):
+def test_who_is_answered(exposed: ExposureProbe, verdict: Verdict, words: str):
     check(judges.judge_exposure(exposed), verdict, words)

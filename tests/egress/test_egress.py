@@ -20,7 +20,7 @@ from hotloop.models.catalogue import home
 
 AGENT = """
 from hotloop import Agent, ScriptedCall, ScriptedModel, tool
-from hotloop.agent.speculation import SpeculativeForesight
+from hotloop.agent.speculation import SpeculativeTools
 
 @tool(read_only=True)
 def weather(city: str) -> str:
@@ -29,7 +29,7 @@ def weather(city: str) -> str:
 def answer(ask):
     return "18 degrees" if ask.messages[-1].role == "tool" else [ScriptedCall("weather", city="Rome")]
 
-agent = Agent(ScriptedModel(answer), tools=[weather], foresight=SpeculativeForesight(path="foresight.json"))
+agent = Agent(ScriptedModel(answer), tools=[weather], speculation=SpeculativeTools(path="speculation.json"))
 """
 LIBRARY = """
 import asyncio, contextlib, sys
@@ -63,7 +63,7 @@ COMMANDS = {
     "models": "",
     "models recommend": "--gpu h100",
     "models show": "",
-    "predict show": "foresight.json",
+    "predict show": "speculation.json",
     "pull": "other.gguf",
     "rm": "other",
     "run": "agent.py Rome?",
@@ -77,7 +77,7 @@ COMMANDS = {
     "version": "",
 }
 FLEET = {"fleet up", "fleet status", "fleet down"}
-"""Not run here: what Ray contacts is docs/ray.md's, and that it reports no usage tests/fleet sees to."""
+"""Not run here: what Ray contacts is docs/ray.md's, and that it reports no usage tests/ray sees to."""
 
 
 def command_names(group: App, *before: str) -> Iterator[str]:

@@ -83,8 +83,8 @@ class PoisonedBackend(NullDevice):
 
     def run(self, batch: Batch) -> NDArray[np.float32]:
         logits = super().run(batch).copy()
-        owners = np.searchsorted(batch.begins, batch.wanted, side="right") - 1
-        for row, (wanted, owner) in enumerate(zip(batch.wanted, owners, strict=True)):
+        owners = np.searchsorted(batch.query_starts, batch.logit_rows, side="right") - 1
+        for row, (wanted, owner) in enumerate(zip(batch.logit_rows, owners, strict=True)):
             table = batch.block_ids[batch.block_begins[owner] : batch.block_begins[owner + 1]]
             if POISON in self._kv[table].ravel()[: batch.positions[wanted] + 1]:
                 logits[row] = np.nan

@@ -11,8 +11,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 from tests.backends.device import NullDevice
-from tests.engine.disk.fakes import make_store
 from tests.engine.drafting.test_speculation import Oracle
+from tests.engine.offload.disk.fakes import make_store
 from tests.engine.tiny import BLOCK_SIZE, TOKENIZER, VOCAB_SIZE, greedy, make_engine, make_request
 
 from hotloop.backends.backend import Batch
@@ -292,7 +292,7 @@ def test_nothing_is_guessed_for_one_who_has_ended() -> None:
     for i in range(20):
         engine.add(f"r{i}", (1, 2, i), 5, 0, 24)
         engine.finish()
-    assert not drafter._shadows
+    assert not drafter._sequences
 
 
 def assert_opened(gate: threading.Event) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from tests.engine.test_radix import BLOCK, Life, tokens
+from tests.engine.kvcache.test_radix import BLOCK, Life, tokens
 from tests.engine.tiny import BLOCK_SIZE, TOKENIZER, VOCAB_SIZE, Listener, greedy, make_engine, make_request, until_idle
 
 from hotloop.backends.backend import Batch

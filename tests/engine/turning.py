@@ -7,13 +7,17 @@ from tests.engine.tiny import BLOCK_SIZE, make_request
 
 from hotloop.core.config import EngineConfig
 from hotloop.core.request import FinishReason, Priority, Request
-from hotloop.engine.scheduler import Scheduler
+from hotloop.engine.scheduler.scheduler import Scheduler
 from hotloop.engine.step import Step
 
 
-def make_scheduler(num_blocks: int = 64, num_states: int = 0, max_alone: float = math.inf, **changes: Any) -> Scheduler:
+def make_scheduler(
+    num_blocks: int = 64, num_states: int = 0, max_solo_prefill: float = math.inf, **changes: Any
+) -> Scheduler:
     config = EngineConfig(**changes)
-    return Scheduler(config, block_size=BLOCK_SIZE, num_blocks=num_blocks, num_states=num_states, max_alone=max_alone)
+    return Scheduler(
+        config, block_size=BLOCK_SIZE, num_blocks=num_blocks, num_states=num_states, max_solo_prefill=max_solo_prefill
+    )
 
 
 STEP_S = 0.001

@@ -23,7 +23,7 @@ from hotloop.bench.workload import read_jobs
 from hotloop.core.errors import ConfigError, HotloopError, ModelError, RemoteError, RequestError
 from hotloop.core.message import Message, Tool, ToolCall
 from hotloop.core.stream import CallClosed, CallDelta, CallOpened, TextDelta
-from hotloop.engine.disk.folder import KEY_BYTES, Folder
+from hotloop.engine.offload.disk.folder import KEY_BYTES, Folder
 from hotloop.lint.requests import read_requests, read_spans
 from hotloop.models.model import read_model
 from hotloop.models.template import ChatTemplate

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.engine.disk.test_store import SIZE, data, fill, key, make_store
+from tests.engine.offload.disk.test_store import SIZE, data, fill, key, make_store
 from tests.server.serving import Serving
 from tests.trace.test_store import DAY_MS, a_run
 

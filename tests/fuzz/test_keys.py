@@ -22,10 +22,10 @@ from tests.fuzz.test_tenants import PIECES, SEED, TELLING, Fields
 from tests.loopback import http_at
 from tests.server.serving import Routing, Serving, until
 
-from hotloop.border.keys import OPERATOR_PATHS, ApiKeys, read_keys
-from hotloop.border.requests import HELLO_PATHS
 from hotloop.cli.serving.pages import live_of_engine, live_of_router, page_of
 from hotloop.core.config import EngineConfig, ServerConfig
+from hotloop.http.keys import OPERATOR_PATHS, ApiKeys, read_keys
+from hotloop.http.requests import HELLO_PATHS
 from hotloop.router.kinds import PATHS, QUESTIONS
 from hotloop.router.paths import OWNED
 from hotloop.server.app import ROUTES

@@ -21,7 +21,7 @@ from tests.router.conftest import running, until
 from tests.server.serving import MODEL, Serving
 
 from hotloop.core.config import RouterConfig
-from hotloop.router.config import FleetConfig, ReplicaConfig
+from hotloop.router.config import ReplicaConfig, RoutingConfig
 
 NUM_INPUTS = int(os.environ.get("FUZZ_INPUTS", "100"))
 SEED = int(os.environ.get("FUZZ_SEED", "0"))
@@ -213,11 +213,11 @@ async def test_what_a_router_passes_on_is_what_it_was_asked_for() -> None:
     replica = StrictReplica()
     behind = await asyncio.start_server(replica, "127.0.0.1", 0)
     url = "http://{}:{}".format(*behind.sockets[0].getsockname())
-    config = FleetConfig(
+    config = RoutingConfig(
         router=RouterConfig(port=0, health_interval_s=5.0), replicas=(ReplicaConfig(url=url, name="r"),)
     )
     async with behind, running(config) as router:
-        await router.until(lambda: all(each.state == "up" for each in router.fleet.replicas.values()))
+        await router.until(lambda: all(each.state == "up" for each in router.replica_set.replicas.values()))
         front = Overheard(router.server.config.loaded_app)
         router.server.config.loaded_app = front
         host, port = router.client.base_url.host, router.client.base_url.port
@@ -229,7 +229,7 @@ async def test_what_a_router_passes_on_is_what_it_was_asked_for() -> None:
         assert 500 not in told
         assert (await router.chat("still there?", model=MODEL)).status_code == 200
         await until(lambda: len(router.server.server_state.connections) <= 1)
-        assert router.fleet.replicas["r"].num_running == 0
+        assert router.replica_set.replicas["r"].num_running == 0
     behind.close()
 
 

@@ -18,7 +18,7 @@ from tests.fuzz.bad_mcp_server import MANNERS, TOOLS, answer
 from hotloop.agent.mcp import McpServer
 from hotloop.agent.tools.dispatch import carry_out
 from hotloop.agent.tools.result import MAX_CHARS
-from hotloop.agent.tools.tool import Surroundings
+from hotloop.agent.tools.tool import RunContext
 from hotloop.core.errors import ConfigError
 
 SERVER = str(Path(__file__).with_name("bad_mcp_server.py"))
@@ -50,7 +50,7 @@ async def ask(*arguments: str, start_s: float = START_S) -> tuple[str, bool]:
     try:
         async with AsyncExitStack() as stack:
             [tool] = await server.open(stack)
-            outcome = await carry_out(tool, "{}", Surroundings())
+            outcome = await carry_out(tool, "{}", RunContext())
             return outcome.text, outcome.is_error
     except ConfigError as error:
         return str(error), True
@@ -118,6 +118,6 @@ async def test_an_answer_over_http_without_end_is_not_kept() -> None:
     async with await asyncio.start_server(flood, "127.0.0.1", 0) as server, AsyncExitStack() as stack:
         host, port = server.sockets[0].getsockname()
         [tool] = await McpServer.http(f"http://{host}:{port}/mcp").open(stack)
-        outcome = await carry_out(tool, "{}", Surroundings())
+        outcome = await carry_out(tool, "{}", RunContext())
         assert outcome.is_error
         assert "has gone" in outcome.text

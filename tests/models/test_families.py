@@ -23,7 +23,7 @@ SECTION = (ROOT / "docs/models.md").read_text("utf-8").partition("### Families\n
 LINES = [[cell.strip() for cell in line.strip("|").split("|")] for line in SECTION.splitlines() if "| `" in line]
 ROWS = [cells for cells in LINES if cells[1] != "`model_type`"]
 COMPARED = {"tests/parity/test_cpu.py": CONFIGS, "tests/parity/test_hybrid.py": HYBRIDS}
-COMPARED_ON_GPU = {"tests/cuda/test_parity.py": CONFIGS, "tests/cuda/test_hybrid.py": HYBRIDS}
+COMPARED_ON_GPU = {"tests/backends/cuda/test_parity.py": CONFIGS, "tests/backends/cuda/test_hybrid.py": HYBRIDS}
 
 
 def compared_families(files: dict[str, dict[str, Any]]) -> set[str]:

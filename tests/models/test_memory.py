@@ -118,7 +118,7 @@ def fit_70b(
     free_gib: int,
     share: float,
     min_tokens: int = 8192,
-    companion: ModelSpec | None = None,
+    draft_spec: ModelSpec | None = None,
     num_gpus: int = 1,
 ) -> int:
     return fit_kv_gpu(
@@ -129,7 +129,7 @@ def fit_70b(
         share=share,
         working_bytes=2 * GIB,
         min_tokens=min_tokens,
-        companion=companion,
+        draft_spec=draft_spec,
         num_gpus=num_gpus,
     )
 
@@ -144,7 +144,7 @@ def test_a_draft_model_gets_room_for_its_weights_and_as_many_tokens() -> None:
     draft = tiny_spec("llama")
     left = fit_70b(180, 179, 0.9) - weight_bytes(draft, "bf16")
     own, others = kv_token_bytes(SHAPE_70B), kv_token_bytes(draft)
-    found = fit_70b(180, 179, 0.9, companion=draft)
+    found = fit_70b(180, 179, 0.9, draft_spec=draft)
     assert found == left * own // (own + others)
     assert left - found >= found // own * others
 
@@ -178,7 +178,7 @@ def test_a_gpu_holds_four_bits_as_they_are() -> None:
     draft = tiny_spec("llama", hidden_size=128, intermediate_size=256, int4=Int4Spec("awq", 32))
     left = fit_70b(180, 179, 0.9) - gpu_weight_bytes(draft, "bf16", 1)
     own, others = kv_token_bytes(SHAPE_70B), kv_token_bytes(draft)
-    assert fit_70b(180, 179, 0.9, companion=draft) == left * own // (own + others)
+    assert fit_70b(180, 179, 0.9, draft_spec=draft) == left * own // (own + others)
 
 
 def test_a_gpu_that_is_too_small_names_what_helps() -> None:

@@ -10,7 +10,7 @@ from tests.parity.manners import Array, Run
 from tests.parity.models import EXPECTED, KEPT, NUM_TOKENS, token_ids
 
 from hotloop.backends.backend import Batch
-from hotloop.engine.states import EMPTY
+from hotloop.engine.kvcache.recurrent import EMPTY
 
 OWN, SECOND, THIRD = ([0, 1, 2], [3, 4, 5], [6, 7, 8])
 

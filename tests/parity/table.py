@@ -71,7 +71,7 @@ def on_cpu(model: Model) -> Iterator[tuple[Run, int]]:
 @contextmanager
 def on_cuda(model: Model) -> Iterator[tuple[Run, int]]:
     import torch  # noqa: PLC0415 - the CPU needs none of it
-    from tests.cuda.test_backend import logits_of, make_backend  # noqa: PLC0415
+    from tests.backends.cuda.test_backend import logits_of, make_backend  # noqa: PLC0415
 
     backend = make_backend(model, "cuda" if torch.cuda.is_available() else "cpu", max_step_tokens=256)
     yield lambda step: logits_of(backend, step), backend.block_size

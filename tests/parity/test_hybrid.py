@@ -18,7 +18,7 @@ from hotloop.backends.openvino.linear import DeltaNet, numpy_delta
 from hotloop.backends.openvino.native.delta import open_delta
 from hotloop.core.config import EngineConfig, KvPrecision
 from hotloop.engine.engine import Engine
-from hotloop.engine.states import EMPTY
+from hotloop.engine.kvcache.recurrent import EMPTY
 from hotloop.models.hybrid import HybridWeights
 
 

@@ -12,9 +12,9 @@ import pytest
 import uvicorn
 from benchmarks.route.stub import Manner, Stub
 
-from hotloop.border.listen import bind, url_of
 from hotloop.core.config import RouterConfig
-from hotloop.router.config import FleetConfig, ReplicaConfig
+from hotloop.http.listen import bind, url_of
+from hotloop.router.config import ReplicaConfig, RoutingConfig
 from hotloop.router.serve import RouterServer
 from hotloop.trace.tracer import Tracer
 
@@ -36,8 +36,8 @@ class Router:
         self.client = client
 
     @property
-    def fleet(self) -> Any:
-        return self.server.app.fleet
+    def replica_set(self) -> Any:
+        return self.server.app.replica_set
 
     async def chat(self, content: str = "Hello", **fields: Any) -> httpx.Response:
         body = {"model": "stub", "messages": [{"role": "user", "content": content}], **fields}
@@ -56,7 +56,7 @@ def replica_configs(stubs: list[Stub], **fields: Any) -> tuple[ReplicaConfig, ..
 
 
 @asynccontextmanager
-async def running(config: FleetConfig, tracer: Tracer | None = None) -> AsyncIterator[Router]:
+async def running(config: RoutingConfig, tracer: Tracer | None = None) -> AsyncIterator[Router]:
     listener = bind("127.0.0.1", 0)
     server = RouterServer(config, tracer=tracer)
     task = asyncio.create_task(server.serve(sockets=[listener]))
@@ -95,9 +95,9 @@ async def route() -> AsyncIterator[Callable[..., Awaitable[Router]]]:
 
         async def start(replicas: tuple[ReplicaConfig, ...], **settings: Any) -> Router:
             settings = {"health_interval_s": 0.05, "drain_timeout_s": 5.0, **settings}
-            config = FleetConfig(router=RouterConfig(**settings), replicas=replicas)
+            config = RoutingConfig(router=RouterConfig(**settings), replicas=replicas)
             router = await stack.enter_async_context(running(config))
-            await router.until(lambda: all(each.state == "up" for each in router.fleet.replicas.values()))
+            await router.until(lambda: all(each.state == "up" for each in router.replica_set.replicas.values()))
             return router
 
         yield start

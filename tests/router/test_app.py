@@ -175,7 +175,7 @@ async def test_a_router_that_can_serve_nobody_is_not_ready(stubs, route, caplog)
     router = await route(replica_configs([stub]))
     assert (await router.client.get("/ready")).json() == {"status": "ready"}
     await stub.close()
-    await router.until(lambda: router.fleet.replicas["s0"].state == "down")
+    await router.until(lambda: router.replica_set.replicas["s0"].state == "down")
     answer = await router.client.get("/ready")
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_replica")
     assert answer.json()["error"]["request_id"] == answer.headers["x-request-id"]

@@ -16,8 +16,8 @@ from starlette.routing import Route
 from tests.loopback import claude_at, http_at, openai_at
 from tests.server.serving import HELLO, MODEL, Routing, Serving
 
-from hotloop.border.requests import OPEN_PATHS
 from hotloop.core.config import ServerConfig
+from hotloop.http.requests import OPEN_PATHS
 from hotloop.server.app import ROUTES
 
 VERSION = {"anthropic-version": "2023-06-01"}

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.route.stub import Fault
 from tests.router.conftest import MESSAGES, replica_configs, until
 
-from hotloop.border.listen import bind, url_of
+from hotloop.http.listen import bind, url_of
 from hotloop.router.client_stream import ClientStream
 from hotloop.router.config import ReplicaConfig
 from hotloop.router.proxy import send_whole

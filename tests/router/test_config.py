@@ -6,7 +6,7 @@ import pytest
 
 from hotloop.core.config import RouterConfig
 from hotloop.core.errors import ConfigError
-from hotloop.router.config import read_fleet
+from hotloop.router.config import read_routing
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -32,14 +32,14 @@ def test_flags_and_file_together(tmp_path):
         """,
     )
     router = RouterConfig(replica=("http://127.0.0.1:8701",), max_connections=7)
-    fleet = read_fleet(router, path, {"VLLM_KEY": "secret"})
-    first, second, third = fleet.replicas
-    assert [each.name for each in fleet.replicas] == ["127.0.0.1:8701", "10.0.0.7:8000", "hosted"]
+    replica_set = read_routing(router, path, {"VLLM_KEY": "secret"})
+    first, second, third = replica_set.replicas
+    assert [each.name for each in replica_set.replicas] == ["127.0.0.1:8701", "10.0.0.7:8000", "hosted"]
     assert (first.url, first.kind, first.max_connections) == ("http://127.0.0.1:8701", "auto", 7)
     assert (second.url, second.api_key, second.weight) == ("http://10.0.0.7:8000", "secret", 2.0)
     assert second.models == {"large": "org/name"}
     assert third.url == "https://api.example.com/base"
-    assert "secret" not in repr(fleet)
+    assert "secret" not in repr(replica_set)
 
 
 @pytest.mark.parametrize(
@@ -63,14 +63,14 @@ def test_flags_and_file_together(tmp_path):
 )
 def test_what_is_wrong_is_named(tmp_path, text, said):
     with pytest.raises(ConfigError) as caught:
-        read_fleet(RouterConfig(), write(tmp_path, text), {})
+        read_routing(RouterConfig(), write(tmp_path, text), {})
     assert said in str(caught.value)
     assert "word" not in str(caught.value)
 
 
 def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(ConfigError, match="cannot read"):
-        read_fleet(RouterConfig(), tmp_path / "none.toml", {})
+        read_routing(RouterConfig(), tmp_path / "none.toml", {})
 
 
 @pytest.mark.parametrize(
@@ -90,14 +90,14 @@ def test_a_file_that_is_not_there(tmp_path):
 )
 def test_a_file_is_checked_before_anything_is_opened(tmp_path, text, said):
     with pytest.raises(ConfigError) as caught:
-        read_fleet(RouterConfig(), write(tmp_path, f"[[replicas]]\nurl = 'http://a'\n{text}"), {})
+        read_routing(RouterConfig(), write(tmp_path, f"[[replicas]]\nurl = 'http://a'\n{text}"), {})
     assert said in str(caught.value)
 
 
 def test_a_key_that_no_header_can_hold_is_refused(tmp_path):
     path = write(tmp_path, "[[replicas]]\nurl = 'http://a'\napi_key_env = 'KEY'")
     with pytest.raises(ConfigError, match="the key in KEY holds a control character"):
-        read_fleet(RouterConfig(), path, {"KEY": "a\nb"})
+        read_routing(RouterConfig(), path, {"KEY": "a\nb"})
 
 
 def test_a_policy_or_a_level_that_there_is_not():

@@ -5,18 +5,18 @@ from pathlib import Path
 
 from hotloop.core.config import RouterConfig
 from hotloop.router import config as fleet_config
-from hotloop.router.config import FleetConfig, ReplicaConfig
+from hotloop.router.config import ReplicaConfig, RoutingConfig
 from hotloop.router.kinds import KINDS
 from hotloop.router.metrics import RouterMetrics
 from hotloop.router.paths import OWNED
 from hotloop.router.placement.policy import POLICIES
-from hotloop.router.replicas.fleet import Fleet
+from hotloop.router.replicas.replica_set import ReplicaSet
 from hotloop.router.tiers.tiers import Saved
 from hotloop.trace.tracer import NullTracer
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "fleet.md").read_text(encoding="utf-8")
-FILES = [*(ROOT / "src/hotloop/router").rglob("*.py"), ROOT / "src/hotloop/border/keys.py"]
+FILES = [*(ROOT / "src/hotloop/router").rglob("*.py"), ROOT / "src/hotloop/http/keys.py"]
 SOURCES = [path.read_text(encoding="utf-8") for path in FILES]
 
 
@@ -28,8 +28,8 @@ def first_cells(heading: str) -> list[str]:
 
 
 def test_every_metric_is_documented():
-    config = FleetConfig(router=RouterConfig(), replicas=(ReplicaConfig(url="http://a", name="a"),))
-    families = RouterMetrics(Fleet(config), lambda: Saved(()), NullTracer()).registry.collect()
+    config = RoutingConfig(router=RouterConfig(), replicas=(ReplicaConfig(url="http://a", name="a"),))
+    families = RouterMetrics(ReplicaSet(config), lambda: Saved(()), NullTracer()).registry.collect()
     exported = {family.name + ("_total" if family.type == "counter" else "") for family in families}
     assert sorted(first_cells("What is shown")) == sorted(exported)
 

@@ -76,11 +76,11 @@ async def test_one_that_turns_out_not_to_have_them_is_asked_once(scripted, other
     assert [answer.status_code for answer in answers] == [200] * 4
     assert len(scripted.seen) <= 1
     assert len(other.seen) == 4
-    assert "embeddings" in router.fleet.replicas["e"].apis
+    assert "embeddings" in router.replica_set.replicas["e"].apis
     del other.pages[EMBEDDINGS]
     answer = await router.client.post(EMBEDDINGS, json=BODY)
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "api_not_served")
-    assert all("embeddings" not in each.apis for each in router.fleet.replicas.values())
+    assert all("embeddings" not in each.apis for each in router.replica_set.replicas.values())
 
 
 async def test_a_model_that_cannot_embed_is_the_replicas_to_refuse(scripted, route):

@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from hotloop.border.keys import AccessDenied
 from hotloop.core.errors import EngineClosed, HotloopError, Overloaded, RequestError
+from hotloop.http.keys import AccessDenied
 from hotloop.router.errors import as_route_error, error_headers, render_error
 from hotloop.server import errors as server
 

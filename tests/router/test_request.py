@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotloop.border.keys import Tenant
 from hotloop.core.errors import RequestError
 from hotloop.core.request import Priority
+from hotloop.http.keys import Tenant
 from hotloop.router.kinds import CHAT
 from hotloop.router.placement.index import HASH_BYTES
 from hotloop.router.request import BLOCK_BYTES, RoutedRequest, parse_request

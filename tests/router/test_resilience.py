@@ -16,7 +16,7 @@ from tests.router.upstream.replicas import OK, Replica, Visit
 
 from hotloop.core.config import RouterConfig
 from hotloop.core.errors import ConfigError
-from hotloop.router.config import FleetConfig, ReplicaConfig
+from hotloop.router.config import ReplicaConfig, RoutingConfig
 
 CHAT = "/v1/chat/completions"
 SLOW = Manner(num_events=40, gap_s=0.02)
@@ -82,9 +82,9 @@ async def test_a_replica_is_back_with_its_first_good_probe(stubs, route):
     [stub] = await stubs(1)
     router = await route(replica_configs([stub]), queue_timeout_s=20.0)
     await stub.set_fault(Fault("refuse", 60.0))
-    await router.until(lambda: router.fleet.replicas["s0"].state == "down")
+    await router.until(lambda: router.replica_set.replicas["s0"].state == "down")
     waiting = asyncio.create_task(router.chat())
-    await router.until(lambda: len(router.fleet.room) == 1)
+    await router.until(lambda: len(router.replica_set.room) == 1)
     await stub.set_fault(None)
     assert (await waiting).status_code == 200
 
@@ -93,7 +93,7 @@ async def test_nobody_up_is_503_with_a_time_to_come_back(stubs, route):
     [stub] = await stubs(1)
     router = await route(replica_configs([stub]), queue_timeout_s=0.1)
     await stub.set_fault(Fault("refuse", 60.0))
-    await router.until(lambda: router.fleet.replicas["s0"].state == "down")
+    await router.until(lambda: router.replica_set.replicas["s0"].state == "down")
     answer = await router.chat()
     assert answer.status_code == 503
     assert answer.json()["error"]["code"] == "no_replica"
@@ -106,7 +106,7 @@ async def test_more_than_replicas_take_wait_and_too_many_are_refused(stubs, rout
     [stub] = await stubs(1, SLOW)
     router = await route(replica_configs([stub], max_connections=2), max_waiting=2)
     tasks = [asyncio.create_task(router.chat(f"q{i}", stream=True)) for i in range(4)]
-    await router.until(lambda: router.fleet.num_running == 2 and len(router.fleet.room) == 2)
+    await router.until(lambda: router.replica_set.num_running == 2 and len(router.replica_set.room) == 2)
     refused = await router.chat("one more")
     assert refused.status_code == 429
     assert refused.headers["retry-after"] == "2"  # nothing is known of the pace yet: a second for each who waits
@@ -124,10 +124,10 @@ async def test_the_urgent_go_first(stubs, route):
         order.append(priority)
 
     tasks = [asyncio.create_task(ask("interactive"))]
-    await router.until(lambda: router.fleet.num_running == 1)
+    await router.until(lambda: router.replica_set.num_running == 1)
     for count, priority in enumerate(("background", "workflow", "interactive"), 1):
         tasks.append(asyncio.create_task(ask(priority)))
-        await router.until(lambda count=count: len(router.fleet.room) == count)
+        await router.until(lambda count=count: len(router.replica_set.room) == count)
     await asyncio.gather(*tasks)
     assert order == ["interactive", "interactive", "workflow", "background"]
 
@@ -139,7 +139,7 @@ async def test_a_client_that_hangs_up_frees_its_place_and_the_replicas(stubs, ro
         body = {"model": "stub", "messages": MESSAGES, "stream": True}
         async with client.stream("POST", router.url + CHAT, json=body) as answer:
             await anext(answer.aiter_bytes())
-    await router.until(lambda: router.fleet.num_running == 0)
+    await router.until(lambda: router.replica_set.num_running == 0)
     await router.until(lambda: stub.num_running == 0)
 
 
@@ -147,26 +147,26 @@ async def test_replicas_come_and_go_and_no_stream_is_dropped(stubs, route):
     old, new = await stubs(2, SLOW)
     router = await route(replica_configs([old]))
     stream = asyncio.create_task(router.chat(stream=True))
-    await router.until(lambda: router.fleet.num_running == 1)
-    config = router.fleet.config
-    router.fleet.reload(FleetConfig(router=config.router, replicas=replica_configs([new])))
+    await router.until(lambda: router.replica_set.num_running == 1)
+    config = router.replica_set.config
+    router.replica_set.reload(RoutingConfig(router=config.router, replicas=replica_configs([new])))
     assert (await router.states())["s0"] == "leaving"
     after = await router.chat("now")
     assert new.name in after.json()["id"]
     whole = (await stream).content
     assert whole.endswith(b"data: [DONE]\n\n")
     assert b"error" not in whole
-    await router.until(lambda: not router.fleet.leaving)
+    await router.until(lambda: not router.replica_set.leaving)
     assert await router.states() == {"s1": "up"}
 
 
 async def test_a_changed_replica_is_another(stubs, route):
     [stub] = await stubs(1)
     router = await route(replica_configs([stub]))
-    before = router.fleet.replicas["s0"]
+    before = router.replica_set.replicas["s0"]
     [config] = replica_configs([stub])
-    router.fleet.reload(replace(router.fleet.config, replicas=(replace(config, weight=2.0),)))
-    assert router.fleet.replicas["s0"] is not before
+    router.replica_set.reload(replace(router.replica_set.config, replicas=(replace(config, weight=2.0),)))
+    assert router.replica_set.replicas["s0"] is not before
     assert (await router.chat()).status_code == 200
 
 
@@ -174,7 +174,7 @@ async def test_a_shutdown_lets_what_runs_finish(stubs, route):
     [stub] = await stubs(1, SLOW)
     router = await route(replica_configs([stub]))
     stream = asyncio.create_task(router.chat(stream=True))
-    await router.until(lambda: router.fleet.num_running == 1)
+    await router.until(lambda: router.replica_set.num_running == 1)
     router.server.stop()
     assert (await stream).content.endswith(b"data: [DONE]\n\n")
 
@@ -185,17 +185,17 @@ async def test_whoever_begins_first_is_heard(stubs, route):
     await slow.set_fault(Fault("slow", 60.0, delay_s=5.0))
     answers = [await router.chat(f"q{i}") for i in range(4)]
     assert all(quick.name in answer.json()["id"] for answer in answers)
-    await router.until(lambda: router.fleet.num_running == 0)
+    await router.until(lambda: router.replica_set.num_running == 0)
 
 
 async def test_a_reload_that_is_refused_leaves_every_replica_as_it_is(stubs, route):
     first, second = await stubs(2)
     router = await route(replica_configs([first, second]))
-    before, config = dict(router.fleet.replicas), router.fleet.config
+    before, config = dict(router.replica_set.replicas), router.replica_set.config
     with pytest.raises(ConfigError, match="kv_events"):
         router.server.app.reload(replace(config, replicas=(replace(config.replicas[0], kv_events="tcp://"),)))
-    assert router.fleet.replicas == before
-    assert not router.fleet.leaving
+    assert router.replica_set.replicas == before
+    assert not router.replica_set.leaving
     assert (await router.chat()).status_code == 200
 
 
@@ -203,12 +203,12 @@ async def test_a_reload_tells_what_it_changed_and_applies_the_policy(stubs, rout
     first, second, third = await stubs(3)
     router = await route(replica_configs([first, second]), policy="prefix")
     changed, added = replica_configs([second, third])
-    settings = replace(router.fleet.config.router, policy="round_robin")
-    config = FleetConfig(router=settings, replicas=(replace(changed, weight=2.0), added))
+    settings = replace(router.replica_set.config.router, policy="round_robin")
+    config = RoutingConfig(router=settings, replicas=(replace(changed, weight=2.0), added))
     told = router.server.app.reload(config)
     assert told == ["replicas added: s2", "replicas changed: s1", "replicas removed: s0"]
     assert router.server.app.reload(config) == []
-    await router.until(lambda: all(each.state == "up" for each in router.fleet.replicas.values()))
+    await router.until(lambda: all(each.state == "up" for each in router.replica_set.replicas.values()))
     reasons = {(await router.chat("the same")).headers["x-hotloop-route"].split("; ")[1] for _ in range(2)}
     assert reasons == {"reason=its_turn"}
 
@@ -219,7 +219,7 @@ async def test_a_replica_that_closes_its_listener_finishes_its_streams(stubs, ro
     stream = asyncio.create_task(router.chat(stream=True))
     await router.until(lambda: bool(stub.paths.get(CHAT)))  # it has the request, not only a place for it
     await stub.set_fault(Fault("refuse", 60.0))
-    await router.until(lambda: router.fleet.replicas["s0"].state == "down")
+    await router.until(lambda: router.replica_set.replicas["s0"].state == "down")
     whole = (await stream).content
     assert whole.endswith(b"data: [DONE]\n\n")
     assert b"error" not in whole
@@ -268,26 +268,26 @@ async def dropping(**settings: Any) -> AsyncIterator[tuple[Router, list[bytes]]]
 
     async with Replica(answer) as replica:
         config = ReplicaConfig(url=replica.url, name="r", kind="openai_compatible")
-        fleet = FleetConfig(router=RouterConfig(health_interval_s=0.05, **settings), replicas=(config,))
-        async with running(fleet) as router:
-            await router.until(lambda: router.fleet.replicas["r"].state == "up")
+        replica_set = RoutingConfig(router=RouterConfig(health_interval_s=0.05, **settings), replicas=(config,))
+        async with running(replica_set) as router:
+            await router.until(lambda: router.replica_set.replicas["r"].state == "up")
             yield router, runs
 
 
 async def test_a_resend_on_a_dropped_connection_is_a_retry():
     async with dropping() as (router, runs):
-        saved = router.fleet.budget.saved
+        saved = router.replica_set.budget.saved
         answers = [await router.chat(f"q{i}") for i in range(6)]
         assert [answer.status_code for answer in answers] == [200] * 6
         assert sum("tried=2" in answer.headers["x-hotloop-route"] for answer in answers) == len(runs) - 6 == 5
-        assert router.fleet.budget.saved == pytest.approx(saved + 6 * router.fleet.budget.share - 5)
+        assert router.replica_set.budget.saved == pytest.approx(saved + 6 * router.replica_set.budget.share - 5)
 
 
 @pytest.mark.parametrize("settings", [{"max_retries": 0}, {"retry_share": 0.0}])
 async def test_without_retries_no_request_runs_twice(settings):
     async with dropping(**settings) as (router, runs):
         if "retry_share" in settings:
-            router.fleet.budget.saved = 0.0
+            router.replica_set.budget.saved = 0.0
         answers = [await router.chat(f"q{i}") for i in range(6)]
         assert len(runs) == 6
         assert {answer.status_code for answer in answers} == {200, 502}

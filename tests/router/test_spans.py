@@ -10,7 +10,7 @@ from benchmarks.route.stub import Manner
 from tests.router.conftest import Router, replica_configs, running, until
 
 from hotloop.core.config import RouterConfig
-from hotloop.router.config import FleetConfig, ReplicaConfig
+from hotloop.router.config import ReplicaConfig, RoutingConfig
 from hotloop.router.spans import read_answer
 from hotloop.trace import names
 from hotloop.trace.span import parse_traceparent
@@ -131,9 +131,9 @@ def port_of(router: Router) -> str:
 @asynccontextmanager
 async def routing(replicas: Any, tracer: ListTracer | None, **settings: Any) -> AsyncIterator[Router]:
     settings = {"health_interval_s": 0.05, "drain_timeout_s": 5.0, **settings}
-    config = FleetConfig(router=RouterConfig(**settings), replicas=replicas)
+    config = RoutingConfig(router=RouterConfig(**settings), replicas=replicas)
     async with running(config, tracer) as router:
-        await router.until(lambda: all(each.state == "up" for each in router.fleet.replicas.values()))
+        await router.until(lambda: all(each.state == "up" for each in router.replica_set.replicas.values()))
         yield router
 
 

@@ -82,9 +82,9 @@ async def test_a_replica_that_was_down_is_asked_again(scripted, route):
     router = await route((speaks_chat(scripted),))
     await router.client.post("/v1/messages", json=BODIES["/v1/messages"])
     scripted.pages["/health"] = Page(b"{}", 503)
-    await router.until(lambda: router.fleet.replicas["r"].state == "down")
+    await router.until(lambda: router.replica_set.replicas["r"].state == "down")
     scripted.pages |= {"/health": Page(b"{}"), "/v1/messages": Page(b'{"id":"msg_1","type":"message"}')}
-    await router.until(lambda: router.fleet.replicas["r"].state == "up")
+    await router.until(lambda: router.replica_set.replicas["r"].state == "up")
     answer = await router.client.post("/v1/messages", json=BODIES["/v1/messages"])
     assert answer.content == b'{"id":"msg_1","type":"message"}'
 

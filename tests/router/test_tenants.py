@@ -11,8 +11,8 @@ from tests.loopback import http_at
 from tests.router.conftest import Mirror, Router
 from tests.server.serving import Routing, Serving, check_error
 
-from hotloop.border.keys import Tenant, tenant_id
 from hotloop.core.config import ServerConfig
+from hotloop.http.keys import Tenant, tenant_id
 from hotloop.router.config import ReplicaConfig
 
 RULES = "Answer every question about the parcels of our customers shortly and politely. " * 6

@@ -7,7 +7,7 @@ import pytest
 from tests.router.conftest import MESSAGES, Router, running
 
 from hotloop.core.config import RouterConfig
-from hotloop.router.config import FleetConfig, ReplicaConfig
+from hotloop.router.config import ReplicaConfig, RoutingConfig
 from hotloop.trace import names
 from hotloop.trace.tracer import ListTracer
 
@@ -18,11 +18,11 @@ TIERS = [
 RULES = [{"tasks": ["classification"], "tier": "small"}]
 
 
-def fleet(mirror: Any, route: dict[str, Any]) -> FleetConfig:
+def replica_set(mirror: Any, route: dict[str, Any]) -> RoutingConfig:
     models = {"fast": "own-fast", "slow": "own-slow"}
     replica = ReplicaConfig(url=mirror.url, name="m", kind="openai_compatible", models=models)
     settings = RouterConfig(health_interval_s=0.05, drain_timeout_s=5.0, max_retries=0)
-    return FleetConfig(router=settings, replicas=(replica,), tables={"tiers": TIERS, "routes": [route]})
+    return RoutingConfig(router=settings, replicas=(replica,), tables={"tiers": TIERS, "routes": [route]})
 
 
 def completion(content: str) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def completion(content: str) -> dict[str, Any]:
 
 
 async def ask(router: Router, headers: dict[str, str] | None = None, **fields: Any) -> Any:
-    await router.until(lambda: router.fleet.replicas["m"].state == "up")
+    await router.until(lambda: router.replica_set.replicas["m"].state == "up")
     body = {"model": "auto", "messages": MESSAGES, **fields}
     return await router.client.post("/v1/chat/completions", json=body, headers=headers or {})
 
@@ -43,7 +43,7 @@ async def ask(router: Router, headers: dict[str, str] | None = None, **fields: A
 )
 async def test_a_hint_decides_and_the_answer_says_so(mirror, task, tier, model):
     mirror.reply = (200, completion("yes"))
-    async with running(fleet(mirror, {"rules": RULES, "default": "large"})) as router:
+    async with running(replica_set(mirror, {"rules": RULES, "default": "large"})) as router:
         answer = await ask(router, {"x-hotloop-task": task})
         page = (await router.client.get("/metrics")).text
     assert answer.headers["x-hotloop-tier"].startswith(f"tier={tier}; ")
@@ -58,7 +58,7 @@ async def test_a_cascade_goes_up_when_an_answer_will_not_do(mirror, stream):
     schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object", "required": ["a"]}}}
     route = {"default": "small", "cascade": {"on": ["invalid_output"]}}
     mirror.reply = (200, completion("no JSON"))
-    async with running(fleet(mirror, route)) as router:
+    async with running(replica_set(mirror, route)) as router:
         answer = await ask(router, response_format=schema, stream=stream)
         assert answer.headers["x-hotloop-tier"].startswith("tier=large; ")
         mirror.reply = (200, completion('{"a": 1}'))
@@ -74,7 +74,7 @@ async def test_a_cascade_goes_up_when_an_answer_will_not_do(mirror, stream):
 
 async def test_several_choices_are_not_judged(mirror):
     mirror.reply = (200, completion(""))
-    async with running(fleet(mirror, {"default": "small", "cascade": {"on": ["invalid_output"]}})) as router:
+    async with running(replica_set(mirror, {"default": "small", "cascade": {"on": ["invalid_output"]}})) as router:
         answer = await ask(router, n=2)
     assert answer.headers["x-hotloop-tier"].startswith("tier=small; ")
     assert len(mirror.seen) == 1
@@ -82,14 +82,14 @@ async def test_several_choices_are_not_judged(mirror):
 
 async def test_other_models_are_left_alone(mirror):
     mirror.reply = (200, completion("yes"))
-    async with running(fleet(mirror, {"default": "large"})) as router:
+    async with running(replica_set(mirror, {"default": "large"})) as router:
         answer = await ask(router, model="fast")
     assert "x-hotloop-tier" not in answer.headers
 
 
 async def test_tiers_are_read_again_with_the_file(mirror):
     mirror.reply = (200, completion("yes"))
-    config = fleet(mirror, {"default": "large"})
+    config = replica_set(mirror, {"default": "large"})
     async with running(config) as router:
         tables = {"tiers": TIERS, "routes": [{"default": "small"}]}
         router.server.app.reload(replace(config, tables=tables))
@@ -101,7 +101,9 @@ async def test_tiers_are_read_again_with_the_file(mirror):
 async def test_the_trace_knows_which_answer_a_cascade_took(mirror, stream):
     tracer = ListTracer()
     mirror.reply = (200, completion('{"a": 1}'))
-    async with running(fleet(mirror, {"default": "small", "cascade": {"on": ["invalid_output"]}}), tracer) as router:
+    async with running(
+        replica_set(mirror, {"default": "small", "cascade": {"on": ["invalid_output"]}}), tracer
+    ) as router:
         await ask(router, stream=stream, stream_options={"include_usage": True} if stream else None)
     [route] = tracer.spans
     told = route.attributes

@@ -18,13 +18,13 @@ from tests.loopback import http_at, openai_at
 
 from hotloop.backends.backend import Backend, Batch
 from hotloop.backends.null import NullBackend
-from hotloop.border.page import Application
 from hotloop.core.config import EngineConfig, RouterConfig, ServerConfig
 from hotloop.engine.engine import Engine
+from hotloop.http.page import Application
 from hotloop.models.template import ChatTemplate
 from hotloop.models.tokenizer import Tokenizer
 from hotloop.router.app import RouterApp
-from hotloop.router.config import FleetConfig, ReplicaConfig
+from hotloop.router.config import ReplicaConfig, RoutingConfig
 from hotloop.router.serve import RouterServer
 from hotloop.server.app import HttpServer
 from hotloop.trace.tracer import Tracer
@@ -97,7 +97,7 @@ class Routing:
         replicas = tuple(
             ReplicaConfig(url=url, name=f"r{i}", api_key=replica_key) for i, url in enumerate(replica_urls)
         )
-        config = FleetConfig(router=router, replicas=replicas)
+        config = RoutingConfig(router=router, replicas=replicas)
         self._server = RouterServer(config, tracer=tracer, page=page, on_ready=self._on_ready)
         self._is_ready = threading.Event()
         self._thread = threading.Thread(target=self._server.run)
@@ -105,8 +105,8 @@ class Routing:
     def __enter__(self) -> str:
         self._thread.start()
         assert self._is_ready.wait(30)
-        fleet = self._server.app.fleet
-        until(lambda: all(each.state == "up" for each in fleet.replicas.values()))
+        replica_set = self._server.app.replica_set
+        until(lambda: all(each.state == "up" for each in replica_set.replicas.values()))
         return self.url
 
     def __exit__(self, *_: object) -> None:

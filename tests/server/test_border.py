@@ -8,8 +8,8 @@ import openai
 import pytest
 from tests.server.serving import HELLO, MODEL, Serving, check_error
 
-from hotloop.border.requests import parse_request_id
 from hotloop.core.config import ServerConfig
+from hotloop.http.requests import parse_request_id
 from hotloop.server.border import RequestIds
 
 

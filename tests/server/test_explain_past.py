@@ -5,8 +5,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotloop.border.keys import Tenant
 from hotloop.chat.compare import token_array
+from hotloop.http.keys import Tenant
 from hotloop.server.explain.past import Past, PastPrompt
 from hotloop.server.tenants import Caller
 

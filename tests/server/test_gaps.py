@@ -2,7 +2,7 @@
 
 import pytest
 
-from hotloop.engine.gaps import MAX_S, USUAL_S
+from hotloop.engine.kvcache.tool_gaps import MAX_S, USUAL_S
 from hotloop.server.holds import ToolGaps
 
 

@@ -16,7 +16,7 @@ import pytest
 from hotloop.core.config import EngineConfig
 from hotloop.core.request import FinishReason, Request, SamplingParams
 from hotloop.core.retention import Hold, HoldKind
-from hotloop.engine.scheduler import Scheduler
+from hotloop.engine.scheduler.scheduler import Scheduler
 from hotloop.engine.step import Step
 from hotloop.server.holds import ToolGaps
 
@@ -97,13 +97,13 @@ class World:
         agent.num_left -= 1
         agent.ended_at = self.now
         if not agent.num_left:
-            self.scheduler.seating.hold(request.token_ids, Hold(HoldKind.FINISHED), "", request.line)
+            self.scheduler.sessions.hold(request.token_ids, Hold(HoldKind.FINISHED), "", request.session)
             return
         call_id = f"{agent.name}{agent.num_left}"
         self.gaps.leave(call_id, "tool")
-        if patience_s := self.gaps.patience_s(["tool"], self.scheduler.turnover_s):
+        if patience_s := self.gaps.patience_s(["tool"], self.scheduler.cache_refill_s):
             hold = Hold(HoldKind.TOOL_GAP, self.now + patience_s)
-            self.scheduler.seating.hold(request.token_ids, hold, "", request.line)
+            self.scheduler.sessions.hold(request.token_ids, hold, "", request.session)
         if agent.rng.random() >= self.share_lost:
             agent.tokens = request.token_ids + agent.words(RESULT)
             back_at = self.now + self.tool_time(agent.rng)

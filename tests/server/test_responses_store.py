@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.server.serving import TOKENIZER
 
-from hotloop.border.keys import Tenant
 from hotloop.chat.stream import PlainText
 from hotloop.core.errors import RequestError
 from hotloop.core.request import FinishReason, Request, SamplingParams, TokenEvent, Usage
+from hotloop.http.keys import Tenant
 from hotloop.server.delivery import OutputCollector, parse_piece
 from hotloop.server.errors import Cancelled, UnknownPrevious, UnknownResponse
 from hotloop.server.responses.render import Composer

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from tests.server.serving import Serving, check_error
 
-from hotloop.border.keys import Key, Keys, Tenant
 from hotloop.core.config import EngineConfig, ServerConfig
 from hotloop.core.errors import ConfigError
+from hotloop.http.keys import Key, Keys, Tenant
 from hotloop.server.app import create_app
 from hotloop.server.service import Service
 from hotloop.server.tenants import name_scope

@@ -60,21 +60,21 @@ def ask(serving: Serving, **fields: Any) -> tuple[dict[str, Any], dict[str, Any]
 
 @pytest.mark.parametrize("is_opened", [False, True])
 def test_whole_answers(is_opened: bool) -> None:
-    num_thought = len("Hm.\n</think>") + (0 if is_opened else len(">\n"))
+    num_reasoning = len("Hm.\n</think>") + (0 if is_opened else len(">\n"))
     with thinking("Hm.", "Hello.", is_opened=is_opened) as serving:
         choice, usage = ask(serving)
         assert (choice["message"]["reasoning_content"], choice["message"]["content"]) == ("Hm.", "Hello.")
-        assert usage["completion_tokens_details"] == {"reasoning_tokens": num_thought}
+        assert usage["completion_tokens_details"] == {"reasoning_tokens": num_reasoning}
         response = serving.http.post("/v1/responses", json={"input": "hello"}).json()
         reasoning, message = response["output"]
         assert reasoning["content"] == [{"type": "reasoning_text", "text": "Hm."}]
         assert "encrypted_content" not in reasoning
         assert message["content"][0]["text"] == "Hello."
-        assert response["usage"]["output_tokens_details"] == {"reasoning_tokens": num_thought}
+        assert response["usage"]["output_tokens_details"] == {"reasoning_tokens": num_reasoning}
         answer = post(serving, max_tokens=400).json()
         thought, text = answer["content"]
         assert (thought["type"], thought["thinking"], text["text"]) == ("thinking", "Hm.", "Hello.")
-        assert answer["usage"]["output_tokens_details"] == {"thinking_tokens": num_thought}
+        assert answer["usage"]["output_tokens_details"] == {"thinking_tokens": num_reasoning}
 
 
 def test_streams_are_as_the_clients_types_have_them() -> None:

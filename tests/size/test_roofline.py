@@ -13,7 +13,7 @@ from hotloop.models.spec import LinearSpec, ModelSpec
 from hotloop.size.hardware import GIB, GPUS, Hardware, find_gpu
 from hotloop.size.load import Load
 from hotloop.size.machine import CPU_LAYER_S
-from hotloop.size.roofline import Feel, estimate, estimate_all
+from hotloop.size.roofline import Latency, estimate, estimate_all
 from hotloop.size.shapes import SHAPES
 
 LLAMA = SHAPES["llama-3.1-8b"]
@@ -26,7 +26,7 @@ CPU_MEASURED = Hardware(  # two Neoverse N1: the best that measure_machine() fou
 )
 
 
-def feel(hardware: Hardware, spec: ModelSpec = LLAMA, **load: object) -> Feel:
+def feel(hardware: Hardware, spec: ModelSpec = LLAMA, **load: object) -> Latency:
     found = estimate(spec, hardware, Load(**{"gap_s": 0.0, **load})).feel
     assert found
     return found

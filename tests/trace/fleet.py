@@ -15,7 +15,7 @@ from tests.engine.tiny import TOKENIZER
 from tests.server.serving import MODEL, Serving, until
 
 from hotloop.core.config import RouterConfig
-from hotloop.router.config import read_fleet
+from hotloop.router.config import read_routing
 from hotloop.router.serve import RouterServer
 from hotloop.trace.store import StoreTracer
 
@@ -86,7 +86,7 @@ class RoutedFleet:
         settings = RouterConfig(port=0, replica=urls, health_interval_s=60.0, drain_timeout_s=5.0)
         is_ready = Event()
         router = RouterServer(
-            read_fleet(settings, None, {}), tracer=self._tracer(), on_ready=lambda url: self._open(url, is_ready)
+            read_routing(settings, None, {}), tracer=self._tracer(), on_ready=lambda url: self._open(url, is_ready)
         )
         thread = Thread(target=router.run)
         thread.start()

@@ -1,7 +1,7 @@
 """Twelve agents with everything on, through a router to two servers: every run's account is whole, and the tokens of
 all accounts are those that the engines counted, to the last one.
 
-On are foresight, prefill ahead, early dispatch, parallel tools, plans, branches, sub-agents, compaction, drafts and
+On are speculation, prefill ahead, early dispatch, parallel tools, plans, branches, sub-agents, compaction, drafts and
 forced tokens; a tool that fails is tried again, runs are broken off, and a replica dies. Nothing here asserts how long
 anything took, only that the parts make up the whole and that the whole lies within what the caller saw.
 """
@@ -26,8 +26,8 @@ from hotloop.agent.conversation import Conversation
 from hotloop.agent.events import CallDispatched, Event, RunEnded, RunStarted, Text
 from hotloop.agent.model import Ask
 from hotloop.agent.predict.predictor import Predictor
-from hotloop.agent.speculation import SpeculativeForesight
-from hotloop.agent.tools.tool import FunctionTool, Traits
+from hotloop.agent.speculation import SpeculativeTools
+from hotloop.agent.tools.tool import FunctionTool, ToolOptions
 from hotloop.agent.wire.openai import OpenAIModel
 from hotloop.core.errors import HotloopError
 from hotloop.trace import names
@@ -139,7 +139,7 @@ def make_tools(model: WatchedModel) -> list[FunctionTool]:
         return {"order_id": order_id, "status": "sent"}
 
     functions = (near, far, flaky, find_customer, find_order)
-    return [FunctionTool(each, traits=Traits(read_only=True)) for each in functions]
+    return [FunctionTool(each, traits=ToolOptions(read_only=True)) for each in functions]
 
 
 class Company:
@@ -151,7 +151,7 @@ class Company:
         predictor = Predictor()
         for number in range(30):
             predictor.learn(clerk(number))
-        self._foresight = SpeculativeForesight(predictor)
+        self._speculation = SpeculativeTools(predictor)
 
     async def perform(self) -> list[Ran]:
         roles = ("clerk", "clerk", "clerk", "reader", "reader", "planner", "boss", "stubborn")
@@ -169,7 +169,7 @@ class Company:
         if role == "boss":
             diver = Agent(model, make_tools(model), f"You are the diver. {WORDS}", name="diver")
             tools.append(diver.as_tool("dive", "Dives."))
-        settings = {"name": role, "tracer": self._tracer, "foresight": self._foresight, **fields}
+        settings = {"name": role, "tracer": self._tracer, "speculation": self._speculation, **fields}
         return Agent(model, tools, f"You are the {role}. {WORDS}", **settings)
 
     async def _act(self, role: str) -> list[Ran]:
@@ -213,8 +213,8 @@ COUNTS = {
     "cached": "cached",
     "output": "output",
     "forced": "forced",
-    "drafted": "guessed",
-    "accepted": "right",
+    "drafted": "drafted",
+    "accepted": "matched",
 }
 """What the engine and the ledger call them."""
 
@@ -245,8 +245,8 @@ def test_everything_was_on(played: Played) -> None:
     ends = {each.run_id: _root(played.spans[each.run_id]).attributes[names.END] for each in played.ran}
     assert [ends[each.run_id] == "cancelled" for each in played.ran] == [each.usage is None for each in played.ran]
     assert sum(bool(span.attributes.get(names.IS_PREFILL_ONLY)) for span in played.named(names.CHAT)) >= 2
-    assert any(span.attributes[names.WAS_USED] for span in played.named(names.FORESEEN))
-    assert any(not span.attributes[names.WAS_USED] for span in played.named(names.FORESEEN))
+    assert any(span.attributes[names.WAS_USED] for span in played.named(names.SPECULATIVE))
+    assert any(not span.attributes[names.WAS_USED] for span in played.named(names.SPECULATIVE))
     assert any(span.attributes[names.NUM_TRIES] == 2 for span in played.named(names.TOOL) if not span.error)
     assert any(span.attributes[names.REPLICA] for span in played.named(names.ATTEMPT)), "the replica that died"
     assert {span.attributes[names.AGENT] for span in played.named(names.RUN)} > {"boss", "diver", "planner", "talker"}
@@ -305,7 +305,7 @@ def test_a_run_is_one_tree_from_the_agent_to_the_engine(played: Played) -> None:
         names.TURN: {names.RUN},
         names.CHAT: {names.TURN, names.RUN},
         names.TOOL: {names.TURN},
-        names.FORESEEN: {names.TURN},
+        names.SPECULATIVE: {names.TURN},
         names.ROUTE: {names.CHAT},
         names.ATTEMPT: {names.ROUTE},
         names.REQUEST: {names.ROUTE},

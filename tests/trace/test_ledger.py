@@ -48,7 +48,7 @@ def test_a_turn_is_accounted_for_to_the_millisecond():
         "prefill_recomputed": 2.5,
         "decode_sampled": 15.5,
         "decode_forced": 6.2,
-        "decode_drafted": 9.3,
+        "decode_accepted": 9.3,
         "tools": 25,
         "runtime": 5,
     }
@@ -65,7 +65,7 @@ def test_tokens_are_the_servers_own():
     run = span(names.RUN, 0, 100, end="done")
     ledger = build_ledger([run, *a_turn(run, 10)])
     assert ledger.tokens == TokenCounts(
-        prompt=100, cached=60, new=30, recomputed=10, output=20, sampled=10, forced=4, drafted=6, guessed=9, right=6,
+        prompt=100, cached=60, new=30, recomputed=10, output=20, sampled=10, forced=4, accepted=6, drafted=9, matched=6,
         causes={"diverged": 8, "block": 2},
     )  # fmt: skip
     assert ledger.turns[0].tokens == ledger.tokens
@@ -129,14 +129,14 @@ def test_what_ran_before_it_was_asked_for_counts_from_then_on():
     run = span(names.RUN, 0, 50, end="done")
     turn = span(names.TURN, 0, 50, run)
     chat = span(names.CHAT, 10, 20, turn, model="hosted", first_token_ns=DAWN_NS + 15 * MS)
-    tool = span(names.TOOL, 0, 40, turn, tool="look", was_foreseen=True, dispatched_ns=DAWN_NS + 20 * MS)
-    used = span(names.FORESEEN, 0, 20, turn, was_used=True)
-    wasted = span(names.FORESEEN, 0, 50, turn, was_used=False)
+    tool = span(names.TOOL, 0, 40, turn, tool="look", was_speculative=True, dispatched_ns=DAWN_NS + 20 * MS)
+    used = span(names.SPECULATIVE, 0, 20, turn, was_used=True)
+    wasted = span(names.SPECULATIVE, 0, 50, turn, was_used=False)
     ledger = build_ledger([run, turn, chat, tool, used, wasted])
-    assert parts_ms(ledger) == {"foreseen": 10 + 10, "hosted_prefill": 5, "hosted_decode": 5, "tools": 20}
+    assert parts_ms(ledger) == {"speculative": 10 + 10, "hosted_prefill": 5, "hosted_decode": 5, "tools": 20}
     [told] = ledger.turns
-    assert (told.num_foreseen, told.num_wasted) == (2, 1)
-    assert told.tools[0].was_foreseen
+    assert (told.num_speculative, told.num_wasted) == (2, 1)
+    assert told.tools[0].was_speculative
 
 
 def test_what_is_prefilled_ahead_is_hidden_behind_tools_and_counted_apart():
@@ -296,14 +296,14 @@ def check(ledger: RunLedger) -> None:
     if ledger.wall_s:
         assert (steps[0].start_ns, steps[-1].end_ns) == (ledger.start_ns, ledger.end_ns)
     tokens = ledger.tokens
-    assert tokens.output == tokens.sampled + tokens.forced + tokens.drafted
+    assert tokens.output == tokens.sampled + tokens.forced + tokens.accepted
     for idle in (ledger.model_idle_s, ledger.tool_idle_s, ledger.tools_hidden_s):
         assert idle >= -1e-9
     json.dumps(asdict(ledger))
 
 
 KINDS = [
-    names.RUN, names.TURN, names.CHAT, names.TOOL, names.FORESEEN, names.ROUTE, names.ATTEMPT,
+    names.RUN, names.TURN, names.CHAT, names.TOOL, names.SPECULATIVE, names.ROUTE, names.ATTEMPT,
     names.REQUEST, names.QUEUE, names.PREFILL, names.DECODE, "unheard-of",
 ]  # fmt: skip
 NUMBERS = st.one_of(st.integers(0, 500), st.just("many"), st.just(None), st.just(-3))

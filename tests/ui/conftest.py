@@ -11,7 +11,7 @@ import uvicorn
 from tests.threads import ThreadedServer
 from tests.ui.made_up import FINDINGS, Engine, fill_store, hostile_run, long_run, make_runs
 
-from hotloop.border.keys import ApiKeys, read_keys
+from hotloop.http.keys import ApiKeys, read_keys
 from hotloop.trace.store import TraceStore
 from hotloop.ui.app import create_ui
 from hotloop.ui.store_source import StoreSource

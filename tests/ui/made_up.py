@@ -166,14 +166,14 @@ class Run:
         rng, end_ns = self.random, chat_end_ns
         for i in range(rng.randrange(1, 4)):
             dispatched_ns = min(decode_ns + i * 60 * MS, chat_end_ns)
-            was_foreseen = rng.random() < 0.25
-            begin_ns = dispatched_ns - self._ms(5, 40) if was_foreseen else dispatched_ns
+            was_speculative = rng.random() < 0.25
+            begin_ns = dispatched_ns - self._ms(5, 40) if was_speculative else dispatched_ns
             tool_end_ns = dispatched_ns + self._ms(20, 900)
             told = {
                 names.TOOL_NAME: rng.choice(HOSTILE[:3] if self.is_hostile else TOOLS),
                 names.CALL_ID: f"call_{i}",
                 names.DISPATCHED_NS: dispatched_ns,
-                names.WAS_FORESEEN: was_foreseen,
+                names.WAS_SPECULATIVE: was_speculative,
                 names.NUM_TRIES: 1,
                 names.IS_ERROR: rng.random() < 0.05,
                 **self._said(names.CONTENT_ARGUMENTS),
@@ -183,7 +183,7 @@ class Run:
             end_ns = max(end_ns, tool_end_ns)
         if rng.random() < 0.2:
             told = {names.TOOL_NAME: rng.choice(TOOLS), names.CONFIDENCE: 0.71, names.WAS_USED: False}
-            self._add(names.FORESEEN, self._id(), turn_id, "agent", decode_ns, decode_ns + self._ms(10, 60), told)
+            self._add(names.SPECULATIVE, self._id(), turn_id, "agent", decode_ns, decode_ns + self._ms(10, 60), told)
         self.now = end_ns + self._ms(0.1, 2)
 
     def _said(self, name: str) -> dict[str, str]:

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 from tests.ui.made_up import FINDINGS, Engine, Run, fill_store, make_runs
 
-from hotloop.border.keys import ApiKeys, Key, Keys, tenant_id
+from hotloop.http.keys import ApiKeys, Key, Keys, tenant_id
 from hotloop.trace.store import TraceStore
 from hotloop.ui.app import HEADERS, create_ui
 from hotloop.ui.store_source import StoreSource

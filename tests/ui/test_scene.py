@@ -50,22 +50,22 @@ def test_the_order_in_which_spans_come_does_not_matter():
     assert draw_run(spans) == draw_run(spans[::-1])
 
 
-def test_a_tool_that_was_foreseen_has_one_row_and_one_nobody_asked_for_its_own():
+def test_a_tool_that_was_speculative_has_one_row_and_one_nobody_asked_for_its_own():
     run = draw_run(
         [
             span(names.RUN, "a" * 16, None, 0, 100, agent="one", end="done"),
             span(names.TURN, "b" * 16, "a" * 16, 0, 100, turn=1),
             span(names.CHAT, "c" * 16, "b" * 16, 0, 50, first_token_ns=START_NS + 20 * MS, num_prompt=10, num_cached=4),
-            span(names.TOOL, "d" * 16, "b" * 16, 10, 90, tool="find", dispatched_ns=FORTY, was_foreseen=True),
-            span(names.FORESEEN, "e" * 16, "b" * 16, 10, 90, tool="find", was_used=True),
-            span(names.FORESEEN, "f" * 16, "b" * 16, 10, 30, tool="look", was_used=False),
+            span(names.TOOL, "d" * 16, "b" * 16, 10, 90, tool="find", dispatched_ns=FORTY, was_speculative=True),
+            span(names.SPECULATIVE, "e" * 16, "b" * 16, 10, 90, tool="find", was_used=True),
+            span(names.SPECULATIVE, "f" * 16, "b" * 16, 10, 30, tool="look", was_used=False),
         ]
     )
     [turn] = run["turns"]
     assert [(row["kind"], row["label"]) for row in turn["rows"]] == [
         ("chat", "model"),
         ("tool", "find"),
-        ("foreseen", "look"),
+        ("speculative", "look"),
     ]
     assert turn["rows"][0]["pieces"] == [("hosted_prefill", 0, 20), ("hosted_decode", 20, 50)]
     assert turn["rows"][1]["dispatched"] == 40

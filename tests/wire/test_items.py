@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotloop.border.keys import Tenant
 from hotloop.core.errors import RequestError
+from hotloop.http.keys import Tenant
 from hotloop.wire.responses.items import ItemStore, UnknownItem
 
 ME, YOU, ADMIN = Tenant("me"), Tenant("you"), Tenant("root", is_admin=True)

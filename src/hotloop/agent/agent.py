@@ -18,16 +18,16 @@ from typing_extensions import TypeVar
 from hotloop.agent.compaction import Compaction
 from hotloop.agent.conversation import Conversation
 from hotloop.agent.events import Event, RunEnded
-from hotloop.agent.limits import Limits, Spent
+from hotloop.agent.limits import Limits, RunUsage
 from hotloop.agent.model import Model
 from hotloop.agent.open_model import open_model
 from hotloop.agent.plan.run import PlannedRun
 from hotloop.agent.run import RunLoop, RunSettings
-from hotloop.agent.speculation import SpeculativeForesight
+from hotloop.agent.speculation import SpeculativeTools
 from hotloop.agent.tools.dispatch import Approve
 from hotloop.agent.tools.source import OpenTools, ToolSource
 from hotloop.agent.tools.sub_agent import SubAgent
-from hotloop.agent.tools.tool import FINAL_ANSWER, AgentTool, FinalAnswer, FunctionTool, Traits
+from hotloop.agent.tools.tool import FINAL_ANSWER, AgentTool, FinalAnswer, FunctionTool, ToolOptions
 from hotloop.core.errors import ConfigError, HotloopError
 from hotloop.core.message import Message
 from hotloop.core.prices import Prices
@@ -40,7 +40,7 @@ T = TypeVar("T", default=str)
 class Result(Generic[T]):
     output: T
     conversation: Conversation
-    spent: Spent
+    spent: RunUsage
 
 
 class Agent(Generic[T]):
@@ -59,7 +59,7 @@ class Agent(Generic[T]):
         limits: Limits | None = None,
         prices: Prices | None = None,
         approve: Approve | None = None,
-        foresight: SpeculativeForesight | None = None,
+        speculation: SpeculativeTools | None = None,
         compaction: Compaction | None = None,
         max_result_share: float = 0.25,
         can_prefill_ahead: bool = True,
@@ -86,7 +86,7 @@ class Agent(Generic[T]):
             limits=limits or Limits(),
             prices=prices or Prices(),
             approve=approve,
-            foresight=foresight,
+            speculation=speculation,
             compaction=compaction,
             max_result_share=max_result_share,
             can_prefill_ahead=can_prefill_ahead,
@@ -174,10 +174,10 @@ class Agent(Generic[T]):
             raise errors[0] if errors else ConfigError("n must be above zero")
         return max(answers, key=score)
 
-    def as_tool(self, name: str, description: str, *, traits: Traits | None = None) -> SubAgent:
+    def as_tool(self, name: str, description: str, *, traits: ToolOptions | None = None) -> SubAgent:
         """This agent as a tool of another: a call is a run, charged to the caller, whose limits hold for it, too."""
         wants = [wanted for tool in self.tools if not isinstance(tool, ToolSource) for wanted in tool.wants]
-        return SubAgent(self.run, name, description, traits or Traits(timeout_s=None), wants)
+        return SubAgent(self.run, name, description, traits or ToolOptions(timeout_s=None), wants)
 
     def rebuild(self, settings: RunSettings, tools: Sequence[AgentTool | ToolSource]) -> "Agent[T]":
         """Another that is like it, but for these."""

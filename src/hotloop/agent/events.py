@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from hotloop.agent.limits import Spent
+from hotloop.agent.limits import RunUsage
 from hotloop.core.errors import HotloopError
 from hotloop.wire.usage import ApiUsage
 
@@ -58,10 +58,10 @@ class CallArguments(Event):
 
 @dataclass(frozen=True, slots=True)
 class CallDispatched(CallEvent):
-    """A call's arguments are whole, and its tool has begun, or had begun before (`was_foreseen`)."""
+    """A call's arguments are whole, and its tool has begun, or had begun before (`was_speculative`)."""
 
     arguments: str
-    was_foreseen: bool = False
+    was_speculative: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class CallFinished(CallEvent):
     result: str
     is_error: bool
     duration_s: float
-    """What the tool took; with `was_foreseen`, part of it passed before the model had asked."""
+    """What the tool took; with `was_speculative`, part of it passed before the model had asked."""
     num_tries: int = 1
     num_chars_cut: int = 0
     """Characters left out of a result that was too long for the model's window."""
@@ -78,7 +78,7 @@ class CallFinished(CallEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class CallForeseen(Event):
+class CallSpeculated(Event):
     """A read-only tool was started because the model will probably ask for it."""
 
     turn: int
@@ -138,4 +138,4 @@ class RunEnded(Event):
     end: Literal["done", "limit", "failed", "cancelled"]
     output: Any = None
     error: HotloopError | None = None
-    spent: Spent = field(default_factory=Spent)
+    spent: RunUsage = field(default_factory=RunUsage)

@@ -43,7 +43,7 @@ def price(usage: ApiUsage, prices: Prices) -> float:
 
 
 @dataclass(slots=True)
-class Spent:
+class RunUsage:
     num_turns: int = 0
     num_calls: int = 0
     usage: ApiUsage = field(default_factory=ApiUsage)
@@ -79,7 +79,7 @@ class Run:
     id: str
     session_id: str
     limits: Limits = field(default_factory=Limits)
-    spent: Spent = field(default_factory=Spent)
+    spent: RunUsage = field(default_factory=RunUsage)
     caller: "Run | None" = None
     """The run this is a call of, if an agent is the tool of another."""
     _is_cancelled: threading.Event = field(default_factory=threading.Event, repr=False)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hotloop.agent.tools.result import cut, render_result
-from hotloop.agent.tools.tool import AgentTool, Surroundings, ToolCrashed, ToolError, Traits, read_object
+from hotloop.agent.tools.tool import AgentTool, RunContext, ToolCrashed, ToolError, ToolOptions, read_object
 from hotloop.core.errors import ConfigError
 from hotloop.core.message import Tool
 
@@ -122,7 +122,7 @@ class McpTool:
         """The server keeps to its schema itself."""
         read_object(arguments)
 
-    async def run(self, arguments: str, surroundings: Surroundings) -> Any:
+    async def run(self, arguments: str, run_context: RunContext) -> Any:
         given = read_object(arguments)
         try:
             result = await self.client.call_tool(self._name, given)
@@ -216,10 +216,10 @@ class _BoundedStream(httpx2.AsyncByteStream):
         await self._inner.aclose()
 
 
-def _read_hints(hints: wire.ToolAnnotations, timeout_s: float | None) -> Traits:
+def _read_hints(hints: wire.ToolAnnotations, timeout_s: float | None) -> ToolOptions:
     """With the defaults of the specification: what is not said to be harmless is not. Of a tool that is said to be both
     read-only and destructive the worse is believed."""
-    return Traits(
+    return ToolOptions(
         read_only=bool(hints.read_only_hint) and not hints.destructive_hint,
         open_world=hints.open_world_hint is not False,
         idempotent=bool(hints.idempotent_hint),

@@ -22,7 +22,7 @@ from hotloop.agent.tools.result import render_result
 from hotloop.agent.tools.source import ToolSource
 from hotloop.agent.tools.tool import (
     AgentTool,
-    Surroundings,
+    RunContext,
     ToolCrashed,
     ToolError,
     ToolExited,
@@ -50,12 +50,12 @@ def record(agent: Agent[T], path: Path | str) -> Agent[T]:
 
 
 def replay(agent: Agent[T], path: Path | str, *, is_paced: bool = False) -> Agent[T]:
-    """The same agent, on a tape, without foresight. `is_paced`: it takes as long as it did then."""
+    """The same agent, on a tape, without speculation. `is_paced`: it takes as long as it did then."""
     tape, settings = Tape(path, is_paced=is_paced), agent.settings
     approve = tape.approve if tape.has_verdicts else None
     tools = [ReplayTool(each, tape) for each in agent.tools if not isinstance(each, ToolSource)]
     tools += [ReplayTool(offer, tape) for offer in tape.offers.values()]
-    changed = replace(settings, model=ReplayModel(tape), approve=approve, foresight=None)
+    changed = replace(settings, model=ReplayModel(tape), approve=approve, speculation=None)
     return agent.rebuild(changed, tools)
 
 
@@ -99,7 +99,7 @@ class RecordingTool:
         self.tool = tool
         self._tape = tape
 
-    async def run(self, arguments: str, surroundings: Surroundings) -> str:
+    async def run(self, arguments: str, run_context: RunContext) -> str:
         began_at, number = time.monotonic(), next(self._tape.numbers)
 
         def write(text: str, failure: str | None = None) -> None:
@@ -107,7 +107,7 @@ class RecordingTool:
             self._tape.write(OutcomeLine(self.spec.name, arguments, taken_s, text, failure, number))
 
         try:
-            text = render_result(await run_tool(self.tool, arguments, surroundings))
+            text = render_result(await run_tool(self.tool, arguments, run_context))
         except asyncio.CancelledError as cancelled:
             if LATE in cancelled.args:
                 write(describe_timeout(self.tool), "crashed")
@@ -198,7 +198,7 @@ class ReplayTool:
         else:
             read_object(arguments)
 
-    async def run(self, arguments: str, surroundings: Surroundings) -> str:
+    async def run(self, arguments: str, run_context: RunContext) -> str:
         outcome = self._tape.outcome(self.spec.name, arguments)
         await asyncio.sleep(outcome.duration_s if self._tape.is_paced else 0)
         if outcome.failure:

@@ -15,12 +15,12 @@ from typing import Any, Literal
 from hotloop.agent import events
 from hotloop.agent.compaction import Compaction
 from hotloop.agent.conversation import Conversation
-from hotloop.agent.limits import LimitReached, Limits, Run, Spent, price
+from hotloop.agent.limits import LimitReached, Limits, Run, RunUsage, price
 from hotloop.agent.model import Ask, Model, PartialAnswer
 from hotloop.agent.spans import RunTrace
-from hotloop.agent.speculation import SpeculativeForesight
+from hotloop.agent.speculation import SpeculativeTools
 from hotloop.agent.tools.dispatch import Approve, Caller, Dispatcher, Pending
-from hotloop.agent.tools.tool import AgentTool, FinalAnswer, Surroundings, ToolExited
+from hotloop.agent.tools.tool import AgentTool, FinalAnswer, RunContext, ToolExited
 from hotloop.core import stream
 from hotloop.core.errors import HotloopError
 from hotloop.core.message import Message
@@ -48,7 +48,7 @@ class RunSettings:
     limits: Limits = field(default_factory=Limits)
     prices: Prices = field(default_factory=Prices)
     approve: Approve | None = None
-    foresight: SpeculativeForesight | None = None
+    speculation: SpeculativeTools | None = None
     compaction: Compaction | None = None
     max_result_share: float = 0.25
     can_prefill_ahead: bool = True
@@ -82,11 +82,11 @@ class RunLoop:
         if within:
             settings = replace(settings, approve=settings.approve or within.approve)
             emit = _tell_both(emit, partial(within.tell, run_id))
-        self.spent = Spent()
+        self.spent = RunUsage()
         caller = next((thing for thing in context if isinstance(thing, Run)), None)
         self._run = Run(run_id, conversation.session_id, settings.limits, self.spent, caller)
-        surroundings = Surroundings([self._run, *context])
-        surroundings.check(tools)
+        run_context = RunContext([self._run, *context])
+        run_context.check(tools)
         self.conversation = conversation
         self._mark = conversation.mark()  # after the last whole turn
         conversation.add(*opening)
@@ -100,10 +100,10 @@ class RunLoop:
         self._exited: ToolExited | None = None
         offered = sorted([*tools, *([final] if final else [])], key=lambda tool: tool.spec.name)
         self._tools = {tool.spec.name: tool for tool in offered}
-        self._ahead = settings.foresight.open(self._tools, surroundings, emit) if settings.foresight else None
+        self._ahead = settings.speculation.open(self._tools, run_context, emit) if settings.speculation else None
         self._dispatcher = Dispatcher(
             self._tools,
-            surroundings,
+            run_context,
             emit=emit,
             claim=self._ahead.claim if self._ahead else lambda call: None,
             count=partial(self.spent.count_call, settings.limits),

@@ -109,7 +109,7 @@ class RunTrace:
                 self.tell(names.RUN, self._run, self._parent_id, self._run.since)
             case events.TurnStarted():
                 self._turn = self._open(event.at, {names.INDEX: event.turn})
-            case events.CallForeseen():
+            case events.CallSpeculated():
                 facts = {names.TOOL_NAME: event.name, names.CONFIDENCE: event.confidence, names.WAS_USED: False}
                 facts[names.CONTENT_ARGUMENTS] = event.arguments
                 self._guesses[_key(event)] = self._open(event.at, facts)
@@ -129,14 +129,14 @@ class RunTrace:
         facts: Json = {
             names.TOOL_NAME: event.name,
             names.DISPATCHED_NS: self.clock.unix_ns(event.at),
-            names.WAS_FORESEEN: event.was_foreseen,
+            names.WAS_SPECULATIVE: event.was_speculative,
             names.CONTENT_ARGUMENTS: event.arguments,
         }
         call = self._calls[event.call_id] = self._open(event.at, facts)
         _around.set((self.tracer, call.context))  # in the task of this call, and there alone
-        if event.was_foreseen and (guess := self._guesses.pop(_key(event), None)):
+        if event.was_speculative and (guess := self._guesses.pop(_key(event), None)):
             guess.facts[names.WAS_USED] = True
-            self.tell(names.FORESEEN, guess, self._parent_of_calls, event.at)
+            self.tell(names.SPECULATIVE, guess, self._parent_of_calls, event.at)
 
     def _finish(self, event: events.CallFinished) -> None:
         """Begun when it began to run, be it before it was asked for; one that was refused never did."""
@@ -156,7 +156,7 @@ class RunTrace:
 
     def _end_turn(self, at: float, error: str = "") -> None:
         for guess in self._guesses.values():
-            self.tell(names.FORESEEN, guess, self._parent_of_calls, at)
+            self.tell(names.SPECULATIVE, guess, self._parent_of_calls, at)
         for call_id, call in self._calls.items():
             call.facts |= {names.CALL_ID: call_id, names.IS_ERROR: True}
             call.error = _BROKEN_OFF
@@ -241,5 +241,5 @@ def _render_usage(usage: ApiUsage) -> Json:
     }
 
 
-def _key(event: events.CallForeseen | events.CallDispatched) -> str:
+def _key(event: events.CallSpeculated | events.CallDispatched) -> str:
     return call_key(event.name, read_arguments(event.arguments)) or f"{event.name} {event.arguments}"

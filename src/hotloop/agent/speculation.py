@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hotloop.agent.events import CallForeseen
+from hotloop.agent.events import CallSpeculated
 from hotloop.agent.model import PartialAnswer
 from hotloop.agent.predict.history import History, call_key
 from hotloop.agent.predict.predictor import Prediction, Predictor, load_predictor, save_predictor
 from hotloop.agent.tools.dispatch import EarlyCall, Outcome, carry_out, stop
-from hotloop.agent.tools.tool import AgentTool, Surroundings
+from hotloop.agent.tools.tool import AgentTool, RunContext
 from hotloop.core.errors import ConfigError
 from hotloop.core.message import Message, ToolCall
 from hotloop.core.stream import CallOpened
@@ -36,7 +36,7 @@ _FADE = 0.98  # of the budget's memory, a turn
 
 
 @dataclass(slots=True)
-class Foreseen:
+class SpeculationCounts:
     """What came of guessing, in all runs so far."""
 
     num_started: int = 0
@@ -78,8 +78,8 @@ class Budget:
         self._num_wasted *= _FADE
 
 
-class SpeculativeForesight:
-    """`foresight=SpeculativeForesight(path=...)` of an agent. One serves many runs, in one event loop.
+class SpeculativeTools:
+    """`speculation=SpeculativeTools(path=...)` of an agent. One serves many runs, in one event loop.
 
     `threshold` is the least confidence at which a call is risked; `max_waste` the share of wasted calls, to calls the
     model made, beyond which none is; `max_concurrent` how many run ahead at once, in a run; `max_money` what wasted
@@ -104,15 +104,15 @@ class SpeculativeForesight:
         self.enabled = True
         self.threshold = threshold
         self.max_concurrent = max_concurrent
-        self.foreseen = Foreseen()
+        self.counts = SpeculationCounts()
         self.path = Path(path) if path else None
         self.predictor = predictor or self._load()
         self.budget = Budget(max_waste, max_money)
 
     def open(
-        self, tools: Mapping[str, AgentTool], surroundings: Surroundings, emit: Callable[[CallForeseen], None]
+        self, tools: Mapping[str, AgentTool], run_context: RunContext, emit: Callable[[CallSpeculated], None]
     ) -> "RunForesight":
-        return RunForesight(self, tools, surroundings, emit)
+        return RunForesight(self, tools, run_context, emit)
 
     def save(self) -> None:
         """Keep what was learned, if there is a path. A disk that is full ends no run."""
@@ -134,17 +134,17 @@ class SpeculativeForesight:
 class RunForesight:
     def __init__(
         self,
-        foresight: SpeculativeForesight,
+        speculation: SpeculativeTools,
         tools: Mapping[str, AgentTool],
-        surroundings: Surroundings,
-        emit: Callable[[CallForeseen], None],
+        run_context: RunContext,
+        emit: Callable[[CallSpeculated], None],
     ) -> None:
-        self._foresight = foresight
-        self._predictor = foresight.predictor
+        self._speculation = speculation
+        self._predictor = speculation.predictor
         self._tools = tools
-        self._surroundings = surroundings
+        self._surroundings = run_context
         self._emit = emit
-        self._run = foresight.predictor.open_run()
+        self._run = speculation.predictor.open_run()
         self._history = History()
         self._num_known = 0
         self._answer = PartialAnswer()
@@ -158,7 +158,7 @@ class RunForesight:
         self._history.follow(messages)
         self._num_known = len(messages)
         self._called, self._answer, self._has_written = self._history, PartialAnswer(), False
-        if self._foresight.enabled:
+        if self._speculation.enabled:
             self._start(self._predictor.predict(self._history), turn)
 
     def hear(self, event: Event, turn: int) -> None:
@@ -166,7 +166,7 @@ class RunForesight:
         if call := self._answer.push(event):
             self._called = self._called.after(call)
             self._has_written |= not self._is_read_only(call.name)
-        elif isinstance(event, CallOpened) and self._foresight.enabled and self._may_run(event.name):
+        elif isinstance(event, CallOpened) and self._speculation.enabled and self._may_run(event.name):
             self._start(self._predictor.predict(self._called, named=event.name)[:1], turn)
 
     def claim(self, call: ToolCall) -> EarlyCall | None:
@@ -179,8 +179,8 @@ class RunForesight:
         found = next((early for early in self._early if early.key == key), None)
         if found:
             self._early.remove(found)
-            self._foresight.foreseen.num_hits += 1
-            self._foresight.budget.give_back(found.cost)
+            self._speculation.counts.num_hits += 1
+            self._speculation.budget.give_back(found.cost)
         return found
 
     def end_turn(self, messages: Sequence[Message]) -> None:
@@ -189,13 +189,13 @@ class RunForesight:
         answer = next((each for each in messages[self._num_known :] if each.role == "assistant"), None)
         if answer:
             self._predictor.learn_turn(self._history, answer.tool_calls, self._run)
-            self._foresight.budget.end_turn(len(answer.tool_calls))
+            self._speculation.budget.end_turn(len(answer.tool_calls))
 
     async def close(self) -> None:
         """The run is over: stop what still runs."""
         self._drop()
         await stop(self._running)
-        self._foresight.save()
+        self._speculation.save()
 
     def _is_read_only(self, name: str) -> bool:
         return name in self._tools and self._tools[name].traits.read_only
@@ -214,8 +214,8 @@ class RunForesight:
 
     def _start(self, predictions: Iterable[Prediction], turn: int) -> None:
         for prediction in predictions:  # the likeliest come first
-            is_likely = prediction.confidence >= self._foresight.threshold
-            if not is_likely or len(self._early) >= self._foresight.max_concurrent:
+            is_likely = prediction.confidence >= self._speculation.threshold
+            if not is_likely or len(self._early) >= self._speculation.max_concurrent:
                 return
             is_new = not any(each.key == prediction.key for each in self._early)
             if is_new and self._may_run(prediction.name) and self._may_send(prediction):
@@ -224,16 +224,16 @@ class RunForesight:
     def _run_ahead(self, prediction: Prediction, turn: int) -> None:
         tool = self._tools[prediction.name]
         assert tool.traits.read_only, f"{prediction.name} is not marked read_only"
-        if not self._foresight.budget.take(tool.traits.cost):
+        if not self._speculation.budget.take(tool.traits.cost):
             return
         arguments = json.dumps(prediction.arguments)
         work = carry_out(tool, arguments, self._surroundings)
-        task = asyncio.create_task(work, name=f"tool {prediction.name} (foreseen)")
+        task = asyncio.create_task(work, name=f"tool {prediction.name} (speculative)")
         self._running.add(task)
         task.add_done_callback(self._finish)
         self._early.append(EarlyCall(prediction.key, tool.traits.cost, task))
-        self._foresight.foreseen.num_started += 1
-        self._emit(CallForeseen(turn, prediction.name, arguments, prediction.confidence))
+        self._speculation.counts.num_started += 1
+        self._emit(CallSpeculated(turn, prediction.name, arguments, prediction.confidence))
 
     def _finish(self, task: "asyncio.Task[Outcome]") -> None:
         self._running.discard(task)
@@ -244,7 +244,7 @@ class RunForesight:
         """Stop what nobody has asked for; nobody will see it."""
         for early in self._early:
             early.task.cancel()
-            self._foresight.budget.lose()
-            self._foresight.foreseen.num_wasted += 1
-            self._foresight.foreseen.wasted_money += early.cost
+            self._speculation.budget.lose()
+            self._speculation.counts.num_wasted += 1
+            self._speculation.counts.wasted_money += early.cost
         self._early.clear()

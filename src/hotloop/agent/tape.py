@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from hotloop.agent.model import Ask
-from hotloop.agent.tools.tool import Traits
+from hotloop.agent.tools.tool import ToolOptions
 from hotloop.core.errors import ConfigError, HotloopError
 from hotloop.core.files import named_errors, write_private
 from hotloop.core.message import Message, Thought, Tool, ToolCall
@@ -36,7 +36,7 @@ _KINDS: dict[str, type[Any]] = {
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
-class RunDeparted(HotloopError):
+class ReplayMismatch(HotloopError):
     """A run does not go as it was recorded; the message says where."""
 
 
@@ -76,7 +76,7 @@ class OfferLine(msgspec.Struct, tag="offer", tag_field="line"):
     """A tool that came from a source, such as an MCP server."""
 
     spec: Tool
-    traits: Traits
+    traits: ToolOptions
 
 
 class OutcomeLine(msgspec.Struct, tag="outcome", tag_field="line"):
@@ -160,7 +160,7 @@ class Tape:
         digest = _digest_ask(ask)
         answers = self._answers[_digest(digest)]
         if not answers:
-            raise RunDeparted(self._explain(ask, digest))
+            raise ReplayMismatch(self._explain(ask, digest))
         return answers.popleft()
 
     def outcome(self, name: str, arguments: str) -> OutcomeLine:
@@ -189,7 +189,7 @@ class Tape:
 
 def _next(lines: Mapping[tuple[str, str], deque[T]], what: str, name: str, arguments: str) -> T:
     if not lines[name, arguments]:
-        raise RunDeparted(f"the tape has no {what} for this call: {name} {arguments:.200}")
+        raise ReplayMismatch(f"the tape has no {what} for this call: {name} {arguments:.200}")
     return lines[name, arguments].popleft()
 
 

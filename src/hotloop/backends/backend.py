@@ -1,6 +1,6 @@
 """The seam to the hardware: batches are launched, the tokens chosen after them are waited for.
 
-    launch(batch) ──> Flight ── sample(sampling) ──> wait() ──> Chosen
+    launch(batch) ──> Flight ── sample(sampling) ──> wait() ──> SampledTokens
                         │ the forward pass runs         │ the only synchronisation
                         └ masks are made meanwhile      └ token ids, not logits
 
@@ -28,19 +28,19 @@ class Batch:
 
     token_ids   [ a a a a a | b | c c c ]     a: a chunk, b: one token, c: a token and its drafts
     sources     [ - - - - - | 3 | - - - ]     b is what the batch before chooses after its wanted row 3; -1: it is known
-    begins      [ 0           5   6       9 ]
+    query_starts[ 0           5   6       9 ]
     block_ids   [ a0 a1 a2 | b0 b1 | c0 ]     the blocks that hold each sequence, new tokens included
     block_begins[ 0          3       5    6 ]
-    wanted      [ 4, 5, 6, 7, 8 ]             rows of `token_ids` after which a token is chosen
+    logit_rows  [ 4, 5, 6, 7, 8 ]             rows of `token_ids` after which a token is chosen
     """
 
     token_ids: NDArray[np.int64]
     positions: NDArray[np.int64]
     past_lens: NDArray[np.int32]
-    begins: NDArray[np.int32]
+    query_starts: NDArray[np.int32]
     block_ids: NDArray[np.int32]
     block_begins: NDArray[np.int32]
-    wanted: NDArray[np.int64]
+    logit_rows: NDArray[np.int64]
     sources: NDArray[np.int32] | None = None
     """None: every token is known."""
     states: NDArray[np.int32] | None = None
@@ -57,10 +57,10 @@ def prompt_batch(num_tokens: int, block_size: int, num_wanted: int = 1) -> Batch
         token_ids=np.zeros(num_tokens, np.int64),
         positions=np.arange(num_tokens),
         past_lens=np.zeros(1, np.int32),
-        begins=np.array([0, num_tokens], np.int32),
+        query_starts=np.array([0, num_tokens], np.int32),
         block_ids=np.arange(num_blocks, dtype=np.int32),
         block_begins=np.array([0, num_blocks], np.int32),
-        wanted=np.arange(num_tokens - num_wanted, num_tokens),
+        logit_rows=np.arange(num_tokens - num_wanted, num_tokens),
     )
 
 
@@ -104,10 +104,10 @@ class Sampling:
     eos_ids: frozenset[int] = frozenset()
     """What an answer may not end with while it is too short."""
     masks: Callable[[], Iterable[tuple[int, Mask]]] = tuple
-    """Makes the masks, by row. A host flight has no use for them: it asks `Chosen.token`'s `allowed` instead."""
+    """Makes the masks, by row. A host flight has no use for them: it asks `SampledTokens.token`'s `allowed` instead."""
 
 
-class Chosen(Protocol):
+class SampledTokens(Protocol):
     """What came of a batch. Rows are numbered as wanted."""
 
     device_s: float
@@ -129,7 +129,7 @@ class Flight(Protocol):
     def sample(self, sampling: Sampling) -> None:
         """Say how its tokens are chosen; once, before `wait` and before the next launch."""
 
-    def wait(self) -> Chosen:
+    def wait(self) -> SampledTokens:
         """What was chosen. Raises BackendError if the hardware failed."""
 
 
@@ -183,7 +183,7 @@ class Backend(Protocol):
     """Most batches in flight: 1, or 2 where a row may be a token that is still to be chosen."""
     step_tokens: int
     """How many tokens a step should have at most, unless somebody knows better."""
-    max_alone: float
+    max_solo_prefill: float
     """How long a step prefills for one who is alone, at most, in steps that prefill nothing: what such a step costs
     beside its tokens is a small part of it then. Infinite where only large steps are quick."""
     block_size: int

@@ -51,7 +51,7 @@ class HostChosen:
         return logprob(self._logits.logits[row], token_id, num_top)
 
     def _check(self, row: int) -> None:
-        if not self._logits.is_sound[row]:
+        if not self._logits.is_valid[row]:
             raise BackendError(NOT_NUMBERS)
 
 

@@ -22,7 +22,7 @@ class NullBackend:
     WINDOW = 64
     LIKELIEST = 10.0  # its logit; all others have less than 1
     step_tokens = 512
-    max_alone = math.inf
+    max_solo_prefill = math.inf
     depth = 1
     host_memory: HostMemory | None = None
 
@@ -95,21 +95,21 @@ class NullBackend:
         before = [(0, 0) if read < 0 else tuple(self._states[read].tolist()) for read in batch.states[:, 0]]
         for i, (num_tokens, value) in enumerate(before):
             assert num_tokens == batch.past_lens[i], "a state was read where it was not saved"
-            begin, end = batch.begins[i], batch.begins[i + 1]
+            begin, end = batch.query_starts[i], batch.query_starts[i + 1]
             for row in range(begin, end):
                 value = hashes[row] = (value * 31 + int(batch.token_ids[row]) + 1) % 1_000_003
             self._states[batch.states[i, 1]] = num_tokens + end - begin, value
-        return hashes[batch.wanted]
+        return hashes[batch.logit_rows]
 
     def _write(self, kv: NDArray[np.int64], tables: list[NDArray[np.int32]], batch: Batch) -> None:
         for i, table in enumerate(tables):
-            begin, end = batch.begins[i], batch.begins[i + 1]
+            begin, end = batch.query_starts[i], batch.query_starts[i + 1]
             positions = batch.positions[begin:end]
             kv[table[positions // self.block_size], positions % self.block_size] = batch.token_ids[begin:end]
 
     def _next_tokens(self, batch: Batch, kv: NDArray[np.int64], tables: list[NDArray[np.int32]]) -> Iterator[int]:
-        owners = np.searchsorted(batch.begins, batch.wanted, side="right") - 1
-        for wanted, owner in zip(batch.wanted, owners, strict=True):
+        owners = np.searchsorted(batch.query_starts, batch.logit_rows, side="right") - 1
+        for wanted, owner in zip(batch.logit_rows, owners, strict=True):
             position = int(batch.positions[wanted])
             seen = np.arange(max(0, position - self.WINDOW + 1), position + 1)
             tokens = kv[tables[owner][seen // self.block_size], seen % self.block_size]

@@ -62,11 +62,11 @@ def describe_backend(
     return f"{choice.note}; {describe_cpu(model, config, weight_format, precision)}"
 
 
-def can_drop_windows(config: EngineConfig, companion: ModelSpec | None, kv_tokens: int | None) -> bool:
+def can_drop_windows(config: EngineConfig, draft_spec: ModelSpec | None, kv_tokens: int | None) -> bool:
     """Whether KV that no layer sees any more may be given up: not where whole blocks go to disk, nor beside a draft
     model or of one, whose blocks are as many as its target's.
     """
-    return companion is None and kv_tokens is None and config.kv_dir is None and config.prefix_cache
+    return draft_spec is None and kv_tokens is None and config.kv_dir is None and config.prefix_cache
 
 
 def open_backend(
@@ -76,20 +76,20 @@ def open_backend(
     device: Device = "cpu",
     weight_format: WeightFormat = "auto",
     precision: Precision = "fast",
-    companion: ModelSpec | None = None,
+    draft_spec: ModelSpec | None = None,
     kv_tokens: int | None = None,
 ) -> Backend:
     """The quickest backend of that precision on this device.
 
-    On a GPU a companion, a draft model, is left room for, and is then opened with KV for as many tokens; on a CPU the
+    On a GPU a draft_spec, a draft model, is left room for, and is then opened with KV for as many tokens; on a CPU the
     configuration says how much each has.
     """
-    drops_windows = can_drop_windows(config, companion, kv_tokens)
+    drops_windows = can_drop_windows(config, draft_spec, kv_tokens)
     if choose_device(device, config.gpus).device == "cuda":
         from hotloop.backends.cuda.runner import open_cuda  # noqa: PLC0415 - an extra, and seconds
 
         return open_cuda(
-            model, config, weight_format=weight_format, precision=precision, companion=companion, kv_tokens=kv_tokens,
+            model, config, weight_format=weight_format, precision=precision, draft_spec=draft_spec, kv_tokens=kv_tokens,
             drops_windows=drops_windows,
         )  # fmt: skip
     from hotloop.backends.cpu import open_cpu  # noqa: PLC0415 - half a second, and not for everyone

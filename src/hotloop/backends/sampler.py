@@ -38,7 +38,7 @@ class Rows:
         find = _helpers.map if len(parts) > 1 else map
         likeliest = np.concatenate([*find(lambda rows: rows.argmax(-1), parts)])
         # The largest of a row with a NaN is NaN.
-        self.is_sound: list[bool] = np.isfinite(logits[np.arange(len(logits)), likeliest]).tolist()
+        self.is_valid: list[bool] = np.isfinite(logits[np.arange(len(logits)), likeliest]).tolist()
         self.likeliest: list[int] = likeliest.tolist()
         self.logits = logits
 

@@ -6,11 +6,11 @@ from typing import Any, NamedTuple, Self
 
 import httpx
 
-from hotloop.border.client import bearer, broke_off, open_client
 from hotloop.core.errors import RemoteError
 from hotloop.core.message import ToolCall
 from hotloop.core.request import Usage
 from hotloop.core.stream import CallDelta, TextDelta
+from hotloop.http.client import bearer, broke_off, open_client
 from hotloop.wire.chat.reader import ChatReader
 from hotloop.wire.errors import read_failure
 from hotloop.wire.event import Ended, EndReason, Event, gather

@@ -12,8 +12,8 @@ from typing import Any, Literal, NamedTuple
 
 from cyclopts.types import NonNegativeFloat, PositiveInt
 
-from hotloop.border.json_schema import find_misfit
 from hotloop.core.message import ToolCall
+from hotloop.http.json_schema import first_violation
 
 Json = dict[str, Any]
 Expected = Mapping[str, Mapping[str, Sequence[Any]]]
@@ -71,7 +71,7 @@ def is_well_formed(question: ToolQuestion, call: ToolCall) -> bool:
 def follows_schema(question: ToolQuestion, call: ToolCall) -> bool:
     """Whether a call is well-formed and its arguments are as the tool's schema wants them."""
     schema = question.functions.get(call.name, {}).get("parameters", {})
-    return is_well_formed(question, call) and not find_misfit(parse_arguments(call), schema)
+    return is_well_formed(question, call) and not first_violation(parse_arguments(call), schema)
 
 
 def parse_arguments(call: ToolCall) -> Json | None:

@@ -33,7 +33,7 @@ _MAX_STUB = 40  # characters of a word in common that are told with the rest of 
 
 
 @dataclass(frozen=True, slots=True)
-class Parting:
+class Divergence:
     """The place where two prompts part: at token `index`, and the tokens around it."""
 
     index: int
@@ -48,7 +48,7 @@ class Comparison:
     """What a prompt has in common with an earlier one. No parting: one of the two is the beginning of the other."""
 
     num_common: int
-    parting: Parting | None = None
+    divergence: Divergence | None = None
     _is_recomputed: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, bool))
     """For each token from the parting on, whether it was read before."""
 
@@ -66,7 +66,7 @@ class Words(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
+class PromptPosition:
     """A place in a conversation: so many characters into this part of it."""
 
     kind: SpanKind
@@ -86,14 +86,14 @@ def compare(current: TokenIds, earlier: TokenIds, spell: Spell) -> Comparison:
     is_recomputed = _find_recomputed(rest, other)
     num_recut = _count_recut(rest, other, spell)
     is_recomputed[:num_recut] = True
-    parting = Parting(
+    divergence = Divergence(
         num_common,
         "retokenised" if num_recut else "diverged",
         tuple(current[max(num_common - _NUM_BEFORE, 0) : num_common].tolist()),
         tuple(other[:_NUM_AFTER].tolist()),
         tuple(rest[:_NUM_AFTER].tolist()),
     )
-    return Comparison(num_common, parting, is_recomputed)
+    return Comparison(num_common, divergence, is_recomputed)
 
 
 def count_common(one: TokenIds, other: TokenIds) -> int:
@@ -118,16 +118,18 @@ def hash_windows(token_ids: TokenIds) -> Hashes:
     return hashes ^ (hashes >> np.uint64(29))
 
 
-def find_words(parting: Parting, spell: Spell) -> Words:
+def find_words(divergence: Divergence, spell: Spell) -> Words:
     """The words around a parting. Text that was only cut otherwise is shown with a bar between its tokens."""
-    before = _join(parting.before_ids, spell)
-    if parting.change == "retokenised":
+    before = _join(divergence.before_ids, spell)
+    if divergence.change == "retokenised":
         previous, current = (
             "|".join(spell(token_id).decode(errors="replace") for token_id in ids)
-            for ids in (parting.earlier_ids, parting.current_ids)
+            for ids in (divergence.earlier_ids, divergence.current_ids)
         )
         return Words(_end_of(_decode(before)), _beginning_of(previous), _beginning_of(current))
-    earlier_text, current_text = (before + _join(ids, spell) for ids in (parting.earlier_ids, parting.current_ids))
+    earlier_text, current_text = (
+        before + _join(ids, spell) for ids in (divergence.earlier_ids, divergence.current_ids)
+    )
     size = _whole_chars(current_text, num_common(current_text, earlier_text))
     text = _decode(current_text[:size])
     stub = _open_word(text)
@@ -135,17 +137,17 @@ def find_words(parting: Parting, spell: Spell) -> Words:
     return Words(_end_of(text.removesuffix(stub)), _beginning_of(previous), _beginning_of(current))
 
 
-def find_spot(parting: Parting, prompt: Prompt, spell: Spell) -> Spot | None:
+def find_position(divergence: Divergence, prompt: Prompt, spell: Spell) -> PromptPosition | None:
     """Which part of the current prompt has the first character that is not as before; None if its parts are unknown."""
-    at = parting.index
+    at = divergence.index
     span = next((span for span in prompt.spans if span.begin <= at < span.end), None)
     if span is None:
         return None
     char = _find_char(span, at, prompt, spell)
-    if parting.change == "diverged":
-        other, rest = _join(parting.earlier_ids, spell), _join(parting.current_ids, spell)
+    if divergence.change == "diverged":
+        other, rest = _join(divergence.earlier_ids, spell), _join(divergence.current_ids, spell)
         char += len(_decode(rest[: _whole_chars(rest, num_common(rest, other))]))
-    return _place_spot(prompt.spans, char)
+    return _place_position(prompt.spans, char)
 
 
 def _find_recomputed(rest: TokenIds, other: TokenIds) -> NDArray[np.bool_]:
@@ -211,7 +213,7 @@ def _find_char(span: PromptSpan, at: int, prompt: Prompt, spell: Spell) -> int:
     return max(found, begin) + len(_decode(_join(prompt.token_ids[span.begin : at], spell)))
 
 
-def _place_spot(spans: Sequence[PromptSpan], char: int) -> Spot | None:
+def _place_position(spans: Sequence[PromptSpan], char: int) -> PromptPosition | None:
     """The part of the conversation that a character belongs to.
 
     What the template writes between two parts belongs to the one before it where that could have gone on, and else to
@@ -222,10 +224,10 @@ def _place_spot(spans: Sequence[PromptSpan], char: int) -> Spot | None:
     if span.kind == "template":
         if here and char == span.place.begin:
             before = spans[here - 1]
-            return Spot(before.kind, before.index, before.place.end - before.place.begin)
+            return PromptPosition(before.kind, before.index, before.place.end - before.place.begin)
         if here + 1 < len(spans):
-            return Spot(spans[here + 1].kind, spans[here + 1].index, 0)
-    return Spot(span.kind, span.index, char - span.place.begin)
+            return PromptPosition(spans[here + 1].kind, spans[here + 1].index, 0)
+    return PromptPosition(span.kind, span.index, char - span.place.begin)
 
 
 def _join(token_ids: Iterable[int], spell: Spell) -> bytes:

@@ -73,8 +73,8 @@ class PromptRules:
     """Answers that come back keep the tokens they were generated as."""
     memory_tokens: int = MAX_TOKENS
     canonical_tools: bool = True
-    move_nonces: bool = True
-    word_late_system: bool = True
+    move_volatile_lines: bool = True
+    late_system_as_user: bool = True
     late_tools: bool = True
     """Tools that come late are told where they came."""
 
@@ -102,7 +102,7 @@ class Prompts:
         self._nonces = Nonces()
         self._calls = WrittenCalls()
         keeps_late_system = template is not None and keeps_system_turns(template)
-        self._words_late_system = self._rules.word_late_system and template is not None and not keeps_late_system
+        self._words_late_system = self._rules.late_system_as_user and template is not None and not keeps_late_system
         self._tells_late_tools = self._rules.late_tools and (self._words_late_system or keeps_late_system)
         self._tool_history = ToolHistory()
         self._tool_words = ToolWords(self._word_head)
@@ -178,7 +178,7 @@ class Prompts:
 
     def _settle(self, messages: Turns, scope: str) -> tuple[Turns, tuple[str, ...]]:
         messages, changes = self._calls.restore(messages)
-        if self._rules.move_nonces:
+        if self._rules.move_volatile_lines:
             messages, moved = self._nonces.settle(messages, scope=scope)
             changes += moved
         if self._words_late_system and any(message.role == "system" for message in messages[1:]):

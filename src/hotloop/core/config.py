@@ -124,7 +124,7 @@ class EngineConfig:
     admission: bool = True
     """Whether new sessions wait while those under way, and what they will grow by, fill the KV cache, so that each of
     them finds its prefix when it comes back; if not, all are served at a time, however much is recomputed."""
-    pinned_share: float = 0.5
+    pinned_fraction: float = 0.5
     """How much of the KV cache may be kept for those who ask for it (`cache_control`); given up last, never a lock."""
     forced_tokens: bool = True
     """Whether tokens that a grammar leaves no choice about are appended without sampling them one by one."""
@@ -146,8 +146,8 @@ class EngineConfig:
             value = getattr(self, each.name)
             if each.type in (int, int | None) and value is not None and value < 1:
                 raise ConfigError(f"{each.name} must be at least 1, not {value}")
-        if not 0 <= self.pinned_share <= 1:
-            raise ConfigError(f"pinned_share must be between 0 and 1, not {self.pinned_share}")
+        if not 0 <= self.pinned_fraction <= 1:
+            raise ConfigError(f"pinned_fraction must be between 0 and 1, not {self.pinned_fraction}")
         if not 0 < self.gpu_memory <= 1:
             raise ConfigError(f"gpu_memory must be above 0 and at most 1, not {self.gpu_memory}")
         for name in ("kv_dir", "kv_events"):
@@ -202,9 +202,9 @@ class ServerConfig:
     """How many tokens of past prompts and answers are remembered, so that they need not be tokenized again."""
     canonical_tools: bool = True
     """Whether tools are sorted by name, and the keywords of their schemas put in one order, for the model to read."""
-    move_nonces: bool = True
+    move_volatile_lines: bool = True
     """Whether what known clients write anew at the top of every request (see docs/caching.md) leaves the top."""
-    word_late_system: bool = True
+    late_system_as_user: bool = True
     """Whether later system messages become words of the user's where the chat template would refuse or move them."""
     late_tools: bool = True
     """Whether tools that come while a conversation goes on are told of where they came, and the head of the prompt

@@ -156,7 +156,7 @@ class Usage(NamedTuple):
     """Those of the cached tokens whose KV was read from disk for this request."""
     num_from_host: int = 0
     """Those whose KV was copied back from host memory for it."""
-    num_thought: int = 0
+    num_reasoning: int = 0
     """Output tokens that are of thoughts, with their marks."""
     turn_wait_s: float = 0.0
     batch_wait_s: float = 0.0
@@ -216,7 +216,7 @@ class Request:
     """Tokens that a step in flight is choosing."""
     pending_row: int = 0
     """Which wanted row of that step chooses it."""
-    has_guess: bool = False
+    has_draft: bool = False
     """Whether it is worth knowing its tokens before the next step, since what follows them can be guessed."""
     num_cached: int = 0
     num_restored: int = 0
@@ -231,10 +231,10 @@ class Request:
     num_drafted: int = 0
     num_accepted: int = 0
     num_steps: int = 0
-    num_thought: int = 0
-    line: str = ""
+    num_reasoning: int = 0
+    session: str = ""
     """Its session: by name, or else by the prompts it goes on from."""
-    is_awaited: bool = False
+    has_held_prefix: bool = False
     """Whether its prefix was being kept for it when it came (back)."""
     is_loading: bool = False
     """Whether it waits for KV from disk or host memory; until then it is not scheduled."""
@@ -279,7 +279,7 @@ class Request:
         return self.token_ids[len(self.prompt_ids) :]
 
     @property
-    def num_missing(self) -> int:
+    def num_uncomputed(self) -> int:
         """Tokens that no step computes yet."""
         return len(self.token_ids) + self.num_pending - self.num_computed
 
@@ -291,7 +291,7 @@ class Request:
     @property
     def can_overlap(self) -> bool:
         """Whether its next token can be computed before the value of the last is known."""
-        return not (self.has_guess or self.is_guided or self.sampling.has_penalties)
+        return not (self.has_draft or self.is_guided or self.sampling.has_penalties)
 
     @property
     def is_guided(self) -> bool:
@@ -322,6 +322,6 @@ class Request:
             self.num_steps,
             num_restored,
             min(self.num_from_host, self.num_cached - num_restored),
-            self.num_thought,
+            self.num_reasoning,
             *self.waits_s.values(),
         )

@@ -14,8 +14,6 @@ from typing import Any, Self
 import httpx
 import msgspec
 
-from hotloop.border.client import bearer, broke_off, open_client
-from hotloop.border.url import check_url
 from hotloop.core.errors import HotloopError, RemoteError
 from hotloop.doctor.facts import TimedAnswer
 from hotloop.doctor.timer import (
@@ -28,6 +26,8 @@ from hotloop.doctor.timer import (
     read_whole,
     read_words,
 )
+from hotloop.http.client import bearer, broke_off, open_client
+from hotloop.http.url import check_url
 from hotloop.router.kinds import KINDS
 from hotloop.wire.formats import FORMATS
 from hotloop.wire.part import Api

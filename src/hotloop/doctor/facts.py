@@ -118,7 +118,7 @@ class KeptPrefix(NamedTuple):
     num_common: int
 
 
-class Turned(NamedTuple):
+class TurnsProbe(NamedTuple):
     """Two turns of a conversation, the second with the first's own answer in it."""
 
     first: TimedAnswer
@@ -140,7 +140,7 @@ class HungUp(NamedTuple):
     """How long a short answer takes alone, beside theirs and after they went away, where there is no count."""
 
 
-class Exposed(NamedTuple):
+class ExposureProbe(NamedTuple):
     """Who gets an answer. `address` is whom the connection was made to; behind a client's proxy, that proxy."""
 
     address: str

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from hotloop.doctor import advice
-from hotloop.doctor.facts import Batched, Called, Connected, Exposed, HungUp, Repeated, TimedAnswer, Turned
+from hotloop.doctor.facts import Batched, Called, Connected, ExposureProbe, HungUp, Repeated, TimedAnswer, TurnsProbe
 
 
 class Verdict(StrEnum):
@@ -152,7 +152,7 @@ def judge_calls(demanded: Called, offered: Called) -> Judged:
     return Judged(OK, measured)
 
 
-def judge_turns(turned: Turned, rounds: Sequence[Repeated]) -> Judged:
+def judge_turns(turned: TurnsProbe, rounds: Sequence[Repeated]) -> Judged:
     """By token ids where they are shown, and by what of the first turn the second found in a cache that works."""
     kept = ", ".join(
         f"{each.num_common:,} of {each.num_before:,} tokens kept after {each.what}" for each in turned.kept
@@ -170,7 +170,7 @@ def judge_turns(turned: Turned, rounds: Sequence[Repeated]) -> Judged:
     return _judge_turns_by_time(turned, rounds)
 
 
-def _judge_turns_by_time(turned: Turned, rounds: Sequence[Repeated]) -> Judged:
+def _judge_turns_by_time(turned: TurnsProbe, rounds: Sequence[Repeated]) -> Judged:
     """That nothing was saved may have many reasons; that much was has one."""
     times = f"first token {_ms(turned.first.first_s)}, a turn later {_ms(turned.second.first_s)}"
     saved = _saved_share([Repeated(turned.first, turned.second, each.short) for each in rounds])
@@ -199,7 +199,7 @@ def judge_hang_up(hung: HungUp) -> Judged:
     return Judged(OK if relief >= _RELIEVED else WARNING, measured)
 
 
-def judge_exposure(exposed: Exposed) -> Judged:
+def judge_exposure(exposed: ExposureProbe) -> Judged:
     if not exposed.address:
         return Judged(UNKNOWN, "the connection does not tell whom it was made to")
     address = ipaddress.ip_address(exposed.address.partition("%")[0])

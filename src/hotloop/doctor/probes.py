@@ -18,7 +18,17 @@ import msgspec
 from hotloop.core.errors import RemoteError
 from hotloop.doctor import prompts
 from hotloop.doctor.deployment import Answered, ChatMessages, Deployment, Json
-from hotloop.doctor.facts import Batched, Called, Connected, Exposed, HungUp, KeptPrefix, Repeated, TimedAnswer, Turned
+from hotloop.doctor.facts import (
+    Batched,
+    Called,
+    Connected,
+    ExposureProbe,
+    HungUp,
+    KeptPrefix,
+    Repeated,
+    TimedAnswer,
+    TurnsProbe,
+)
 from hotloop.doctor.target import Target, make_nonce, read_running
 
 _NUM_TOGETHER = 8
@@ -105,7 +115,7 @@ async def _call(target: Target, options: Json) -> Called:
     return Called(len(answers), len(calls), len(calls) - len(invalid), invalid[0] if invalid else "")
 
 
-async def probe_turns(target: Target) -> Turned:
+async def probe_turns(target: Target) -> TurnsProbe:
     messages = prompts.opening(target.prompt_chars, make_nonce())
     first = await target.deployment.ask(messages, max_tokens=target.answer_tokens)
     following = prompts.follow(messages, first.text)
@@ -115,7 +125,7 @@ async def probe_turns(target: Target) -> Turned:
         await _compare(target.deployment, "an answer", messages, following, {}),
         await _compare(target.deployment, "a tool call", short, prompts.follow_call(short), {"tools": [prompts.LAMP]}),
     ]
-    return Turned(first, second, [each for each in kept if each])
+    return TurnsProbe(first, second, [each for each in kept if each])
 
 
 async def _compare(
@@ -205,7 +215,7 @@ async def _listen(target: Target, has_begun: asyncio.Event) -> None:
         has_begun.set()
 
 
-async def probe_exposure(target: Target, addresses: Sequence[str] | None = None) -> Exposed:
+async def probe_exposure(target: Target, addresses: Sequence[str] | None = None) -> ExposureProbe:
     """`addresses` are those of this machine that are tried where the deployment runs on it."""
     messages = [prompts.user("Say yes.")]
     parts = urlsplit(target.deployment.url)
@@ -216,7 +226,7 @@ async def probe_exposure(target: Target, addresses: Sequence[str] | None = None)
     others = [each for each in (own_addresses() if addresses is None else addresses) if each != server]
     is_here = server in ("127.0.0.1", "::1")
     answering = [each for each in others if is_here and await _answers(each, port)]
-    return Exposed(server, parts.scheme == "https", status, answering)
+    return ExposureProbe(server, parts.scheme == "https", status, answering)
 
 
 async def _answers(address: str, port: int) -> bool:

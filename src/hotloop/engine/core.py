@@ -17,17 +17,17 @@ from hotloop.core.errors import BackendError, HotloopError
 from hotloop.core.pace import Pace
 from hotloop.core.request import FinishReason, Request, TokenEvent, Usage
 from hotloop.engine.batch import make_batch
-from hotloop.engine.changes import Change
 from hotloop.engine.decode import Sampled, TokenDecoder
-from hotloop.engine.disk.store import KvStore
-from hotloop.engine.disk.tier import DiskTier, Post
 from hotloop.engine.drafting.drafter import Drafter
 from hotloop.engine.drafting.speculation import Speculator
 from hotloop.engine.grammar.matcher import Matcher
 from hotloop.engine.grammar.thought import ThoughtCounter
-from hotloop.engine.host import HostTier
-from hotloop.engine.scheduler import Scheduler
-from hotloop.engine.slots import WindowSlots
+from hotloop.engine.kvcache.changes import Change
+from hotloop.engine.kvcache.slots import WindowSlots
+from hotloop.engine.offload.disk.store import KvStore
+from hotloop.engine.offload.disk.tier import DiskTier, Post
+from hotloop.engine.offload.host import HostTier
+from hotloop.engine.scheduler.scheduler import Scheduler
 from hotloop.engine.step import Step
 from hotloop.engine.text import TextStream
 from hotloop.models.tokenizer import Tokenizer
@@ -84,7 +84,7 @@ class EngineCore:
             block_size=backend.block_size,
             num_blocks=backend.num_blocks,
             step_tokens=backend.step_tokens,
-            max_alone=backend.max_alone,
+            max_solo_prefill=backend.max_solo_prefill,
             changes=changes,
             host=memory,
             num_states=backend.num_states,
@@ -263,7 +263,7 @@ class EngineCore:
             text, stop = listener.text.push(token.token_id, may_stop=num_output >= request.sampling.min_tokens)
             texts.append(text)
             request.num_forced += token.is_forced
-            request.num_thought += listener.thoughts is not None and listener.thoughts.push(token.token_id)
+            request.num_reasoning += listener.thoughts is not None and listener.thoughts.push(token.token_id)
             reason, stop_match = self._verdict(request, token.token_id, num_output, stop)
             if reason:
                 del request.token_ids[request.num_prompt + num_output :]

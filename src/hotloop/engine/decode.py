@@ -11,13 +11,13 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from hotloop.backends.backend import Chosen, Mask
+from hotloop.backends.backend import Mask, SampledTokens
 from hotloop.core.errors import HotloopError, RequestError
 from hotloop.core.request import Request, TokenLogprob
 from hotloop.engine.grammar.matcher import Matcher, masks_of
 from hotloop.engine.step import Slice
 
-_MAX_FORCED = 512  # tokens foreseen at a time; the loop waits for no more than that
+_MAX_FORCED = 512  # tokens speculative at a time; the loop waits for no more than that
 _FAR = 512  # tokens left, from where on the room is watched
 _NEAR = 8  # tokens to spare, below which each further one is looked at before it is taken
 _MAX_RESERVED = 16  # tokens kept for what the model has still to choose when something must be closed
@@ -68,7 +68,7 @@ class TokenDecoder:
                 yield part.first_row + i, matcher.mask()
             matcher.rollback(len(part.draft_ids))
 
-    def decode(self, part: Slice, chosen: Chosen, index: int) -> list[Sampled]:
+    def decode(self, part: Slice, chosen: SampledTokens, index: int) -> list[Sampled]:
         """The tokens of a level slice, whose rows begin at this index; the request has them when this returns."""
         request, draft, guide = part.request, part.draft_ids, self.guides.get(part.request.id)
         num_known = request.num_tokens
@@ -90,11 +90,11 @@ class TokenDecoder:
             is_drafted = part.num_accepted < len(part.draft_ids)
             if not is_drafted or part.draft_ids[part.num_accepted] != tokens[part.num_accepted].token_id:
                 return False
-            part.num_right += part.kinds[part.num_accepted] is not None
+            part.num_right += part.match_lengths[part.num_accepted] is not None
             part.num_accepted += 1
         return True
 
-    def _next(self, request: Request, guide: Guide | None, chosen: Chosen, row: int) -> list[Sampled]:
+    def _next(self, request: Request, guide: Guide | None, chosen: SampledTokens, row: int) -> list[Sampled]:
         """One token from a row, and those that are forced after it."""
         if guide is None:
             token_id = chosen.token(row)

@@ -26,13 +26,13 @@ from hotloop.core.grammar import Grammar
 from hotloop.core.request import FinishReason, Priority, Request, SamplingParams, TokenEvent, TokenLogprob, Usage
 from hotloop.core.retention import Hold
 from hotloop.engine.core import EngineCore, OnEvent, StepReport
-from hotloop.engine.disk.store import KvStore
-from hotloop.engine.disk.tier import PATIENCE_S, open_store
 from hotloop.engine.drafting.drafter import Drafter
 from hotloop.engine.drafting.history import PastDrafter
 from hotloop.engine.grammar.matcher import Grammars, Matcher
 from hotloop.engine.grammar.thought import open_matcher
-from hotloop.engine.kv_events import KvPublisher
+from hotloop.engine.kvcache.kv_events import KvPublisher
+from hotloop.engine.offload.disk.store import KvStore
+from hotloop.engine.offload.disk.tier import PATIENCE_S, open_store
 from hotloop.engine.snapshot import EngineSnapshot, EngineStats, Snapshotter, count_up
 from hotloop.models.template import ChatTemplate
 from hotloop.models.tokenizer import Tokenizer
@@ -135,9 +135,9 @@ class Engine:
         return self._thread.is_alive() and not self._is_closing
 
     @property
-    def turnover_s(self) -> float:
+    def cache_refill_s(self) -> float:
         """How long it takes, lately, to prefill as many tokens as the cache holds."""
-        return self._core.scheduler.turnover_s
+        return self._core.scheduler.cache_refill_s
 
     def has_room(self, num_prompt: int, max_tokens: int | None = None) -> bool:
         """Whether a prompt, and as much of an answer as is asked for, fit the context."""
@@ -177,10 +177,10 @@ class Engine:
         """End requests early; each hears of it by its terminal event. Unknown ids have ended already."""
         self._post(lambda: self._core.abort(*request_ids))
 
-    def hold(self, token_ids: Sequence[int], hold: Hold, salt: str = "", line: str = "") -> None:
+    def hold(self, token_ids: Sequence[int], hold: Hold, salt: str = "", session: str = "") -> None:
         """Tell when a prefix, of that session, is wanted again, on the clock of `time.monotonic`."""
         tokens = array("i", token_ids)
-        self._post(lambda: self._core.scheduler.seating.hold(tokens, hold, salt, line))
+        self._post(lambda: self._core.scheduler.sessions.hold(tokens, hold, salt, session))
 
     async def stream(
         self, prompt: Prompt, sampling: SamplingParams | None = None, *, session_id: str = ""

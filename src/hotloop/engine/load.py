@@ -45,7 +45,7 @@ def open_parts(
         device=choice.device,
         weight_format=weights,
         precision=precision,
-        companion=draft.spec if draft else None,
+        draft_spec=draft.spec if draft else None,
     )
     note = describe_backend(choice, model, config, weights, precision)
     if not draft:

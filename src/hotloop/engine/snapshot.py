@@ -14,12 +14,12 @@ from itertools import takewhile
 
 from hotloop.core.request import FinishReason, Priority, Request, Usage
 from hotloop.engine.core import EngineCore
-from hotloop.engine.disk.store import DiskStats
 from hotloop.engine.grammar.matcher import Grammars
-from hotloop.engine.host import HostStats
-from hotloop.engine.lines import PREFIX
-from hotloop.engine.scheduler import Scheduler
-from hotloop.engine.stateless import StateStats
+from hotloop.engine.kvcache.full_attention import StateStats
+from hotloop.engine.offload.disk.store import DiskStats
+from hotloop.engine.offload.host import HostStats
+from hotloop.engine.scheduler.scheduler import Scheduler
+from hotloop.engine.sessions.index import PREFIX
 
 FRESH_S = 0.5  # a snapshot that is no older is given to the next caller as well
 
@@ -40,7 +40,7 @@ class EngineStats:
     num_grammar_misses: int
     num_evicted_blocks: int
     num_preemptions: int
-    num_seated: int  # sessions under way: those that are served, and those that are expected back
+    num_admitted: int  # sessions under way: those that are served, and those that are expected back
     num_swapped: int  # sessions that had to make room for others, and wait in their turn
     num_finished: Mapping[FinishReason, int]
     disk: DiskStats
@@ -118,7 +118,7 @@ def count_up(core: EngineCore, grammars: Grammars) -> EngineStats:
         num_grammar_misses=grammars.num_misses,
         num_evicted_blocks=scheduler.tree.num_evicted,
         num_preemptions=scheduler.num_preemptions,
-        num_seated=len(scheduler.admission.seated),
+        num_admitted=len(scheduler.admission.admitted),
         num_swapped=scheduler.admission.num_swapped,
         num_finished=dict(core.num_finished),
         disk=core.disk.stats() if core.disk else DiskStats(),
@@ -131,7 +131,7 @@ def count_blocks(scheduler: Scheduler) -> dict[str | None, BlockCount]:
     """Whose the blocks are that are not free: by the tree; what is not in it yet is of the request that writes it."""
     used, kept = Counter[str | None](), Counter[str | None]()
     for node in scheduler.tree.nodes():
-        if not node.is_hosted:
+        if not node.is_offloaded:
             has_name = not (node.session and node.session.startswith(PREFIX))
             session, num_idle = node.session if has_name else "", scheduler.tree.num_idle(node)
             used[session] += len(node.block_ids) - num_idle

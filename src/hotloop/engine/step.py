@@ -20,7 +20,9 @@ class Slice:
     end: int
     wants_token: bool  # whether this brings the request level with its tokens, so that a new one can be sampled
     draft_ids: Sequence[int] = ()
-    kinds: Sequence[int | None] = ()  # how long a match each draft was copied from; None: it is no guess, it follows
+    match_lengths: Sequence[
+        int | None
+    ] = ()  # how long a match each draft was copied from; None: it is no guess, it follows
     unused: tuple[int, int] | None = None  # a guess that was not worth computing, and its kind
     num_accepted: int = 0  # how many of the drafts turned out to be the request's tokens
     num_right: int = 0  # how many of those were guesses
@@ -35,7 +37,7 @@ class Slice:
 
     @property
     def num_guesses(self) -> int:
-        return len(self.kinds) - self.kinds.count(None)
+        return len(self.match_lengths) - self.match_lengths.count(None)
 
     @property
     def is_kept(self) -> bool:
@@ -60,5 +62,5 @@ class StepPlan:
     prefixes: set[bytes] = field(default_factory=set)
     num_left: int = 0  # how many prompt tokens it may still prefill
     num_prefilled: int = 0  # how many it prefills already
-    num_put_off: int = 0  # how many newcomers were found to have no seat
+    num_deferred: int = 0  # how many new sessions were not admitted
     is_closed: bool = False  # nobody joins any more: one who waits was refused, or one who ran preempted

@@ -22,12 +22,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from hotloop.border.client import open_client
-from hotloop.border.headers import end_to_end
-from hotloop.border.listen import url_of
-from hotloop.border.serving import ApiServer
-from hotloop.border.url import check_url
 from hotloop.core.session import name_session
+from hotloop.http.client import open_client
+from hotloop.http.headers import end_to_end
+from hotloop.http.listen import url_of
+from hotloop.http.serving import ApiServer
+from hotloop.http.url import check_url
 from hotloop.lint.conversations import ConversationSorter
 from hotloop.lint.engine import Costs, lint_run
 from hotloop.lint.finding import Finding, Severity, Waste

@@ -165,7 +165,7 @@ def fit_kv_gpu(
     min_tokens: int,
     weight_format: WeightFormat = "bf16",
     kv_item_bytes: int = 2,
-    companion: ModelSpec | None = None,
+    draft_spec: ModelSpec | None = None,
     num_gpus: int = 1,
 ) -> int:
     """The bytes a GPU has left for KV beside weights and working memory. Refuses a model if `min_tokens` do not fit.
@@ -173,14 +173,14 @@ def fit_kv_gpu(
     [ others' | weights | working | KV .............. | kept free ]
               ^ total - free                          ^ after `share` of the total, or at the end
 
-    A companion, a draft model, is left room for its weights, and for KV of as many tokens. Of several GPUs this is one,
+    A draft model (`draft_spec`) gets room for its weights, and for KV of as many tokens. Of several GPUs this is one,
     with its share of weights and KV.
     """
     own_bytes = token_bytes = kv_token_bytes(share_of(spec, num_gpus), kv_item_bytes)
     weights_bytes = gpu_weight_bytes(spec, weight_format, num_gpus)
-    if companion:
-        weights_bytes += gpu_weight_bytes(companion, weight_format, 1)
-        token_bytes += kv_token_bytes(companion, kv_item_bytes)
+    if draft_spec:
+        weights_bytes += gpu_weight_bytes(draft_spec, weight_format, 1)
+        token_bytes += kv_token_bytes(draft_spec, kv_item_bytes)
     least_bytes = min_tokens * token_bytes + MIN_STATES * state_bytes(spec)
     parts = {"weights": weights_bytes, "KV": least_bytes, "working memory": working_bytes}
     need_bytes = sum(parts.values())

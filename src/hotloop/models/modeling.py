@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from hotloop.core.errors import ModelError
 from hotloop.models.spec import AnyStored, FileTensor, ModelSpec
 
-# Compared with plain transformers in tests/cuda/test_modeling.py.
+# Compared with plain transformers in tests/backends/cuda/test_modeling.py.
 TESTED = (
     "apertus", "arcee", "cohere", "cohere2", "ernie4_5", "exaone4", "gemma", "gemma3_text", "glm", "glm4", "gpt2",
     "gpt_neox", "granite", "granitemoe", "helium", "hunyuan_v1_dense", "nemotron", "olmo2", "olmo3", "olmoe", "phi",

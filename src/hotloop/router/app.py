@@ -17,9 +17,12 @@ from urllib.parse import quote
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from hotloop.border.bodies import JsonBody
-from hotloop.border.keys import METRICS_PATH, ApiKeys, Tenant, read_keys
-from hotloop.border.requests import (
+from hotloop.core.config import parse_bytes
+from hotloop.core.errors import HotloopError
+from hotloop.core.version import __version__
+from hotloop.http.bodies import JsonBody
+from hotloop.http.keys import METRICS_PATH, ApiKeys, Tenant, read_keys
+from hotloop.http.requests import (
     MODELS_PATH,
     OPEN_PATHS,
     REQUEST_ID_HEADER,
@@ -27,18 +30,15 @@ from hotloop.border.requests import (
     parse_request_id,
     render_ids,
 )
-from hotloop.core.config import parse_bytes
-from hotloop.core.errors import HotloopError
-from hotloop.core.version import __version__
 from hotloop.router.client_stream import ClientStream
-from hotloop.router.config import FleetConfig
+from hotloop.router.config import RoutingConfig
 from hotloop.router.errors import RouteError, as_route_error, error_headers, render_error, render_event
 from hotloop.router.kinds import PATHS, Api
 from hotloop.router.metrics import CONTENT_TYPE, RouterMetrics
 from hotloop.router.paths import EXPLAIN, OWNED, find_path, is_path
 from hotloop.router.proxy import BadAnswer, Proxy, is_redirect, kept_headers, relay, send_whole
-from hotloop.router.replicas.fleet import Fleet
 from hotloop.router.replicas.replica import Replica
+from hotloop.router.replicas.replica_set import ReplicaSet
 from hotloop.router.request import NOBODY, RoutedRequest, parse_request
 from hotloop.router.spans import RouteRecorder, RouteSpan
 from hotloop.router.summary import read_id, summarize
@@ -105,21 +105,21 @@ class ClientCall:
 
 
 class RouterApp:
-    def __init__(self, config: FleetConfig, tracer: Tracer | None = None, keys: ApiKeys | None = None) -> None:
+    def __init__(self, config: RoutingConfig, tracer: Tracer | None = None, keys: ApiKeys | None = None) -> None:
         self.is_draining = False
-        self.fleet = Fleet(config)
+        self.replica_set = ReplicaSet(config)
         self.recorder = RouteRecorder(tracer or NullTracer())
-        self.metrics = RouterMetrics(self.fleet, lambda: self._tiered.saved, self.recorder.tracer)
+        self.metrics = RouterMetrics(self.replica_set, lambda: self._tiered.saved, self.recorder.tracer)
         self._max_body = parse_bytes(config.router.max_body)
-        self._proxy = Proxy(self.fleet, self._max_body, on_failure=self.metrics.count_failure)
+        self._proxy = Proxy(self.replica_set, self._max_body, on_failure=self.metrics.count_failure)
         self._tiered = TieredRequests(parse_tiers(config.tables), self._proxy)
         self._keys = keys or ApiKeys(read_keys(config.router.api_key, config.router.api_key_file))
 
-    def reload(self, config: FleetConfig) -> list[str]:
+    def reload(self, config: RoutingConfig) -> list[str]:
         """Replicas come and go, and tiers are other ones; says what has changed. Raises ConfigError, and then nothing
         has."""
         tiers = parse_tiers(config.tables)
-        changes = self.fleet.reload(config)
+        changes = self.replica_set.reload(config)
         if tiers != self._tiered.config:
             self._tiered = TieredRequests(tiers, self._proxy)
             changes.append("tiers and routes")
@@ -178,7 +178,7 @@ class RouterApp:
 
     def _scope(self, tenant: Tenant) -> str:
         """Whose prefixes are not to be shared with others; empty where they are."""
-        isolation = self.fleet.config.router.cache_isolation
+        isolation = self.replica_set.config.router.cache_isolation
         return tenant.id if isolation == "key" or (isolation == "auto" and tenant.is_apart) else ""
 
     async def _answer(self, request: RoutedRequest, span: RouteSpan, caller: ClientCall) -> None:
@@ -208,7 +208,7 @@ class RouterApp:
             first_byte_s = time.monotonic() - begun_at
             self.metrics.count_begun(request.api, replica.name, begun.status, choice.reason, first_byte_s)
             summary = await relay(begun, request.api, caller.request_id, caller.client)
-            self.fleet.learn(begun.place, summary, request.tenant)
+            self.replica_set.learn(begun.place, summary, request.tenant)
             self.metrics.count_ended(replica.name, summary)
             span.end(summary)
             if tier:
@@ -223,7 +223,7 @@ class RouterApp:
         # With our key nobody gets at another path of a replica, whatever is in front of it makes of dots and escapes.
         is_name = not {".", ".."} & {*name.split("/")}
         target = quote(path) + (f"?{query.decode('latin-1')}" if query else "")
-        for replica in self.fleet.makers(name.partition("/")[0], caller.tenant) if is_name else ():
+        for replica in self.replica_set.makers(name.partition("/")[0], caller.tenant) if is_name else ():
             if prefix == EXPLAIN and caller.tenant.is_apart and not replica.kind.keeps_tenants:
                 continue  # an explanation quotes other prompts, whoever asks for it
             if await self._ask(replica, method, target, caller):
@@ -232,7 +232,7 @@ class RouterApp:
 
     async def _ask_any(self, path: str, caller: ClientCall) -> None:
         """GET what every hotloop tells alike."""
-        for replica in [each for each in self.fleet.replicas.values() if each.state == "up"]:
+        for replica in [each for each in self.replica_set.replicas.values() if each.state == "up"]:
             with contextlib.suppress(UpstreamFailed):
                 if replica.kind.name == "hotloop" and await self._ask(replica, "GET", path, caller):
                     return
@@ -270,7 +270,7 @@ class RouterApp:
         if self.is_draining:
             error = RouteError(503, "shutting_down", "the router is shutting down")
             status, body = render_error(error, None, caller.request_id)
-        elif not any(each.state == "up" for each in self.fleet.replicas.values()):
+        elif not any(each.state == "up" for each in self.replica_set.replicas.values()):
             status, body = render_error(RouteError(503, "no_replica", "no replica is up"), None, caller.request_id)
         await caller.send_whole(status, [(b"content-type", JSON)], body)
 
@@ -281,7 +281,7 @@ class RouterApp:
             return {"version": __version__}
         if not path.startswith(MODELS_PATH):
             return {"status": "ok"}
-        models = self.fleet.list_models()
+        models = self.replica_set.list_models()
         if path == MODELS_PATH:
             return render_models(models, for_anthropic=for_anthropic)
         name = path.removeprefix(f"{MODELS_PATH}/")
@@ -305,9 +305,13 @@ class RouterApp:
                 "elsewhere": each.num_elsewhere,
                 "connections": each.upstream.num_open,
             }
-            for each in (*self.fleet.replicas.values(), *self.fleet.leaving)
+            for each in (*self.replica_set.replicas.values(), *self.replica_set.leaving)
         ]
-        return {"policy": self.fleet.config.router.policy, "waiting": len(self.fleet.room), "replicas": shown}
+        return {
+            "policy": self.replica_set.config.router.policy,
+            "waiting": len(self.replica_set.room),
+            "replicas": shown,
+        }
 
     async def _refuse(self, error: HotloopError, api: Api | None, caller: ClientCall) -> None:
         refusal = as_route_error(error)

@@ -16,10 +16,10 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from hotloop.border.url import check_url
 from hotloop.core.config import RouterConfig, check_endpoint
 from hotloop.core.errors import ConfigError
 from hotloop.core.files import read_toml
+from hotloop.http.url import check_url
 from hotloop.router.kinds import KINDS, Api
 from hotloop.router.placement.events import load_zmq
 from hotloop.router.tiers.config import parse_tiers
@@ -65,7 +65,7 @@ REPLICA_KEYS = {each.name for each in fields(ReplicaConfig)} - {"api_key"} | {"a
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FleetConfig:
+class RoutingConfig:
     router: RouterConfig
     replicas: tuple[ReplicaConfig, ...]
     tables: Mapping[str, Any] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class FleetConfig:
             raise ConfigError("there is no replica: give --replica URL, or [[replicas]] in a file")
 
 
-def read_fleet(router: RouterConfig, path: Path | None, environ: Mapping[str, str]) -> FleetConfig:
+def read_routing(router: RouterConfig, path: Path | None, environ: Mapping[str, str]) -> RoutingConfig:
     """Replicas from flags and, if there is one, the file; checked as a whole. Raises ConfigError."""
     tables = _read_tables(path) if path else {}
     given = tuple(_by_url(url, router) for url in router.replica)
@@ -88,7 +88,7 @@ def read_fleet(router: RouterConfig, path: Path | None, environ: Mapping[str, st
     if any(each.kv_events for each in listed):
         load_zmq()
     parse_tiers(tables)
-    return FleetConfig(router=router, replicas=given + listed, tables=tables)
+    return RoutingConfig(router=router, replicas=given + listed, tables=tables)
 
 
 def _read_tables(path: Path) -> dict[str, Any]:

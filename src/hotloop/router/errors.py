@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from hotloop.border.keys import AccessDenied
 from hotloop.core.errors import HotloopError, Overloaded, RequestError
+from hotloop.http.keys import AccessDenied
 from hotloop.router.kinds import Api
 from hotloop.wire.errors import ThreadUnsupported, chat_error_type, message_error_type, message_status
 from hotloop.wire.field import present

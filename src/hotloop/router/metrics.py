@@ -6,9 +6,9 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, disable_cre
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from hotloop.border.trace_metrics import TraceCollector
 from hotloop.core.request import Priority
-from hotloop.router.replicas.fleet import Fleet
+from hotloop.http.trace_metrics import TraceCollector
+from hotloop.router.replicas.replica_set import ReplicaSet
 from hotloop.router.summary import AnswerSummary
 from hotloop.router.tiers.tiers import Saved
 from hotloop.trace.tracer import Tracer
@@ -25,11 +25,11 @@ Rows = Mapping[tuple[str, str, str], Mapping[str, float]]
 
 
 class RouterMetrics:
-    def __init__(self, fleet: Fleet, find_saved: Callable[[], Saved], tracer: Tracer) -> None:
+    def __init__(self, replica_set: ReplicaSet, find_saved: Callable[[], Saved], tracer: Tracer) -> None:
         self.num_prompt = 0
         self.num_cached = 0
         self.registry = CollectorRegistry()
-        self.registry.register(_StateCollector(fleet, find_saved))
+        self.registry.register(_StateCollector(replica_set, find_saved))
         self.registry.register(TraceCollector(tracer))
         self._requests = self._counter("requests", "Requests answered.", "api", "replica", "status")
         self._reasons = self._counter("placements", "Why a replica was chosen.", "replica", "reason")
@@ -73,13 +73,13 @@ class RouterMetrics:
 
 
 class _StateCollector(Collector):
-    def __init__(self, fleet: Fleet, find_saved: Callable[[], Saved]) -> None:
-        self._fleet = fleet
+    def __init__(self, replica_set: ReplicaSet, find_saved: Callable[[], Saved]) -> None:
+        self._replica_set = replica_set
         self._find_saved = find_saved
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
-        saved, room = self._find_saved(), self._fleet.room
-        replicas, tallies = self._fleet.replicas.items(), saved.tallies.items()
+        saved, room = self._find_saved(), self._replica_set.room
+        replicas, tallies = self._replica_set.replicas.items(), saved.tallies.items()
         about_up, about_elsewhere = "Whether a replica takes requests.", "Requests a replica has from others."
         gauges: Rows = {
             ("replica_up", "replica", about_up): {name: float(each.state == "up") for name, each in replicas},

@@ -6,7 +6,7 @@ checks; nothing else is passed on.
 import re
 from typing import Literal, NamedTuple
 
-from hotloop.border.keys import METRICS_PATH
+from hotloop.http.keys import METRICS_PATH
 from hotloop.router.errors import RouteError
 from hotloop.router.kinds import PATHS
 

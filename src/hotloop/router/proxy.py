@@ -19,8 +19,8 @@ from hotloop.router.client_stream import ClientStream
 from hotloop.router.compose import Composed, compose
 from hotloop.router.errors import RouteError, render_event
 from hotloop.router.kinds import WITHOUT_STAND_IN, Api, is_unknown_path
-from hotloop.router.replicas.fleet import Fleet, Place
 from hotloop.router.replicas.replica import Replica
+from hotloop.router.replicas.replica_set import Place, ReplicaSet
 from hotloop.router.request import RoutedRequest
 from hotloop.router.spans import RouteSpan
 from hotloop.router.summary import END_BYTES, AnswerSummary, hide_usage, read_id, summarize
@@ -98,7 +98,7 @@ class ProxiedAnswer:
 class Proxy:
     """Finds answers for requests. `on_failure` is told which replica failed, and how."""
 
-    fleet: Fleet
+    replica_set: ReplicaSet
     max_held_bytes: int
     on_failure: Callable[[str, str], None]
     items: ItemStore = field(default_factory=ItemStore)
@@ -106,12 +106,12 @@ class Proxy:
 
     async def begin(self, request: RoutedRequest, span: RouteSpan, client: ClientStream | None = None) -> ProxiedAnswer:
         """The first answer that begins. Raises BadAnswer, UpstreamFailed or RouteError where none does."""
-        self.fleet.budget.earn()
-        known = await self.fleet.find_known(request)
+        self.replica_set.budget.earn()
+        known = await self.replica_set.find_known(request)
         attempts = RequestAttempts(request, span.headers, client)
         while True:
             asked_at = time.monotonic()
-            place = await self.fleet.claim(request, attempts.tried, known)
+            place = await self.replica_set.claim(request, attempts.tried, known)
             name = place.replica.name
             attempts.tried.append(name)
             claimed_at = time.monotonic()
@@ -133,19 +133,19 @@ class Proxy:
             await begun.body.aclose()
             await begun.response.aclose()
         finally:
-            self.fleet.release(begun.place)
+            self.replica_set.release(begun.place)
 
     async def _begin_at(self, place: Place, attempts: RequestAttempts) -> ProxiedAnswer:
         """There; or, if that takes long, at a second replica as well: the first to succeed, or the last failure. What
         the other had begun is given back."""
-        after_s = self.fleet.config.router.hedge_after_s
+        after_s = self.replica_set.config.router.hedge_after_s
         if after_s is None:
             return await self._attempt(place, attempts)
         tasks = {asyncio.create_task(self._attempt(place, attempts))}
         try:
             done, pending = await asyncio.wait(tasks, timeout=after_s)
-            can_hedge = not done and self.fleet.budget.spend()
-            if can_hedge and (other := self.fleet.try_claim(attempts.request, attempts.tried, {}, is_new=True)):
+            can_hedge = not done and self.replica_set.budget.spend()
+            if can_hedge and (other := self.replica_set.try_claim(attempts.request, attempts.tried, {}, is_new=True)):
                 attempts.tried.append(other.replica.name)
                 tasks.add(asyncio.create_task(self._attempt(other, attempts)))
                 pending = set(tasks)
@@ -167,18 +167,18 @@ class Proxy:
         try:
             begun = await self._send(place, attempts)
             has_begun = True
-            self.fleet.begin(place)
+            self.replica_set.begin(place)
             return begun
         except UpstreamFailed as failure:
-            self.fleet.fail(place, is_gone=failure.is_gone)
+            self.replica_set.fail(place, is_gone=failure.is_gone)
             raise
         except BadAnswer as failure:
             if failure.status not in BUSY:
-                self.fleet.fail(place)
+                self.replica_set.fail(place)
             raise
         finally:
             if not has_begun:
-                self.fleet.give_back(place)
+                self.replica_set.give_back(place)
 
     async def _send(self, place: Place, attempts: RequestAttempts) -> ProxiedAnswer:
         replica, api = place.replica, attempts.request.api
@@ -225,7 +225,7 @@ class Proxy:
             raise
 
     def _may_retry(self, attempts: RequestAttempts) -> bool:
-        return len(attempts.tried) <= self.fleet.config.router.max_retries and self.fleet.budget.spend()
+        return len(attempts.tried) <= self.replica_set.config.router.max_retries and self.replica_set.budget.spend()
 
     async def _hold(self, place: Place, response: UpstreamResponse, composed: Composed) -> ProxiedAnswer:
         status = response.status

@@ -17,10 +17,10 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from hotloop.border.keys import Tenant
 from hotloop.core.errors import RequestError
 from hotloop.core.request import Priority
 from hotloop.core.session import PRIORITY_HEADER, name_session
+from hotloop.http.keys import Tenant
 from hotloop.router.kinds import PATHS, QUESTIONS, TRANSLATED, Api
 from hotloop.router.placement.index import HASH_BYTES
 from hotloop.router.placement.placement import PromptDigest

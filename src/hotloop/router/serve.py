@@ -9,19 +9,19 @@ import socket
 from collections.abc import Callable
 from functools import partial
 
-from hotloop.border.keys import ApiKeys
-from hotloop.border.listen import url_of
-from hotloop.border.page import Application
-from hotloop.border.serving import ApiServer, limits_of
+from hotloop.http.keys import ApiKeys
+from hotloop.http.listen import url_of
+from hotloop.http.page import Application
+from hotloop.http.serving import ApiServer, limits_of
 from hotloop.router.app import RouterApp
-from hotloop.router.config import FleetConfig
+from hotloop.router.config import RoutingConfig
 from hotloop.trace.tracer import Tracer
 
 
 class RouterServer(ApiServer):
     def __init__(
         self,
-        config: FleetConfig,
+        config: RoutingConfig,
         *,
         tracer: Tracer | None = None,
         page: Callable[[RouterApp], Application] | None = None,
@@ -50,11 +50,11 @@ class RouterServer(ApiServer):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         assert sockets
-        self.app.fleet.start()
+        self.app.replica_set.start()
         await super().startup(sockets)
         self.app.recorder.service = f"router:{sockets[0].getsockname()[1]}"
         self._on_ready(url_of(sockets[0]))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await super().shutdown(sockets)
-        await self.app.fleet.aclose()
+        await self.app.replica_set.aclose()

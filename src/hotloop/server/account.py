@@ -10,7 +10,7 @@ Invariant: every token of a prompt is cached, new or recomputed, and each that w
 from dataclasses import dataclass
 from typing import Literal
 
-from hotloop.chat.compare import Comparison, Parting
+from hotloop.chat.compare import Comparison, Divergence
 from hotloop.core.retention import Eviction
 
 Reason = Literal["cold", "diverged", "retokenised", "evicted", "capacity", "block"]
@@ -23,7 +23,7 @@ class Cause:
 
     reason: Reason
     num_tokens: int
-    parting: Parting | None = None
+    divergence: Divergence | None = None
     eviction: Eviction | None = None
 
 
@@ -54,11 +54,13 @@ def account_for(
     if comparison is None:
         num_new = num_prompt - num_cached
         return PromptAccount(num_prompt, num_cached, (Cause("cold", num_new),) if num_new else ())
-    num_common, parting = comparison.num_common, comparison.parting
+    num_common, divergence = comparison.num_common, comparison.divergence
     num_keepable = min(num_common, num_prompt - 1) // block_size * block_size
     num_lost = max(num_keepable - num_cached, 0)
     lost = Cause("evicted" if eviction else "capacity", num_lost, eviction=eviction)
     block = Cause("block", max(num_common - max(num_keepable, num_cached), 0))
-    recomputed = Cause(parting.change if parting else "diverged", comparison.num_recomputed(num_cached), parting)
-    causes = [cause for cause in (recomputed, lost, block) if cause.num_tokens or cause.parting]
+    recomputed = Cause(
+        divergence.change if divergence else "diverged", comparison.num_recomputed(num_cached), divergence
+    )
+    causes = [cause for cause in (recomputed, lost, block) if cause.num_tokens or cause.divergence]
     return PromptAccount(num_prompt, num_cached, tuple(causes))

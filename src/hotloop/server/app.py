@@ -20,14 +20,14 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 
-from hotloop.border.keys import ApiKeys, Keys, read_keys
-from hotloop.border.listen import url_of
-from hotloop.border.page import Application
-from hotloop.border.requests import HELLO_PATHS, REQUEST_ID_HEADER
-from hotloop.border.serving import ApiServer, limits_of
 from hotloop.core.config import ServerConfig
 from hotloop.core.errors import ConfigError, DeviceLost, HotloopError
 from hotloop.engine.engine import Engine
+from hotloop.http.keys import ApiKeys, Keys, read_keys
+from hotloop.http.listen import url_of
+from hotloop.http.page import Application
+from hotloop.http.requests import HELLO_PATHS, REQUEST_ID_HEADER
+from hotloop.http.serving import ApiServer, limits_of
 from hotloop.server import info, messages, openapi
 from hotloop.server.border import KeyCheck, RequestIds
 from hotloop.server.errors import on_bug, on_error

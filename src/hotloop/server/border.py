@@ -9,9 +9,9 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from hotloop.border.bodies import JsonBody
-from hotloop.border.keys import AccessDenied, ApiKeys
-from hotloop.border.requests import OPEN_PATHS, REQUEST_ID_HEADER, is_for_anthropic, parse_request_id, render_ids
+from hotloop.http.bodies import JsonBody
+from hotloop.http.keys import AccessDenied, ApiKeys
+from hotloop.http.requests import OPEN_PATHS, REQUEST_ID_HEADER, is_for_anthropic, parse_request_id, render_ids
 from hotloop.server.errors import HttpError, error_response
 from hotloop.server.metrics import Metrics
 

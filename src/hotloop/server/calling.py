@@ -43,7 +43,7 @@ class Calling:
     """Whether they are called functions, and a call is the message's `function_call`."""
     custom: frozenset[str] = frozenset()
     """The tools whose calls are one text."""
-    demanded: frozenset[str] = frozenset()
+    strict_names: frozenset[str] = frozenset()
     """The tools of which the request says `strict: true`: these are enforced as a whole, or refused."""
 
     @property
@@ -72,14 +72,14 @@ def parse_calling(request: ApiRequest, *, is_strict: bool) -> Calling:
     tools = tuple(made[id(tool)] for tool in offered.callable)
     is_parallel = choice.is_parallel is not False and choice.name is None
     chosen = ToolChoice(choice.mode or "auto", choice.name, is_parallel=is_parallel)
-    with _older_words(request):
+    with _legacy_function_errors(request):
         _check(request.tools, made, request.api, schema_field)
         check_choice(tools, chosen)
     allowed = tools if choice.allowed is None else _allow(tools, choice.allowed)
     places = {tool.flat_name: _place(tool, schema_field) for tool in offered.callable}
-    demanded = frozenset(tool.flat_name for tool in offered.callable if tool.is_strict)
+    strict_names = frozenset(tool.flat_name for tool in offered.callable if tool.is_strict)
     changes += tuple(_tell(offered))
-    return Calling(head, late, allowed, chosen, places, changes, request.is_legacy, request.custom_names, demanded)
+    return Calling(head, late, allowed, chosen, places, changes, request.is_legacy, request.custom_names, strict_names)
 
 
 def _check(tools: Iterable[ApiTool | Opaque], made: Mapping[int, Tool], api: Api, schema_field: str) -> None:
@@ -106,7 +106,7 @@ def _tell(offered: OfferedTools) -> Iterator[str]:
 
 
 @contextmanager
-def _older_words(request: ApiRequest) -> Iterator[None]:
+def _legacy_function_errors(request: ApiRequest) -> Iterator[None]:
     """What is wrong is told in the words of who asks."""
     try:
         yield

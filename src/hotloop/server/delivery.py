@@ -30,7 +30,7 @@ MAX_PENDING = 64
 """Pieces of one choice that are kept before they are merged into one."""
 
 
-class Silence(PlainText):
+class DiscardOutput(PlainText):
     """The parser of an answer that nobody asked for."""
 
     def push(self, text: str) -> list[StreamEvent]:

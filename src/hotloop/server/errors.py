@@ -16,8 +16,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from hotloop.border.keys import AccessDenied
-from hotloop.border.requests import is_for_anthropic, render_ids
 from hotloop.core.errors import (
     BackendError,
     EngineClosed,
@@ -28,6 +26,8 @@ from hotloop.core.errors import (
     Unavailable,
     UnknownModel,
 )
+from hotloop.http.keys import AccessDenied
+from hotloop.http.requests import is_for_anthropic, render_ids
 from hotloop.wire.errors import ThreadUnsupported, message_error_type, message_status
 from hotloop.wire.field import Json
 from hotloop.wire.responses.items import UnknownItem

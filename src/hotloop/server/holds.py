@@ -19,7 +19,7 @@ from hotloop.core.request import FinishReason, Request
 from hotloop.core.retention import Hold, HoldKind
 from hotloop.core.stream import CallOpened
 from hotloop.engine.engine import Engine
-from hotloop.engine.gaps import MAX_S, USUAL_S, best_wait_s
+from hotloop.engine.kvcache.tool_gaps import MAX_S, USUAL_S, best_wait_s
 
 _MAX_RECENT = 32  # times of one tool
 _MAX_TOOLS = 1024
@@ -60,11 +60,11 @@ class ToolGaps:
                     recent = self._recent.get(tool_name, ())
                     self._recent[tool_name] = deque([*recent, self._clock() - left_at], _MAX_RECENT)
 
-    def patience_s(self, tool_names: Iterable[str], turnover_s: float) -> float:
+    def patience_s(self, tool_names: Iterable[str], cache_refill_s: float) -> float:
         """How long to wait for calls of these tools, made together; 0 if it does not pay for one of them."""
         with self._lock:
             times = [[*USUAL_S, *self._recent.get(name, ())] for name in tool_names]
-        waits = [best_wait_s(of_one, turnover_s) for of_one in times]
+        waits = [best_wait_s(of_one, cache_refill_s) for of_one in times]
         return min(max(waits, default=0.0), MAX_S) if all(waits) else 0.0
 
     def check(self) -> None:
@@ -78,7 +78,7 @@ def _key(call_id: str) -> str:
     return call_id.rpartition("_")[2]
 
 
-class Keeper:
+class RetentionHints:
     def __init__(self, engine: Engine) -> None:
         self.gaps = ToolGaps()
         self._engine = engine
@@ -104,7 +104,7 @@ class Keeper:
         names = [f"{request.salt}/{call.name}" if request.salt else call.name for call in calls]  # each scope its own
         for call, name in zip(calls, names, strict=True):
             self.gaps.leave(call.id, name)
-        patience_s = self.gaps.patience_s(names, self._engine.turnover_s)
+        patience_s = self.gaps.patience_s(names, self._engine.cache_refill_s)
         if patience_s:
             hold = Hold(HoldKind.TOOL_GAP, now + patience_s, rank=request.priority)
             self._hold(request, hold, request.num_tokens)
@@ -112,4 +112,4 @@ class Keeper:
             self._hold(request, Hold(HoldKind.FINISHED), request.num_tokens)
 
     def _hold(self, request: Request, hold: Hold, num_tokens: int) -> None:
-        self._engine.hold(request.token_ids[:num_tokens], hold, request.salt, request.line)
+        self._engine.hold(request.token_ids[:num_tokens], hold, request.salt, request.session)

@@ -8,10 +8,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from hotloop.border.requests import is_for_anthropic
 from hotloop.chat.prompt import Prompt
 from hotloop.core.errors import EngineClosed, RequestError
 from hotloop.core.version import __version__
+from hotloop.http.requests import is_for_anthropic
 from hotloop.server.errors import ApiNotServed
 from hotloop.server.explain.render import render_explanation
 from hotloop.server.jobs import make_prompt

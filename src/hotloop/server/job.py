@@ -9,7 +9,7 @@ from hotloop.core.grammar import Grammar
 from hotloop.core.request import SamplingParams
 from hotloop.core.thinking import Thinking
 from hotloop.server.calling import Calling
-from hotloop.server.explain.inquiry import Inquiry
+from hotloop.server.explain.inquiry import CacheExplanation
 from hotloop.server.holds import Pin
 from hotloop.server.tenants import Caller
 
@@ -25,7 +25,7 @@ class Job:
     sampling: SamplingParams
     grammar: Grammar | None
     thinking: Thinking | None = None
-    inquiry: Inquiry
+    inquiry: CacheExplanation
     caller: Caller
     calling: Calling = field(default_factory=Calling)
     pins: Sequence[Pin] = ()

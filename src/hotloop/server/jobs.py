@@ -13,7 +13,7 @@ from hotloop.core.errors import PromptTooLong, RequestError
 from hotloop.core.message import Message, Tool
 from hotloop.core.request import SamplingParams
 from hotloop.server.calling import Calling, parse_calling
-from hotloop.server.delivery import Silence
+from hotloop.server.delivery import DiscardOutput
 from hotloop.server.holds import Pin
 from hotloop.server.job import Job
 from hotloop.server.options import Options, check_logprobs, max_tokens_with, parse_sampling
@@ -64,7 +64,7 @@ def make_job(
     pins = find_pins(transcript.hints, transcript.messages, prompt, service.engine.tokenizer) + whole
     thinking = None if is_silent or conversation.begun else service.prompts.limit_thinking(prompt, wish.max_tokens)
     is_thinking = thinking is not None and thinking.is_open
-    parser = Silence if is_silent else _choose_parser(calling, bound.tools, service, is_thinking=is_thinking)
+    parser = DiscardOutput if is_silent else _choose_parser(calling, bound.tools, service, is_thinking=is_thinking)
     inquiry = service.explainer.inquire([prompt], caller, options.compared_with)
     inquiry.tell(*prompt.changes, *clamped, *calling.changes, *transcript.changes)
     messages = () if is_silent else transcript.messages  # what is only prefilled has neither come back nor ended

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from hotloop.border.json_schema import find_misfit
 from hotloop.chat.stream import CallParser, WrappedParser
 from hotloop.chat.tool_format import ToolFormat
 from hotloop.chat.tools import ToolChoice
@@ -22,6 +21,7 @@ from hotloop.core.message import Tool
 from hotloop.core.shelf import Shelf
 from hotloop.core.stream import CallClosed, CallDelta, CallOpened, StreamEvent, TextDelta
 from hotloop.engine.grammar.matcher import Grammars
+from hotloop.http.json_schema import first_violation
 from hotloop.models.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class Loosened:
     dropped: tuple[str, ...] = ()
 
 
-class Loosener:
+class SchemaRelaxer:
     """Finds how much of a tool's schema can be enforced, once for each. Used by all threads that make jobs."""
 
     def __init__(
@@ -76,9 +76,9 @@ class Loosener:
 
     def _loosen(self, tool: Tool, until: float) -> Loosened:
         if time.monotonic() >= until:
-            return unbound(tool)
+            return unconstrained(tool)
         found = next((found for found in self._looser(tool, until) if self._compile([found.tool], until)), None)
-        return self._keep(_key(tool), found or unbound(tool))
+        return self._keep(_key(tool), found or unconstrained(tool))
 
     def _keep(self, key: str, found: Loosened) -> Loosened:
         with self._lock:
@@ -135,7 +135,7 @@ def _key(tool: Tool) -> str:
     return json.dumps([tool.name, tool.parameters])
 
 
-def unbound(tool: Tool) -> Loosened:
+def unconstrained(tool: Tool) -> Loosened:
     return Loosened(replace(tool, is_strict=False), ("the whole schema",))
 
 
@@ -145,7 +145,7 @@ def _look_at(tool: Tool) -> Loosened:
     except MalformedSchema:
         raise
     except RequestError:  # it is too large to be looked at
-        return unbound(tool)
+        return unconstrained(tool)
     return Loosened(replace(tool, parameters=schema) if dropped else tool, dropped)
 
 
@@ -201,7 +201,7 @@ class CheckedParser(WrappedParser):
     def _check(self, name: str, subject: str, text: str) -> None:
         param, schema = self._checks[name]
         try:
-            misfit = find_misfit(json.loads(text), schema)
+            misfit = first_violation(json.loads(text), schema)
         except (ValueError, RecursionError):
             misfit = "not JSON"
         if misfit:

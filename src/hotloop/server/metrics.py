@@ -14,11 +14,11 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, core, disab
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from hotloop.border.trace_metrics import TraceCollector
 from hotloop.core.request import Priority, Request
 from hotloop.core.version import __version__
 from hotloop.engine.core import StepReport
 from hotloop.engine.engine import Engine
+from hotloop.http.trace_metrics import TraceCollector
 from hotloop.server.account import PromptAccount
 from hotloop.trace.tracer import NullTracer, Tracer
 
@@ -36,7 +36,7 @@ _TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048)
 Row = tuple[str, str, str]
 _GAUGES: tuple[Row, ...] = (
     ("requests_running", "Requests in the batch.", "num_running"),
-    ("sessions_seated", "Sessions under way.", "num_seated"),
+    ("sessions_admitted", "Sessions under way.", "num_admitted"),
     ("kv_blocks", "KV blocks there are.", "num_blocks"),
     ("kv_blocks_used", "KV blocks held by requests.", "num_blocks_used"),
     ("kv_blocks_cached", "KV blocks kept only for reuse.", "num_blocks_cached"),
@@ -69,7 +69,7 @@ _TOTALS: tuple[Row, ...] = (
     ("grammar_cache_misses", "Grammars compiled.", "num_grammar_misses"),
     ("evicted_blocks", "Cached blocks given up for room.", "num_evicted_blocks"),
     ("evicted_states", "Recurrent states given up for room.", "states.num_evicted"),
-    ("swapped_sessions", "Sessions put back for lack of room.", "num_swapped"),
+    ("displaced_sessions", "Sessions put back for lack of room.", "num_swapped"),
     ("preemptions", "Requests put back for lack of blocks.", "num_preemptions"),
     ("kv_host_offloaded_bytes", "KV copied to host memory.", "host.num_bytes_out"),
     ("kv_host_restored_bytes", "KV copied back from there.", "host.num_bytes_in"),

@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 
 from starlette.requests import Request as HttpRequest
 
-from hotloop.border.bodies import BodyRoom
 from hotloop.chat.formats import choose_format
 from hotloop.chat.prompt import PromptRules, Prompts
 from hotloop.chat.thinking import choose_thinking
@@ -17,11 +16,12 @@ from hotloop.core.errors import UnknownModel
 from hotloop.core.session import name_session
 from hotloop.core.version import __version__
 from hotloop.engine.engine import Engine
+from hotloop.http.bodies import BodyRoom
 from hotloop.server.border import read_json
 from hotloop.server.delivery import EventBridge
 from hotloop.server.explain.inquiry import Explainer
-from hotloop.server.holds import Keeper
-from hotloop.server.loose import Loosener
+from hotloop.server.holds import RetentionHints
+from hotloop.server.loose import SchemaRelaxer
 from hotloop.server.metrics import Metrics
 from hotloop.server.options import Options, decode, parse_priority
 from hotloop.server.spans import RequestRecorder
@@ -45,8 +45,8 @@ class Service:
             exact_turns=config.exact_turns,
             memory_tokens=config.prompt_memory_tokens,
             canonical_tools=config.canonical_tools,
-            move_nonces=config.move_nonces,
-            word_late_system=config.word_late_system,
+            move_volatile_lines=config.move_volatile_lines,
+            late_system_as_user=config.late_system_as_user,
             late_tools=config.late_tools,
         )
         thinking = choose_thinking(engine.template, engine.tokenizer, config.thinking_format)
@@ -54,9 +54,9 @@ class Service:
             engine.template, engine.tokenizer, self.tool_format, rules, thinking, max_context=engine.max_context
         )
         self.template_source = engine.template.source if engine.template else ""
-        self.loosener = Loosener(self.tool_format, engine.tokenizer, engine.grammars)
+        self.relaxer = SchemaRelaxer(self.tool_format, engine.tokenizer, engine.grammars)
         self.bridge = EventBridge(engine, self.metrics)
-        self.keeper = Keeper(engine)
+        self.keeper = RetentionHints(engine)
         self.explainer = Explainer(
             engine.tokenizer,
             self.metrics,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from starlette.requests import Request as HttpRequest
 
-from hotloop.chat.compare import find_spot, find_words
+from hotloop.chat.compare import find_position, find_words
 from hotloop.core.errors import HotloopError
 from hotloop.core.request import FinishReason, Priority, Request
 from hotloop.server.account import Cause
@@ -62,9 +62,9 @@ class RequestRecorder:
         """Where prompts part, and in which words. Takes a moment."""
         spell, found, words = self._explainer.spell, [], []
         for cause in causes:
-            spot = find_spot(cause.parting, job.prompts[0], spell) if cause.parting else None
+            spot = find_position(cause.divergence, job.prompts[0], spell) if cause.divergence else None
             found.append({**_render_cause(cause), **({"kind": spot.kind, "index": spot.index} if spot else {})})
-            words.append(find_words(cause.parting, spell)._asdict() if cause.parting else None)
+            words.append(find_words(cause.divergence, spell)._asdict() if cause.divergence else None)
         return {names.CAUSES: found, names.CONTENT_WORDS: words}
 
     def text_of(self, request: Request) -> str:
@@ -183,5 +183,5 @@ class RequestTrace:
 
 
 def _render_cause(cause: Cause) -> Json:
-    place = {"token_index": cause.parting.index} if cause.parting else {}
+    place = {"token_index": cause.divergence.index} if cause.divergence else {}
     return {"reason": cause.reason, "num_tokens": cause.num_tokens, **place}

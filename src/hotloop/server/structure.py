@@ -17,8 +17,8 @@ from hotloop.core.grammar import Grammar, MalformedSchema, json_schema, loosen
 from hotloop.core.message import Tool
 from hotloop.models.tokenizer import Tokenizer
 from hotloop.server.calling import Calling
-from hotloop.server.explain.inquiry import Inquiry
-from hotloop.server.loose import ANSWER, CheckedParser, Loosened, tell, unbound
+from hotloop.server.explain.inquiry import CacheExplanation
+from hotloop.server.loose import ANSWER, CheckedParser, Loosened, tell, unconstrained
 from hotloop.server.options import Options
 from hotloop.server.service import Service
 from hotloop.wire.request import ApiRequest
@@ -60,7 +60,7 @@ class Bound:
     def go_on_from(self, begun: str) -> "Bound":
         return replace(self, grammar=self.grammar and replace(self.grammar, begun=begun), begun=begun)
 
-    def watch(self, parser: Callable[[], CallParser], inquiry: Inquiry) -> Callable[[], CallParser]:
+    def watch(self, parser: Callable[[], CallParser], inquiry: CacheExplanation) -> Callable[[], CallParser]:
         """The parser, with what it finds checked. What is not enforced is told at once, what is broken when it is."""
         inquiry.tell(*self.changes)
         return (lambda: CheckedParser(parser(), self.checks, inquiry.tell, self.begun)) if self.checks else parser
@@ -126,7 +126,7 @@ class _Binding:
         enforced.sort(key=lambda tool: len(json.dumps(tool.parameters)))
         while enforced:
             half = len(enforced) // 2
-            self._tools |= {tool.name: unbound(tool) for tool in enforced[half:]}
+            self._tools |= {tool.name: unconstrained(tool) for tool in enforced[half:]}
             enforced = enforced[:half]
             yield
 
@@ -138,16 +138,16 @@ class _Binding:
                 self._wanted = replace(self._wanted, grammar=json_schema({}), dropped=("the whole schema",))
         if self._calling.is_possible:
             loosable = [tool for tool in self._calling.allowed if self._is_loosable(tool)]
-            self._tools |= self._service.loosener.loosen(loosable)
+            self._tools |= self._service.relaxer.loosen(loosable)
 
     def _is_loosable(self, tool: Tool) -> bool:
-        return tool.is_strict and tool.name not in self._calling.demanded
+        return tool.is_strict and tool.name not in self._calling.strict_names
 
     def _look_at(self, tool: Tool) -> Loosened:
         if not self._is_loosable(tool):
             return Loosened(tool)
         with _blaming(self._calling.places[tool.name]):
-            return self._service.loosener.look_at(tool)
+            return self._service.relaxer.look_at(tool)
 
     def _told(self) -> tuple[tuple[str, ...], dict[str, tuple[str, Any]]]:
         changes, checks = [], {}
@@ -169,7 +169,7 @@ class _Binding:
         for name, loosened in [*self._tools.items()][:_MAX_BLAMED]:
             with _blaming(
                 self._calling.places[name],
-                f"; without strict: true {_WITHOUT}" if name in self._calling.demanded else "",
+                f"; without strict: true {_WITHOUT}" if name in self._calling.strict_names else "",
             ):
                 grammar = self._service.tool_format.grammar(
                     [loosened.tool], ToolChoice("required", name), self._service.engine.tokenizer

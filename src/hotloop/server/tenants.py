@@ -7,9 +7,9 @@ is a hash, so that neither a key nor a salt lies about in what the engine keeps.
 import hashlib
 from dataclasses import dataclass
 
-from hotloop.border.keys import Tenant
 from hotloop.core.config import CacheIsolation
 from hotloop.core.request import Priority
+from hotloop.http.keys import Tenant
 
 
 @dataclass(frozen=True, slots=True)

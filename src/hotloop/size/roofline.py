@@ -40,7 +40,7 @@ class Room:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Feel:
+class Latency:
     """What one session sees, alone and with all of them; and what all get."""
 
     ttft_cold_s: float
@@ -64,7 +64,7 @@ class Estimate:
     hardware: Hardware
     load: Load
     room: Room
-    feel: Feel | None
+    feel: Latency | None
     """None where not even one session fits."""
 
     @property
@@ -156,7 +156,7 @@ def estimate(spec: ModelSpec, hardware: Hardware, load: Load) -> Estimate:
     return Estimate(hardware=hardware, load=load, room=room, feel=feel)
 
 
-def _feel(line: Roofline, room: Room) -> Feel:
+def _feel(line: Roofline, room: Room) -> Latency:
     load, hardware = line.load, line.hardware
     step_s, row_s = line.step_s(load.sessions), line.row_s(load.context + load.tokens_out / 2)
     alone_step_s, prompt_step_s = line.step_s(1), line.step_s(load.tokens_in)
@@ -177,7 +177,7 @@ def _feel(line: Roofline, room: Room) -> Feel:
         turn_s, busy = _cycle(room.num_device, alone_s, shared_s, 0.0)
         cycle_s = max(cycle_s, load.sessions * turn_s / room.num_device)
         wait_s = cycle_s - load.gap_s - fetched_s - turn_s
-    return Feel(
+    return Latency(
         ttft_cold_s=cold_s + prompt_step_s,
         ttft_warm_s=warm_s + prompt_step_s,
         ttft_host_s=warm_s + prompt_step_s + fetch_s if room.num_host else None,

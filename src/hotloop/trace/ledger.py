@@ -24,7 +24,7 @@ _WORDS = (names.MODEL, names.REPLICA, names.REASON, names.PRIORITY, names.FINISH
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenCounts:
-    """prompt = cached + new + recomputed; output = sampled + forced + drafted."""
+    """prompt = cached + new + recomputed; output = sampled + forced + accepted."""
 
     prompt: int = 0
     cached: int = 0
@@ -35,9 +35,9 @@ class TokenCounts:
     output: int = 0
     sampled: int = 0
     forced: int = 0
-    drafted: int = 0  # guessed, and right
-    guessed: int = 0  # guessed, right or not
-    right: int = 0  # of those: `drafted`, and what was forced anyway or came behind the end
+    accepted: int = 0  # drafted, and the output's tokens
+    drafted: int = 0  # accepted or rejected
+    matched: int = 0  # of those: `accepted`, and what was forced anyway or came behind the end
     causes: Mapping[str, int] = field(default_factory=dict)
 
     def __add__(self, other: "TokenCounts") -> "TokenCounts":
@@ -60,7 +60,7 @@ class ToolLedger:
     end_ns: int
     ran_s: float
     waited_s: float  # for how long the run could do nothing but wait for this one
-    was_foreseen: bool
+    was_speculative: bool
     num_tries: int
     is_error: bool
 
@@ -99,8 +99,8 @@ class TurnLedger(Account):
     index: int
     first_token_s: float | None
     tools: tuple[ToolLedger, ...]
-    num_foreseen: int
-    num_wasted: int  # of those foreseen
+    num_speculative: int
+    num_wasted: int  # of those speculative
     model: str
     replica: str
     reason: str  # why that replica
@@ -169,7 +169,7 @@ def _turn(turn: SpanNode, number: int, prices: PriceTable) -> TurnLedger:
     asked = [call for call in calls if not call.is_prefill_only]
     segments = sweep([turn], turn.begin, turn.end)
     within = [node for call in asked for node in call.walk()]
-    guesses = [node for node in turn.children if node.name == names.FORESEEN]
+    guesses = [node for node in turn.children if node.name == names.SPECULATIVE]
     return TurnLedger(
         **_account(calls, segments, turn.begin, turn.end) | {name: _first_word(within, name) for name in _WORDS},
         span_id=turn.span.span_id,
@@ -177,7 +177,7 @@ def _turn(turn: SpanNode, number: int, prices: PriceTable) -> TurnLedger:
         index=turn.count(names.INDEX) or number,
         first_token_s=_first_token_s(asked[0]) if asked else None,
         tools=tuple(_tool(node, segments) for node in turn.children if node.name == names.TOOL),
-        num_foreseen=len(guesses),
+        num_speculative=len(guesses),
         num_wasted=sum(not node.span.attributes.get(names.WAS_USED) for node in guesses),
         money=sum(_money(call, prices) for call in calls),
         error=turn.span.error or next((node.span.error for node in within if node.span.error), ""),
@@ -195,7 +195,7 @@ def _tool(node: SpanNode, segments: Sequence[Segment]) -> ToolLedger:
         end_ns=node.end,
         ran_s=(node.end - node.begin) / 1e9,
         waited_s=sum(each.end - each.begin for each in segments if id(each.node) in below) / 1e9,
-        was_foreseen=bool(attributes.get(names.WAS_FORESEEN)),
+        was_speculative=bool(attributes.get(names.WAS_SPECULATIVE)),
         num_tries=node.count(names.NUM_TRIES),
         is_error=bool(attributes.get(names.IS_ERROR)),
     )
@@ -255,7 +255,7 @@ def _stem(node: SpanNode) -> str:
 
 
 def _counted(request: SpanNode) -> TokenCounts:
-    sampled, forced, drafted = output_shares(request)
+    sampled, forced, accepted = output_shares(request)
     return TokenCounts(
         prompt=request.count(names.NUM_PROMPT),
         cached=request.count(names.NUM_CACHED),
@@ -266,9 +266,9 @@ def _counted(request: SpanNode) -> TokenCounts:
         output=request.count(names.NUM_OUTPUT),
         sampled=sampled,
         forced=forced,
-        drafted=drafted,
-        guessed=request.count(names.NUM_DRAFTED),
-        right=request.count(names.NUM_ACCEPTED),
+        accepted=accepted,
+        drafted=request.count(names.NUM_DRAFTED),
+        matched=request.count(names.NUM_ACCEPTED),
         causes=_causes(request),
     )
 

@@ -1,6 +1,6 @@
 """The vocabulary: what spans and their attributes are called. No other module spells a name out.
 
-agent    run ─ turn ┬ chat ──────────┐        tool          foreseen
+agent    run ─ turn ┬ chat ──────────┐        tool          speculative
 router              │                └ route ─ attempt
 server              │                          └ request ┬ queue ┬ prefill ┬ decode
                     └ (what is only prefilled ahead is a chat, too: `IS_PREFILL_ONLY`)
@@ -11,8 +11,8 @@ from typing import Final
 RUN: Final = "run"  # one run of an agent
 TURN: Final = "turn"  # from asking the model to the results of its calls being there
 CHAT: Final = "chat"  # one question to a model, as the client saw it
-TOOL: Final = "tool"  # a call, from when its arguments were whole (or it was begun, foreseen) to its result
-FORESEEN: Final = "foreseen"  # a tool that was begun before the model asked for it
+TOOL: Final = "tool"  # a call, from when its arguments were whole (or it was begun, speculative) to its result
+SPECULATIVE: Final = "speculative"  # a tool that was begun before the model asked for it
 ROUTE: Final = "route"  # a request on its way through the router
 ATTEMPT: Final = "attempt"  # one try of one replica
 REQUEST: Final = "request"  # a request of the engine's, in three parts that follow one another
@@ -43,13 +43,13 @@ NUM_OUTPUT: Final = "num_output"
 TOOL_NAME: Final = "tool"
 CALL_ID: Final = "call_id"
 DISPATCHED_NS: Final = "dispatched_ns"  # when the model's arguments were whole
-WAS_FORESEEN: Final = "was_foreseen"
+WAS_SPECULATIVE: Final = "was_speculative"
 NUM_TRIES: Final = "num_tries"
 TRACEBACK: Final = "traceback"  # of a tool that crashed; what its error said is in the result
 NUM_CHARS_CUT: Final = "num_chars_cut"  # left out of a result that is too long for the model's window
 IS_ERROR: Final = "is_error"
 CONFIDENCE: Final = "confidence"
-WAS_USED: Final = "was_used"  # of what was foreseen: whether the model asked for it
+WAS_USED: Final = "was_used"  # of what was speculative: whether the model asked for it
 
 # Of a route.
 REPLICA: Final = "replica"

@@ -16,7 +16,13 @@ from hotloop.trace import names
 from hotloop.trace.span import Span
 from hotloop.trace.tree import as_of_now
 
-_GROUPS = {names.RUN: "run", names.TURN: "run", names.CHAT: "run", names.TOOL: "tools", names.FORESEEN: "foreseen"}
+_GROUPS = {
+    names.RUN: "run",
+    names.TURN: "run",
+    names.CHAT: "run",
+    names.TOOL: "tools",
+    names.SPECULATIVE: "speculative",
+}
 _OTHER_GROUP = "requests"
 _DETAILS = (names.AGENT, names.TOOL_NAME, names.REPLICA, names.INDEX)  # what tells spans of a name apart
 

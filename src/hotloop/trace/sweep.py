@@ -29,18 +29,18 @@ class TimePart(StrEnum):
     PREFILL_RECOMPUTED = "prefill_recomputed"
     DECODE_SAMPLED = "decode_sampled"
     DECODE_FORCED = "decode_forced"
-    DECODE_DRAFTED = "decode_drafted"
+    DECODE_ACCEPTED = "decode_accepted"
     HOSTED_PREFILL = "hosted_prefill"  # a model that tells nothing about itself, up to its first token
     HOSTED_DECODE = "hosted_decode"
     NETWORK = "network"  # between client, router and server, and what a replica that failed has cost
     TOOLS = "tools"
-    FORESEEN = "foreseen"  # a tool that the model has not asked for yet, and nothing else
+    SPECULATIVE = "speculative"  # a tool that the model has not asked for yet, and nothing else
     PREFILL_AHEAD = "prefill_ahead"  # the model reads what it will need, and nothing else happens
     RUNTIME = "runtime"  # the run itself: nothing else is busy
     CLIENT = "client"  # a client of which nothing is known but that it is not asking
 
 
-_FORESEEN, _TOOL, _RUN, _CALL = 2, 3, 4, 5
+_SPECULATIVE, _TOOL, _RUN, _CALL = 2, 3, 4, 5
 _RANKS = {
     names.DECODE: 9,
     names.PREFILL: 8,
@@ -52,10 +52,10 @@ _RANKS = {
     names.TURN: _RUN,
     names.RUN: _RUN,
     names.TOOL: _TOOL,
-    names.FORESEEN: _FORESEEN,
+    names.SPECULATIVE: _SPECULATIVE,
 }
 _PREFILL_ONLY = 1
-_WHOLE = {names.FORESEEN: TimePart.FORESEEN, names.QUEUE: TimePart.QUEUE, names.ATTEMPT: TimePart.NETWORK}
+_WHOLE = {names.SPECULATIVE: TimePart.SPECULATIVE, names.QUEUE: TimePart.QUEUE, names.ATTEMPT: TimePart.NETWORK}
 
 
 class Segment(NamedTuple):
@@ -114,7 +114,7 @@ def _claims(node: SpanNode) -> Iterator[_Claim]:
     asked_at = node.moment(names.DISPATCHED_NS) if node.name == names.TOOL else None
     asked_at = min(max(asked_at, node.begin), node.end) if asked_at is not None else node.begin
     if asked_at > node.begin:
-        yield _Claim(node.begin, asked_at, _FORESEEN, node)
+        yield _Claim(node.begin, asked_at, _SPECULATIVE, node)
     if node.end > asked_at:
         yield _Claim(asked_at, node.end, rank, node)
 
@@ -141,7 +141,7 @@ def _stages(node: SpanNode) -> Iterator[tuple[TimePart, int]]:
     end = max(node.end, node.begin) + 1
     match node.name:
         case names.TOOL:
-            yield TimePart.FORESEEN, node.moment(names.DISPATCHED_NS) or node.begin
+            yield TimePart.SPECULATIVE, node.moment(names.DISPATCHED_NS) or node.begin
             yield TimePart.TOOLS, end
         case names.REQUEST:
             yield TimePart.PREPARE, min((child.begin for child in node.children), default=end)
@@ -164,7 +164,7 @@ def _by_tokens(segment: Segment, node: SpanNode) -> Iterator[tuple[TimePart, int
         new, recomputed = request.count(names.NUM_NEW), request.count(names.NUM_RECOMPUTED)
         shares = {TimePart.PREFILL_NEW: new, TimePart.PREFILL_RECOMPUTED: recomputed}
     else:
-        kinds = (TimePart.DECODE_SAMPLED, TimePart.DECODE_FORCED, TimePart.DECODE_DRAFTED)
+        kinds = (TimePart.DECODE_SAMPLED, TimePart.DECODE_FORCED, TimePart.DECODE_ACCEPTED)
         shares = dict(zip(kinds, output_shares(request), strict=True))
     left, num_left = segment.end - segment.begin, sum(shares.values())
     first, *others = shares
@@ -176,8 +176,8 @@ def _by_tokens(segment: Segment, node: SpanNode) -> Iterator[tuple[TimePart, int
 
 
 def output_shares(request: SpanNode) -> tuple[int, int, int]:
-    """Of the output: sampled one by one, forced, as drafted. A draft of what was forced anyway is not counted twice."""
+    """Of the output: sampled one by one, forced, accepted. A draft of what was forced anyway is not counted twice."""
     num_output = request.count(names.NUM_OUTPUT)
     num_forced = min(request.count(names.NUM_FORCED), num_output)
-    num_drafted = min(request.count(names.NUM_ACCEPTED), num_output - num_forced)
-    return num_output - num_forced - num_drafted, num_forced, num_drafted
+    num_accepted = min(request.count(names.NUM_ACCEPTED), num_output - num_forced)
+    return num_output - num_forced - num_accepted, num_forced, num_accepted

@@ -20,9 +20,9 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from hotloop.border.keys import AccessDenied, ApiKeys
-from hotloop.border.page import PAGE_PATH, OwnNames
 from hotloop.core.errors import HotloopError
+from hotloop.http.keys import AccessDenied, ApiKeys
+from hotloop.http.page import PAGE_PATH, TrustedHosts
 from hotloop.ui.source import RunFilter
 from hotloop.ui.store_source import StoreSource
 
@@ -61,7 +61,7 @@ def create_ui(source: StoreSource, *, keys: ApiKeys | None = None, names: Sequen
         Route(f"{_API}/runs/{{id}}/lint", api.lint),
     ]
     keys = keys or ApiKeys()
-    own = [] if keys.current else [Middleware(OwnNames, names=names)]
+    own = [] if keys.current else [Middleware(TrustedHosts, names=names)]
     guarded = Mount("", routes=routes, middleware=[Middleware(_Guard, keys=keys), *own])
     return Starlette(routes=[guarded], exception_handlers={HTTPException: _refuse, HotloopError: _refuse})
 

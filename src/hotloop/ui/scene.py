@@ -3,7 +3,7 @@
     turn 3   chat    queue│ recomputed │ new │ decode .....
              tool                                  └ search ────────
              tool                                      └ search ──────
-             foreseen                         lookup ──  (nobody asked)
+             speculative                         lookup ──  (nobody asked)
 
 Pure: spans in, JSON out. What adds up to what is the ledger's; here is only where things stand.
 """
@@ -23,7 +23,7 @@ from hotloop.ui.source import Json
 
 MAX_TEXT = 4000
 """Characters of a recorded text that are sent; the store has all of them."""
-_PARTS = frozenset({names.CHAT, names.TOOL, names.FORESEEN})
+_PARTS = frozenset({names.CHAT, names.TOOL, names.SPECULATIVE})
 
 
 def draw_run(spans: Sequence[Span], prices: PriceTable | None = None) -> Json:
@@ -90,8 +90,8 @@ class _Scene:
         for tool in turn.tools:
             yield self._draw_tool(tool, self._nodes[tool.span_id])
         for child in node.children:  # one that was used is a tool's row already
-            if child.name == names.FORESEEN and not child.span.attributes.get(names.WAS_USED):
-                yield self._draw_foreseen(child)
+            if child.name == names.SPECULATIVE and not child.span.attributes.get(names.WAS_USED):
+                yield self._draw_speculative(child)
 
     def _draw_call(self, call: SpanNode) -> Json:
         """A question as its asker saw it: what was waited for at every moment of it."""
@@ -108,16 +108,16 @@ class _Scene:
     def _draw_tool(self, tool: ToolLedger, node: SpanNode) -> Json:
         return {
             **self._row(node, "tool", tool.name, tool.start_ns, tool.end_ns),
-            **_pick(tool, "was_foreseen", "num_tries", "is_error"),
+            **_pick(tool, "was_speculative", "num_tries", "is_error"),
             "dispatched": self._ms(tool.dispatched_ns),
             "waited_ms": tool.waited_s * 1e3,
             "arguments": _content(node, names.CONTENT_ARGUMENTS),
             "result": _content(node, names.CONTENT_RESULT),
         }
 
-    def _draw_foreseen(self, node: SpanNode) -> Json:
+    def _draw_speculative(self, node: SpanNode) -> Json:
         return {
-            **self._row(node, "foreseen", _tool_name(node), node.begin, node.end),
+            **self._row(node, "speculative", _tool_name(node), node.begin, node.end),
             "confidence": node.span.attributes.get(names.CONFIDENCE),
             "arguments": _content(node, names.CONTENT_ARGUMENTS),
         }

@@ -103,7 +103,7 @@ def test_arguments_are_copied_from_earlier_calls_and_taken_from_plain_text():
     assert ("hotel", {"id": "HTL177"}) in [(each.name, each.arguments) for each in guess(predictor, said)]
 
 
-def test_calls_of_one_turn_are_all_foreseen():
+def test_calls_of_one_turn_are_all_speculative():
     predictor = Predictor()
 
     def talk(number: int) -> list[Message]:
@@ -137,7 +137,7 @@ def test_a_failure_is_something_else_than_a_result():
 
 
 def test_a_confidence_is_what_it_says():
-    """A world of chance: of the calls foreseen with some confidence, about as many come."""
+    """A world of chance: of the calls speculative with some confidence, about as many come."""
     chance, predictor = random.Random(1), Predictor()
     promised: list[tuple[float, bool]] = []
     for number in range(400):

@@ -22,7 +22,7 @@ def predictor() -> Predictor:
 
 
 def test_what_is_read_is_what_was_written(predictor: Predictor, tmp_path: Path):
-    path = tmp_path / "new folder" / "foresight.json"
+    path = tmp_path / "new folder" / "speculation.json"
     save_predictor(predictor, path)
     loaded = load_predictor(path)
     assert msgspec.json.encode(loaded) == msgspec.json.encode(predictor)
@@ -56,9 +56,9 @@ def damages() -> dict[str, Any]:
 
 @pytest.mark.parametrize("damage", damages())
 def test_a_damaged_file_is_one_clear_line(damage: str, predictor: Predictor, tmp_path: Path):
-    path = tmp_path / "foresight.json"
+    path = tmp_path / "speculation.json"
     path.write_bytes(damages()[damage](json.loads(msgspec.json.encode(predictor))))
-    with pytest.raises(ConfigError, match=r"foresight\.json is not what a predictor has written"):
+    with pytest.raises(ConfigError, match=r"speculation\.json is not what a predictor has written"):
         load_predictor(path)
 
 
@@ -70,4 +70,4 @@ def test_a_file_that_is_not_there(tmp_path: Path):
 def test_a_place_that_cannot_be_written(predictor: Predictor, tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot write"):
-        save_predictor(predictor, tmp_path / "file" / "foresight.json")
+        save_predictor(predictor, tmp_path / "file" / "speculation.json")

@@ -14,7 +14,7 @@ from hotloop.agent.events import CallDispatched, CallFinished
 from hotloop.agent.limits import Limits
 from hotloop.agent.scripted import ScriptedCall, ScriptedModel
 from hotloop.agent.tools.dispatch import MAX_TRIES, carry_out
-from hotloop.agent.tools.tool import FunctionTool, Surroundings, ToolError, ToolExited, Traits, tool
+from hotloop.agent.tools.tool import FunctionTool, RunContext, ToolError, ToolExited, ToolOptions, tool
 from hotloop.core.message import ToolCall
 
 
@@ -37,7 +37,7 @@ class Crowd:
 )
 async def test_so_many_at_once(max_concurrency: int | None, concurrency: int, most: int) -> None:
     crowd = Crowd()
-    visit = FunctionTool(crowd.visit, traits=Traits(max_concurrency=max_concurrency))
+    visit = FunctionTool(crowd.visit, traits=ToolOptions(max_concurrency=max_concurrency))
     agent = Agent(ScriptedModel([[ScriptedCall("visit")] * 8, "ok"]), [visit], limits=Limits(concurrency=concurrency))
     events = await listen(agent)
     assert (crowd.num_most, len(of(CallFinished, events))) == (most, 8)
@@ -92,21 +92,21 @@ class Flaky:
 @pytest.mark.parametrize(
     ("traits", "error", "num_calls"),
     [
-        (Traits(), OSError("gone"), 1),
-        (Traits(idempotent=True), OSError("gone"), 2),
-        (Traits(read_only=True), TimeoutError(), 2),
-        (Traits(read_only=True), ToolError("never"), 1),
+        (ToolOptions(), OSError("gone"), 1),
+        (ToolOptions(idempotent=True), OSError("gone"), 2),
+        (ToolOptions(read_only=True), TimeoutError(), 2),
+        (ToolOptions(read_only=True), ToolError("never"), 1),
     ],
 )
-async def test_another_try_only_where_it_does_no_harm(traits: Traits, error: Exception, num_calls: int) -> None:
+async def test_another_try_only_where_it_does_no_harm(traits: ToolOptions, error: Exception, num_calls: int) -> None:
     flaky = Flaky(1, error)
-    outcome = await carry_out(FunctionTool(flaky.work, traits=traits), "{}", Surroundings())
+    outcome = await carry_out(FunctionTool(flaky.work, traits=traits), "{}", RunContext())
     assert (flaky.num_calls, outcome.num_tries, outcome.is_error) == (num_calls, num_calls, num_calls == 1)
 
 
 async def test_not_for_ever() -> None:
     flaky = Flaky(100, OSError("gone"))
-    outcome = await carry_out(FunctionTool(flaky.work, traits=Traits(read_only=True)), "{}", Surroundings())
+    outcome = await carry_out(FunctionTool(flaky.work, traits=ToolOptions(read_only=True)), "{}", RunContext())
     assert (flaky.num_calls, outcome.text) == (MAX_TRIES, "Error: OSError: gone")
 
 
@@ -126,7 +126,7 @@ async def test_not_again_once_it_is_cancelled() -> None:
         except asyncio.CancelledError:
             raise OSError("closed") from None
 
-    task = asyncio.create_task(carry_out(stubborn, "{}", Surroundings()))
+    task = asyncio.create_task(carry_out(stubborn, "{}", RunContext()))
     await has_begun.wait()
     task.cancel()
     await asyncio.wait({task})
@@ -140,7 +140,7 @@ async def test_errors_that_happened_together_are_told() -> None:
     async def leave() -> None:
         raise error
 
-    outcome = await carry_out(leave, "{}", Surroundings())
+    outcome = await carry_out(leave, "{}", RunContext())
     assert (outcome.text, outcome.is_error) == (f"Error: {type(error).__name__}: {error}", True)
 
 
@@ -151,7 +151,7 @@ def leaving(error: BaseException, *, is_async: bool) -> FunctionTool:
     def leave_in_thread() -> None:
         raise error
 
-    return FunctionTool(leave if is_async else leave_in_thread, name="leave", traits=Traits(read_only=True))
+    return FunctionTool(leave if is_async else leave_in_thread, name="leave", traits=ToolOptions(read_only=True))
 
 
 @pytest.mark.parametrize("is_async", [True, False])
@@ -196,7 +196,7 @@ async def test_a_tool_that_hangs_is_given_up() -> None:
     async def hang() -> None:
         await asyncio.Event().wait()
 
-    outcome = await carry_out(hang, "{}", Surroundings())
+    outcome = await carry_out(hang, "{}", RunContext())
     assert (outcome.text, outcome.is_error) == ("Error: hang did not answer within 0.01 s", True)
 
 
@@ -211,7 +211,7 @@ async def test_a_tool_that_will_not_be_cancelled_does_not_outlive_its_time(caplo
         return "at last"
 
     async with asyncio.timeout(20):
-        outcome = await carry_out(stubborn, "{}", Surroundings())
+        outcome = await carry_out(stubborn, "{}", RunContext())
     assert (outcome.text, outcome.is_error) == ("Error: stubborn did not answer within 0.01 s", True)
     assert "tool stubborn does not stop when it is cancelled" in caplog.text
     may_end.set()
@@ -226,7 +226,7 @@ async def test_what_a_tool_says_when_its_time_is_up_is_heard() -> None:
             return "the half of it"
         return "all"
 
-    assert (await carry_out(hasty, "{}", Surroundings())).text == "the half of it"
+    assert (await carry_out(hasty, "{}", RunContext())).text == "the half of it"
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ async def test_approval(verdict: Any, result: str) -> None:
 
 async def test_a_call_costs_what_was_tried_and_a_refused_one_nothing() -> None:
     flaky = Flaky(1, OSError("gone"))
-    work = FunctionTool(flaky.work, traits=Traits(idempotent=True, cost=0.5))
-    pay = FunctionTool(lambda: None, name="pay", traits=Traits(needs_approval=True, cost=9.0))
+    work = FunctionTool(flaky.work, traits=ToolOptions(idempotent=True, cost=0.5))
+    pay = FunctionTool(lambda: None, name="pay", traits=ToolOptions(needs_approval=True, cost=9.0))
     events = await listen(Agent(ScriptedModel([[ScriptedCall("work"), ScriptedCall("pay")], "ok"]), [work, pay]))
     assert end_of(events).spent.money == 1.0

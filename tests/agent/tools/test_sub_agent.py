@@ -16,7 +16,7 @@ from hotloop.agent.model import Ask
 from hotloop.agent.scripted import ScriptedCall, ScriptedModel
 from hotloop.agent.tools.dispatch import Caller
 from hotloop.agent.tools.sub_agent import SubAgent
-from hotloop.agent.tools.tool import Context, Surroundings, Traits, tool
+from hotloop.agent.tools.tool import Context, RunContext, ToolOptions, tool
 from hotloop.core.errors import ConfigError, RequestError
 
 
@@ -144,7 +144,7 @@ async def test_wrong_arguments(arguments: dict[str, Any]) -> None:
 
 
 async def test_an_agent_that_fails_fails_in_words() -> None:
-    inner = Agent(ScriptedModel([])).as_tool("inner", "Fails.", traits=Traits(read_only=True))
+    inner = Agent(ScriptedModel([])).as_tool("inner", "Fails.", traits=ToolOptions(read_only=True))
     events = await listen(Agent(ScriptedModel([[ScriptedCall("inner", prompt="x")], "done"]), [inner]))
     assert of(CallFinished, events)[0].result.startswith("Error: the script has 0 answers")
 
@@ -218,11 +218,11 @@ async def test_the_events_of_an_agent_in_an_agent_are_nested() -> None:
 
 async def test_a_sub_agent_that_runs_ahead_tells_nobody() -> None:
     """It may never be asked for, so that it is given nobody to tell."""
-    given: list[Surroundings] = []
+    given: list[RunContext] = []
 
-    class Foresight:
-        def open(self, _: Any, surroundings: Surroundings, __: Any) -> "Foresight":
-            given.append(surroundings)
+    class Speculation:
+        def open(self, _: Any, run_context: RunContext, __: Any) -> "Speculation":
+            given.append(run_context)
             return self
 
         def begin_turn(self, *_: Any) -> None: ...
@@ -231,9 +231,9 @@ async def test_a_sub_agent_that_runs_ahead_tells_nobody() -> None:
 
         async def close(self) -> None: ...
 
-    foresight: Any = Foresight()
-    inner = Agent(ScriptedModel(["found"]), foresight=foresight).as_tool("inner", "Finds.")
+    speculation: Any = Speculation()
+    inner = Agent(ScriptedModel(["found"]), speculation=speculation).as_tool("inner", "Finds.")
     outer = ScriptedModel([[ScriptedCall("inner", prompt="x")], "done"])
-    await listen(Agent(outer, [inner], foresight=foresight))
+    await listen(Agent(outer, [inner], speculation=speculation))
     assert len(given) == 2
-    assert not any(isinstance(thing, Caller) for surroundings in given for thing in surroundings.things)
+    assert not any(isinstance(thing, Caller) for run_context in given for thing in run_context.things)

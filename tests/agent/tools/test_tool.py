@@ -14,7 +14,7 @@ from hotloop.agent.agent import Agent
 from hotloop.agent.conversation import Conversation
 from hotloop.agent.limits import Run
 from hotloop.agent.scripted import ScriptedCall, ScriptedModel
-from hotloop.agent.tools.tool import Context, FunctionTool, Surroundings, ToolCrashed, ToolError, Traits, tool
+from hotloop.agent.tools.tool import Context, FunctionTool, RunContext, ToolCrashed, ToolError, ToolOptions, tool
 from hotloop.core.errors import ConfigError
 
 
@@ -38,7 +38,7 @@ class Database:
 
 
 async def run(subject: FunctionTool, *things: Any, **arguments: Any) -> Any:
-    return await subject.run(json.dumps(arguments), Surroundings(things))
+    return await subject.run(json.dumps(arguments), RunContext(things))
 
 
 @tool(read_only=True, timeout_s=5)
@@ -72,7 +72,7 @@ def test_the_schema_says_what_the_signature_says() -> None:
     assert (spec.parameters["required"], spec.parameters["additionalProperties"]) == (["what", "where"], False)
     assert "title" not in json.dumps(spec.parameters)
     jsonschema.Draft202012Validator.check_schema(spec.parameters)
-    assert paint.traits == Traits(read_only=True, timeout_s=5)
+    assert paint.traits == ToolOptions(read_only=True, timeout_s=5)
 
 
 async def test_arguments_arrive_as_the_types_of_the_signature() -> None:
@@ -100,7 +100,7 @@ def test_it_is_still_the_function() -> None:
 )
 async def test_wrong_arguments_are_told_in_one_line(arguments: str, words: str) -> None:
     with pytest.raises(ToolError, match="the arguments are wrong") as caught:
-        await paint.run(arguments, Surroundings())
+        await paint.run(arguments, RunContext())
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not isinstance(caught.value, ToolCrashed), "trying again would not help"
@@ -172,9 +172,9 @@ def test_what_cannot_be_a_tool() -> None:
         with pytest.raises(ConfigError):
             FunctionTool(function)
     with pytest.raises(ConfigError, match="timeout_s"):
-        Traits(timeout_s=0)
+        ToolOptions(timeout_s=0)
     with pytest.raises(ConfigError, match="max_concurrency"):
-        Traits(max_concurrency=0)
+        ToolOptions(max_concurrency=0)
 
 
 async def test_a_run_whose_context_lacks_something_does_not_begin() -> None:

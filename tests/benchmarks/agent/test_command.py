@@ -21,11 +21,11 @@ def test_what_cannot_be_measured(argv: list[str], complaint: str, capsys: pytest
     assert complaint in capsys.readouterr().err
 
 
-def test_foresight(tmp_path: object, capsys: pytest.CaptureFixture[str]) -> None:
+def test_speculation(tmp_path: object, capsys: pytest.CaptureFixture[str]) -> None:
     path = f"{tmp_path}/runs.jsonl"
     with open(path, "w", encoding="utf-8") as file:
         file.write("\n".join([json.dumps(ROW)] * 6))
-    assert run(agent, ["--pattern", "foresight", "--data", path, "--learn", "3", "--json"]) == 0
+    assert run(agent, ["--pattern", "speculation", "--data", path, "--learn", "3", "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)
-    assert 0 <= figures["foresight"]["precision"] <= 1
+    assert 0 <= figures["speculation"]["precision"] <= 1
     assert figures["fleet"] == []

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from benchmarks.agent.recorded import Latency, RecordedTool, read_agent_jobs
 
-from hotloop.agent.tools.tool import Surroundings
+from hotloop.agent.tools.tool import RunContext
 from hotloop.core.errors import ConfigError
 
 
@@ -59,8 +59,8 @@ async def test_a_tool_gives_what_it_gave_then(transcripts: Path) -> None:
     job, _ = read_agent_jobs(transcripts, max_chars=4000)
     latency = Latency(median_s=0.0)
     tools = {spec.name: RecordedTool(job, spec, latency) for spec in job.tools}
-    assert await tools["get_user"].run('{ "name":"Ann" }', Surroundings()) == "42"
-    assert await tools["get_user"].run('{"name": "Bob"}', Surroundings()) == "nothing was found"
+    assert await tools["get_user"].run('{ "name":"Ann" }', RunContext()) == "42"
+    assert await tools["get_user"].run('{"name": "Bob"}', RunContext()) == "nothing was found"
     assert (tools["get_user"].traits.read_only, tools["book"].traits.read_only) == (True, False)
 
 

@@ -18,7 +18,7 @@ def test_figures() -> None:
     assert [run["relative"] for run in figures["fleet"]] == [1, pytest.approx(1 / 6, abs=0.001)]
     assert [run["p95_s"] for run in figures["fleet"]] == [9.0, 60.0]
     assert figures["fleet"][1]["failures"] == ["job-1: gone"]
-    assert (figures["foresight"], FleetRun("nobody").p95_s) == ({"precision": 0.9}, 0.0)
+    assert (figures["speculation"], FleetRun("nobody").p95_s) == ({"precision": 0.9}, 0.0)
 
 
 def test_tables() -> None:

@@ -36,7 +36,9 @@ BEATS = (
     Beat((Heard("It was found.", is_result=True), Heard("And now?"))),
 )
 SCRIPTS = [Script(f"run-{i}", "Be kind.", TOOLS, BEATS) for i in range(2)]
-UNPROTECTED = ServerConfig(port=0, exact_turns=False, canonical_tools=False, move_nonces=False, word_late_system=False)
+UNPROTECTED = ServerConfig(
+    port=0, exact_turns=False, canonical_tools=False, move_volatile_lines=False, late_system_as_user=False
+)
 
 
 SCRIPT = ("Good day.", write_call("find", kind="loan"), "All.")

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from benchmarks.claims.published import CLAIMS, CONTINUOUS, FORESIGHT, PRIORITY, SERVING, TIERS, Need
+from benchmarks.claims.published import CLAIMS, CONTINUOUS, PRIORITY, SERVING, SPECULATION, TIERS, Need
 from benchmarks.claims.result import Figure, Result, Taken, read_results, write_results
 
 from hotloop.core.errors import ConfigError
@@ -60,11 +60,11 @@ def test_every_claim_but_the_table_says_what_it_needs():
 
 def test_results_replace_those_of_their_claim_alone(tmp_path: Path):
     path = tmp_path / "claims.json"
-    old, other = (Result(claim=name, what="old", figures=[Figure("a", "s", [1.0])]) for name in (TIERS, FORESIGHT))
+    old, other = (Result(claim=name, what="old", figures=[Figure("a", "s", [1.0])]) for name in (TIERS, SPECULATION))
     write_results(path, [old, other], TAKEN)
     write_results(path, [Result(claim=TIERS, what="new", figures=[Figure("a", "s", [2.123456789], [3.0])])], TAKEN)
-    tiers, foresight = read_results(path)
-    assert (tiers.what, tiers.figures[0].ours, foresight.what) == ("new", [2.12346], "old")
+    tiers, speculation = read_results(path)
+    assert (tiers.what, tiers.figures[0].ours, speculation.what) == ("new", [2.12346], "old")
     assert tiers.taken == TAKEN
 
 

@@ -9,10 +9,9 @@ from typing import Any
 import httpx
 import pytest
 from benchmarks.agent.fleet import FleetRun
-from benchmarks.agent.foresight import read_runs
 from benchmarks.agent.recorded import read_agent_jobs
+from benchmarks.agent.speculation import read_runs
 from benchmarks.claims.batching import WAYS, Served, Way, asker, draw_arrivals, results_of, serve_arrivals
-from benchmarks.claims.foresight import measure_speculation
 from benchmarks.claims.gathering import WAYS as GATHERING_WAYS
 from benchmarks.claims.gathering import Gathered, gather
 from benchmarks.claims.gathering import results_of as gathering_results
@@ -24,14 +23,15 @@ from benchmarks.claims.published import (
     CONTINUOUS,
     DYNAMIC,
     FLAT,
-    FORESIGHT,
     RECOMPUTED,
+    SPECULATION,
     STATIC,
     TIERS,
     TOGETHER,
     TOKENS,
 )
 from benchmarks.claims.run import FULL, QUICK, Supplies, run_claims
+from benchmarks.claims.speculation import measure_speculation
 from benchmarks.claims.tiers import result_of
 from benchmarks.claims.together import HintedModel, run_naive, run_whole
 from benchmarks.claims.together import result_of as together_result
@@ -45,7 +45,7 @@ from tests.server.serving import Serving
 
 from hotloop.agent.model import Ask
 from hotloop.agent.scripted import ScriptedCall, ScriptedModel
-from hotloop.agent.speculation import SpeculativeForesight
+from hotloop.agent.speculation import SpeculativeTools
 from hotloop.bench.client import ChatClient
 from hotloop.bench.replay import ReplayedTurn
 from hotloop.bench.workload import generate_jobs
@@ -221,7 +221,7 @@ async def test_both_ways_do_the_same_jobs(tmp_path: Path):
     with AgentsServer() as server:
         naive = await run_naive(server.url, jobs, 8)
         num_asked = len(server.bodies)
-        whole = await run_whole(server.url, jobs, 8, SpeculativeForesight())
+        whole = await run_whole(server.url, jobs, 8, SpeculativeTools())
     assert len(naive.job_times_s) == len(whole.job_times_s) == 2
     asked = [body for body in server.bodies[num_asked:] if body.get("stream")]
     assert num_asked == len(asked) == sum(job.num_turns for job in jobs)
@@ -239,7 +239,7 @@ def test_workflows_as_transcripts(tmp_path: Path):
     assert {(job.num_turns, job.num_calls, len(job.episodes)) for job in jobs} == {(5, 4, 1)}
 
 
-def test_foresight_is_measured_on_a_simulated_clock(tmp_path: Path):
+def test_speculation_is_measured_on_a_simulated_clock(tmp_path: Path):
     path = tmp_path / "workflows.jsonl"
     write_workflows(path)
     result = measure_speculation(path, "workflows", 30, 2)
@@ -250,7 +250,7 @@ def test_foresight_is_measured_on_a_simulated_clock(tmp_path: Path):
 def test_a_claim_that_fails_is_a_row_and_the_others_go_on(tmp_path: Path):
     seen: list[str] = []
     supplies = Supplies(data=tmp_path / "nothing.jsonl")
-    results = list(run_claims(QUICK, supplies, only=(FORESIGHT, TIERS), watch=seen.append))
-    assert [result.claim for result in results] == seen == [FORESIGHT, TIERS]
+    results = list(run_claims(QUICK, supplies, only=(SPECULATION, TIERS), watch=seen.append))
+    assert [result.claim for result in results] == seen == [SPECULATION, TIERS]
     assert "cannot read" in results[0].missing
     assert "--small and --large" in results[1].missing

@@ -15,8 +15,8 @@ def path(tmp_path: Path) -> Path:
     predictor = Predictor()
     for number in range(12):
         predictor.learn(clerk(number))
-    save_predictor(predictor, tmp_path / "foresight.json")
-    return tmp_path / "foresight.json"
+    save_predictor(predictor, tmp_path / "speculation.json")
+    return tmp_path / "speculation.json"
 
 
 def test_a_table(path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
@@ -49,4 +49,4 @@ def test_the_file_is_looked_for_here(
     assert run(["predict", "show"]) == 0
     path.unlink()
     assert run(["predict", "show"]) == 2
-    assert "cannot read foresight.json" in capsys.readouterr().err
+    assert "cannot read speculation.json" in capsys.readouterr().err

@@ -24,7 +24,7 @@ from hotloop.agent.events import (
     TurnFinished,
     TurnStarted,
 )
-from hotloop.agent.limits import Spent
+from hotloop.agent.limits import RunUsage
 from hotloop.cli.agent.timeline import BAR_CELLS, Timeline
 from hotloop.cli.agent.view import LiveView, render_event
 from hotloop.cli.main import run
@@ -343,7 +343,7 @@ def test_a_turn_can_be_drawn_at_any_moment_and_ends_in_a_line():
             view.push(event)  # type: ignore[arg-type]
         with view.pause():
             console.print("somebody else")
-        view.push(RunEnded("done", "x", spent=Spent(num_turns=1)))
+        view.push(RunEnded("done", "x", spent=RunUsage(num_turns=1)))
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert "\x1b[2J" not in shown, "a model must not move the cursor"
     assert "1 turn, 1 call, " in shown

@@ -7,13 +7,13 @@ import pytest
 from tests.server.serving import Serving, until
 from tests.ui.made_up import Run, fill_store
 
-from hotloop.border.keys import ApiKeys, read_keys
-from hotloop.border.page import WithPage
 from hotloop.cli.serving.pages import live_of_engine, live_of_router, opened_store, page_of
 from hotloop.core.config import RouterConfig, TraceConfig
 from hotloop.core.errors import Overloaded
+from hotloop.http.keys import ApiKeys, read_keys
+from hotloop.http.page import WithPage
 from hotloop.router.app import RouterApp
-from hotloop.router.config import FleetConfig, ReplicaConfig
+from hotloop.router.config import ReplicaConfig, RoutingConfig
 from hotloop.trace.store import StoreTracer
 
 
@@ -43,7 +43,7 @@ async def test_an_engine_that_does_not_come_to_the_end_of_its_step_is_said_so() 
 
 async def test_what_goes_on_in_a_fleet() -> None:
     replica = ReplicaConfig(url="http://127.0.0.1:9", name="a", kind="vllm")
-    live = await live_of_router(RouterApp(FleetConfig(router=RouterConfig(), replicas=(replica,))))
+    live = await live_of_router(RouterApp(RoutingConfig(router=RouterConfig(), replicas=(replica,))))
     assert live.num_running == 0
     assert live.replicas == ()  # nobody was started
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from hotloop.border.keys import read_keys
 from hotloop.cli.serving.reload import Reload, Settings
 from hotloop.core.config import RELOADABLE, EngineConfig, RouterConfig, ServerConfig, TraceConfig
 from hotloop.core.errors import ConfigError
+from hotloop.http.keys import read_keys
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ import pytest
 from benchmarks.chaos import write_model
 from benchmarks.route.stub import Manner, Stub
 
-from hotloop.border.listen import bind
+from hotloop.http.listen import bind
 
 CHAT = "/v1/chat/completions"
 BODY = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 40, "ignore_eos": True}

@@ -60,7 +60,7 @@ class Trace:
 
 
 def clerk(trace_id: str = OLD, *, is_warm: bool = True, start_ns: int = START_NS) -> list[Span]:
-    """Turn 1 calls two tools, one of which was foreseen; turn 2 answers. Not warm, it has to read turn 2 again."""
+    """Turn 1 calls two tools, one of which was speculative; turn 2 answers. Not warm, it has to read turn 2 again."""
     trace = Trace(trace_id, start_ns)
     late = 0 if is_warm else 200
     run = trace.add(
@@ -76,12 +76,20 @@ def clerk(trace_id: str = OLD, *, is_warm: bool = True, start_ns: int = START_NS
     written = {"num_output": 20, "num_sampled": 15, "num_forced": 5, "num_drafted": 8, "num_accepted": 6}
     trace.served(attempt, "server:tiny@1", (20, 40, 120, 300), **tokens, **written)
     trace.add(
-        names.TOOL, "agent", 160, 560, turn, tool="search", call_id="1", dispatched_ns=trace.at(200), was_foreseen=True
+        names.TOOL,
+        "agent",
+        160,
+        560,
+        turn,
+        tool="search",
+        call_id="1",
+        dispatched_ns=trace.at(200),
+        was_speculative=True,
     )
     trace.add(
         names.TOOL, "agent", 250, 350, turn, tool="weather", call_id="2", dispatched_ns=trace.at(250), is_error=True
     )
-    trace.add(names.FORESEEN, "agent", 150, 180, turn, tool="news", was_used=False, confidence=0.4)
+    trace.add(names.SPECULATIVE, "agent", 150, 180, turn, tool="news", was_used=False, confidence=0.4)
     turn = trace.add(names.TURN, "agent", 600, 1000 + late, run, turn=2)
     chat = trace.add(names.CHAT, "agent", 600, 1000 + late, turn, num_prompt=180, num_output=30)
     written = {"num_output": 30, "num_sampled": 30, "num_forced": 0}

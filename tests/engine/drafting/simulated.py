@@ -10,9 +10,9 @@ from tests.engine.tiny import greedy, make_request
 
 from hotloop.core.request import FinishReason, Request
 from hotloop.engine.decode import TokenDecoder
-from hotloop.engine.drafting.drafter import Guess, Want
+from hotloop.engine.drafting.drafter import DraftRequest, Proposal
 from hotloop.engine.drafting.speculation import Speculator
-from hotloop.engine.scheduler import Scheduler
+from hotloop.engine.scheduler.scheduler import Scheduler
 from hotloop.engine.step import Slice, Step
 
 MAX_LENGTH = 8
@@ -70,8 +70,8 @@ class Simulation:
     def read_s(self, request: Request) -> float:
         return self._reading_s(request) if self._is_known else 0.0
 
-    def propose(self, wants: Sequence[Want]) -> list[Guess]:
-        return [self._guess(want) if want.max_steps else Guess() for want in wants]
+    def propose(self, wants: Sequence[DraftRequest]) -> list[Proposal]:
+        return [self._guess(want) if want.max_steps else Proposal() for want in wants]
 
     def learn(self, request: Request) -> None: ...
 
@@ -118,7 +118,7 @@ class Simulation:
         num_new = max(0, request.num_tokens - self._num_known.get(request.id, 0) - MAX_LENGTH)
         return self.pair.read_s * num_new
 
-    def _guess(self, want: Want) -> Guess:
+    def _guess(self, want: DraftRequest) -> Proposal:
         self.now += self._reading_s(want.request)
         self.num_read += len(want.token_ids) - self._num_known.get(want.request.id, 0)
         self._num_known[want.request.id] = len(want.token_ids)
@@ -132,12 +132,12 @@ class Simulation:
                 break
             is_right = self._rng.random() < self.pair.chance
             token_ids.append(_token(len(want.token_ids) + len(token_ids)) + (not is_right))
-        return Guess(token_ids.tolist())
+        return Proposal(token_ids.tolist())
 
 
 class _Extending:
-    def extend(self, part: Slice, draft_ids: Sequence[int], kinds: Any) -> None:
-        part.draft_ids, part.kinds = draft_ids, kinds
+    def extend(self, part: Slice, draft_ids: Sequence[int], match_lengths: Any) -> None:
+        part.draft_ids, part.match_lengths = draft_ids, match_lengths
 
 
 def _token(position: int) -> int:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.engine.tiny import TOKENIZER, VOCAB_SIZE, make_request
 
-from hotloop.engine.drafting.drafter import Guess, Want
+from hotloop.engine.drafting.drafter import DraftRequest, Proposal
 from hotloop.engine.drafting.history import MAX_MATCH, PastDrafter, SuffixHistory
 
 
@@ -19,15 +19,15 @@ def learn(history: SuffixHistory | PastDrafter, token_ids: list[int], num_cached
     history.learn(request)
 
 
-def guess(history: SuffixHistory, token_ids: list[int], max_tokens: int = 4, *owner: str) -> Guess:
+def guess(history: SuffixHistory, token_ids: list[int], max_tokens: int = 4, *owner: str) -> Proposal:
     return history.guess(array("i", token_ids), max_tokens, *owner)
 
 
 def test_a_request_goes_on_as_an_earlier_one_did() -> None:
     history = SuffixHistory(100)
     learn(history, [1, 2, 3, 4, 5, 6, 7, 8])
-    assert guess(history, [9, 2, 3]) == Guess([4, 5, 6, 7], 2)
-    assert guess(history, [1, 2, 3, 4, 5], 2) == Guess([6, 7], 5)
+    assert guess(history, [9, 2, 3]) == Proposal([4, 5, 6, 7], 2)
+    assert guess(history, [1, 2, 3, 4, 5], 2) == Proposal([6, 7], 5)
 
 
 @pytest.mark.parametrize("token_ids", [[3], [3, 2], [9, 9, 9, 9, 9, 9, 9, 9], [7, 8]])
@@ -42,25 +42,25 @@ def test_the_longest_run_wins_then_the_latest() -> None:
     learn(history, [1, 2, 3, 4, 10])
     learn(history, [3, 4, 11])
     learn(history, [3, 4, 12])
-    assert guess(history, [1, 2, 3, 4], 1) == Guess([10], 4)
-    assert guess(history, [0, 3, 4], 1) == Guess([12], 2)
+    assert guess(history, [1, 2, 3, 4], 1) == Proposal([10], 4)
+    assert guess(history, [0, 3, 4], 1) == Proposal([12], 2)
 
 
 def test_a_session_is_asked_first() -> None:
     history = SuffixHistory(100)
     learn(history, [3, 4, 11], session_id="mine")
     learn(history, [3, 4, 12], session_id="yours")
-    assert guess(history, [3, 4], 1, "mine") == Guess([11], 2)
-    assert guess(history, [3, 4], 1) == guess(history, [3, 4], 1, "new") == Guess([12], 2)
+    assert guess(history, [3, 4], 1, "mine") == Proposal([11], 2)
+    assert guess(history, [3, 4], 1) == guess(history, [3, 4], 1, "new") == Proposal([12], 2)
 
 
 def test_nothing_is_guessed_from_the_past_of_another_salt() -> None:
     history = SuffixHistory(100)
     learn(history, [3, 4, 11], session_id="mine", salt="a")
     for session_id in ("mine", "", "a"):
-        assert guess(history, [3, 4], 1, session_id) == Guess()
-        assert guess(history, [3, 4], 1, session_id, "b") == Guess()
-        assert guess(history, [3, 4], 1, session_id, "a") == Guess([11], 2)
+        assert guess(history, [3, 4], 1, session_id) == Proposal()
+        assert guess(history, [3, 4], 1, session_id, "b") == Proposal()
+        assert guess(history, [3, 4], 1, session_id, "a") == Proposal([11], 2)
 
 
 def test_not_even_where_two_salts_share_a_place() -> None:
@@ -83,14 +83,14 @@ def test_what_was_cached_is_remembered_once_but_for_a_bridge() -> None:
     shared = list(range(100, 200))
     learn(history, [*shared, 1], num_cached=100)
     assert guess(history, shared[:50]).token_ids == []
-    assert guess(history, shared) == Guess([1], MAX_MATCH)
+    assert guess(history, shared) == Proposal([1], MAX_MATCH)
 
 
 def test_a_guess_ends_with_its_request() -> None:
     history = SuffixHistory(100)
     learn(history, [1, 2, 3])
     learn(history, [4, 5, 6])
-    assert guess(history, [1, 2]) == Guess([3], 2)
+    assert guess(history, [1, 2]) == Proposal([3], 2)
 
 
 def test_the_oldest_is_forgotten_first_and_memory_stays() -> None:
@@ -98,22 +98,22 @@ def test_the_oldest_is_forgotten_first_and_memory_stays() -> None:
     size = len(history._ring), len(history._places)
     for first in range(0, 1000, 10):
         learn(history, list(range(first, first + 10)))
-    assert guess(history, [990, 991], 2) == Guess([992, 993], 2)
-    assert guess(history, [0, 1]) == Guess([], 0)
+    assert guess(history, [990, 991], 2) == Proposal([992, 993], 2)
+    assert guess(history, [0, 1]) == Proposal([], 0)
     assert (len(history._ring), len(history._places)) == size
 
 
 def test_of_a_request_larger_than_the_store_the_end_is_remembered() -> None:
     history = SuffixHistory(20)
     learn(history, list(range(100)))
-    assert guess(history, [97, 98]) == Guess([99], 2)
-    assert guess(history, [10, 11]) == Guess([], 0)
+    assert guess(history, [97, 98]) == Proposal([99], 2)
+    assert guess(history, [10, 11]) == Proposal([], 0)
 
 
 def test_a_store_of_nothing_remembers_nothing() -> None:
     history = SuffixHistory(0)
     learn(history, [1, 2, 3, 4])
-    assert guess(history, [1, 2]) == Guess([], 0)
+    assert guess(history, [1, 2]) == Proposal([], 0)
 
 
 @given(st.integers(0, 10_000), st.sampled_from([1, 7, 40, 300]))
@@ -135,7 +135,7 @@ def _contains(piece: list[int], run: list[int]) -> bool:
 
 
 def propose(drafter: PastDrafter, token_ids: list[int], max_tokens: int = 8) -> list[int]:
-    [guess] = drafter.propose([Want(make_request(token_ids), array("i", token_ids), max_tokens)])
+    [guess] = drafter.propose([DraftRequest(make_request(token_ids), array("i", token_ids), max_tokens)])
     return guess.token_ids
 
 
@@ -160,6 +160,6 @@ def test_a_match_can_be_too_short_to_count() -> None:
 
 def test_each_want_has_its_guess() -> None:
     drafter = PastDrafter(TOKENIZER, VOCAB_SIZE, 1000)
-    wants = [Want(make_request([1]), array("i", token_ids), 4) for token_ids in ([1], [2, 3, 2])]
-    assert drafter.propose(wants) == [Guess(), Guess([3, 2], 1)]
+    wants = [DraftRequest(make_request([1]), array("i", token_ids), 4) for token_ids in ([1], [2, 3, 2])]
+    assert drafter.propose(wants) == [Proposal(), Proposal([3, 2], 1)]
     drafter.close()

@@ -13,7 +13,7 @@ from tests.engine.tiny import BLOCK_SIZE, EOS_ID, TOKENIZER, VOCAB_SIZE, byte_to
 from hotloop.backends.backend import Batch
 from hotloop.core.errors import BackendError, ModelError
 from hotloop.core.request import Request
-from hotloop.engine.drafting.drafter import Drafter, EitherDrafter, Want
+from hotloop.engine.drafting.drafter import Drafter, DraftRequest, EitherDrafter
 from hotloop.engine.drafting.history import PastDrafter
 from hotloop.engine.drafting.model import MAX_TAIL, ModelDrafter, check_same_vocabulary
 from hotloop.models.tokenizer import Tokenizer
@@ -40,12 +40,12 @@ def continuation(token_ids: Iterable[int], count: int) -> list[int]:
     return tokens[begin:]
 
 
-def propose(drafter: Drafter, wants: Sequence[Want]) -> list[list[int]]:
+def propose(drafter: Drafter, wants: Sequence[DraftRequest]) -> list[list[int]]:
     return [guess.token_ids for guess in drafter.propose(wants)]
 
 
-def want(request: Request, max_tokens: int = 4, drafted: Iterable[int] = ()) -> Want:
-    return Want(request, request.token_ids + array("i", drafted), max_tokens, max_tokens)
+def want(request: Request, max_tokens: int = 4, drafted: Iterable[int] = ()) -> DraftRequest:
+    return DraftRequest(request, request.token_ids + array("i", drafted), max_tokens, max_tokens)
 
 
 def test_it_guesses_what_its_model_would_say() -> None:
@@ -57,10 +57,10 @@ def test_it_guesses_what_its_model_would_say() -> None:
 def test_it_takes_no_more_steps_than_are_worth_their_time() -> None:
     drafter, batches = make_drafter()
     request = make_request(PROMPT)
-    assert propose(drafter, [Want(request, request.token_ids, 4, 0)]) == [[]]
+    assert propose(drafter, [DraftRequest(request, request.token_ids, 4, 0)]) == [[]]
     assert not batches
     drafter.check()
-    assert propose(drafter, [Want(request, request.token_ids, 4, 2)]) == [continuation(PROMPT, 2)]
+    assert propose(drafter, [DraftRequest(request, request.token_ids, 4, 2)]) == [continuation(PROMPT, 2)]
     assert [len(batch.token_ids) for batch in batches] == [len(PROMPT), 1]
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.engine.drafting.simulated import MAX_LENGTH, Pair, Simulation
 
-from hotloop.engine.drafting.payoff import Average, Guessing, StepCost, best_length
+from hotloop.engine.drafting.payoff import Average, DraftScenario, StepCost, best_length
 
 PAIRS = st.builds(
     Pair,
@@ -58,7 +58,7 @@ def test_a_step_that_was_disturbed_counts_for_little_and_a_quick_one_for_much() 
 @pytest.mark.parametrize("duration_s", [0.0, -1.0])
 def test_a_clock_that_stands_still_or_goes_back_makes_no_step_free(duration_s: float) -> None:
     cost = measured((1, duration_s), (9, duration_s))
-    assert 0 < cost.hoped_seconds(1) <= cost.seconds(9) < 1e-5
+    assert 0 < cost.optimistic_s(1) <= cost.seconds(9) < 1e-5
 
 
 def test_hope_has_an_end() -> None:
@@ -66,7 +66,7 @@ def test_hope_has_an_end() -> None:
     cost = measured((1, 1.0), (9, 8.0))
     for _ in range(100_000):
         cost.observe(1, 1.0)
-    assert cost.hoped_seconds(9) == pytest.approx(0.1 * cost.seconds(9))
+    assert cost.optimistic_s(9) == pytest.approx(0.1 * cost.seconds(9))
 
 
 def test_sizes_are_told_apart_where_they_are_small() -> None:
@@ -80,7 +80,7 @@ def test_what_seemed_dear_is_hoped_to_be_less_so_and_ever_more_slowly() -> None:
     tries = []
     cost = measured((9, 6.0), (1, 1.0))
     for step in range(1000):
-        if cost.hoped_seconds(9) < 5:
+        if cost.optimistic_s(9) < 5:
             tries.append(step)
             cost.observe(9, 6.0)
         cost.observe(1, 1.0)
@@ -94,7 +94,7 @@ def test_what_seemed_dear_is_hoped_to_be_less_so_and_ever_more_slowly() -> None:
 def test_the_best_length_is_the_best_of_all(pair: Pair) -> None:
     """Where one request runs, its maker's guesses are always as long as asked for, and all is known."""
     pair = Pair(pair.chance, pair.step_s, 1.0, pair.jump_s, pair.row_s)
-    length, saved_s = best_length(pair.seconds, 1, 1, Guessing(1, pair.chance, step_s=pair.step_s), MAX_LENGTH)
+    length, saved_s = best_length(pair.seconds, 1, 1, DraftScenario(1, pair.chance, step_s=pair.step_s), MAX_LENGTH)
     assert pair.token_s(length) == pytest.approx(pair.best_token_s)
     assert saved_s == pytest.approx(1 - pair.best_token_s)
 
@@ -103,15 +103,15 @@ def test_a_long_guess_may_pay_where_a_short_one_does_not() -> None:
     def seconds(num_tokens: float) -> float:
         return 1.0 if num_tokens <= 1 else 2.5 + 0.1 * num_tokens
 
-    assert best_length(seconds, 1, 1, Guessing(1, 0.95), 1) == (0, 0.0)
-    assert best_length(seconds, 1, 1, Guessing(1, 0.95), MAX_LENGTH)[0] == MAX_LENGTH
+    assert best_length(seconds, 1, 1, DraftScenario(1, 0.95), 1) == (0, 0.0)
+    assert best_length(seconds, 1, 1, DraftScenario(1, 0.95), MAX_LENGTH)[0] == MAX_LENGTH
 
 
 def test_where_many_run_a_guess_has_to_bring_more() -> None:
     """Another token costs each of them time, and brings one of them one."""
-    assert best_length(lambda n: 1 + n / 10, 1, 1, Guessing(1, 0.7), MAX_LENGTH)[0] > 2
-    assert best_length(lambda n: 1 + n / 10, 16, 16, Guessing(16, 0.3), MAX_LENGTH)[0] == 0
-    assert best_length(lambda n: 1 + n / 1000, 16, 16, Guessing(16, 0.3, step_s=0.1), MAX_LENGTH)[0] == 1
+    assert best_length(lambda n: 1 + n / 10, 1, 1, DraftScenario(1, 0.7), MAX_LENGTH)[0] > 2
+    assert best_length(lambda n: 1 + n / 10, 16, 16, DraftScenario(16, 0.3), MAX_LENGTH)[0] == 0
+    assert best_length(lambda n: 1 + n / 1000, 16, 16, DraftScenario(16, 0.3, step_s=0.1), MAX_LENGTH)[0] == 1
 
 
 @settings(max_examples=25)

@@ -25,7 +25,7 @@ from hotloop.core.config import EngineConfig
 from hotloop.core.request import Request, SamplingParams, TokenEvent
 from hotloop.engine.core import EngineCore
 from hotloop.engine.decode import TokenDecoder
-from hotloop.engine.drafting.drafter import Drafter, Guess, Want
+from hotloop.engine.drafting.drafter import Drafter, DraftRequest, Proposal
 from hotloop.engine.drafting.speculation import Draft, Speculator
 from hotloop.engine.engine import Engine
 from hotloop.engine.step import Slice
@@ -49,8 +49,8 @@ class Oracle:
         self._rng = random.Random(seed)
         self.num_learned = 0
 
-    def propose(self, wants: Sequence[Want]) -> list[Guess]:
-        return [Guess([*self._guess(want)]) for want in wants]
+    def propose(self, wants: Sequence[DraftRequest]) -> list[Proposal]:
+        return [Proposal([*self._guess(want)]) for want in wants]
 
     def learn(self, request: Request) -> None:
         self.num_learned += 1
@@ -58,7 +58,7 @@ class Oracle:
     def close(self) -> None:
         self._answers = {}
 
-    def _guess(self, want: Want) -> Iterator[int]:
+    def _guess(self, want: DraftRequest) -> Iterator[int]:
         begin = len(want.token_ids) - want.request.num_prompt
         for token_id in self._answers.get(tuple(want.request.prompt_ids), ())[begin : begin + want.max_tokens]:
             is_wrong = self._rng.random() < self._error_rate
@@ -182,7 +182,7 @@ def test_sampling_with_drafts_follows_the_distribution() -> None:
 
 def draft_of(*kinds: int | None) -> Draft:
     part = Slice(make_request([1], "r"), 0, 1, wants_token=True)
-    return Draft(part, None, len(kinds), len(kinds), token_ids=[7] * len(kinds), kinds=[*kinds])
+    return Draft(part, None, len(kinds), len(kinds), token_ids=[7] * len(kinds), match_lengths=[*kinds])
 
 
 def test_what_follows_a_guess_is_as_likely_as_the_guess() -> None:

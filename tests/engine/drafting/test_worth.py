@@ -10,11 +10,11 @@ from tests.engine.tiny import greedy, make_request
 from hotloop.core.config import MAX_DRAFTED_FORCED
 from hotloop.core.request import Request
 from hotloop.engine.decode import TokenDecoder
-from hotloop.engine.drafting.drafter import Guess, Want
+from hotloop.engine.drafting.drafter import DraftRequest, Proposal
 from hotloop.engine.drafting.history import MAX_MATCH
 from hotloop.engine.drafting.payoff import StepCost
-from hotloop.engine.drafting.speculation import Draft, Odds, Speculator
-from hotloop.engine.scheduler import Scheduler
+from hotloop.engine.drafting.speculation import AcceptanceRates, Draft, Speculator
+from hotloop.engine.scheduler.scheduler import Scheduler
 from hotloop.engine.step import Slice, Step
 
 
@@ -48,11 +48,11 @@ class Rules:
 class Repeating:
     """Guesses the same for everybody."""
 
-    guess: Guess
-    wants: list[Want] = field(default_factory=list)
+    guess: Proposal
+    wants: list[DraftRequest] = field(default_factory=list)
     model = None
 
-    def propose(self, wants: Sequence[Want]) -> list[Guess]:
+    def propose(self, wants: Sequence[DraftRequest]) -> list[Proposal]:
         self.wants += wants
         return [self.guess for _ in wants]
 
@@ -71,8 +71,8 @@ def make_draft(rules: Rules | None = None, max_guesses: int = 4) -> Draft:
     return Draft(make_slice(), rules, max_guesses, 39)
 
 
-def make_speculator(guess: Guess | None = None) -> Speculator:
-    return Speculator(Repeating(guess or Guess([])), TokenDecoder([], can_force=True), max_draft_tokens=8)
+def make_speculator(guess: Proposal | None = None) -> Speculator:
+    return Speculator(Repeating(guess or Proposal([])), TokenDecoder([], can_force=True), max_draft_tokens=8)
 
 
 def cost_of(*steps: tuple[int, float]) -> StepCost:
@@ -83,7 +83,7 @@ def cost_of(*steps: tuple[int, float]) -> StepCost:
 
 
 def test_odds_follow_what_was_right_and_go_back_to_hope() -> None:
-    odds = Odds()
+    odds = AcceptanceRates()
     assert (odds[3], odds[14], odds.best) == (hope(3), hope(14), hope(MAX_MATCH)), "longer matches are better"
     odds.observe(3, is_right=False)
     assert odds[3] == pytest.approx(hope(3) - hope(3) / 30)
@@ -98,7 +98,7 @@ def test_odds_follow_what_was_right_and_go_back_to_hope() -> None:
 
 
 def test_a_draft_model_is_soon_found_out_and_nobody_forgets_it() -> None:
-    odds = Odds()
+    odds = AcceptanceRates()
     assert odds[0] == 0.7
     for _ in range(10):
         odds.observe(0, is_right=False)
@@ -110,13 +110,13 @@ def test_a_draft_model_is_soon_found_out_and_nobody_forgets_it() -> None:
 
 def test_a_guess_is_taken_as_far_as_there_is_room() -> None:
     draft = make_draft(max_guesses=2)
-    draft.follow(Guess([5, 6, 7], 3))
-    assert (draft.token_ids, draft.kinds, draft.num_guesses, draft.is_open) == ([5, 6], [3, 3], 2, False)
+    draft.follow(Proposal([5, 6, 7], 3))
+    assert (draft.token_ids, draft.match_lengths, draft.num_guesses, draft.is_open) == ([5, 6], [3, 3], 2, False)
 
 
 def test_without_a_grammar_there_is_one_round() -> None:
     draft = make_draft()
-    draft.follow(Guess([5, 6], 3))
+    draft.follow(Proposal([5, 6], 3))
     assert (draft.token_ids, draft.num_guesses, draft.is_open) == ([5, 6], 2, False)
     want = draft.want()
     assert (list(want.token_ids), want.max_tokens) == ([1, 2, 3, 5, 6], 2)
@@ -125,32 +125,32 @@ def test_without_a_grammar_there_is_one_round() -> None:
 def test_a_guess_ends_where_the_grammar_forbids_it() -> None:
     rules = Rules(forbids=(6,))
     draft = make_draft(rules)
-    draft.follow(Guess([5, 6, 7], 3))
-    assert (draft.token_ids, draft.kinds, draft.is_open) == ([5], [3], False)
+    draft.follow(Proposal([5, 6, 7], 3))
+    assert (draft.token_ids, draft.match_lengths, draft.is_open) == ([5], [3], False)
     draft.undo()
     assert rules.taken == []
 
 
 def test_what_the_grammar_forces_is_no_guess() -> None:
     draft = make_draft(Rules({5: [6, 7]}))
-    draft.follow(Guess([5, 6, 7, 8], 3))
-    assert (draft.token_ids, draft.kinds) == ([5, 6, 7, 8], [3, None, None, 3])
+    draft.follow(Proposal([5, 6, 7, 8], 3))
+    assert (draft.token_ids, draft.match_lengths) == ([5, 6, 7, 8], [3, None, None, 3])
     assert (draft.num_guesses, draft.is_open) == (2, False)
 
 
 @pytest.mark.parametrize(("max_guesses", "is_open"), [(4, True), (1, False)])
 def test_where_the_grammar_leads_elsewhere_another_guess_is_asked_for(max_guesses: int, *, is_open: bool) -> None:
     draft = make_draft(Rules({5: [6, 9]}), max_guesses)
-    draft.follow(Guess([5, 6, 7, 8], 3))
-    assert (draft.token_ids, draft.kinds) == ([5, 6, 9], [3, None, None])
+    draft.follow(Proposal([5, 6, 7, 8], 3))
+    assert (draft.token_ids, draft.match_lengths) == ([5, 6, 9], [3, None, None])
     assert (draft.num_guesses, draft.is_open) == (1, is_open)
 
 
 def test_what_is_forced_is_bounded_over_all_rounds() -> None:
     draft = make_draft(Rules({5: [6] * (MAX_DRAFTED_FORCED - 1), 7: [8, 8, 8]}))
-    draft.follow(Guess([5], 3))
-    draft.follow(Guess([7], 3))
-    assert draft.kinds.count(None) == MAX_DRAFTED_FORCED
+    draft.follow(Proposal([5], 3))
+    draft.follow(Proposal([7], 3))
+    assert draft.match_lengths.count(None) == MAX_DRAFTED_FORCED
     assert draft.token_ids[-2:] == [7, 8]
 
 
@@ -161,24 +161,24 @@ def test_nothing_is_taken_back_where_nothing_was_taken() -> None:
 
 def test_odds_are_learnt_from_guesses_up_to_the_first_wrong_one() -> None:
     speculator = make_speculator()
-    part = make_slice(draft_ids=[5, 6, 7, 8], kinds=[3, None, 4, 5], num_accepted=2)
+    part = make_slice(draft_ids=[5, 6, 7, 8], match_lengths=[3, None, 4, 5], num_accepted=2)
     speculator.learn(Step([part]), 0.01)
-    assert speculator._odds[3] == pytest.approx(hope(3) + (1 - hope(3)) / 30)
-    assert speculator._odds[4] == pytest.approx(hope(4) - hope(4) / 30)
-    assert speculator._odds._odds.keys() == {3, 4}
+    assert speculator._acceptance[3] == pytest.approx(hope(3) + (1 - hope(3)) / 30)
+    assert speculator._acceptance[4] == pytest.approx(hope(4) - hope(4) / 30)
+    assert speculator._acceptance._acceptance.keys() == {3, 4}
 
 
 @pytest.mark.parametrize(("token_id", "is_right"), [(5, True), (6, False)])
 def test_a_guess_that_did_not_pay_is_learnt_from_as_well(token_id: int, *, is_right: bool) -> None:
     """It is compared with the token that was written where it would have been."""
-    speculator, part = make_speculator(Guess([5], 3)), make_slice()
+    speculator, part = make_speculator(Proposal([5], 3)), make_slice()
     part.begin, part.end = 2, 3
     speculator._cost = cost_of((1, 1.0), (2, 4.0))
-    speculator._odds._odds[3] = before = 0.5
+    speculator._acceptance._acceptance[3] = before = 0.5
     speculator.draft(Step([part]), cast(Scheduler, None))
     part.request.token_ids.append(token_id)
     speculator.learn(Step([part]), 1.0)
-    assert (speculator._odds[3] > before) == is_right
+    assert (speculator._acceptance[3] > before) == is_right
 
 
 def test_nobody_is_guessed_for_where_the_best_guess_would_not_pay() -> None:
@@ -235,41 +235,41 @@ def test_a_draft_leaves_room_for_the_token_after_it() -> None:
     assert speculator._open(part) is None
 
 
-@pytest.mark.parametrize(("num_others", "has_guess"), [(0, True), (7, True), (8, False)])
-def test_one_who_runs_ahead_is_looked_after_where_few_run(num_others: int, *, has_guess: bool) -> None:
-    speculator = make_speculator(Guess([5], 3))
+@pytest.mark.parametrize(("num_others", "has_draft"), [(0, True), (7, True), (8, False)])
+def test_one_who_runs_ahead_is_looked_after_where_few_run(num_others: int, *, has_draft: bool) -> None:
+    speculator = make_speculator(Proposal([5], 3))
     ahead, *others = [make_slice(f"r{i}") for i in range(num_others + 1)]
     ahead.request.num_pending = 1
     speculator.learn(Step([ahead, *others]), 0.01)
-    assert ahead.request.has_guess is has_guess
-    assert not any(other.request.has_guess for other in others)
+    assert ahead.request.has_draft is has_draft
+    assert not any(other.request.has_draft for other in others)
 
 
 def test_who_runs_ahead_waits_only_for_good_guesses() -> None:
-    speculator, part = make_speculator(Guess([5], 3)), make_slice()
+    speculator, part = make_speculator(Proposal([5], 3)), make_slice()
     part.request.num_pending = 1
     for _ in range(30):
-        speculator._odds.observe(3, is_right=False)
+        speculator._acceptance.observe(3, is_right=False)
     speculator.learn(Step([part]), 0.01)
-    assert part.request.has_guess is False
+    assert part.request.has_draft is False
 
 
 def test_a_guess_that_is_right_every_other_time_is_not_waited_for() -> None:
-    speculator, part = make_speculator(Guess([5], 3)), make_slice()
+    speculator, part = make_speculator(Proposal([5], 3)), make_slice()
     part.request.num_pending = 1
-    speculator._odds._odds[3] = 0.5
+    speculator._acceptance._acceptance[3] = 0.5
     speculator._look_ahead([part])
-    assert part.request.has_guess is False
+    assert part.request.has_draft is False
 
 
 def test_the_likeliest_guesses_of_all_come_first_while_they_pay() -> None:
     speculator = make_speculator()
     likely, unlikely = make_draft(), make_draft()
-    likely.follow(Guess([5, 6, 7, 8], 3))
-    unlikely.follow(Guess([5, 6, 7, 8], 4))
+    likely.follow(Proposal([5, 6, 7, 8], 3))
+    unlikely.follow(Proposal([5, 6, 7, 8], 4))
     for _ in range(200):
-        speculator._odds.observe(3, is_right=True)
-        speculator._odds.observe(4, is_right=False)
+        speculator._acceptance.observe(3, is_right=True)
+        speculator._acceptance.observe(4, is_right=False)
     assert speculator._worth([unlikely, likely, make_draft()], 3, 3) == [0, 4, 0]
     speculator._cost = cost_of((1, 1.0), (9, 10.0))
     assert speculator._worth([likely], 3, 3) == [0]
@@ -279,8 +279,8 @@ def test_the_likeliest_guesses_of_all_come_first_while_they_pay() -> None:
 def test_a_guess_that_brings_no_more_than_it_costs_is_not_made() -> None:
     """One of 16 has half a token to gain; another token costs a step of two the 32nd part of its time."""
     speculator, draft = make_speculator(), make_draft()
-    speculator._odds._odds |= {3: 0.5, MAX_MATCH: 0.5}
-    draft.follow(Guess([5], 3))
+    speculator._acceptance._acceptance |= {3: 0.5, MAX_MATCH: 0.5}
+    draft.follow(Proposal([5], 3))
     for num_running, num_made in ((16, 0), (15, 1)):
         assert len(speculator._promising([make_slice()], num_running, 2)) == num_made
         assert speculator._worth([draft], 2, num_running) == [num_made]
@@ -289,14 +289,14 @@ def test_a_guess_that_brings_no_more_than_it_costs_is_not_made() -> None:
 @pytest.mark.parametrize(("num_running", "host_s", "worth"), [(64, 0.0, 1), (64, 0.004, 0), (1, 0.004, 1)])
 def test_a_guess_for_one_does_not_let_many_wait_for_the_host(num_running: int, host_s: float, worth: int) -> None:
     speculator, draft = make_speculator(), make_draft()
-    draft.follow(Guess([5], 3))
+    draft.follow(Proposal([5], 3))
     speculator.learn(Step([make_slice(f"r{i}") for i in range(num_running)]), 0.008, host_s)
     assert speculator._worth([draft], num_running, num_running) == [worth]
 
 
 def test_steps_with_guesses_are_measured_without_the_host() -> None:
     speculator = make_speculator()
-    speculator.learn(Step([make_slice(draft_ids=[5], kinds=[3])]), 0.008, 0.003)
+    speculator.learn(Step([make_slice(draft_ids=[5], match_lengths=[3])]), 0.008, 0.003)
     assert speculator._cost.seconds(2) == pytest.approx(0.005)
     assert speculator._cost.stall_s == pytest.approx(0.003)
 

@@ -155,7 +155,7 @@ def test_questions_and_rollbacks_change_nothing(
 
 
 @pytest.mark.parametrize(
-    ("text", "is_open", "num_thought"),
+    ("text", "is_open", "num_reasoning"),
     [
         ("<think>ab</think>cd", False, 1 + 2 + 8),
         ("ab</think>cd", True, 2 + 8),
@@ -164,9 +164,9 @@ def test_questions_and_rollbacks_change_nothing(
         ("ab", True, 2),
     ],
 )
-def test_tokens_of_thoughts_are_counted(text: str, is_open: bool, num_thought: int) -> None:
+def test_tokens_of_thoughts_are_counted(text: str, is_open: bool, num_reasoning: int) -> None:
     counter = ThoughtCounter(limits(PLAIN, is_open=is_open), PLAIN)
-    assert sum(counter.push(token_id) for token_id in PLAIN.encode(text)) == num_thought
+    assert sum(counter.push(token_id) for token_id in PLAIN.encode(text)) == num_reasoning
 
 
 def test_special_marks_are_counted_everywhere_and_never_spelt() -> None:

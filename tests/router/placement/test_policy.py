@@ -13,7 +13,7 @@ from hotloop.router.placement.placement import LATELY, OUTPUT_COST, TOOL_GAP_S, 
 from hotloop.router.placement.policy import (
     NUM_DELAYED,
     POLICIES,
-    Placing,
+    PlacementRequest,
     ReplicaChoice,
     ReplicaView,
     least_load,
@@ -49,14 +49,16 @@ def test_somebody_is_always_chosen_from_those_there_are(
     seen: list[ReplicaView], name: str, tokens: int, turn: int
 ) -> None:
     before = [repr(view) for view in seen]
-    choice = SIMULATED[name](seen, Placing(tokens, "s" * (turn % 2), turn, random.Random(turn), past_tokens=9.0 * turn))
+    choice = SIMULATED[name](
+        seen, PlacementRequest(tokens, "s" * (turn % 2), turn, random.Random(turn), past_tokens=9.0 * turn)
+    )
     assert choice.name in {view.name for view in seen}
     assert choice.reason
     assert [repr(view) for view in seen] == before, "a policy only looks"
 
 
-def placing(num_tokens: int = 1000) -> Placing:
-    return Placing(num_tokens, "s", dice=random.Random(0))
+def placing(num_tokens: int = 1000) -> PlacementRequest:
+    return PlacementRequest(num_tokens, "s", rng=random.Random(0))
 
 
 def test_prefix_stays_where_it_is_warm_unless_waiting_there_costs_more_than_reading_all_again() -> None:
@@ -89,9 +91,11 @@ def test_reading_costs_more_where_other_prompts_have_to_go_for_it() -> None:
 
 def test_a_long_session_leaves_a_replica_that_others_keep_busier_than_the_mean() -> None:
     busy, idle = ReplicaView("busy", matched_tokens=900, recent_tokens=100_000, is_home=True), ReplicaView("idle")
-    assert prefix([idle, busy], Placing(1000, "s", past_tokens=1_000)).name == "busy"
-    assert prefix([idle, busy], Placing(1000, "s", past_tokens=20_000)).name == "idle"
-    assert prefix([idle, busy], Placing(1000, "s", past_tokens=80_000)).name == "busy", "it would take its load along"
+    assert prefix([idle, busy], PlacementRequest(1000, "s", past_tokens=1_000)).name == "busy"
+    assert prefix([idle, busy], PlacementRequest(1000, "s", past_tokens=20_000)).name == "idle"
+    assert prefix([idle, busy], PlacementRequest(1000, "s", past_tokens=80_000)).name == "busy", (
+        "it would take its load along"
+    )
 
 
 def test_a_fast_replica_may_have_more_to_do() -> None:
@@ -107,7 +111,7 @@ def test_a_match_of_a_few_words_is_no_affinity() -> None:
         ReplicaView("c", recent_tokens=9e9),
     ]
     assert prefix(seen, placing()) == ReplicaChoice("b", "cold")
-    lone = {prefix(seen, Placing(1000, "", dice=random.Random(seed))).name for seed in range(20)}
+    lone = {prefix(seen, PlacementRequest(1000, "", rng=random.Random(seed))).name for seed in range(20)}
     assert "b" in lone
 
 
@@ -115,7 +119,7 @@ def test_a_session_goes_home() -> None:
     seen = [ReplicaView("a"), ReplicaView("b", is_home=True)]
     assert session(seen, placing()).name == "b"
     assert least_load([ReplicaView("a", work_tokens=5), ReplicaView("b")], placing()).name == "b"
-    assert [round_robin(seen, Placing(1, turn=turn)).name for turn in range(3)] == ["a", "b", "a"]
+    assert [round_robin(seen, PlacementRequest(1, turn=turn)).name for turn in range(3)] == ["a", "b", "a"]
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))

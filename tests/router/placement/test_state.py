@@ -15,7 +15,7 @@ from tests.server.serving import HELLO, MODEL, Serving
 from hotloop.core.config import EngineConfig
 from hotloop.core.errors import RemoteError
 from hotloop.engine.engine import Engine
-from hotloop.engine.kv_events import EventEncoder
+from hotloop.engine.kvcache.kv_events import EventEncoder
 from hotloop.router.placement.exact import MIN_RUN_TOKENS
 from hotloop.router.placement.state import ExactState, ask_tokens
 
@@ -45,7 +45,7 @@ async def settle(engine: Engine, state: ExactState, name: str) -> None:
 
 
 @asynccontextmanager
-async def fleet(*names: str, num_blocks: int = 64) -> AsyncIterator[tuple[ExactState, dict[str, Engine]]]:
+async def replica_set(*names: str, num_blocks: int = 64) -> AsyncIterator[tuple[ExactState, dict[str, Engine]]]:
     state = ExactState(no_tokens)
     engines = {name: make_engine(num_blocks, kv_events=ANYWHERE).start() for name in names}
     try:
@@ -67,7 +67,7 @@ async def ask(engine: Engine, prompt: Sequence[int]) -> int:
 
 async def test_what_is_known_is_what_an_engine_finds() -> None:
     rng = random.Random(0)
-    async with fleet("a", "b", num_blocks=40) as (state, engines):
+    async with replica_set("a", "b", num_blocks=40) as (state, engines):
         for _ in range(40):
             name = rng.choice("ab")
             prompt = TRUNK[: rng.randrange(61)] + [rng.randrange(250) for _ in range(rng.randrange(1, 40))]
@@ -82,7 +82,7 @@ async def test_what_is_known_is_what_an_engine_finds() -> None:
 
 
 async def test_another_can_take_the_name_of_a_replica_at_once() -> None:
-    async with fleet("a") as (state, _):
+    async with replica_set("a") as (state, _):
         before, removing = state.held["a"], state.remove_replica("a")
         state.add_replica("a", "tcp://127.0.0.1:9")
         await removing
@@ -91,7 +91,7 @@ async def test_another_can_take_the_name_of_a_replica_at_once() -> None:
 
 
 async def test_a_replica_that_is_removed_is_forgotten() -> None:
-    async with fleet("a", "b") as (state, engines):
+    async with replica_set("a", "b") as (state, engines):
         for name, engine in engines.items():
             await ask(engine, TRUNK)
             await settle(engine, state, name)
@@ -103,7 +103,7 @@ async def test_a_replica_that_is_removed_is_forgotten() -> None:
 
 
 async def test_one_who_follows_late_knows_everything() -> None:
-    async with fleet("a") as (state, engines):
+    async with replica_set("a") as (state, engines):
         for i in range(5):
             await ask(engines["a"], [*TRUNK, i])
         await settle(engines["a"], state, "a")
@@ -119,7 +119,7 @@ async def test_one_who_follows_late_knows_everything() -> None:
 
 
 async def test_an_engine_that_is_started_anew_at_the_same_address() -> None:
-    async with fleet("a") as (state, engines):
+    async with replica_set("a") as (state, engines):
         for i in range(2):
             await ask(engines["a"], [*TRUNK, i])
         await settle(engines["a"], state, "a")
@@ -134,7 +134,7 @@ async def test_an_engine_that_is_started_anew_at_the_same_address() -> None:
 
 
 async def test_prompts_that_share_with_nobody() -> None:
-    async with fleet("a") as (state, _):
+    async with replica_set("a") as (state, _):
         assert await matched(state, {"prompt": TRUNK, "cache_salt": "mine"}) == {}
 
 

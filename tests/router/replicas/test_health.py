@@ -4,7 +4,7 @@ import pytest
 from tests.router.conftest import Page, running
 
 from hotloop.core.config import RouterConfig
-from hotloop.router.config import FleetConfig, ReplicaConfig
+from hotloop.router.config import ReplicaConfig, RoutingConfig
 
 DEEP = b"[" * 100_000 + b"]" * 100_000
 
@@ -31,24 +31,26 @@ async def test_the_watch_survives_any_page(scripted, route, path, body):
     router = await route((config_of(scripted),))
     good = scripted.pages[path]
     scripted.pages["/health"] = Page(b"{}", 503)
-    await router.until(lambda: router.fleet.replicas["r"].state == "down")
+    await router.until(lambda: router.replica_set.replicas["r"].state == "down")
     scripted.pages[path] = Page(body)
     scripted.pages["/health"] = Page(b"{}")
-    await router.until(lambda: router.fleet.replicas["r"].state == "up")
+    await router.until(lambda: router.replica_set.replicas["r"].state == "up")
     assert (await router.client.get("/v1/models")).json()["data"][0]["id"] == "m"
-    assert set(router.fleet.replicas["r"].models) == {"m"}  # without a list it would be given requests for any model
+    assert set(router.replica_set.replicas["r"].models) == {
+        "m"
+    }  # without a list it would be given requests for any model
     scripted.pages["/health"] = Page(b"{}", 503)
-    await router.until(lambda: router.fleet.replicas["r"].state == "down")
+    await router.until(lambda: router.replica_set.replicas["r"].state == "down")
     scripted.pages |= {path: good, "/health": Page(b"{}")}
-    await router.until(lambda: router.fleet.replicas["r"].state == "up")
+    await router.until(lambda: router.replica_set.replicas["r"].state == "up")
     assert (await router.client.get("/metrics")).status_code == 200
 
 
 async def test_an_error_of_the_probe_itself_takes_the_replica_out_with_the_reason(scripted):
     """As a request that cannot be sent: it is neither answered nor does it fail."""
     broken = config_of(scripted, api_key="a\nb")
-    async with running(FleetConfig(router=RouterConfig(health_interval_s=0.05), replicas=(broken,))) as router:
-        replica = router.fleet.replicas["r"]
+    async with running(RoutingConfig(router=RouterConfig(health_interval_s=0.05), replicas=(broken,))) as router:
+        replica = router.replica_set.replicas["r"]
         await router.until(lambda: replica.state == "down")
         assert "line break" in replica.why
         replica.state = "new"
@@ -59,7 +61,7 @@ async def test_a_long_list_of_models_is_cut(scripted, route):
     cards = b",".join(b'{"id":"model-%d"}' % i for i in range(50_000))
     scripted.pages["/v1/models"] = Page(b'{"data":[' + cards + b"]}")
     router = await route((config_of(scripted),))
-    assert len(router.fleet.replicas["r"].models) <= 10_000
+    assert len(router.replica_set.replicas["r"].models) <= 10_000
     answer = await router.client.post("/v1/chat/completions", json={"model": "nobody", "messages": []})
     assert answer.status_code == 404
     assert len(answer.content) < 10_000

@@ -8,14 +8,14 @@ import pytest
 
 from hotloop.core.errors import Overloaded
 from hotloop.core.request import Priority
-from hotloop.router.replicas.queue import WaitingRoom
+from hotloop.router.replicas.queue import RequestQueue
 
 
 class Places:
     """So many places, and who has one."""
 
     def __init__(self, num_free: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
-        self.room: WaitingRoom[str] = WaitingRoom(3, clock)
+        self.room: RequestQueue[str] = RequestQueue(3, clock)
         self.num_free = num_free
         self.gone: list[str] = []
 

@@ -10,7 +10,7 @@ from typing import Self
 
 import pytest
 
-from hotloop.border.url import split_url
+from hotloop.http.url import split_url
 from hotloop.router.upstream.http1 import Http1Upstream
 from hotloop.router.upstream.wire import Timeouts, Upstream, UpstreamFailed, UpstreamRequest, UpstreamResponse
 

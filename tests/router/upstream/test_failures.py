@@ -9,7 +9,7 @@ import pytest
 from tests.router.upstream import replicas
 from tests.router.upstream.replicas import CHUNKED, HALF, OK, POST, Replica, Visit, body_of, full_queue, saying, silent
 
-from hotloop.border.url import split_url
+from hotloop.http.url import split_url
 from hotloop.router.upstream.connection import MAX_HEAD_BYTES, MAX_HEADERS, Http1Response
 from hotloop.router.upstream.http1 import Http1Upstream
 from hotloop.router.upstream.wire import Timeouts, UpstreamFailed, UpstreamRequest

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.router.upstream.replicas import CHUNKED, OK, POST, Replica, Visit, body_of, saying
 from tests.router.upstream.serving import Uvicorn
 
-from hotloop.border.url import split_url
 from hotloop.core.errors import RequestError
+from hotloop.http.url import split_url
 from hotloop.router.upstream.connection import MAX_BUFFERED_BYTES
 from hotloop.router.upstream.http1 import Http1Upstream
 from hotloop.router.upstream.wire import Timeouts, UpstreamRequest

@@ -19,7 +19,7 @@ from tests.router.upstream.replicas import (
     silent,
 )
 
-from hotloop.border.url import split_url
+from hotloop.http.url import split_url
 from hotloop.router.upstream.http2 import HttpxUpstream
 from hotloop.router.upstream.wire import Timeouts, UpstreamFailed, UpstreamRequest
 

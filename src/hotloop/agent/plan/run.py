@@ -1,4 +1,4 @@
-"""A run that begins with a plan: the model writes all calls it can foresee, and answers once they are done.
+"""A run that begins with a plan: the model writes all calls it can predict, and answers once they are done.
 
     model   ──[a]──[b]──[c: a]──[d: b, c]──┐      one answer, bound to the plan's schema
     a           └──────────┐               │

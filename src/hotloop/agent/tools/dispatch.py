@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from hotloop.agent.conversation import estimate_tokens
 from hotloop.agent.events import CallDispatched, CallFinished, Event, SubAgentEvent
 from hotloop.agent.tools.result import cut, cut_to_tokens, render_cut, render_result
-from hotloop.agent.tools.tool import AgentTool, Surroundings, ToolCrashed, ToolError, ToolExited, call_function
+from hotloop.agent.tools.tool import AgentTool, RunContext, ToolCrashed, ToolError, ToolExited, call_function
 from hotloop.core.errors import HotloopError
 from hotloop.core.message import Message, ToolCall
 
@@ -69,7 +69,7 @@ class EarlyCall:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The call that a sub-agent runs in, handed to it in its surroundings: where its events go, and who approves."""
+    """The call that a sub-agent runs in, handed to it in its run_context: where its events go, and who approves."""
 
     call: ToolCall
     turn: int
@@ -106,7 +106,7 @@ class Dispatcher:
     """Starts calls, and waits for them. `claim` gives the call that runs already, if one does."""
 
     tools: Mapping[str, AgentTool]
-    surroundings: Surroundings
+    run_context: RunContext
     emit: Callable[[Event], None]
     claim: Callable[[ToolCall], EarlyCall | None]
     count: Callable[[], None]
@@ -152,14 +152,14 @@ class Dispatcher:
             outcome = Outcome(render_result(f"Error: {refusal}"), is_error=True, num_tries=0)
         elif early := self.claim(call):  # what runs already needs no room
             began_at = early.began_at
-            self.emit(CallDispatched(turn, call.id, call.name, call.arguments, was_foreseen=True))
+            self.emit(CallDispatched(turn, call.id, call.name, call.arguments, was_speculative=True))
             outcome = await early.task
         else:
             async with self._rooms.get(call.name, nullcontext()), self._room:
                 began_at = time.monotonic()
                 self.emit(CallDispatched(turn, call.id, call.name, call.arguments))
                 caller = Caller(call, turn, self.emit, self.approve)
-                outcome = await carry_out(tool, call.arguments, Surroundings((caller, *self.surroundings.things)))
+                outcome = await carry_out(tool, call.arguments, RunContext((caller, *self.run_context.things)))
         duration_s = time.monotonic() - began_at
         outcome = await self._fit(outcome)
         finished = CallFinished(turn, call.id, call.name, outcome.text, outcome.is_error, duration_s, outcome.num_tries)
@@ -197,12 +197,12 @@ class Dispatcher:
         return f"the call was not approved{': ' + verdict if isinstance(verdict, str) and verdict else ''}"
 
 
-async def carry_out(tool: AgentTool, arguments: str, surroundings: Surroundings) -> Outcome:
+async def carry_out(tool: AgentTool, arguments: str, run_context: RunContext) -> Outcome:
     """Run a tool. A tool that crashed or ran late is tried again if that does no harm; what it refused is not."""
     pause_s = _FIRST_PAUSE_S
     max_tries = MAX_TRIES if tool.traits.idempotent or tool.traits.read_only else 1
     for num_tries in range(1, max_tries + 1):
-        outcome, can_retry = await _try(tool, arguments, surroundings, num_tries)
+        outcome, can_retry = await _try(tool, arguments, run_context, num_tries)
         if not can_retry or num_tries == max_tries or _is_cancelled():
             break
         await asyncio.sleep(pause_s)
@@ -210,10 +210,10 @@ async def carry_out(tool: AgentTool, arguments: str, surroundings: Surroundings)
     return outcome
 
 
-async def _try(tool: AgentTool, arguments: str, surroundings: Surroundings, num_tries: int) -> tuple[Outcome, bool]:
+async def _try(tool: AgentTool, arguments: str, run_context: RunContext, num_tries: int) -> tuple[Outcome, bool]:
     """The outcome, and whether another try might go better."""
     try:
-        text, num_chars_cut = render_cut(await _run_in_time(tool, arguments, surroundings))
+        text, num_chars_cut = render_cut(await _run_in_time(tool, arguments, run_context))
         return Outcome(text, num_tries=num_tries, num_chars_cut=num_chars_cut), False
     except asyncio.CancelledError:
         if _is_cancelled():
@@ -229,9 +229,9 @@ async def _try(tool: AgentTool, arguments: str, surroundings: Surroundings, num_
     return outcome, can_retry
 
 
-async def _run_in_time(tool: AgentTool, arguments: str, surroundings: Surroundings) -> Any:
+async def _run_in_time(tool: AgentTool, arguments: str, run_context: RunContext) -> Any:
     """In a task of its own: a tool may swallow its cancellation, and is then left behind."""
-    running = asyncio.create_task(run_tool(tool, arguments, surroundings), name=f"tool {tool.spec.name}")
+    running = asyncio.create_task(run_tool(tool, arguments, run_context), name=f"tool {tool.spec.name}")
     try:
         done, _ = await asyncio.wait([running], timeout=tool.traits.timeout_s)
     except asyncio.CancelledError:
@@ -244,10 +244,10 @@ async def _run_in_time(tool: AgentTool, arguments: str, surroundings: Surroundin
     raise ToolCrashed(describe_timeout(tool))
 
 
-async def run_tool(tool: AgentTool, arguments: str, surroundings: Surroundings) -> Any:
+async def run_tool(tool: AgentTool, arguments: str, run_context: RunContext) -> Any:
     """What the tool returns. Raises what it raises, but ToolExited for what would end the program out of any task."""
     try:
-        return await tool.run(arguments, surroundings)
+        return await tool.run(arguments, run_context)
     except (KeyboardInterrupt, SystemExit) as error:
         raise ToolExited(f"the tool {tool.spec.name} raised {error!r}, which ends the run") from error
 

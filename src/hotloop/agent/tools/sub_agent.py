@@ -6,7 +6,7 @@ from typing import Any
 import pydantic
 
 from hotloop.agent.conversation import Conversation
-from hotloop.agent.tools.tool import Surroundings, Traits, plain_schema, validate
+from hotloop.agent.tools.tool import RunContext, ToolOptions, plain_schema, validate
 from hotloop.core.message import Tool
 
 
@@ -25,7 +25,7 @@ class SubAgent:
         run: Callable[..., Awaitable[Any]],
         name: str,
         description: str,
-        traits: Traits,
+        traits: ToolOptions,
         wants: Sequence[type] = (),
     ) -> None:
         """`run` is the agent's, and `wants` what its tools want."""
@@ -38,8 +38,8 @@ class SubAgent:
     def check(self, arguments: str) -> None:
         validate(_Task.model_validate_json, "arguments are", arguments)
 
-    async def run(self, arguments: str, surroundings: Surroundings) -> Any:
+    async def run(self, arguments: str, run_context: RunContext) -> Any:
         task = validate(_Task.model_validate_json, "arguments are", arguments)
         # The caller's things are at hand for the tools of this run, too; its Run among them makes it the caller.
-        result = await self._run(task.prompt, conversation=self._root.fork(), context=surroundings.things)
+        result = await self._run(task.prompt, conversation=self._root.fork(), context=run_context.things)
         return result.output

@@ -42,7 +42,7 @@ class FromContext:
 Context = Annotated[T, FromContext()]
 
 
-class Surroundings:
+class RunContext:
     """The things of a run, by type. The first of a type, or of a type derived from it, is taken."""
 
     def __init__(self, things: Iterable[Any] = ()) -> None:
@@ -76,7 +76,7 @@ class ToolExited(HotloopError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Traits:
+class ToolOptions:
     read_only: bool = False
     """Calling it changes nothing, so that it may run before the model has asked for it."""
     open_world: bool = False
@@ -104,7 +104,7 @@ class AgentTool(Protocol):
         ...
 
     @property
-    def traits(self) -> Traits: ...
+    def traits(self) -> ToolOptions: ...
 
     @property
     def wants(self) -> Sequence[type]:
@@ -115,7 +115,7 @@ class AgentTool(Protocol):
         """Raise ToolError if a call's arguments are wrong, without running it."""
         ...
 
-    async def run(self, arguments: str, surroundings: Surroundings) -> Any:
+    async def run(self, arguments: str, run_context: RunContext) -> Any:
         """The result, whatever it is. `arguments` is JSON as the model wrote it. Raises ToolError."""
         ...
 
@@ -123,9 +123,11 @@ class AgentTool(Protocol):
 class FunctionTool:
     """A function as a tool; still callable as the function it is."""
 
-    def __init__(self, function: Callable[..., Any], *, name: str | None = None, traits: Traits | None = None) -> None:
+    def __init__(
+        self, function: Callable[..., Any], *, name: str | None = None, traits: ToolOptions | None = None
+    ) -> None:
         self.function = function
-        self.traits = traits or Traits()
+        self.traits = traits or ToolOptions()
         self._arguments, self._wanted = _read_signature(function)
         self.wants = tuple(self._wanted.values())
         described = docstring_parser.parse(inspect.getdoc(function) or "")
@@ -139,8 +141,8 @@ class FunctionTool:
     def check(self, arguments: str) -> None:
         self._parse(arguments)
 
-    async def run(self, arguments: str, surroundings: Surroundings) -> Any:
-        values = self._parse(arguments) | {name: surroundings.find(kind) for name, kind in self._wanted.items()}
+    async def run(self, arguments: str, run_context: RunContext) -> Any:
+        values = self._parse(arguments) | {name: run_context.find(kind) for name, kind in self._wanted.items()}
         try:
             return await call_function(self.function, **values)
         except ToolError:
@@ -175,16 +177,16 @@ def tool(
 def tool(
     function: Callable[..., Any] | None = None, /, *, name: str | None = None, **traits: Any
 ) -> FunctionTool | Callable[[Callable[..., Any]], FunctionTool]:
-    """Make a function a tool: `@tool`, or `@tool(read_only=True)`; see `Traits` for what can be said about it."""
+    """Make a function a tool: `@tool`, or `@tool(read_only=True)`; see `ToolOptions` for what can be said about it."""
     if function is not None:
         return FunctionTool(function)
-    return lambda function: FunctionTool(function, name=name, traits=Traits(**traits))
+    return lambda function: FunctionTool(function, name=name, traits=ToolOptions(**traits))
 
 
 class FinalAnswer:
     """The model calls it when it is done: its arguments are the answer. This works wherever tools do."""
 
-    traits = Traits()
+    traits = ToolOptions()
     wants = ()
 
     def __init__(self, output: Any) -> None:
@@ -200,7 +202,7 @@ class FinalAnswer:
     def check(self, arguments: str) -> None:
         validate(self._type.validate_json, "answer is", arguments)
 
-    async def run(self, arguments: str, surroundings: Surroundings) -> str:
+    async def run(self, arguments: str, run_context: RunContext) -> str:
         answer = validate(self._type.validate_json, "answer is", arguments)
         self.value, self.is_given = answer.value if self._is_wrapped else answer, True
         return "accepted"

@@ -18,9 +18,9 @@ from typing import Any
 import httpx
 import msgspec
 
-from hotloop.border.client import open_client
-from hotloop.border.url import check_url
 from hotloop.core.errors import ConfigError, RemoteError
+from hotloop.http.client import open_client
+from hotloop.http.url import check_url
 from hotloop.wire.errors import read_failure
 from hotloop.wire.field import Json
 from hotloop.wire.sse import EventReader, ServerEvent

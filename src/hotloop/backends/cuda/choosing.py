@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from hotloop.backends.backend import SampleRow, Sampling
+from hotloop.backends.cuda.memory.staging import to_host
 from hotloop.backends.cuda.sampling import adjust, apply_masks, choose
-from hotloop.backends.cuda.staging import to_host
 from hotloop.backends.sampler import address
 from hotloop.core.request import TokenLogprob
 

@@ -8,22 +8,22 @@ graph.
 import numpy as np
 import torch
 
-from hotloop.backends.cuda.attention import Workspace, programs_to_fill
-from hotloop.backends.cuda.experts import mix
-from hotloop.backends.cuda.flash import Flash
-from hotloop.backends.cuda.groups import Sharing
-from hotloop.backends.cuda.kernels import add_norm, embed
-from hotloop.backends.cuda.layer_weights import DeviceWeights, LayerWeights
-from hotloop.backends.cuda.linear import gated, linear, logits
-from hotloop.backends.cuda.mixing.attention import Attention
-from hotloop.backends.cuda.mixing.deltas import DeltaNet
-from hotloop.backends.cuda.mixing.latents import LatentAttention
-from hotloop.backends.cuda.mixing.mixing import Mixing
-from hotloop.backends.cuda.paged import PagedAttention
-from hotloop.backends.cuda.parallel import Group
-from hotloop.backends.cuda.shared import tile_rows_for
-from hotloop.backends.cuda.splits import Splitting
-from hotloop.backends.cuda.step import Shape, Views
+from hotloop.backends.cuda.attention.decode import Workspace, programs_to_fill
+from hotloop.backends.cuda.attention.flash import Flash
+from hotloop.backends.cuda.attention.paged import PagedAttention
+from hotloop.backends.cuda.attention.shared import tile_rows_for
+from hotloop.backends.cuda.layers.experts import mix
+from hotloop.backends.cuda.layers.kernels import add_norm, embed
+from hotloop.backends.cuda.layers.layer_weights import DeviceWeights, LayerWeights
+from hotloop.backends.cuda.layers.linear import gated, linear, logits
+from hotloop.backends.cuda.layers.mixing.attention import Attention
+from hotloop.backends.cuda.layers.mixing.deltas import DeltaNet
+from hotloop.backends.cuda.layers.mixing.latents import LatentAttention
+from hotloop.backends.cuda.layers.mixing.mixing import TokenMixer
+from hotloop.backends.cuda.parallel.ranks import Group
+from hotloop.backends.cuda.steps.groups import Sharing
+from hotloop.backends.cuda.steps.splits import Splitting
+from hotloop.backends.cuda.steps.step import Shape, Views
 from hotloop.models.rope import rotary_table
 from hotloop.models.spec import ModelSpec
 
@@ -83,10 +83,12 @@ class Decoder:
         if spec.linear:
             self.deltas = DeltaNet(spec.linear, spec.rms_eps, num_states, self._dtype, self._device)
         attention = self._make_attention(window_kv)
-        kinds: list[Mixing] = [self.deltas if self.deltas and layer.linear else attention for layer in weights.layers]
+        kinds: list[TokenMixer] = [
+            self.deltas if self.deltas and layer.linear else attention for layer in weights.layers
+        ]
         self._mixings = [(kind, kinds[:i].count(kind)) for i, kind in enumerate(kinds)]  # and which of them a layer is
 
-    def _make_attention(self, window_kv: torch.Tensor | None) -> Mixing:
+    def _make_attention(self, window_kv: torch.Tensor | None) -> TokenMixer:
         spec, kv = self.spec, self.kv
         num_positions = min(spec.max_context, kv.shape[2] * kv.shape[4])
         cos_sin = torch.from_numpy(rotary_table(spec, num_positions).astype(np.float32)).to(self._device)
@@ -111,7 +113,7 @@ class Decoder:
             add_norm(mixed, residual, layer.mlp_norm, self.spec.rms_eps, normed)
             added = self._group.all_reduce(self._mlp(layer, normed, step.slots, count))
         assert added is not None
-        residual, added = (torch.index_select(each, 0, step.wanted) for each in (residual, added))
+        residual, added = (torch.index_select(each, 0, step.logit_rows) for each in (residual, added))
         return add_norm(added, residual, self._weights.final_norm, self.spec.rms_eps, torch.empty_like(residual))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

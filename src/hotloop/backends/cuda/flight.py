@@ -8,7 +8,7 @@ import torch
 from hotloop.backends.backend import Allowed, Sampling
 from hotloop.backends.cuda.choosing import Logprobs, choose_tokens
 from hotloop.backends.cuda.failure import hardware
-from hotloop.backends.cuda.staging import Event, Staging, to_host
+from hotloop.backends.cuda.memory.staging import Event, Staging, to_host
 from hotloop.backends.host import NOT_NUMBERS
 from hotloop.core.errors import BackendError
 from hotloop.core.request import TokenLogprob

@@ -12,9 +12,9 @@ from functools import partial
 import torch
 
 from hotloop.backends.cuda.decoder import Decoder
-from hotloop.backends.cuda.groups import Sharing
-from hotloop.backends.cuda.splits import Splitting
-from hotloop.backends.cuda.step import MAX_SHORT_ROWS, MIXED_SHORT_ROWS, Shape, view_parts
+from hotloop.backends.cuda.steps.groups import Sharing
+from hotloop.backends.cuda.steps.splits import Splitting
+from hotloop.backends.cuda.steps.step import MAX_SHORT_ROWS, MIXED_SHORT_ROWS, Shape, view_parts
 
 _COUNTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _RATIOS = (1, 2, 4, 8)  # rows a sequence, on average

@@ -13,11 +13,11 @@ import torch
 import transformers
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from hotloop.backends.cuda.attention.flash import Flash
+from hotloop.backends.cuda.attention.paged import PagedAttention
 from hotloop.backends.cuda.decoder import plans_for, workspace_for
-from hotloop.backends.cuda.flash import Flash
-from hotloop.backends.cuda.linear import logits
-from hotloop.backends.cuda.paged import PagedAttention
-from hotloop.backends.cuda.step import Shape, Views
+from hotloop.backends.cuda.layers.linear import logits
+from hotloop.backends.cuda.steps.step import Shape, Views
 from hotloop.models.dummy import DummyWeights
 from hotloop.models.model import Model
 from hotloop.models.modeling import read_config
@@ -55,7 +55,7 @@ class ModelingDecoder:
             input_ids=known.long()[None],
             position_ids=step.positions.long()[None],
             use_cache=False,
-            logits_to_keep=step.wanted.long(),
+            logits_to_keep=step.logit_rows.long(),
         )
         self._step = None
         found: torch.Tensor = out.logits[0].float()

@@ -20,23 +20,23 @@ import torch
 from numpy.typing import NDArray
 
 from hotloop.backends.backend import Batch, HostMemory
-from hotloop.backends.cuda.attention import MAX_WHOLE_WINDOW, is_wide
+from hotloop.backends.cuda.attention.decode import MAX_WHOLE_WINDOW, is_wide
+from hotloop.backends.cuda.attention.flash import Flash, find_flash
+from hotloop.backends.cuda.attention.latent_prefill import MAX_MADE_ITEMS
 from hotloop.backends.cuda.decoder import MIN_SAVED_BYTES, Decoder
 from hotloop.backends.cuda.failure import first_line, hardware
-from hotloop.backends.cuda.flash import Flash, find_flash
 from hotloop.backends.cuda.flight import CudaCopy, CudaFlight, Wait
-from hotloop.backends.cuda.fp8 import E4M3, FP8_CAPABILITY, check_device
 from hotloop.backends.cuda.graphs import MAX_LONG, Graphs, shapes_for
-from hotloop.backends.cuda.hostmemory import has_host_memory, open_host_memory, ring_bytes
-from hotloop.backends.cuda.kernels import copy_blocks
-from hotloop.backends.cuda.latent_prefill import MAX_MADE_ITEMS
-from hotloop.backends.cuda.mixing.deltas import scratch_width
-from hotloop.backends.cuda.parallel import ALONE, Group
-from hotloop.backends.cuda.staging import Event, Staging
-from hotloop.backends.cuda.step import MAX_SHORT_ROWS, Packed, Shape, capacity, pack, shape_of, view_parts
+from hotloop.backends.cuda.layers.kernels import copy_blocks
+from hotloop.backends.cuda.layers.mixing.deltas import scratch_width
+from hotloop.backends.cuda.memory.hostmemory import has_host_memory, open_host_memory, ring_bytes
+from hotloop.backends.cuda.memory.staging import Event, Staging
+from hotloop.backends.cuda.parallel.ranks import ALONE, Group
+from hotloop.backends.cuda.parallel.workers import Memory, Plan, Workers, memory_of
+from hotloop.backends.cuda.quant.fp8 import E4M3, FP8_CAPABILITY, check_device
+from hotloop.backends.cuda.steps.step import MAX_SHORT_ROWS, Packed, Shape, capacity, pack, shape_of, view_parts
 from hotloop.backends.cuda.warm import warm_up
 from hotloop.backends.cuda.weights import load_weights
-from hotloop.backends.cuda.workers import Memory, Plan, Workers, memory_of
 from hotloop.core.config import MAX_DRAFTED_FORCED, EngineConfig, LoadFormat, Precision, WeightFormat
 from hotloop.core.errors import BackendError, ConfigError
 from hotloop.models.dummy import DummyWeights
@@ -60,7 +60,7 @@ def open_cuda(
     *,
     weight_format: WeightFormat,
     precision: Precision,
-    companion: ModelSpec | None = None,
+    draft_spec: ModelSpec | None = None,
     kv_tokens: int | None = None,
     drops_windows: bool = False,
 ) -> "CudaBackend":
@@ -77,7 +77,7 @@ def open_cuda(
             left_bytes = kv_tokens and kv_tokens * kv_token_bytes(model.spec, plan.kv_dtype.itemsize)
             first, *others = workers.memory if workers else [memory_of("cuda")]
             fit = partial(_fit_kv, model, plan)
-            kv_bytes = left_bytes or config.gpus * min([fit(first, companion), *map(fit, others)])
+            kv_bytes = left_bytes or config.gpus * min([fit(first, draft_spec), *map(fit, others)])
             flash = None if share.latent else find_flash(share, BLOCK_SIZE, plan.kv_dtype)
             backend = (
                 open_ranks(model, kv_bytes, plan, workers, flash=flash)
@@ -117,7 +117,7 @@ def plan_for(
     return plan
 
 
-def _fit_kv(model: Model, plan: Plan, memory: Memory, companion: ModelSpec | None = None) -> int:
+def _fit_kv(model: Model, plan: Plan, memory: Memory, draft_spec: ModelSpec | None = None) -> int:
     """The bytes that one GPU, of those there are, has left for KV."""
     config, share = plan.config, share_of(model.spec, plan.config.gpus)
     return fit_kv_gpu(
@@ -126,11 +126,11 @@ def _fit_kv(model: Model, plan: Plan, memory: Memory, companion: ModelSpec | Non
         total_bytes=memory.total_bytes,
         free_bytes=memory.free_bytes,
         share=config.gpu_memory,
-        working_bytes=sum(working_bytes(spec, config, plan.dtype.itemsize) for spec in (share, companion) if spec),
+        working_bytes=sum(working_bytes(spec, config, plan.dtype.itemsize) for spec in (share, draft_spec) if spec),
         min_tokens=min(model.spec.max_context, config.max_context or 4096),
         weight_format="fp8" if plan.has_fp8_weights else _name_of(plan.dtype),
         kv_item_bytes=plan.kv_dtype.itemsize,
-        companion=companion,
+        draft_spec=draft_spec,
         num_gpus=config.gpus,
     )
 
@@ -155,7 +155,7 @@ def open_ranks(
             model,
             kv_bytes,
             plan,
-            device=workers.seat.device,
+            device=workers.rank_info.device,
             flash=flash,
             min_saved_bytes=min_saved_bytes,
             group=group,
@@ -198,7 +198,7 @@ class CudaBackend:
     """
 
     depth = 2
-    max_alone = math.inf
+    max_solo_prefill = math.inf
     block_size = BLOCK_SIZE
     num_window_blocks = window = 0
 
@@ -285,7 +285,7 @@ class CudaBackend:
 
     def launch(self, batch: Batch) -> "CudaFlight":
         with hardware():
-            flight = CudaFlight(self._chosen, self._staging, len(batch.wanted), self._wait)
+            flight = CudaFlight(self._chosen, self._staging, len(batch.logit_rows), self._wait)
             step = self._pack(batch)
             with self._using(batch.block_ids), self._mirrored("compute", step):
                 flight.logits = self.compute(step, flight.begun)
@@ -300,7 +300,7 @@ class CudaBackend:
             shape = shape_of(batch, self._splitting, has_table=True)
         ints = pack(batch, self._splitting, graph or shape, sharing=self._sharing, groups=groups)
         num_chosen = 0 if batch.sources is None or not self._workers else int(batch.sources.max()) + 1
-        return Packed(ints, graph or shape, graph is not None, len(batch.wanted), num_chosen)
+        return Packed(ints, graph or shape, graph is not None, len(batch.logit_rows), num_chosen)
 
     def compute(self, step: Packed, begun: Event | None = None) -> torch.Tensor:
         """A step of every rank. The logits are all there on rank 0."""
@@ -313,7 +313,7 @@ class CudaBackend:
             hidden = self._graphs.replay(step.shape)[: step.num_wanted]
         else:
             views = view_parts(self._indexes, step.shape)
-            views = replace(views, wanted=views.wanted[: step.num_wanted])
+            views = replace(views, logit_rows=views.logit_rows[: step.num_wanted])
             hidden = self._decoder.forward(views, self._chosen, step.shape)
         return self._decoder.logits(hidden)
 

@@ -140,12 +140,12 @@ def _settle(
     part_peak = tl.load(peaks + row * num_parts + i, mask=i < num_parts, other=float("-inf"))
     has_nan = tl.max((part_peak != part_peak).to(tl.int32), 0) > 0
     peak = tl.max(tl.where(part_peak == part_peak, part_peak, float("-inf")), 0)
-    is_sound = (peak > float("-inf")) & (peak < float("inf")) & (has_nan == 0)
+    is_valid = (peak > float("-inf")) & (peak < float("inf")) & (has_nan == 0)
     score = tl.load(scores + row * num_parts + i, mask=i < num_parts, other=float("-inf"))
     token = tl.load(tokens + row * num_parts + tl.argmax(score, 0))
     if group_peaks is not None:
         heat = tl.load(temperature + row)
-        if is_sound & (heat > 0):
+        if is_valid & (heat > 0):
             values = logits + row * vocab_size
             floor = _floor(
                 values, group_peaks + row * num_groups, tl.load(top_k + row), tl.load(min_p + row), heat, peak,
@@ -153,7 +153,7 @@ def _settle(
             )  # fmt: skip
             seed, share = tl.load(seeds + row), tl.load(top_p + row)
             token = _cut(values, token, floor, share, heat, seed, peak, vocab_size, tile)
-    tl.store(out + row, tl.where(is_sound, token, -1))
+    tl.store(out + row, tl.where(is_valid, token, -1))
 
 
 @triton.jit

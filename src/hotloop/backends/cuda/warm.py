@@ -5,7 +5,7 @@ that does not fit into the GPU's memory fails while the engine is loaded, not un
 import numpy as np
 
 from hotloop.backends.backend import Backend, Mask, SampleRow, Sampling, prompt_batch
-from hotloop.backends.cuda.fp8 import TILE_ROWS
+from hotloop.backends.cuda.quant.fp8 import TILE_ROWS
 from hotloop.core.request import Request, SamplingParams
 
 _WAYS = (

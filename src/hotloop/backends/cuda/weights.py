@@ -18,15 +18,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hotloop.backends.cuda.delta.weights import LinearWeights
-from hotloop.backends.cuda.dequantise import FLOATS, can_dequantise, dequantise
-from hotloop.backends.cuda.expert_weights import ExpertWeights
-from hotloop.backends.cuda.fp8 import ALIGNMENT, E4M3, ScaledMatrix, keep_fp8, kv_scales, quantise
-from hotloop.backends.cuda.int4 import Int4Matrix
-from hotloop.backends.cuda.layer_weights import DeviceWeights, LayerWeights
-from hotloop.backends.cuda.linear import Matrix
-from hotloop.backends.cuda.mxfp4 import GROUP, Mxfp4Matrix
-from hotloop.backends.cuda.repack import fp8_rows, repack, room_for, widen_stored
+from hotloop.backends.cuda.layers.delta.weights import LinearWeights
+from hotloop.backends.cuda.layers.expert_weights import ExpertWeights
+from hotloop.backends.cuda.layers.layer_weights import DeviceWeights, LayerWeights
+from hotloop.backends.cuda.layers.linear import Matrix
+from hotloop.backends.cuda.quant.dequantise import FLOATS, can_dequantise, dequantise
+from hotloop.backends.cuda.quant.fp8 import ALIGNMENT, E4M3, ScaledMatrix, keep_fp8, kv_scales, quantise
+from hotloop.backends.cuda.quant.int4 import Int4Matrix
+from hotloop.backends.cuda.quant.mxfp4 import GROUP, Mxfp4Matrix
+from hotloop.backends.cuda.quant.repack import fp8_rows, repack, room_for, widen_stored
 from hotloop.core.errors import ConfigError
 from hotloop.models.dummy import SEED, STD, DummyWeights, dummy_value
 from hotloop.models.gguf import widen

@@ -16,11 +16,11 @@ from multiprocessing.connection import Connection
 import torch
 import torch.distributed as dist
 
+from hotloop.backends.cuda.attention.flash import find_flash
 from hotloop.backends.cuda.failure import first_line
-from hotloop.backends.cuda.flash import find_flash
-from hotloop.backends.cuda.parallel import TIMEOUT_S
+from hotloop.backends.cuda.parallel.ranks import TIMEOUT_S
+from hotloop.backends.cuda.parallel.workers import Plan, RankInfo, memory_of
 from hotloop.backends.cuda.runner import BLOCK_SIZE, CudaBackend
-from hotloop.backends.cuda.workers import Plan, Seat, memory_of
 from hotloop.core.config import LoadFormat
 from hotloop.models.layout import share_of
 from hotloop.models.model import load_model
@@ -47,19 +47,19 @@ def _end_with(fileno: int) -> None:
 
 
 def _serve(connection: Connection) -> None:
-    seat: Seat = connection.recv()
-    if torch.device(seat.device).type == "cuda":
-        torch.cuda.set_device(seat.device)
-    connection.send(memory_of(seat.device))
+    info: RankInfo = connection.recv()
+    if torch.device(info.device).type == "cuda":
+        torch.cuda.set_device(info.device)
+    connection.send(memory_of(info.device))
     opened: tuple[str, LoadFormat, int, Plan, bool] | None = connection.recv()
     if opened is None:
         return
     path, load_format, kv_bytes, plan, has_flash = opened
-    store = dist.TCPStore("127.0.0.1", seat.port, is_master=False, timeout=timedelta(seconds=TIMEOUT_S))
-    group = seat.join(store)
+    store = dist.TCPStore("127.0.0.1", info.port, is_master=False, timeout=timedelta(seconds=TIMEOUT_S))
+    group = info.join(store)
     model = load_model(path, load_format=load_format)
-    flash = find_flash(share_of(model.spec, seat.num_ranks), BLOCK_SIZE, plan.dtype) if has_flash else None
-    backend = CudaBackend(model, kv_bytes, plan, device=seat.device, flash=flash, group=group)
+    flash = find_flash(share_of(model.spec, info.num_ranks), BLOCK_SIZE, plan.dtype) if has_flash else None
+    backend = CudaBackend(model, kv_bytes, plan, device=info.device, flash=flash, group=group)
     while message := pickle.loads(connection.recv_bytes()):
         method, arguments = message
         getattr(backend, method)(*arguments)

@@ -52,14 +52,14 @@ constexpr int ROWS = 32;          // query rows computed at once: two tiles
 constexpr int MAX_STACK = 8;      // times ROWS that go over a chunk of keys while it is in the cache
 constexpr int MAX_ROWS = MAX_STACK * ROWS;
 constexpr int CHUNK = 512;        // keys whose weights are multiplied with values at once
-constexpr int STRETCH = 64;       // keys whose scores become weights while they are in the first cache
-constexpr int WIDENED = 128;      // and those that few rows widen at once: they stay in the first cache
+constexpr int SCORE_KEYS = 64;       // keys whose scores become weights while they are in the first cache
+constexpr int DEQUANT_KEYS = 128;      // and those that few rows widen at once: they stay in the first cache
 constexpr int GRAIN = 256;        // keys of which an item of split rows covers a multiple
 constexpr int SPLIT = 1024;       // and those that an item of few such rows covers at most
 constexpr int MIN_JOBS = 8;       // pieces of a layer's work, so that no worker waits long for the last
 constexpr int TILE = TILE_BYTES / sizeof(bf16);
-constexpr float NEVER = -1e30f;   // the running maximum before any key was seen
-constexpr int SLACK = 8;          // by how many powers of two a score may exceed it before it is raised
+constexpr float NEG_INF = -1e30f;   // the running maximum before any key was seen
+constexpr int MAX_DRIFT = 8;          // by how many powers of two a score may exceed it before it is raised
 constexpr int UNIT = 128;         // by how much the bits of a bf16 grow when it doubles
 constexpr int BIAS = 127 * UNIT;  // those of 1
 
@@ -136,10 +136,10 @@ void add_split(Attention& a, const std::vector<Run>& runs, const int* table, int
     }
 }
 
-using Family = std::vector<const Sequence*>;
+using PrefixGroup = std::vector<const Sequence*>;
 
 // Blocks [begin, end), which all of a family share: as few passes as its rows allow.
-void plan_shared(Attention& a, const Family& family, int begin, int end) {
+void plan_shared(Attention& a, const PrefixGroup& family, int begin, int end) {
     std::vector<Run> runs;
     int num_rows = 0;
     for (const Sequence* s : family) {
@@ -156,7 +156,7 @@ void plan_shared(Attention& a, const Family& family, int begin, int end) {
 }
 
 // Sequences with the same blocks before `begin`: what they go on to share together, then each branch for itself.
-void plan_family(Attention& a, const Family& family, int begin) {
+void plan_family(Attention& a, const PrefixGroup& family, int begin) {
     const Sequence& first = *family[0];
     if (family.size() == 1) {
         Run run{first.first_token * a.group(), first.num_tokens * a.group()};
@@ -169,7 +169,7 @@ void plan_family(Attention& a, const Family& family, int begin) {
         end = i;
     }
     if (end > begin) plan_shared(a, family, begin, end);
-    std::unordered_map<int, Family> branches;
+    std::unordered_map<int, PrefixGroup> branches;
     for (const Sequence* s : family) {
         if (end < s->past / BLOCK) branches[s->table[end]].push_back(s);
         else plan_family(a, {s}, end);
@@ -190,7 +190,7 @@ void plan_chunk(Attention& a, const Sequence& s) {
 }
 
 // Up to ROWS queries and what they know so far; what stands in the other rows is nobody's. Scores are powers of two here:
-// `largest` is a whole number that no score has exceeded by more than SLACK. It is the item's first score, rounded up, at
+// `largest` is a whole number that no score has exceeded by more than MAX_DRIFT. It is the item's first score, rounded up, at
 // first and raised seldom, and then what was weighed by it is scaled without an error.
 template <int D>
 struct alignas(64) Queries {
@@ -205,7 +205,7 @@ struct alignas(64) Queries {
         num_rows = 0, least_seen = INT_MAX, most_seen = 0;
         memset(values, 0, sizeof(values));
         memset(totals, 0, sizeof(totals));
-        std::fill_n(largest, ROWS, NEVER);
+        std::fill_n(largest, ROWS, NEG_INF);
     }
 
     void weigh_by(int row, float score) {
@@ -221,7 +221,7 @@ struct alignas(64) Queries {
 
 // Of 32 rows: the scores of a stretch of keys, 16 at a time, and the weights of a chunk of them, a block at a time.
 struct alignas(64) Scratch {
-    float scores[STRETCH / 16][2][TILE_SUMS];   // [tile of keys][tile of 16 rows][row][column]
+    float scores[SCORE_KEYS / 16][2][TILE_SUMS];   // [tile of keys][tile of 16 rows][row][column]
     bf16 weights[CHUNK / BLOCK][2][TILE];       // [32 keys][tile of 16 rows][row][key]
 };
 
@@ -457,10 +457,10 @@ struct Scores {
 
     float largest() const {
         constexpr Integers LANE = {0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27};
-        Vector most = Vector{} + NEVER;
+        Vector most = Vector{} + NEG_INF;
         for (int key = 0; key < num_seen; key += BLOCK)
             for (int tile = 0; tile < 2; tile++)
-                most = larger(most, LANE + 4 * tile < num_seen - key ? at(key, tile) : Vector{} + NEVER);
+                most = larger(most, LANE + 4 * tile < num_seen - key ? at(key, tile) : Vector{} + NEG_INF);
         return largest_of(most);
     }
 };
@@ -491,7 +491,7 @@ inline bool weigh(const Scores& scores, float scale, float offset, bf16* weights
         bits = powers(bits);
         memcpy(weights, &bits, sizeof(bits));
     }
-    return exceeds(most, BIAS + SLACK * UNIT);
+    return exceeds(most, BIAS + MAX_DRIFT * UNIT);
 }
 
 // A stretch of a row's scores to weights, after so many of the chunk; those of keys that it does not see are zero. Inlined,
@@ -522,8 +522,8 @@ void weigh_by_first(Queries<D>& q, const Item& item, const float* key_scales, co
 // The item's keys [key, key + num_keys) for 32 rows.
 template <int D>
 void attend(Queries<D>& q, const Chunk& chunk, const Item& item, int key, int num_keys, Scratch& scratch) {
-    for (int begin = 0; begin < num_keys; begin += STRETCH) {
-        const int count = std::min(STRETCH, num_keys - begin);
+    for (int begin = 0; begin < num_keys; begin += SCORE_KEYS) {
+        const int count = std::min(SCORE_KEYS, num_keys - begin);
         const Chunk stretch = chunk.after(begin / BLOCK);
         settle_memory();
         if constexpr (D == 64)
@@ -532,8 +532,8 @@ void attend(Queries<D>& q, const Chunk& chunk, const Item& item, int key, int nu
         settle_memory();
         if (key + begin == item.begin) weigh_by_first(q, item, stretch.scales, scratch);
         auto num_seen = [&](int seen) { return std::clamp(std::min(seen, item.end) - key - begin, 0, count); };
-        if (num_seen(q.least_seen) == STRETCH)  // mostly: with numbers that the compiler knows
-            for (int row = 0; row < q.num_rows; row++) weigh_row(q, row, begin, STRETCH, STRETCH, stretch.scales, scratch);
+        if (num_seen(q.least_seen) == SCORE_KEYS)  // mostly: with numbers that the compiler knows
+            for (int row = 0; row < q.num_rows; row++) weigh_row(q, row, begin, SCORE_KEYS, SCORE_KEYS, stretch.scales, scratch);
         else
             for (int row = 0; row < q.num_rows; row++)
                 weigh_row(q, row, begin, count, num_seen(q.seen[row]), stretch.scales, scratch);
@@ -628,7 +628,7 @@ template <int D>
 void run_item(Attention& a, int layer, int head, const Item& item, float* output) {
     auto& [stack, scratch] = Room<D>::own();
     const int height = gather_rows<D>(a, head, item, stack), group = a.group();
-    const int most_keys = ARE_BYTES && height == 1 ? WIDENED : CHUNK;
+    const int most_keys = ARE_BYTES && height == 1 ? DEQUANT_KEYS : CHUNK;
     for (int key = item.begin; key < item.end; key += most_keys) {
         const int num_left = divide_up(item.end - key, BLOCK), num_keys = std::min(most_keys, num_left * BLOCK);
         Chunk chunk = chunk_at<D>(a, layer, head, item.table + key / BLOCK, num_keys / BLOCK, num_left);
@@ -659,7 +659,7 @@ template <int D>
 void merge_row(Attention& a, int head, int row, float* output) {
     const int group = a.group();
     float* to = output + ((size_t)(row / group) * a.num_heads + head * group + row % group) * D;
-    float largest = NEVER, total = 0, sum[D] = {};
+    float largest = NEG_INF, total = 0, sum[D] = {};
     for (int part : a.parts_of_row[row]) largest = std::max(largest, a.partial(head, part)[D]);
     for (int part : a.parts_of_row[row]) {
         const float* from = a.partial(head, part);
@@ -825,7 +825,7 @@ void attention_plan(Attention* a, int num_sequences, const int* begins, const in
             if (position % BLOCK == 0 && !is_filled) a->fresh.push_back(table[position / BLOCK]);
         }
     }
-    Family few;
+    PrefixGroup few;
     for (const Sequence& s : sequences) {
         if (s.num_tokens * group > MAX_ROWS) plan_chunk(*a, s);
         else few.push_back(&s);

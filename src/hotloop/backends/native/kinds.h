@@ -13,27 +13,27 @@
 
 constexpr int GROUP = 32;  // neighbours along K
 
-enum class Kind { Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q2_K = 10, Q3_K = 11, Q4_K = 12, Q5_K = 13, Q6_K = 14 };
+enum class GgmlType { Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q2_K = 10, Q3_K = 11, Q4_K = 12, Q5_K = 13, Q6_K = 14 };
 
-struct KindInfo {
+struct GgmlTypeInfo {
     int block_items, block_bytes;
     int bits;  // of a code as we store it
     int center, most;  // the code that stands for nothing but the min, and the largest one
     bool has_halves, has_mins;
 };
 
-inline KindInfo info_of(Kind kind) {
+inline GgmlTypeInfo info_of(GgmlType kind) {
     switch (kind) {
-        case Kind::Q4_0: return {32, 18, 4, 8, 15, false, false};
-        case Kind::Q4_1: return {32, 20, 4, 0, 15, false, true};
-        case Kind::Q5_0: return {32, 22, 5, 16, 31, false, false};
-        case Kind::Q5_1: return {32, 24, 5, 0, 31, false, true};
-        case Kind::Q8_0: return {32, 34, 8, 128, 255, false, false};
-        case Kind::Q2_K: return {256, 84, 4, 0, 3, true, true};
-        case Kind::Q3_K: return {256, 110, 4, 4, 7, true, false};
-        case Kind::Q4_K: return {256, 144, 4, 0, 15, false, true};
-        case Kind::Q5_K: return {256, 176, 5, 0, 31, false, true};
-        case Kind::Q6_K: return {256, 210, 6, 32, 63, true, false};
+        case GgmlType::Q4_0: return {32, 18, 4, 8, 15, false, false};
+        case GgmlType::Q4_1: return {32, 20, 4, 0, 15, false, true};
+        case GgmlType::Q5_0: return {32, 22, 5, 16, 31, false, false};
+        case GgmlType::Q5_1: return {32, 24, 5, 0, 31, false, true};
+        case GgmlType::Q8_0: return {32, 34, 8, 128, 255, false, false};
+        case GgmlType::Q2_K: return {256, 84, 4, 0, 3, true, true};
+        case GgmlType::Q3_K: return {256, 110, 4, 4, 7, true, false};
+        case GgmlType::Q4_K: return {256, 144, 4, 0, 15, false, true};
+        case GgmlType::Q5_K: return {256, 176, 5, 0, 31, false, true};
+        case GgmlType::Q6_K: return {256, 210, 6, 32, 63, true, false};
     }
     return {};
 }
@@ -113,38 +113,38 @@ inline void read_q3_k(const uint8_t* b, int i, Group& g) {
 }
 
 // Numbers [32 i, 32 i + 32) of a row.
-inline void read_group(Kind kind, const uint8_t* row, int i, Group& g) {
-    const KindInfo info = info_of(kind);
+inline void read_group(GgmlType kind, const uint8_t* row, int i, Group& g) {
+    const GgmlTypeInfo info = info_of(kind);
     const int per_block = info.block_items / GROUP, at = i % per_block;
     const uint8_t* block = row + (size_t)(i / per_block) * info.block_bytes;
     switch (kind) {
-        case Kind::Q4_0: return read_q4(block, false, g);
-        case Kind::Q4_1: return read_q4(block, true, g);
-        case Kind::Q5_0: return read_q5(block, false, g);
-        case Kind::Q5_1: return read_q5(block, true, g);
-        case Kind::Q8_0: return read_q8(block, g);
-        case Kind::Q2_K: return read_q2_k(block, at, g);
-        case Kind::Q3_K: return read_q3_k(block, at, g);
-        case Kind::Q4_K: return read_q45_k(block, at, false, g);
-        case Kind::Q5_K: return read_q45_k(block, at, true, g);
-        case Kind::Q6_K: return read_q6_k(block, at, g);
+        case GgmlType::Q4_0: return read_q4(block, false, g);
+        case GgmlType::Q4_1: return read_q4(block, true, g);
+        case GgmlType::Q5_0: return read_q5(block, false, g);
+        case GgmlType::Q5_1: return read_q5(block, true, g);
+        case GgmlType::Q8_0: return read_q8(block, g);
+        case GgmlType::Q2_K: return read_q2_k(block, at, g);
+        case GgmlType::Q3_K: return read_q3_k(block, at, g);
+        case GgmlType::Q4_K: return read_q45_k(block, at, false, g);
+        case GgmlType::Q5_K: return read_q45_k(block, at, true, g);
+        case GgmlType::Q6_K: return read_q6_k(block, at, g);
     }
 }
 
 // What no number of a group is larger than.
-inline float bound_of(const Group& g, const KindInfo& info) {
+inline float bound_of(const Group& g, const GgmlTypeInfo& info) {
     float bound = 0;
     for (int half = 0; half < 2; half++)
         for (int code : {0, info.most}) bound = std::max(bound, std::abs(g.scales[half] * (code - info.center) - g.mins[half]));
     return bound;
 }
 
-inline size_t row_bytes(Kind kind, int num_in) {
-    const KindInfo info = info_of(kind);
+inline size_t row_bytes(GgmlType kind, int num_in) {
+    const GgmlTypeInfo info = info_of(kind);
     return (size_t)num_in / info.block_items * info.block_bytes;
 }
 
-inline void read_numbers(Kind kind, const uint8_t* row, int num_in, float* to) {
+inline void read_numbers(GgmlType kind, const uint8_t* row, int num_in, float* to) {
     const int center = info_of(kind).center;
     Group g;
     for (int i = 0; i < num_in / GROUP; i++) {

@@ -59,7 +59,7 @@ class Unfinished {
                 store(to + place, first), store(to + place + TILE_SUMS, second);
             });
         }
-        const bool are_integers = FORM == RowForm::BYTES || FORM == RowForm::WORDS;
+        const bool are_integers = FORM == RowForm::BYTES || FORM == RowForm::INT16;
         const Vector one = Vector{} + 1.0f, scale[2] = {are_integers ? load(&w_.scales[column]) : one,
                                                         are_integers ? load(&w_.scales[column + TILE_COLUMNS]) : one};
         const Vector bias[2] = {load(&w_.bias[column]), load(&w_.bias[column + TILE_COLUMNS])};
@@ -99,12 +99,12 @@ class Unfinished {
         const int first = first_, low_sums = rows_.low_sums(), chunk = chunk_;
         const size_t stride = FORM == RowForm::BYTES ? rows_.chunks.count : 1;
         const float* scales = rows_.scales.data() + (FORM == RowForm::BYTES ? chunk : 0);
-        const int32_t* columns = w_.sums.data() + (FORM == RowForm::WORDS ? panel_ * PANEL_COLUMNS : 0);
+        const int32_t* columns = w_.sums.data() + (FORM == RowForm::INT16 ? panel_ * PANEL_COLUMNS : 0);
         auto sum = [=](int row, int place, int half) {
             if constexpr (FORM == RowForm::BYTES) {
                 const Vector scaled = floats(load_integers(sums + place)) * scales[row * stride];
                 return chunk ? scaled + load(partial + place) : scaled;
-            } else if constexpr (FORM == RowForm::WORDS) {
+            } else if constexpr (FORM == RowForm::INT16) {
                 const Integers high = load_integers(sums + place), low = load_integers(sums + place + low_sums);
                 const Integers added = load_integers(columns + half * TILE_COLUMNS) * (LEAST / 256);
                 return multiply_add(floats(high - added), Vector{} + 256.0f, floats(low)) * scales[row];
@@ -168,7 +168,7 @@ void multiply(const uint8_t* rows, const uint8_t* weights, int num_steps, const 
               float* sums, Meanwhile meanwhile) {
 #define DOT(sums, rows, weights) \
     if constexpr (FORM == RowForm::BYTES) tile_dot_bytes(sums, rows, weights); \
-    else if constexpr (FORM == RowForm::WORDS) tile_dot_unsigned(sums, rows, weights); \
+    else if constexpr (FORM == RowForm::INT16) tile_dot_unsigned(sums, rows, weights); \
     else tile_dot(sums, rows, weights)
     settle_memory();
     if (goes_on) {
@@ -223,7 +223,7 @@ struct Scratch {
 
 template <RowForm FORM>
 void run_job(const Rows& rows, const Weights& w, const Target& target, const Job& job, Scratch& scratch) {
-    constexpr bool are_bytes = FORM == RowForm::BYTES, are_words = FORM == RowForm::WORDS;
+    constexpr bool are_bytes = FORM == RowForm::BYTES, are_words = FORM == RowForm::INT16;
     const int num_blocks = job.block_end - job.block_begin, num_steps = w.num_steps;
     const bool is_read_once = num_blocks == 1 && !are_bytes;
     const Chunks chunks = is_read_once ? Chunks{num_steps, 1} : rows.chunks;
@@ -332,7 +332,7 @@ inline void matmul(Context& context, const Rows& rows, const Weights& w, const T
     const Jobs jobs(rows.num_blocks(), w.num_panels, context.workers.num_workers);
     const auto run_one = rows.form == RowForm::BF16    ? run_job<RowForm::BF16>
                          : rows.form == RowForm::BYTES ? run_job<RowForm::BYTES>
-                         : rows.form == RowForm::WORDS ? run_job<RowForm::WORDS>
+                         : rows.form == RowForm::INT16 ? run_job<RowForm::INT16>
                                                        : run_job<RowForm::GROUPED>;
     auto run = [&](int i, int worker) { run_one(rows, w, target, jobs.at(i), context.scratches[worker]); };
     auto enter = [&] { tiles_begin(rows.tile_rows()); };

@@ -174,7 +174,7 @@ inline Weights* pack_weights(Workers& workers, Format format, const float* matri
 
 // Rows of a matrix in one kind. A matrix may have several of them, one below the other.
 struct Part {
-    Kind kind;
+    GgmlType kind;
     const uint8_t* rows;
     int num_rows;
 };
@@ -182,7 +182,7 @@ struct Part {
 // Null if a strip has columns of several kinds.
 inline Weights* pack_strips(Workers& workers, const std::vector<Part>& parts, const float* bias, int num_in, bool is_gated) {
     int num_out = 0;
-    std::vector<std::pair<Kind, const uint8_t*>> rows;
+    std::vector<std::pair<GgmlType, const uint8_t*>> rows;
     for (const Part& part : parts) num_out += part.num_rows;
     rows.reserve(num_out);
     for (const Part& part : parts)
@@ -190,7 +190,7 @@ inline Weights* pack_strips(Workers& workers, const std::vector<Part>& parts, co
             rows.emplace_back(part.kind, part.rows + (size_t)i * row_bytes(part.kind, num_in));
     auto w = shape_weights(Format::STRIPS, num_out, num_in, is_gated);
     const int num_groups = num_in / GROUP, num_panels = w->num_panels;
-    std::vector<Kind> kinds;
+    std::vector<GgmlType> kinds;
     std::vector<size_t> offsets = {0};
     for (int i = 0; i < 2 * num_panels; i++) {
         const int source = std::max(0, w->source(i * STRIP));

@@ -21,7 +21,7 @@
 constexpr int MAX_WORD_ROWS = 16;
 constexpr int LEAST = 1 << 15, MOST = 127 * 256;  // what is added to integers, and the largest of them before that
 
-enum class RowForm { BF16, BYTES, WORDS, GROUPED };
+enum class RowForm { BF16, BYTES, INT16, GROUPED };
 
 struct Rows {
     RowForm form;
@@ -33,11 +33,11 @@ struct Rows {
     std::vector<float> factors; // of each row, by which it is normalised, if they are bytes
     GroupedRows grouped;
 
-    bool are_few() const { return form == RowForm::WORDS && num_rows <= 8; }
+    bool are_few() const { return form == RowForm::INT16 && num_rows <= 8; }
     int tile_rows() const { return are_few() ? 2 * num_rows : std::min(num_rows, 16); }
     int low_bytes() const { return are_few() ? num_rows * STEP_BYTES : TILE_BYTES; }       // after the high ones
     int low_sums() const { return are_few() ? num_rows * TILE_COLUMNS : 2 * TILE_SUMS; }
-    int block_rows() const { return form == RowForm::WORDS ? 16 : 32; }
+    int block_rows() const { return form == RowForm::INT16 ? 16 : 32; }
     int num_blocks() const { return divide_up(num_rows, block_rows()); }
     int num_steps() const { return chunks.num_steps + (form == RowForm::BYTES ? chunks.count : 0); }
     uint8_t* block(int i) const { return tiles.data() + (size_t)i * num_steps() * PAIR_BYTES; }
@@ -50,7 +50,7 @@ struct Rows {
 inline RowForm form_for(const Weights& w, int num_rows) {
     switch (w.format) {
         case Format::BF16: return RowForm::BF16;
-        case Format::INT8: return num_rows <= MAX_WORD_ROWS ? RowForm::WORDS : RowForm::BYTES;
+        case Format::INT8: return num_rows <= MAX_WORD_ROWS ? RowForm::INT16 : RowForm::BYTES;
         case Format::STRIPS: return num_rows <= MAX_GROUPED_ROWS ? RowForm::GROUPED : RowForm::BYTES;
     }
     return RowForm::BF16;
@@ -185,7 +185,7 @@ void pack_rows(Workers& workers, Rows& rows, const Weights& next, int num_rows, 
             const Row<Number> row = {source.row(i), source.weight, factor};
             switch (rows.form) {
                 case RowForm::GROUPED: round_row(rows.grouped, i, row); break;
-                case RowForm::WORDS: rows.scales[i] = put_words(row, next.num_steps, rows.row(i), rows.low_bytes()); break;
+                case RowForm::INT16: rows.scales[i] = put_words(row, next.num_steps, rows.row(i), rows.low_bytes()); break;
                 case RowForm::BYTES: put_chunks(rows, i, row); break;
                 case RowForm::BF16: put_bf16(row, next.num_steps, rows.row(i));
             }

@@ -15,7 +15,7 @@
 constexpr int STRIP = 16, WORD_ROWS = 8, GROUP_CODES = GROUP * STRIP;
 
 struct Strip {
-    KindInfo info;
+    GgmlTypeInfo info;
     uint8_t* at;
 
     int num_scales() const { return STRIP * (info.has_halves ? 2 : 1); }
@@ -25,14 +25,14 @@ struct Strip {
 };
 
 template <typename Work>
-void with_shape(const KindInfo& info, Work work) {
+void with_shape(const GgmlTypeInfo& info, Work work) {
     if (info.has_halves) info.has_mins ? work.template operator()<true, true>() : work.template operator()<true, false>();
     else info.has_mins ? work.template operator()<false, true>() : work.template operator()<false, false>();
 }
 
 // As many bits and shapes as there are kinds with them.
 template <typename Work>
-void with_codes(const KindInfo& info, Work work) {
+void with_codes(const GgmlTypeInfo& info, Work work) {
     switch (info.bits) {
         case 5: return info.has_mins ? work.template operator()<5, false, true>() : work.template operator()<5, false, false>();
         case 6: return work.template operator()<6, true, false>();
@@ -69,7 +69,7 @@ inline void pack_codes(const uint8_t (*codes)[STRIP * 4], int bits, uint8_t* to)
 
 // rows: those of the file that the columns are, null where a column only fills up. The memory has to be zero.
 // byte_scales: what a column has to be divided by to fit into bytes
-inline void pack_strip(const Strip& strip, Kind kind, const uint8_t* const* rows, int num_groups, float* byte_scales) {
+inline void pack_strip(const Strip& strip, GgmlType kind, const uint8_t* const* rows, int num_groups, float* byte_scales) {
     Group g;
     for (int i = 0; i < num_groups; i++) {
         uint8_t codes[WORD_ROWS][STRIP * 4] = {}, *to = strip.at + (size_t)i * strip.group_bytes();

@@ -98,7 +98,7 @@ class NumpyAttention:
 
     def plan(self, batch: Batch) -> None:
         tables = np.split(batch.block_ids, batch.block_begins[1:-1])
-        rows = [range(begin, end) for begin, end in pairwise(batch.begins.tolist())]
+        rows = [range(begin, end) for begin, end in pairwise(batch.query_starts.tolist())]
         self._sequences = list(zip(rows, tables, strict=True))
         positions = [np.arange(len(each)) + past for each, past in zip(rows, batch.past_lens, strict=True)]
         self._positions = np.concatenate(positions)

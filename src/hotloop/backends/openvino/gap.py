@@ -72,7 +72,7 @@ class PortableBackend(KernelBackend):
         self.plan(batch)
         if self._linear:
             self._linear.plan(batch)
-        return self.infer(self._request, {"input_ids": batch.token_ids, "wanted": batch.wanted})
+        return self.infer(self._request, {"input_ids": batch.token_ids, "wanted": batch.logit_rows})
 
     def read_state(self, slot: int) -> HostCopy:
         assert self._linear is not None
@@ -84,7 +84,7 @@ class PortableBackend(KernelBackend):
 
     def close(self) -> None:
         del self._request
-        let_go(self._nodes)
+        release(self._nodes)
         super().close()
         if self._linear:
             self._linear.close()
@@ -123,10 +123,10 @@ def fill_gaps(graph: ov.Model, prefix: str, run: Run, width: int, made: "list[Ke
     graph.validate_nodes_and_infer_types()
 
 
-def let_go(made: "list[KernelOp]") -> None:
+def release(made: "list[KernelOp]") -> None:
     """Cut nodes off their graphs, once nothing computes with them, so that these and their weights are freed."""
     while made:
-        made.pop().let_go()
+        made.pop().release()
 
 
 class KernelOp(ov.Op):  # type: ignore[misc]
@@ -147,7 +147,7 @@ class KernelOp(ov.Op):  # type: ignore[misc]
         self.constructor_validate_and_infer_types()
         made.append(self)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         self.set_arguments([])
         self._double = None
         del self._run

@@ -45,7 +45,7 @@ class DeltaNet:
 
     def plan(self, batch: Batch) -> None:
         """What the next calls of `run` compute; without slots it goes where the next request begins anew anyway."""
-        self._begins = batch.begins
+        self._begins = batch.query_starts
         nowhere = np.array([[-1, 0]] * len(batch.past_lens), np.int32)
         self._slots = nowhere if batch.states is None else batch.states
 

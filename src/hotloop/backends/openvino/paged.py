@@ -13,7 +13,7 @@ from openvino._offline_transformations import paged_attention_transformation
 
 from hotloop.backends.backend import Batch
 from hotloop.backends.host import HostCopy
-from hotloop.backends.openvino.gap import KernelOp, fill_gaps, let_go
+from hotloop.backends.openvino.gap import KernelOp, fill_gaps, release
 from hotloop.backends.openvino.graph import EXPERTS_GAP, DecoderGraph, PagedStyle, gather_wanted_rows
 from hotloop.backends.openvino.native.mixture import open_experts
 from hotloop.backends.openvino.store import CpuBackend, compile_graph, describe_kv, load_graph
@@ -57,11 +57,11 @@ class PagedBackend(CpuBackend):
             "input_ids": batch.token_ids,
             "position_ids": batch.positions,
             "past_lens": batch.past_lens,
-            "subsequence_begins": batch.begins,
+            "subsequence_begins": batch.query_starts,
             "block_indices": batch.block_ids,
             "block_indices_begins": batch.block_begins,
-            "max_context_len": (batch.past_lens + np.diff(batch.begins)).max(),
-            "wanted": batch.wanted,
+            "max_context_len": (batch.past_lens + np.diff(batch.query_starts)).max(),
+            "wanted": batch.logit_rows,
         }
         return self.infer(self._request, feed)
 
@@ -77,7 +77,7 @@ class PagedBackend(CpuBackend):
     def close(self) -> None:
         self._caches.clear()
         del self._request
-        let_go(self._nodes)
+        release(self._nodes)
 
 
 def _block_shape(port: ov.Output) -> list[int]:

@@ -30,7 +30,7 @@ class CpuBackend(ABC):
 
     depth = 1
     step_tokens = 512
-    max_alone = 16.0
+    max_solo_prefill = 16.0
     block_size = BLOCK_SIZE
     host_memory: HostMemory | None = None
     num_states = state_bytes = 0

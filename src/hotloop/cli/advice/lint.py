@@ -53,9 +53,9 @@ def lint(
 
     Exits with 1 where something at or above --fail-on was found.
     """
-    from hotloop.border.listen import bind
     from hotloop.cli.advice import linting
     from hotloop.cli.tracing import load_prices
+    from hotloop.http.listen import bind
     from hotloop.lint.engine import Costs, choose
     from hotloop.lint.finding import Severity
     from hotloop.lint.requests import read_requests

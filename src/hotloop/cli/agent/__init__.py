@@ -1,1 +1,1 @@
-"""`hotloop run` and `hotloop predict`: an agent at work, and what its foresight has learned."""
+"""`hotloop run` and `hotloop predict`: an agent at work, and what its speculation has learned."""

@@ -1,4 +1,4 @@
-"""`hotloop predict`: what an agent's foresight has learned."""
+"""`hotloop predict`: what an agent's speculation has learned."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -16,14 +16,14 @@ from hotloop.cli.settings import Json
 if TYPE_CHECKING:
     from hotloop.agent.predict.predictor import Pattern
 
-predict = App(name="predict", help="Look at what an agent's foresight has learned.")
+predict = App(name="predict", help="Look at what an agent's speculation has learned.")
 
-StorePath = Annotated[Path, Parameter(help="Where it is kept, as given to SpeculativeForesight.")]
+StorePath = Annotated[Path, Parameter(help="Where it is kept, as given to SpeculativeTools.")]
 
 
 @predict.command
 def show(
-    path: StorePath = Path("foresight.json"),
+    path: StorePath = Path("speculation.json"),
     *,
     limit: Annotated[PositiveInt, Parameter(help="Most patterns to show.")] = 40,
     as_json: Json = False,

@@ -22,7 +22,7 @@ from hotloop.agent.events import (
     TurnStarted,
 )
 from hotloop.agent.events import Text as Words
-from hotloop.agent.limits import Spent
+from hotloop.agent.limits import RunUsage
 from hotloop.cli.output import Bar, count, draw_bar, shorten
 from hotloop.wire.usage import ApiUsage
 
@@ -42,7 +42,7 @@ class CallRow:
     ended_at: float | None = None
     result: str = ""
     is_error: bool = False
-    was_foreseen: bool = False
+    was_speculative: bool = False
     activity: str = ""
     """Which tool a sub-agent runs now."""
 
@@ -54,7 +54,7 @@ class CallRow:
     def note(self) -> str:
         if self.ended_at is None:
             return "being written" if self.began_at is None else f"running {self.activity}".strip()
-        return ("foreseen; " if self.was_foreseen else "") + shorten(self.result, _NOTE_CHARS)
+        return ("speculative; " if self.was_speculative else "") + shorten(self.result, _NOTE_CHARS)
 
 
 @dataclass(slots=True)
@@ -127,7 +127,7 @@ class Timeline:
         done = f"cancelled in turn {self.num_turns}: {count(self.num_calls, 'call')} finished"
         return done + (f"; stopped: {', '.join(stopped)}" if stopped else "")
 
-    def describe_end(self, spent: Spent) -> str:
+    def describe_end(self, spent: RunUsage) -> str:
         money = f", {spent.money:.4g} of money" if spent.money else ""
         failed = f" ({self.num_errors} failed)" if self.num_errors else ""
         calls = count(self.num_calls, "call") + failed
@@ -147,7 +147,7 @@ class Timeline:
         calls = self.turn.calls if self.turn else self._calls
         call = calls.setdefault(event.call_id, CallRow(event.name, event.at))
         if isinstance(event, CallDispatched):
-            call.began_at, call.arguments, call.was_foreseen = event.at, event.arguments, event.was_foreseen
+            call.began_at, call.arguments, call.was_speculative = event.at, event.arguments, event.was_speculative
             return
         self.num_calls += 1
         self.num_errors += event.is_error

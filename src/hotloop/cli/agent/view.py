@@ -19,7 +19,7 @@ from rich.live import Live
 from hotloop.agent.events import (
     CallDispatched,
     CallFinished,
-    CallForeseen,
+    CallSpeculated,
     Compacted,
     Event,
     RunEnded,
@@ -193,9 +193,9 @@ def describe_event(event: Event) -> str:
     """A line for what begins and ends in a turn; empty for all else."""
     match event:
         case CallDispatched():
-            foreseen = " (foreseen)" if event.was_foreseen else ""
-            return f"  {event.name} {shorten(event.arguments, _RESULT_CHARS)} began{foreseen}"
-        case CallForeseen():
+            speculative = " (speculative)" if event.was_speculative else ""
+            return f"  {event.name} {shorten(event.arguments, _RESULT_CHARS)} began{speculative}"
+        case CallSpeculated():
             return f"  {event.name} {shorten(event.arguments, _RESULT_CHARS)} began ahead of time"
         case CallFinished():
             return f"  {event.name} took {event.duration_s:.2f} s: {shorten(event.result, _RESULT_CHARS)}"

@@ -13,7 +13,7 @@ from hotloop.core.errors import ConfigError
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from hotloop.fleet.cluster import Status
+    from hotloop.ray.cluster import Status
 
 fleet = App(name="fleet", help="Deploy engines and their placement on Ray Serve (needs the extra `ray`).")
 
@@ -26,11 +26,11 @@ def up(path: Annotated[Path, Parameter(help="What to deploy: the file's [fleet],
 
     Without an address in the file, Ray is started on this machine, and ends with this command.
     """
-    from hotloop.fleet.config import read_fleet
+    from hotloop.ray.config import read_fleet
 
     config = read_fleet(path)
     cluster = _cluster()
-    from hotloop.fleet.app import build
+    from hotloop.ray.app import build
 
     with cluster.connected(config.address):
         cluster.deploy(build(config), config)
@@ -68,7 +68,7 @@ def _words(found: "Status") -> str:
 
 def _cluster() -> "ModuleType":
     try:
-        from hotloop.fleet import cluster
+        from hotloop.ray import cluster
     except ImportError as error:
         raise ConfigError(f"a fleet needs Ray: pip install 'hotloop[ray]' ({error})") from None
     return cluster

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp
 
-from hotloop.border.keys import ApiKeys
 from hotloop.cli.advice.linting import lint_spans
 from hotloop.cli.tracing import load_prices, store_path
 from hotloop.core.config import TraceConfig
 from hotloop.core.errors import ConfigError, Overloaded
 from hotloop.core.request import Priority, Request
+from hotloop.http.keys import ApiKeys
 from hotloop.trace.store import TraceStore
 from hotloop.ui.app import create_ui
 from hotloop.ui.source import KvUse, Live, LiveReplica, LiveRequest, SessionBlocks
@@ -91,7 +91,7 @@ def _kv_use(snapshot: "EngineSnapshot", block_size: int) -> KvUse:
 
 
 async def live_of_router(app: "RouterApp") -> Live:
-    fleet = app.fleet
+    replica_set = app.replica_set
     replicas = tuple(
         LiveReplica(
             name=each.name,
@@ -101,12 +101,12 @@ async def live_of_router(app: "RouterApp") -> Live:
             models=tuple(sorted(each.models)),
             num_running=each.num_running,
         )
-        for each in (*fleet.replicas.values(), *fleet.leaving)
+        for each in (*replica_set.replicas.values(), *replica_set.leaving)
     )
     return Live(
         at_s=time.monotonic(),
-        num_running=fleet.num_running,
-        waiting={priority.name.lower(): fleet.room.num_waiting(priority) for priority in Priority},
+        num_running=replica_set.num_running,
+        waiting={priority.name.lower(): replica_set.room.num_waiting(priority) for priority in Priority},
         totals={"num_prompt": app.metrics.num_prompt, "num_cached": app.metrics.num_cached},
         replicas=replicas,
     )

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any, Generic, TypeVar
 
-from hotloop.border.keys import ApiKeys, Keys, read_keys
 from hotloop.cli.tracing import load_prices
 from hotloop.core.config import RELOADABLE, RouterConfig, ServerConfig, TraceConfig
+from hotloop.http.keys import ApiKeys, Keys, read_keys
 from hotloop.trace.content import Content
 
 Listener = TypeVar("Listener", bound=ServerConfig | RouterConfig)

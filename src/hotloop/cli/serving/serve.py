@@ -29,10 +29,10 @@ from hotloop.core.config import EngineConfig, ModelConfig, RouterConfig, ServerC
 from hotloop.core.errors import DeviceLost
 
 if TYPE_CHECKING:
-    from hotloop.border.page import Application
     from hotloop.cli.serving.reload import Settings
+    from hotloop.http.page import Application
     from hotloop.router.app import RouterApp
-    from hotloop.router.config import FleetConfig
+    from hotloop.router.config import RoutingConfig
     from hotloop.ui.source import Live
 
 _MODEL_HELP = "What to serve, as --model takes it, and before what that or a setting says."
@@ -56,9 +56,9 @@ def serve(
     For the loop everybody starts with, no reuse and one request at a time: --no-prefix-cache --max-running 1
     SIGHUP reads the settings again and applies what can change while it runs: API keys and the log level.
     """
-    from hotloop.border.listen import bind
     from hotloop.cli.serving.pages import live_of_engine, opened_store, page_of
     from hotloop.cli.serving.reload import Reload, Settings, start_logging
+    from hotloop.http.listen import bind
 
     began_at = time.monotonic()
     if given:
@@ -150,7 +150,7 @@ def route(
     """
     from hotloop.cli.serving.pages import live_of_router, opened_store, page_of
     from hotloop.cli.serving.reload import Reload, Settings, start_logging
-    from hotloop.router.config import read_fleet
+    from hotloop.router.config import read_routing
     from hotloop.router.serve import RouterServer
 
     def read() -> "Settings[RouterConfig]":
@@ -158,17 +158,17 @@ def route(
         now = reread()
         return Settings(now["router"], now["trace"])
 
-    def read_replicas(router: RouterConfig) -> "FleetConfig":
-        return read_fleet(router, config or (Path(CONFIG_FILE) if Path(CONFIG_FILE).exists() else None), os.environ)
+    def read_replicas(router: RouterConfig) -> "RoutingConfig":
+        return read_routing(router, config or (Path(CONFIG_FILE) if Path(CONFIG_FILE).exists() else None), os.environ)
 
     def apply(app: "RouterApp") -> str:
         return reload(lambda router: app.reload(read_replicas(router)))
 
     def announce(url: str) -> None:
-        names = ", ".join(each.name for each in fleet.replicas)
+        names = ", ".join(each.name for each in routing.replicas)
         look = f"\nlook: {url}/ui" if store else ""
         print(
-            f"the fleet is at {url}\n{count(len(fleet.replicas), 'replica')}, policy {router.policy}: {names}{look}",
+            f"the router is at {url}\n{count(len(routing.replicas), 'replica')}, policy {router.policy}: {names}{look}",
             flush=True,
         )
 
@@ -180,10 +180,10 @@ def route(
     if reread:
         _hold_hangups()
     start_logging(router)
-    reload, fleet = Reload(Settings(router, trace), read), read_replicas(router)
+    reload, routing = Reload(Settings(router, trace), read), read_replicas(router)
     with tracing(trace) as tracer, opened_store(trace) as store:
         RouterServer(
-            fleet,
+            routing,
             tracer=tracer,
             page=make_page if store else None,
             keys=reload.keys,

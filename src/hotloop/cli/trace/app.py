@@ -179,8 +179,8 @@ def _announce(address: str, in_browser: bool) -> None:
 
 
 def _serve(opened: "TraceStore", flags: StoreFlags, port: int, on_ready: Callable[[str], None]) -> None:
-    from hotloop.border.listen import bind, url_of
-    from hotloop.border.serving import ApiServer
+    from hotloop.http.listen import bind, url_of
+    from hotloop.http.serving import ApiServer
     from hotloop.ui.app import create_ui
     from hotloop.ui.store_source import StoreSource
 

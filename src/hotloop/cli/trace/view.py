@@ -30,12 +30,12 @@ PART_WORDS: Mapping[TimePart, tuple[str, str]] = {
     TimePart.PREFILL_RECOMPUTED: ("prefill: recomputed", "red"),
     TimePart.DECODE_SAMPLED: ("decode: sampled", "cyan"),
     TimePart.DECODE_FORCED: ("decode: forced", "cyan"),
-    TimePart.DECODE_DRAFTED: ("decode: drafted", "cyan"),
+    TimePart.DECODE_ACCEPTED: ("decode: accepted", "cyan"),
     TimePart.HOSTED_PREFILL: ("hosted, to 1st token", "blue"),
     TimePart.HOSTED_DECODE: ("hosted, after it", "cyan"),
     TimePart.NETWORK: ("network", "dim"),
     TimePart.TOOLS: ("tools", "green"),
-    TimePart.FORESEEN: ("foreseen tools", "magenta"),
+    TimePart.SPECULATIVE: ("speculative tools", "magenta"),
     TimePart.PREFILL_AHEAD: ("prefill ahead", "blue"),
     TimePart.RUNTIME: ("the runtime", "dim"),
     TimePart.CLIENT: ("the client", "dim"),
@@ -130,16 +130,16 @@ def _heading(ledger: RunLedger) -> Iterator[Text]:
         f"{began_at:%Y-%m-%d %H:%M:%S}: {count(len(ledger.turns), 'turn')} in {duration(ledger.wall_s)}, {read:,} "
         f"prompt tokens ({_percent(ledger.tokens.cached, read)} cached), {ledger.tokens.output:,} output{cost}"
     )
-    guessed, wasted = (sum(getattr(turn, name) for turn in ledger.turns) for name in ("num_foreseen", "num_wasted"))
-    foreseen = f"; foreseen {guessed}, wasted {wasted}" if guessed else ""
+    guessed, wasted = (sum(getattr(turn, name) for turn in ledger.turns) for name in ("num_speculative", "num_wasted"))
+    speculative = f"; speculative {guessed}, wasted {wasted}" if guessed else ""
     idle, hidden = duration(ledger.model_idle_s), duration(ledger.tools_hidden_s)
-    yield Text(f"model idle {idle}, tools idle {duration(ledger.tool_idle_s)}, tools hidden {hidden}{foreseen}")
+    yield Text(f"model idle {idle}, tools idle {duration(ledger.tool_idle_s)}, tools hidden {hidden}{speculative}")
     if ledger.error:
         yield Text(shorten(ledger.error, MAX_WIDTH), style="red")
 
 
 def _token_table(turns: Sequence[TurnLedger], ledger: RunLedger) -> Table:
-    titles = ("TURN", "PROMPT", "CACHED", "NEW", "RECOMPUTED", "OUTPUT", "FORCED", "DRAFTED", "TTFT", "WALL")
+    titles = ("TURN", "PROMPT", "CACHED", "NEW", "RECOMPUTED", "OUTPUT", "FORCED", "ACCEPTED", "TTFT", "WALL")
     table = make_table(*titles, words=())
     for turn in turns:
         first = duration(turn.first_token_s) if turn.first_token_s is not None else ""
@@ -154,7 +154,15 @@ def _token_table(turns: Sequence[TurnLedger], ledger: RunLedger) -> Table:
 
 
 def _token_cells(tokens: TokenCounts) -> list[Text]:
-    counts = (tokens.prompt, tokens.cached, tokens.new, tokens.recomputed, tokens.output, tokens.forced, tokens.drafted)
+    counts = (
+        tokens.prompt,
+        tokens.cached,
+        tokens.new,
+        tokens.recomputed,
+        tokens.output,
+        tokens.forced,
+        tokens.accepted,
+    )
     styles = ("", "", "", "red" if tokens.recomputed else "", "", "", "")
     return [Text(f"{number:,}", style) for number, style in zip(counts, styles, strict=True)]
 
@@ -206,7 +214,7 @@ def _describe_path(ledger: RunLedger, roots: Sequence[SpanNode], nodes: Mapping[
 
 def _step_words(node: SpanNode | None) -> str:
     match node.name if node else "":
-        case names.TOOL | names.FORESEEN if node:
+        case names.TOOL | names.SPECULATIVE if node:
             return shorten(str(node.span.attributes.get(names.TOOL_NAME) or node.name), _NAME_CHARS)
         case names.CHAT | names.ROUTE | names.ATTEMPT if node:
             return "network" if node.is_served else "model"

@@ -23,11 +23,11 @@ from hotloop.trace.ledger import RunLedger
 from hotloop.trace.tree import SpanNode
 
 NETWORK, QUEUE, PREFILL, DECODE = ("·", "dim"), ("░", "yellow"), ("▒", "blue"), ("█", "cyan")
-TOOL, FAILED, FORESEEN, FRAME = ("━", "green"), ("━", "red"), ("┄", "magenta"), ("─", "dim")
+TOOL, FAILED, SPECULATIVE, FRAME = ("━", "green"), ("━", "red"), ("┄", "magenta"), ("─", "dim")
 BEGINS, CRITICAL = ("▼", "bold green"), ("*", "bold red")
 LEGEND = (
     (QUEUE, "queue"), (PREFILL, "prefill"), (DECODE, "decode"), (NETWORK, "network"), (BEGINS, "tool begins"),
-    (TOOL, "tool"), (FORESEEN, "ahead"), (CRITICAL, "waited for"),
+    (TOOL, "tool"), (SPECULATIVE, "ahead"), (CRITICAL, "waited for"),
 )  # fmt: skip
 
 MIN_SHARE = 0.01
@@ -115,10 +115,10 @@ def _row(node: SpanNode, depth: int, numbers: Mapping[str, int]) -> WaterfallRow
             return _make(node, depth, f"turn {numbers.get(node.span.span_id, '')}", frame)
         case names.TOOL:
             return _make(node, depth, str(attributes.get(names.TOOL_NAME) or node.name), *_tool_pieces(node))
-        case names.FORESEEN if attributes.get(names.WAS_USED):
+        case names.SPECULATIVE if attributes.get(names.WAS_USED):
             return None  # the call that used it begins where this did
-        case names.FORESEEN:
-            wasted = Bar(node.begin, node.end, FORESEEN)
+        case names.SPECULATIVE:
+            wasted = Bar(node.begin, node.end, SPECULATIVE)
             return _make(node, depth, f"wasted {attributes.get(names.TOOL_NAME) or node.name}", wasted)
     return _make(node, depth, node.name, frame)
 
@@ -128,7 +128,7 @@ def _tool_pieces(node: SpanNode) -> Iterator[Bar]:
     yield Bar(node.begin, node.end, FAILED if is_error else TOOL)
     dispatched_at = _dispatched_at(node)
     if dispatched_at > node.begin:
-        yield Bar(node.begin, dispatched_at, FORESEEN)
+        yield Bar(node.begin, dispatched_at, SPECULATIVE)
 
 
 def _dispatched_at(tool: SpanNode) -> int:

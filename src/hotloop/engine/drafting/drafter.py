@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 from hotloop.core.request import Request
 
 
-class Want(NamedTuple):
+class DraftRequest(NamedTuple):
     """A request to guess for: `token_ids` are its tokens and what is drafted already; the guess follows them."""
 
     request: Request
@@ -21,7 +21,7 @@ class Want(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Guess:
+class Proposal:
     """What may come next. Guesses of as long a `match` are right about equally often."""
 
     token_ids: list[int] = field(default_factory=list)
@@ -47,7 +47,7 @@ class Drafter(Protocol):
     def model(self) -> DraftModel | None:
         """What guesses may come from, beside the past."""
 
-    def propose(self, wants: Sequence[Want]) -> list[Guess]:
+    def propose(self, wants: Sequence[DraftRequest]) -> list[Proposal]:
         """One guess a want, at most `max_tokens` long; empty where there is none."""
 
     def learn(self, request: Request) -> None:
@@ -64,7 +64,7 @@ class EitherDrafter:
         self._both = first, second
         self.model = first.model or second.model
 
-    def propose(self, wants: Sequence[Want]) -> list[Guess]:
+    def propose(self, wants: Sequence[DraftRequest]) -> list[Proposal]:
         first, second = self._both
         guesses = first.propose(wants)
         unguessed = [i for i, guess in enumerate(guesses) if not guess.token_ids]

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotloop.core.request import Request
-from hotloop.engine.drafting.drafter import Guess, Want
+from hotloop.engine.drafting.drafter import DraftRequest, Proposal
 from hotloop.models.tokenizer import Tokenizer
 
 Classes = NDArray[np.int32]
@@ -43,7 +43,7 @@ class SuffixHistory:
         self._bits = (_SLOTS_PER_TOKEN * max_tokens).bit_length()
         self._places = np.full(1 << self._bits, 0, np.int32)  # written now, so that no step waits for its pages
 
-    def guess(self, token_ids: "array[int]", max_tokens: int, session_id: str = "", salt: str = "") -> Guess:
+    def guess(self, token_ids: "array[int]", max_tokens: int, session_id: str = "", salt: str = "") -> Proposal:
         """What followed the longest run that is known; among runs of one size, the session's own first."""
         tail, mask, owners = token_ids[-MAX_MATCH:], _mask(salt), _owners(session_id, salt)
         masked = _masked(tail, mask)
@@ -52,8 +52,8 @@ class SuffixHistory:
                 begin = int(self._places[(((run ^ owner) * _FACTOR) & _MASK) >> (64 - self._bits)])
                 match = _count_match(self._ring[max(0, begin - MAX_MATCH) : begin], masked)
                 if match >= size:
-                    return Guess([token_id ^ mask for token_id in self._read(begin, max_tokens)], match)
-        return Guess()
+                    return Proposal([token_id ^ mask for token_id in self._read(begin, max_tokens)], match)
+        return Proposal()
 
     def learn(self, request: Request) -> None:
         """Remember what a request has read, but for what it shared with an earlier one, and what it wrote."""
@@ -97,12 +97,12 @@ class PromptLookup:
     def __init__(self, classes: Classes) -> None:
         self._classes = classes
 
-    def guess(self, token_ids: "array[int]", max_tokens: int) -> Guess:
+    def guess(self, token_ids: "array[int]", max_tokens: int) -> Proposal:
         tokens = np.frombuffer(token_ids, np.int32)[-MAX_SCAN:]
         classes = self._classes[tokens]
         ends = np.flatnonzero(classes[:-1] == classes[-1])[-_MAX_PLACES:]
         if not len(ends):
-            return Guess()
+            return Proposal()
         match = 1
         while match < MAX_MATCH:
             longer = ends[ends >= match]
@@ -111,7 +111,7 @@ class PromptLookup:
                 break
             ends, match = longer, match + 1
         begin = int(ends[-1]) + 1
-        return Guess(tokens[begin : begin + max_tokens].tolist(), match)
+        return Proposal(tokens[begin : begin + max_tokens].tolist(), match)
 
 
 class PastDrafter:
@@ -124,7 +124,7 @@ class PastDrafter:
         self._lookup = PromptLookup(token_classes(tokenizer, vocab_size))
         self._history = SuffixHistory(max_history_tokens)
 
-    def propose(self, wants: Sequence[Want]) -> list[Guess]:
+    def propose(self, wants: Sequence[DraftRequest]) -> list[Proposal]:
         return [self._guess(want) for want in wants]
 
     def learn(self, request: Request) -> None:
@@ -133,12 +133,12 @@ class PastDrafter:
     def close(self) -> None:
         self._history = SuffixHistory(0)
 
-    def _guess(self, want: Want) -> Guess:
+    def _guess(self, want: DraftRequest) -> Proposal:
         """The longer match wins. Beyond twice its length a guess is more often wrong than right."""
         own = self._lookup.guess(want.token_ids, want.max_tokens)
         past = self._history.guess(want.token_ids, want.max_tokens, want.request.session_id, want.request.salt)
         best = past if past.match > own.match else own
-        return Guess(best.token_ids[: 2 * best.match], best.match) if best.match >= self._min_match else Guess()
+        return Proposal(best.token_ids[: 2 * best.match], best.match) if best.match >= self._min_match else Proposal()
 
 
 def _all_runs(token_ids: "array[int]") -> Iterator[tuple[int, NDArray[np.uint64]]]:

@@ -20,10 +20,10 @@ from hotloop.backends.backend import Backend, SampleRow, Sampling
 from hotloop.core.errors import BackendError, ModelError
 from hotloop.core.request import Request, SamplingParams
 from hotloop.engine.batch import make_batch
-from hotloop.engine.blocks import BlockPool
-from hotloop.engine.drafting.drafter import Guess, Want
+from hotloop.engine.drafting.drafter import DraftRequest, Proposal
 from hotloop.engine.drafting.payoff import Average, StepCost
-from hotloop.engine.radix import RadixTree
+from hotloop.engine.kvcache.blocks import BlockPool
+from hotloop.engine.kvcache.radix import RadixTree
 from hotloop.engine.step import Slice, Step
 from hotloop.models.tokenizer import Tokenizer
 
@@ -51,7 +51,7 @@ def _meaning(tokenizer: Tokenizer, token_id: int) -> str | bytes:
 
 
 @dataclass(slots=True, eq=False)
-class _Shadow:
+class _DraftSequence:
     """A request as the draft model has it: its tokens, and the guesses that follow them, in blocks of their own."""
 
     copy: Request
@@ -83,13 +83,13 @@ class ModelDrafter:
         self._eos_ids = target.eos_ids
         self._pool = BlockPool(backend.num_blocks)
         self._tree = RadixTree(self._pool, backend.block_size)
-        self._shadows: dict[Request, _Shadow] = {}  # least recently wanted first
+        self._sequences: dict[Request, _DraftSequence] = {}  # least recently wanted first
         self._num_calls = 0
         self.has_failed = False
 
-    def propose(self, wants: Sequence[Want]) -> list[Guess]:
+    def propose(self, wants: Sequence[DraftRequest]) -> list[Proposal]:
         if self.has_failed or not wants:
-            return [Guess() for _ in wants]
+            return [Proposal() for _ in wants]
         self._num_calls += 1
         shadows = [self._follow(want) for want in wants]
         try:
@@ -100,15 +100,15 @@ class ModelDrafter:
         except BackendError as error:
             log.warning("the draft model failed and guesses no more: %s", error)
             self.has_failed = True
-            return [Guess() for _ in wants]
+            return [Proposal() for _ in wants]
         return [
-            Guess(shadow.copy.token_ids[len(want.token_ids) : shadow.max_length].tolist() if shadow else [])
+            Proposal(shadow.copy.token_ids[len(want.token_ids) : shadow.max_length].tolist() if shadow else [])
             for want, shadow in zip(wants, shadows, strict=True)
         ]
 
     def learn(self, request: Request) -> None:
         """Its shadow goes; what that has computed stays in the tree for the next turn."""
-        if shadow := self._shadows.get(request):
+        if shadow := self._sequences.get(request):
             _level(shadow.copy, request.token_ids)
             self._share(shadow.copy, shadow.copy.num_computed)
             self._drop(request)
@@ -129,7 +129,7 @@ class ModelDrafter:
             return math.inf
         if not self._cost.is_known:
             return 0.0
-        shadow = self._shadows.get(request)
+        shadow = self._sequences.get(request)
         known = self._tree.peek(request.token_ids, request.salt) if shadow is None else ()
         num_computed = shadow.copy.num_computed if shadow else len(known) * self._block_size
         num_pieces, num_left = divmod(max(1, request.num_tokens - num_computed), self._max_read_tokens)
@@ -137,34 +137,34 @@ class ModelDrafter:
 
     def check(self) -> None:
         self._tree.check()
-        copies = [shadow.copy for shadow in self._shadows.values()]
+        copies = [shadow.copy for shadow in self._sequences.values()]
         assert all(copy.num_computed <= len(copy.block_ids) * self._block_size for copy in copies)
         self._pool.check(Counter(block_id for copy in copies for block_id in copy.block_ids))
 
-    def _follow(self, want: Want) -> _Shadow | None:
+    def _follow(self, want: DraftRequest) -> _DraftSequence | None:
         """The request's shadow, level with its tokens; None if the draft model has no such tokens, or no time."""
         max_length = len(want.token_ids) + min(want.max_tokens, want.max_steps)
         largest_id = np.frombuffer(want.token_ids, np.int32).max()
         if not want.max_steps or max_length > self._backend.max_context or largest_id >= self._backend.vocab_size:
             return None
         request = want.request
-        shadow = self._shadows.pop(request, None)
+        shadow = self._sequences.pop(request, None)
         if shadow is None:
-            shadow = _Shadow(Request(request.id, want.token_ids, _LIKELIEST, salt=request.salt))
-        self._shadows[request] = shadow
+            shadow = _DraftSequence(Request(request.id, want.token_ids, _LIKELIEST, salt=request.salt))
+        self._sequences[request] = shadow
         shadow.max_length, shadow.wanted_at = max_length, self._num_calls
         _level(shadow.copy, want.token_ids)
         self._share(shadow.copy, min(shadow.copy.num_computed, request.num_tokens - 1))
-        if shadow.copy.num_missing > self._block_size:
+        if shadow.copy.num_uncomputed > self._block_size:
             self._adopt(shadow.copy)
         return shadow
 
-    def _plan(self, shadows: list[_Shadow]) -> list[Slice]:
+    def _plan(self, shadows: list[_DraftSequence]) -> list[Slice]:
         """What the next step computes: all that is missing of those who lack little, and a bounded piece of others."""
         slices = []
         budget = max(self._block_size, self._max_read_tokens)
-        for shadow in sorted(shadows, key=lambda shadow: shadow.copy.num_missing):
-            begin, count = shadow.copy.num_computed, shadow.copy.num_missing
+        for shadow in sorted(shadows, key=lambda shadow: shadow.copy.num_uncomputed):
+            begin, count = shadow.copy.num_computed, shadow.copy.num_uncomputed
             if count > self._block_size:
                 count = min(count, budget)
                 budget -= count
@@ -193,17 +193,17 @@ class ModelDrafter:
             if is_sure:
                 copy.token_ids.append(token_id)
 
-    def _may_go_on(self, shadow: _Shadow) -> bool:
+    def _may_go_on(self, shadow: _DraftSequence) -> bool:
         """Whether a token was just added to it, and another may be."""
         copy = shadow.copy
         has_room = copy.num_tokens < shadow.max_length
-        return copy.num_missing == 1 and has_room and copy.token_ids[-1] not in self._eos_ids
+        return copy.num_uncomputed == 1 and has_room and copy.token_ids[-1] not in self._eos_ids
 
     def _make_room(self, copy: Request, num_tokens: int) -> bool:
         """With blocks that are free, or idle in the tree, or held by shadows not asked for now."""
-        num_missing = max(0, -(-num_tokens // self._block_size) - len(copy.block_ids))
-        while (block_ids := self._tree.allocate(num_missing)) is None:
-            request, shadow = next(iter(self._shadows.items()))
+        num_uncomputed = max(0, -(-num_tokens // self._block_size) - len(copy.block_ids))
+        while (block_ids := self._tree.allocate(num_uncomputed)) is None:
+            request, shadow = next(iter(self._sequences.items()))
             if shadow.wanted_at == self._num_calls:
                 return False
             self._drop(request)
@@ -225,7 +225,7 @@ class ModelDrafter:
             self._tree.share(copy.token_ids[: num_full * self._block_size], copy.block_ids, copy.salt)
 
     def _drop(self, request: Request) -> None:
-        self._pool.release(self._shadows.pop(request).copy.block_ids)
+        self._pool.release(self._sequences.pop(request).copy.block_ids)
 
 
 def _level(copy: Request, token_ids: "array[int]") -> None:

@@ -98,7 +98,7 @@ class StepCost:
     def seconds(self, num_tokens: float) -> float:
         return self._between(self._seconds, num_tokens)
 
-    def hoped_seconds(self, num_tokens: float) -> float:
+    def optimistic_s(self, num_tokens: float) -> float:
         """The same, but that a size seems a little cheaper with each step that is not of it, and so is tried again."""
         return self._between(self._hoped, num_tokens)
 
@@ -121,7 +121,7 @@ def _rounded(num_tokens: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Guessing:
+class DraftScenario:
     """A way to guess: for how many requests, how likely a token is right if those before it are, and what it takes."""
 
     num_requests: int
@@ -132,7 +132,7 @@ class Guessing:
 
 
 def best_length(
-    seconds: Callable[[float], float], num_tokens: int, num_running: int, way: Guessing, max_length: int
+    seconds: Callable[[float], float], num_tokens: int, num_running: int, way: DraftScenario, max_length: int
 ) -> tuple[int, float]:
     """How many tokens to guess for each request, and the seconds that are saved by it for each token written.
 
@@ -191,7 +191,7 @@ class ModelPayoff:
         if not requests:
             return {}
         model = self._model
-        way = Guessing(len(requests), chance, model.sure, model.step_s(len(requests)), self._cost.stall_s)
+        way = DraftScenario(len(requests), chance, model.sure, model.step_s(len(requests)), self._cost.stall_s)
         length, saved_s = best_length(self._cost.seconds, num_running, num_running, way, self._max_length)
         paying = [each for each in requests if length and model.read_s(each) <= saved_s * self._num_left(each)]
         self.length = length if paying else 0
@@ -224,7 +224,7 @@ class ModelPayoff:
         self._probing_s = min(self._probing_s, probe_s)
         return self._probing_s >= probe_s
 
-    def _tell(self, way: Guessing, num_tokens: int) -> None:
+    def _tell(self, way: DraftScenario, num_tokens: int) -> None:
         if not self._is_told:
             self._is_told = True
             log.warning(

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from hotloop.core.config import MAX_DRAFTED_FORCED
 from hotloop.core.request import Request
 from hotloop.engine.decode import TokenDecoder
-from hotloop.engine.drafting.drafter import Drafter, Guess, Want
+from hotloop.engine.drafting.drafter import Drafter, DraftRequest, Proposal
 from hotloop.engine.drafting.history import MAX_MATCH
-from hotloop.engine.drafting.payoff import Average, Guessing, ModelPayoff, StepCost, best_length
+from hotloop.engine.drafting.payoff import Average, DraftScenario, ModelPayoff, StepCost, best_length
 from hotloop.engine.grammar.matcher import Matcher
-from hotloop.engine.scheduler import Scheduler
+from hotloop.engine.scheduler.scheduler import Scheduler
 from hotloop.engine.step import Slice, Step
 
 _HOPE = 0.7  # for a draft model's guesses, as long as nothing is known about them: how often they will be right
@@ -33,31 +33,31 @@ _MAX_AHEAD = 8  # requests in a step, up to which one that runs ahead of its val
 _GOOD = 0.5  # how often such a guess must be right
 
 
-class Odds:
+class AcceptanceRates:
     """How often guesses were right lately, by the length of the match they came from."""
 
     def __init__(self) -> None:
         self._model = Average(_HOPE, _MEMORY, weight=4)  # soon found out: its guesses are dear
-        self._odds: dict[int, float] = {}
+        self._acceptance: dict[int, float] = {}
 
     def __getitem__(self, kind: int) -> float:
-        return self._model.mean if kind == MODEL else self._odds.get(kind, _hope(kind))
+        return self._model.mean if kind == MODEL else self._acceptance.get(kind, _hope(kind))
 
     @property
     def best(self) -> float:
         """Of copies, which cost nothing to make."""
-        return max(self[kind] for kind in (MAX_MATCH, *self._odds))
+        return max(self[kind] for kind in (MAX_MATCH, *self._acceptance))
 
     def observe(self, kind: int, *, is_right: bool) -> None:
         if kind == MODEL:
             self._model.observe(is_right)
         else:
-            self._odds[kind] = self[kind] + (is_right - self[kind]) / _MEMORY
+            self._acceptance[kind] = self[kind] + (is_right - self[kind]) / _MEMORY
 
     def relax(self) -> None:
         """Forget a little, so that what did not pay is tried again some time."""
-        for kind, odds in self._odds.items():
-            self._odds[kind] = odds + 0.002 * (_hope(kind) - odds)
+        for kind, odds in self._acceptance.items():
+            self._acceptance[kind] = odds + 0.002 * (_hope(kind) - odds)
 
 
 def _hope(match: int) -> float:
@@ -70,7 +70,7 @@ class Draft:
     """A guess in the making for one slice.
 
     token_ids  [ guess guess forced  forced  guess ... ]
-    kinds      [   3     3     None    None    1   ... ]   how long a match a guess comes from; None: it follows
+    match_lengths [   3     3     None    None    1   ... ]   how long a match a guess comes from; None: it follows
     """
 
     part: Slice
@@ -80,16 +80,16 @@ class Draft:
     max_steps: int = 0  # of a draft model
     is_probe: bool = False  # it is made to see how good a draft model's guesses are
     token_ids: list[int] = field(default_factory=list)
-    kinds: list[int | None] = field(default_factory=list)
+    match_lengths: list[int | None] = field(default_factory=list)
     num_guesses: int = 0
     is_open: bool = True  # whether it is worth asking for more
 
-    def want(self) -> Want:
+    def want(self) -> DraftRequest:
         request = self.part.request
         token_ids = request.token_ids + array("i", self.token_ids) if self.token_ids else request.token_ids
-        return Want(request, token_ids, self.max_guesses - self.num_guesses, self.max_steps)
+        return DraftRequest(request, token_ids, self.max_guesses - self.num_guesses, self.max_steps)
 
-    def follow(self, guess: Guess) -> None:
+    def follow(self, guess: Proposal) -> None:
         """Take a guess as far as the grammar does; open for another where the grammar led elsewhere."""
         expected = deque(guess.token_ids)
         self.is_open = False
@@ -123,7 +123,7 @@ class Draft:
 
     def _add(self, token_id: int, kind: int | None) -> None:
         self.token_ids.append(token_id)
-        self.kinds.append(kind)
+        self.match_lengths.append(kind)
 
 
 class Speculator:
@@ -140,7 +140,7 @@ class Speculator:
         self._max_draft_tokens = max_draft_tokens
         self._clock = clock
         self._cost = StepCost()
-        self._odds = Odds()
+        self._acceptance = AcceptanceRates()
         self._payoff = ModelPayoff(drafter.model, self._cost, max_draft_tokens) if drafter.model else None
         self._drafting_s = 0.0  # since the last step was settled
 
@@ -166,13 +166,13 @@ class Speculator:
             draft.undo()
             count = min(len(draft.token_ids) if draft.is_probe else worth, draft.max_tokens)
             if count:
-                scheduler.extend(draft.part, draft.token_ids[:count], draft.kinds[:count])
-            elif draft.token_ids and draft.kinds[0] is not None:
-                draft.part.unused = draft.token_ids[0], draft.kinds[0]
+                scheduler.extend(draft.part, draft.token_ids[:count], draft.match_lengths[:count])
+            elif draft.token_ids and draft.match_lengths[0] is not None:
+                draft.part.unused = draft.token_ids[0], draft.match_lengths[0]
         if self._payoff and any(draft.is_probe for draft in drafts):
             self._payoff.spend(drafting_s, num_tokens, step.num_tokens)
         for part in level:
-            part.request.has_guess = bool(part.draft_ids)
+            part.request.has_draft = bool(part.draft_ids)
 
     def learn(self, step: Step, duration_s: float, host_s: float = 0.0) -> None:
         """`host_s`: what the host did of that time; if steps may overlap, it does so while the next is computed."""
@@ -185,7 +185,7 @@ class Speculator:
         self._drafting_s = 0.0
         if self._payoff:
             self._payoff.learn(step, duration_s)
-        self._odds.relax()
+        self._acceptance.relax()
         for part in step.slices:
             self._judge(part)
         self._look_ahead([part for part in step.slices if part.wants_token])
@@ -193,12 +193,12 @@ class Speculator:
     def _judge(self, part: Slice) -> None:
         """Learn from the guesses up to the first wrong one; or from one that was not computed, by the token written."""
         num_tried = min(part.num_accepted + 1, len(part.draft_ids))
-        for i, kind in enumerate(part.kinds[:num_tried]):
+        for i, kind in enumerate(part.match_lengths[:num_tried]):
             if kind is not None:
-                self._odds.observe(kind, is_right=i < part.num_accepted)
+                self._acceptance.observe(kind, is_right=i < part.num_accepted)
         if part.unused and part.is_kept:
             token_id, kind = part.unused
-            self._odds.observe(kind, is_right=part.request.token_ids[part.end] == token_id)
+            self._acceptance.observe(kind, is_right=part.request.token_ids[part.end] == token_id)
 
     def _look_ahead(self, level: Sequence[Slice]) -> None:
         """Where few run, and one repeats something, it is better to wait for its values and guess than to run ahead."""
@@ -206,14 +206,14 @@ class Speculator:
         ahead = [request for request in running if request.num_pending and request.sampling.shortcuts]
         if not ahead or len(level) > _MAX_AHEAD:
             return
-        wants = [Want(request, request.token_ids, 1) for request in ahead]
+        wants = [DraftRequest(request, request.token_ids, 1) for request in ahead]
         guesses = self._drafter.propose(wants)
-        good = [bool(guess.token_ids) and self._odds[guess.match] > _GOOD for guess in guesses]
+        good = [bool(guess.token_ids) and self._acceptance[guess.match] > _GOOD for guess in guesses]
         pays = any(good) and self._may_copies_pay(sum(good), len(level), len(level))
         for request, is_good in zip(ahead, good, strict=True):
-            request.has_guess = pays and is_good
+            request.has_draft = pays and is_good
         for request in self._lengths(ahead, len(level)):
-            request.has_guess = True
+            request.has_draft = True
 
     def _promising(self, parts: Sequence[Slice], num_level: int, num_tokens: int) -> list[Draft]:
         """Those to guess for, if the best of guesses would pay; now and then a step is measured without any."""
@@ -228,13 +228,13 @@ class Speculator:
 
     def _lengths(self, requests: Sequence[Request], num_level: int) -> dict[Request, int]:
         """For whom a draft model is asked, and for how many tokens."""
-        return self._payoff.lengths(requests, self._odds[MODEL], num_level) if self._payoff else {}
+        return self._payoff.lengths(requests, self._acceptance[MODEL], num_level) if self._payoff else {}
 
     def _may_copies_pay(self, num_drafts: int, num_level: int, num_tokens: int) -> bool:
         """If all are of the best, for one request or for each."""
-        ways = (Guessing(count, self._odds.best, stall_s=self._cost.stall_s) for count in (1, num_drafts))
+        ways = (DraftScenario(count, self._acceptance.best, stall_s=self._cost.stall_s) for count in (1, num_drafts))
         longest = self._max_draft_tokens
-        return any(best_length(self._cost.hoped_seconds, num_tokens, num_level, way, longest)[0] for way in ways)
+        return any(best_length(self._cost.optimistic_s, num_tokens, num_level, way, longest)[0] for way in ways)
 
     def _open(self, part: Slice) -> Draft | None:
         request = part.request
@@ -248,7 +248,7 @@ class Speculator:
         """How much of each draft to compute: so many of the likeliest tokens of all that most are written a second."""
         counts = [0] * len(drafts)
         best, expected = [*counts], float(num_level)
-        base_s = self._cost.hoped_seconds(num_tokens)
+        base_s = self._cost.optimistic_s(num_tokens)
         best_rate = expected / base_s
         chances = [(-self._chance(draft, 0, 1.0), i) for i, draft in enumerate(drafts) if draft.token_ids]
         heapq.heapify(chances)
@@ -257,7 +257,7 @@ class Speculator:
             counts[i] += 1
             expected -= negative
             num_tokens += 1
-            rate = expected / (self._cost.stall_s + max(base_s, self._cost.hoped_seconds(num_tokens)))
+            rate = expected / (self._cost.stall_s + max(base_s, self._cost.optimistic_s(num_tokens)))
             if rate > best_rate:
                 best, best_rate = [*counts], rate
             if counts[i] < len(drafts[i].token_ids):
@@ -265,5 +265,5 @@ class Speculator:
         return best
 
     def _chance(self, draft: Draft, index: int, chance_before: float) -> float:
-        kind = draft.kinds[index]
-        return chance_before if kind is None else chance_before * self._odds[kind]
+        kind = draft.match_lengths[index]
+        return chance_before if kind is None else chance_before * self._acceptance[kind]

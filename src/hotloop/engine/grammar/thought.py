@@ -40,7 +40,7 @@ class _State(NamedTuple):
     """Tokens of the opening that were taken."""
     tail: bytes = b""
     """The end of the thought, which may be the beginning of a closing."""
-    num_thought: int = 0
+    num_reasoning: int = 0
     num_answer: int = 0
     """Tokens that the answer's matcher has taken."""
 
@@ -183,7 +183,7 @@ class ThoughtMatcher(Matcher):
         if state.run:
             run = state.run[1:]
             phase = state.phase if run else Phase.ANSWER
-            return state._replace(phase=phase, run=run, num_thought=state.num_thought + 1)
+            return state._replace(phase=phase, run=run, num_reasoning=state.num_reasoning + 1)
         if state.phase is Phase.THOUGHT:
             return self._after_thought(token_id)
         if state.phase is Phase.ANSWER:
@@ -196,14 +196,14 @@ class ThoughtMatcher(Matcher):
         return _State(Phase.ANSWER, num_answer=num_answer)
 
     def _after_thought(self, token_id: int) -> _State:
-        num_thought, max_tokens = self._state.num_thought + 1, self._thinking.max_tokens
+        num_reasoning, max_tokens = self._state.num_reasoning + 1, self._thinking.max_tokens
         tail = self._state.tail + self._compiler.token_bytes[token_id]
         _, closing, behind = tail.partition(self._closing)
         if closing:
             run = self._thinking.gap_ids if self._answer and not behind else ()
-            return _State(Phase.THOUGHT if run else Phase.ANSWER, run, num_thought=num_thought)
-        run = self._thinking.ending_ids if max_tokens is not None and num_thought >= max_tokens else ()
-        return _State(Phase.THOUGHT, run, tail=tail[-len(self._closing) :], num_thought=num_thought)
+            return _State(Phase.THOUGHT if run else Phase.ANSWER, run, num_reasoning=num_reasoning)
+        run = self._thinking.ending_ids if max_tokens is not None and num_reasoning >= max_tokens else ()
+        return _State(Phase.THOUGHT, run, tail=tail[-len(self._closing) :], num_reasoning=num_reasoning)
 
     def _take(self, *token_ids: int) -> int:
         """How many tokens the answer's matcher took, which are all where there is one."""

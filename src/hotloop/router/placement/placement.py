@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from hotloop.core.recent import RecentDict
 from hotloop.router.placement.index import HASH_BYTES, Match, PrefixIndex
-from hotloop.router.placement.policy import Placing, Policy, ReplicaChoice, ReplicaView
+from hotloop.router.placement.policy import PlacementRequest, Policy, ReplicaChoice, ReplicaView
 from hotloop.router.summary import AnswerSummary
 
 MAX_STARTS = 10_000
@@ -80,7 +80,7 @@ class Placement:
         self._pasts: RecentDict[str, _Past] = RecentDict(MAX_SESSIONS)
         self._gaps: OrderedDict[str, _Gap] = OrderedDict()
         self._starts: RecentDict[bytes, int] = RecentDict(MAX_STARTS)
-        self._dice = random.Random(seed)
+        self._rng = random.Random(seed)
         self._num_placed = 0
 
     def add_replica(self, name: str, *, capacity_tokens: int, weight: float = 1.0) -> None:
@@ -129,7 +129,7 @@ class Placement:
         while self._gaps and next(iter(self._gaps.values())).until_s <= now:  # the oldest stand first
             self._end_gap(next(iter(self._gaps)))
         past, match = self._pasts.get(prompt.session), self._index.match(prompt.key)
-        placing = Placing(prompt.num_tokens, prompt.session, self._num_placed, self._dice)
+        placing = PlacementRequest(prompt.num_tokens, prompt.session, self._num_placed, self._rng)
         if past:
             placing.past_tokens = past.work_tokens
         else:

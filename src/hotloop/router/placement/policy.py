@@ -61,12 +61,12 @@ class ReplicaChoice:
 
 
 @dataclass(slots=True)
-class Placing:
+class PlacementRequest:
     num_tokens: int
     session: str = ""
     turn: int = 0
     """How many requests were placed before this one."""
-    dice: random.Random = field(default_factory=random.Random)
+    rng: random.Random = field(default_factory=random.Random)
     past_tokens: float = 0.0
     """The work that the session has been so far; as much is probably still to come."""
     num_alike: int = 0
@@ -79,10 +79,10 @@ class Placing:
         return NUM_DELAYED / (1 + 2 * self.num_alike)
 
 
-Policy = Callable[[Sequence[ReplicaView], Placing], ReplicaChoice]
+Policy = Callable[[Sequence[ReplicaView], PlacementRequest], ReplicaChoice]
 
 
-def prefix(views: Sequence[ReplicaView], placing: Placing) -> ReplicaChoice:
+def prefix(views: Sequence[ReplicaView], placing: PlacementRequest) -> ReplicaChoice:
     warm = [view for view in views if view.matched_tokens >= LIGHT_SHARE * placing.num_tokens]
     if not warm and placing.session:  # it will stay, so it goes to whoever has least to do of all
         return min(views, key=lambda view: (view.waiting + view.load, not view.is_home)).chosen("cold")
@@ -99,7 +99,7 @@ def prefix(views: Sequence[ReplicaView], placing: Placing) -> ReplicaChoice:
     return best.chosen(f"{'warm' if best in warm else 'moved'}, {warmest.name} is busy")
 
 
-def session(views: Sequence[ReplicaView], placing: Placing) -> ReplicaChoice:
+def session(views: Sequence[ReplicaView], placing: PlacementRequest) -> ReplicaChoice:
     """Where the session was, whatever is known of its prompt, unless waiting there costs more than to begin anew."""
     least = _freer_of_two(views, placing)
     for view in views:
@@ -108,16 +108,16 @@ def session(views: Sequence[ReplicaView], placing: Placing) -> ReplicaChoice:
     return least.chosen("new session")
 
 
-def least_load(views: Sequence[ReplicaView], placing: Placing) -> ReplicaChoice:
+def least_load(views: Sequence[ReplicaView], placing: PlacementRequest) -> ReplicaChoice:
     return min(views, key=lambda view: (view.waiting, view.load)).chosen("least load")
 
 
-def round_robin(views: Sequence[ReplicaView], placing: Placing) -> ReplicaChoice:
+def round_robin(views: Sequence[ReplicaView], placing: PlacementRequest) -> ReplicaChoice:
     return views[placing.turn % len(views)].chosen("its turn")
 
 
-def at_random(views: Sequence[ReplicaView], placing: Placing) -> ReplicaChoice:
-    return placing.dice.choice(views).chosen("chance")
+def at_random(views: Sequence[ReplicaView], placing: PlacementRequest) -> ReplicaChoice:
+    return placing.rng.choice(views).chosen("chance")
 
 
 POLICIES: Mapping[str, Policy] = {
@@ -129,7 +129,7 @@ POLICIES: Mapping[str, Policy] = {
 }
 
 
-def _cost(view: ReplicaView, placing: Placing, mean_load: float) -> float:
+def _cost(view: ReplicaView, placing: PlacementRequest, mean_load: float) -> float:
     num_uncached = placing.num_tokens - view.matched_tokens
     is_full = view.held_tokens + num_uncached > view.capacity_tokens
     cost = view.waiting + (placing.prefill_cost + is_full) * num_uncached / view.weight
@@ -139,7 +139,7 @@ def _cost(view: ReplicaView, placing: Placing, mean_load: float) -> float:
     return cost
 
 
-def _freer_of_two(views: Sequence[ReplicaView], placing: Placing) -> ReplicaView:
+def _freer_of_two(views: Sequence[ReplicaView], placing: PlacementRequest) -> ReplicaView:
     """Of two taken at random: the one with less to do, and less lately."""
-    two = placing.dice.sample(views, min(2, len(views)))
+    two = placing.rng.sample(views, min(2, len(views)))
     return min(two, key=lambda view: (view.waiting + view.load, view.name))

@@ -15,7 +15,7 @@ from hotloop.core.request import Priority
 T = TypeVar("T")
 
 
-class WaitingRoom(Generic[T]):
+class RequestQueue(Generic[T]):
     """Whoever waits says how a place is taken for him, which may fail, and how it is given back should he have left."""
 
     def __init__(self, max_waiting: int, clock: Callable[[], float] = time.monotonic) -> None:

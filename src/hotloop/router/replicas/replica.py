@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from hotloop.border.keys import TENANT_HEADER, Tenant
 from hotloop.core.config import RouterConfig
+from hotloop.http.keys import TENANT_HEADER, Tenant
 from hotloop.router.config import ReplicaConfig
 from hotloop.router.kinds import KINDS, Api, Kind
 from hotloop.router.replicas.breaker import Breaker

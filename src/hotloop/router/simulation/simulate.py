@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from hotloop.router.placement.placement import OUTPUT_COST, Placement, PromptDigest
-from hotloop.router.placement.policy import POLICIES, Placing, Policy, ReplicaChoice, ReplicaView
+from hotloop.router.placement.policy import POLICIES, PlacementRequest, Policy, ReplicaChoice, ReplicaView
 from hotloop.router.simulation.trace import Arrival, Session, Trace, key_of, repeat
 from hotloop.router.summary import AnswerSummary
 
@@ -76,7 +76,7 @@ class Simulation:
         self.figures = Figures(policy)
         self._trace = trace
         self._fleet = fleet
-        self._dice = random.Random(seed)
+        self._rng = random.Random(seed)
         self._placement = Placement(SIMULATED[policy], block_tokens=trace.block_tokens, seed=seed)
         self._free_at = {f"r{i}": 0.0 for i in range(fleet.num_replicas)}
         self._busy_s = dict.fromkeys(self._free_at, 0.0)
@@ -104,7 +104,7 @@ class Simulation:
         now = 0.0
         for world, session in repeat(self._trace, num_requests):
             self._go_on(self._play(world, session, now))
-            now += self._dice.expovariate(self._fleet.sessions_per_s)
+            now += self._rng.expovariate(self._fleet.sessions_per_s)
             yield now
 
     def _play(self, world: int, session: Session, now: float) -> Iterator[float]:
@@ -129,13 +129,13 @@ class Simulation:
             self._placement.finish(ticket, answer, now=now)
 
 
-def consistent_hash(views: Sequence[ReplicaView], placing: Placing) -> ReplicaChoice:
+def consistent_hash(views: Sequence[ReplicaView], placing: PlacementRequest) -> ReplicaChoice:
     """The same session always to the same replica, whatever happens there."""
     name = placing.session or placing.turn
     return max(views, key=lambda view: zlib.crc32(f"{name} {view.name}".encode())).chosen("hash")
 
 
-def cache_aware(views: Sequence[ReplicaView], placing: Placing) -> ReplicaChoice:
+def cache_aware(views: Sequence[ReplicaView], placing: PlacementRequest) -> ReplicaChoice:
     """A published policy: the longest match if it is over 0.3 of the prompt, else whoever runs least; and whoever runs
     least at all times while the fleet is out of balance by more than 64 requests and a half.
     """
@@ -144,7 +144,7 @@ def cache_aware(views: Sequence[ReplicaView], placing: Placing) -> ReplicaChoice
     best = max(views, key=lambda view: view.matched_tokens)
     if is_balanced and best.matched_tokens > 0.3 * placing.num_tokens:
         return best.chosen("match")
-    least = min(views, key=lambda view: (view.num_running, placing.dice.random()))
+    least = min(views, key=lambda view: (view.num_running, placing.rng.random()))
     return least.chosen("least" if is_balanced else "balance")
 
 

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from hotloop.border.json_schema import find_misfit
+from hotloop.http.json_schema import first_violation
 from hotloop.router.tiers.config import CascadeConfig
 from hotloop.router.tiers.features import has_shape
 
@@ -101,7 +101,7 @@ def _fault_of_text(text: str, request: Json) -> str:
 
 def _fault_of_json(text: str, schema: Json, what: str, verb: str) -> str:
     try:
-        misfit = find_misfit(json.loads(text), schema)
+        misfit = first_violation(json.loads(text), schema)
     except (ValueError, RecursionError):
         return f"{what} {verb} not JSON"
     return f"{what}: {misfit}" if misfit else ""

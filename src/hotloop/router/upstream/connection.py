@@ -11,7 +11,7 @@ from typing import Self, cast
 
 import httptools
 
-from hotloop.border.headers import end_to_end
+from hotloop.http.headers import end_to_end
 from hotloop.router.upstream.wire import SOCKET_OPTIONS, Headers, Stage, Timeouts, UpstreamFailed, describe
 
 MAX_HEAD_BYTES = 64 * 1024
@@ -53,7 +53,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.write(head)
             self._transport.write(body)
 
-    def let_go(self, *, can_reuse: bool) -> None:
+    def release(self, *, can_reuse: bool) -> None:
         self._response = None
         if can_reuse and not self.is_writing and not self.is_lost:
             self.resume()
@@ -352,5 +352,5 @@ class Http1Response:
     def _end(self, failure: UpstreamFailed | None = None) -> None:
         assert self._connection is not None
         connection, self._connection, self._parser, self._failure = self._connection, None, None, failure
-        connection.let_go(can_reuse=failure is None and self._keeps_alive and self._fault is None)
+        connection.release(can_reuse=failure is None and self._keeps_alive and self._fault is None)
         self._wake()

@@ -17,7 +17,7 @@ from urllib.parse import SplitResult
 import h2.exceptions
 import httpx
 
-from hotloop.border.headers import end_to_end
+from hotloop.http.headers import end_to_end
 from hotloop.router.upstream.connection import MAX_IDLE_S
 from hotloop.router.upstream.wire import (
     SOCKET_OPTIONS,

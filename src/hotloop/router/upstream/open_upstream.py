@@ -1,6 +1,6 @@
 """Connections to a replica, from its address: plain ones by hand, encrypted ones with HTTP/2 where it is offered."""
 
-from hotloop.border.url import split_url
+from hotloop.http.url import split_url
 from hotloop.router.upstream.http1 import Http1Upstream
 from hotloop.router.upstream.http2 import HttpxUpstream
 from hotloop.router.upstream.wire import Timeouts, Upstream

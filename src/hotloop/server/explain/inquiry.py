@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from hotloop.chat.assembly.spans import SpanKind, speller
-from hotloop.chat.compare import Comparison, Spot, compare, find_spot, token_array
+from hotloop.chat.compare import Comparison, PromptPosition, compare, find_position, token_array
 from hotloop.chat.prompt import Prompt
 from hotloop.core.config import Explanations
 from hotloop.core.recent import RecentDict
@@ -36,7 +36,7 @@ class Question:
     prompt: Prompt
     earlier: PastPrompt | None = None
     comparison: Comparison | None = None
-    spot: Spot | None = None
+    spot: PromptPosition | None = None
     """Where the two part; worked out beforehand only if it is asked for with the answer."""
     is_named: bool = False
     """Whether it is the answer that was to be compared with, and not only the one most like it."""
@@ -67,7 +67,7 @@ class Diagnosis:
     num_common: int = 0
 
 
-class Inquiry:
+class CacheExplanation:
     """What is asked about one answer. One without questions says nothing."""
 
     def __init__(
@@ -152,10 +152,10 @@ class Inquiry:
         comparison = question.comparison
         assert comparison
         assert question.earlier
-        is_changed = comparison.parting is not None and comparison.parting.change == "diverged"
+        is_changed = comparison.divergence is not None and comparison.divergence.change == "diverged"
         num_missed = sum(cause.num_tokens for cause in account.causes if cause.reason == "diverged")
         if is_changed and (num_missed or comparison.num_common < question.earlier.num_prompt):
-            spot = question.spot or Spot("template", None, 0)
+            spot = question.spot or PromptPosition("template", None, 0)
             return Diagnosis("changed", spot.kind, spot.index, num_missed, comparison.num_common)
         return Diagnosis("unavailable" if account.num_recomputed > account.num_block else "same")
 
@@ -164,7 +164,7 @@ class Inquiry:
         return bool(self._requests) and all(request.first_token_at is not None for request in self._requests)
 
 
-NO_INQUIRY = Inquiry()
+NO_INQUIRY = CacheExplanation()
 
 
 class Explainer:
@@ -182,16 +182,16 @@ class Explainer:
         self._kept: Shelf[tuple[str, ...], Explanation] = Shelf(memory_tokens)
         self._prompts: Shelf[str, Sequence[Prompt]] = Shelf(memory_tokens // _PROMPT_SHARE)
 
-    def inquire(self, prompts: Sequence[Prompt], caller: Caller, named: str | None = None) -> Inquiry:
+    def inquire(self, prompts: Sequence[Prompt], caller: Caller, named: str | None = None) -> CacheExplanation:
         """Compare prompts with the answer that was named, or with what is most like them. Takes a moment."""
         if self.level == "off":
-            return Inquiry(named=named)
-        return Inquiry(self, caller, [self._ask(prompt, caller, named) for prompt in prompts], named=named)
+            return CacheExplanation(named=named)
+        return CacheExplanation(self, caller, [self._ask(prompt, caller, named) for prompt in prompts], named=named)
 
     def keep(self, explanation: Explanation) -> None:
         for account in explanation.accounts:
             self._metrics.count_prompt(account)
-        if any(cause.parting for account in explanation.accounts for cause in account.causes):
+        if any(cause.divergence for account in explanation.accounts for cause in account.causes):
             cost = sum(len(prompt.token_ids) for prompt in explanation.prompts)
             self._prompts.put(explanation.answer_id, explanation.prompts, cost)
         caller, kept = explanation.caller, replace(explanation, prompts=())
@@ -221,6 +221,6 @@ class Explainer:
         if earlier is None:
             return Question(prompt)
         comparison = compare(token_ids, earlier.token_ids, self.spell)
-        parting = comparison.parting if is_named else None
-        spot = find_spot(parting, prompt, self.spell) if parting else None
+        divergence = comparison.divergence if is_named else None
+        spot = find_position(divergence, prompt, self.spell) if divergence else None
         return Question(prompt, earlier, comparison, spot, is_named)

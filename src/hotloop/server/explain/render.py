@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import zip_longest
 
-from hotloop.chat.compare import find_spot, find_words
+from hotloop.chat.compare import find_position, find_words
 from hotloop.chat.prompt import Prompt
 from hotloop.core.request import Usage, Wait
 from hotloop.server.account import Cause, PromptAccount
-from hotloop.server.explain.inquiry import Diagnosis, Explainer, Explanation, Inquiry
+from hotloop.server.explain.inquiry import CacheExplanation, Diagnosis, Explainer, Explanation
 from hotloop.server.tenants import Caller
 from hotloop.wire.field import Json, present
 from hotloop.wire.usage import ApiUsage
@@ -31,7 +31,7 @@ _WORK = {
 
 def answer_usage(
     usages: Sequence[Usage],
-    inquiry: Inquiry,
+    inquiry: CacheExplanation,
     *,
     num_choices: int = 1,
     num_kept: int | None = None,
@@ -44,8 +44,8 @@ def answer_usage(
     num_cached = sum(usage.num_cached for usage in prompts)
     num_output = 0 if is_silent else sum(usage.num_output for usage in usages)
     num_written = max((num_prompt if num_kept is None else num_kept) - num_cached, 0)
-    num_thought = sum(usage.num_thought for usage in usages)
-    return ApiUsage(num_prompt, num_cached, num_output, num_written, num_thought, _render_work(usages, inquiry))
+    num_reasoning = sum(usage.num_reasoning for usage in usages)
+    return ApiUsage(num_prompt, num_cached, num_output, num_written, num_reasoning, _render_work(usages, inquiry))
 
 
 def render_diagnosis(diagnosis: Diagnosis) -> Json:
@@ -61,14 +61,14 @@ def render_diagnosis(diagnosis: Diagnosis) -> Json:
     }
 
 
-def _render_work(usages: Sequence[Usage], inquiry: Inquiry) -> Json:
+def _render_work(usages: Sequence[Usage], inquiry: CacheExplanation) -> Json:
     work = {name: sum(getattr(usage, field) for usage in usages) for name, field in _WORK.items()}
     waits = {wait: max(usage.waits_s.get(wait, 0.0) for usage in usages) for wait in Wait}
     waits_ms = {wait.value: round(1000 * wait_s) for wait, wait_s in waits.items() if wait_s >= 0.0005}
     return {**work, "waits_ms": waits_ms, **_render_prompts(inquiry), **present(changes=inquiry.changes or None)}
 
 
-def _render_prompts(inquiry: Inquiry) -> Json:
+def _render_prompts(inquiry: CacheExplanation) -> Json:
     accounts = inquiry.accounts()
     if not accounts:
         return {}
@@ -114,11 +114,11 @@ def _render_cause(cause: Cause, prompt: Prompt | None, explainer: Explainer, vie
         beneficiary = explainer.name_beneficiary(cause.eviction.beneficiary, viewer)
         evicted_at = round(time.time() - (time.monotonic() - cause.eviction.at), 3)
         rendered |= {"evicted_at": evicted_at, "evicted_for": beneficiary}
-    if cause.parting:
-        spot = find_spot(cause.parting, prompt, explainer.spell) if prompt else None
+    if cause.divergence:
+        spot = find_position(cause.divergence, prompt, explainer.spell) if prompt else None
         span = {"kind": spot.kind, "index": spot.index, "offset": spot.offset} if spot else None
-        rendered |= {"token_index": cause.parting.index, "span": span}
+        rendered |= {"token_index": cause.divergence.index, "span": span}
         if explainer.level == "words":
-            words = find_words(cause.parting, explainer.spell)
+            words = find_words(cause.divergence, explainer.spell)
             rendered |= {"before": words.before, "previous": words.previous, "current": words.current}
     return rendered

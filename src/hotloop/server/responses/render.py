@@ -8,7 +8,7 @@ from hotloop.core.request import FinishReason, Usage
 from hotloop.models.tokenizer import Tokenizer
 from hotloop.server.delivery import Piece
 from hotloop.server.errors import Cancelled, Disconnected, kind_of
-from hotloop.server.explain.inquiry import NO_INQUIRY, Inquiry
+from hotloop.server.explain.inquiry import NO_INQUIRY, CacheExplanation
 from hotloop.server.explain.render import answer_usage, render_diagnosis
 from hotloop.server.openai.render import render_logprobs
 from hotloop.wire.builtin import find_openai
@@ -30,7 +30,7 @@ class Composer(wire.ResponsesWriter):
         self,
         head: Json,
         tokenizer: Tokenizer,
-        inquiry: Inquiry = NO_INQUIRY,
+        inquiry: CacheExplanation = NO_INQUIRY,
         tools: Iterable[ApiTool | Opaque] = (),
         thoughts: wire.ThoughtShape = wire.AS_THEY_ARE,
     ) -> None:

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from hotloop.border.keys import Tenant
 from hotloop.core.errors import RequestError
 from hotloop.core.message import Message
 from hotloop.core.shelf import Shelf
+from hotloop.http.keys import Tenant
 from hotloop.server.delivery import OutputCollector
 from hotloop.server.errors import UnknownPrevious, UnknownResponse
 from hotloop.server.responses.log import EventLog

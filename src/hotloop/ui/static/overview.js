@@ -78,7 +78,7 @@ function tiles(now, points) {
   const hasOutput = totals.num_output !== undefined;
   const recently = minute?.num_prompt ? `${percent(minute.num_cached, minute.num_prompt)} in the last minute`
     : "nothing asked in the last minute";
-  const made = [["forced", totals.num_forced], ["drafted", totals.num_accepted]].filter(([, number]) => number)
+  const made = [["forced", totals.num_forced], ["accepted", totals.num_accepted]].filter(([, number]) => number)
     .map(([what, number]) => `${percent(number, totals.num_output)} ${what}`).join(", ");
   return el("div", { class: "tiles" },
     tile("Running", count(now.num_running), now.max_running ? `of ${count(now.max_running)} in a batch`

@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-from hotloop.border.keys import Tenant
 from hotloop.core.errors import RequestError
 from hotloop.core.shelf import Shelf
+from hotloop.http.keys import Tenant
 from hotloop.wire.field import Field, Json
 
 MAX_ITEMS = 1 << 16

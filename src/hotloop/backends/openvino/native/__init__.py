@@ -76,7 +76,7 @@ class NativeAttention:
         self._library.attention_set_latent(self._handle, layer, *(up.ctypes.data for up in ups))
 
     def plan(self, batch: Batch) -> None:
-        arrays = (batch.begins, batch.past_lens, batch.block_ids, batch.block_begins)
+        arrays = (batch.query_starts, batch.past_lens, batch.block_ids, batch.block_begins)
         self._library.attention_plan(self._handle, len(batch.past_lens), *(array.ctypes.data for array in arrays))
 
     def run(self, layer: int, qkv: NDArray[np.float32], output: NDArray[np.float32]) -> None:

@@ -38,7 +38,7 @@ constexpr int CHUNK = 256;       // keys at most between two looks at the runnin
 constexpr int ROOM = 65536;      // floats of keys and values of a chunk, so that they stay in the second cache
 constexpr int TILE = 16;         // tokens that go over a chunk while it is in the cache; twice as many of a long prompt
 constexpr int LATENT_HEADS = 4;  // query heads of a job, where one key serves all of them
-constexpr float NEVER = -1e30f;  // the running maximum before any key was seen
+constexpr float NEG_INF = -1e30f;  // the running maximum before any key was seen
 constexpr bool HAS_SCALES = sizeof(KV) == 1;
 
 // So many rows and registers at once that neither loads nor multiplications wait for each other.
@@ -395,7 +395,7 @@ void run_item(const Attention& a, int layer, int job, const Item& runs, float* o
         for (int r = 0; r < run.count * group; r++) {
             const int token = run.first + r / group;
             const size_t at = (size_t)token * a.num_heads + first_head + r % group;
-            const float sink = sinks ? sinks[first_head + r % group] : NEVER;
+            const float sink = sinks ? sinks[first_head + r % group] : NEG_INF;
             p.rows.push_back({a.queries.data() + at * K, sink, sinks ? 1.0f : 0.0f, output + at * V, a.positions[token]});
             memset(output + at * V, 0, V * sizeof(float));
         }

@@ -85,7 +85,7 @@ function tellRun(run) {
       `${short(tokens.prompt - tokens.cached)} of ${short(tokens.prompt)} computed`),
     tile("Recomputed", short(tokens.recomputed),
       tokens.recomputed ? `${percent(tokens.recomputed, tokens.prompt)} of the prompts` : "nothing twice"),
-    tile("Output", short(tokens.output), `${percent(tokens.forced + tokens.drafted, tokens.output)} forced or drafted`),
+    tile("Output", short(tokens.output), `${percent(tokens.forced + tokens.accepted, tokens.output)} forced or accepted`),
     tile("Model idle", percent(run.model_idle_ms, run.wall_ms),
       `${duration(run.model_idle_ms)}, ${plural(tools, "tool call")}`),
     tile("Money", run.money ? money(run.money) : NONE, run.money ? "by the price table" : "no price for this model"),

@@ -8,7 +8,7 @@ import { coarsen } from "./parts.js";
 const SHOWN = 12;
 const KINDS = {
   queue: ["queue", "queue"], prefill: ["new", "prefill"], decode: ["sampled", "decode"],
-    tool: ["tool", "tool"], foreseen: ["foreseen", "begun early"],
+    tool: ["tool", "tool"], speculative: ["speculative", "begun early"],
   request: ["network", "the server, around it"], chat: ["network", "network"], route: ["network", "router"],
     attempt: ["network", "router"], turn: ["idle", "the run itself"], run: ["idle", "the run itself"],
 };

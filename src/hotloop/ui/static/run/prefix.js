@@ -53,15 +53,15 @@ function spansOf(turn) {
 function drawRow(turn, place, most, shown) {
   const strip = el("div", { class: "strip" }, stack(spansOf(turn), turn.tokens.prompt, { class: "hollow" }));
   strip.style.width = `${(100 * turn.tokens.prompt) / most}%`;
-  const parting = turn.causes.find((cause) => cause.token_index !== undefined && cause.token_index !== null);
-  if (parting) {
+  const divergence = turn.causes.find((cause) => cause.token_index !== undefined && cause.token_index !== null);
+  if (divergence) {
     const notch = el("i", { class: "notch" });
-    notch.style.left = `${(100 * Math.min(parting.token_index, turn.tokens.prompt)) / turn.tokens.prompt}%`;
+    notch.style.left = `${(100 * Math.min(divergence.token_index, turn.tokens.prompt)) / turn.tokens.prompt}%`;
     strip.append(notch);
   }
   return el("div", { class: "prefix-row", role: "listitem", onclick: () => shown.choose(place) },
     el("span", { class: "num muted" }, turn.turn), strip, el("span", { class: "num" }, short(turn.tokens.prompt)),
-    el("span", { class: "cut" }, parting ? tellParting(parting) : tellCauses(turn)));
+    el("span", { class: "cut" }, divergence ? tellParting(divergence) : tellCauses(turn)));
 }
 
 function tellCauses(turn) {

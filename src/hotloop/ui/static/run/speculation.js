@@ -10,28 +10,28 @@ export function speculationPanel(shown) {
     note.textContent = `tools ran ${duration(run.tools_hidden_ms)} behind the model's back`;
     const lines = tellWon(run);
     place.replaceChildren(...(lines.length ? lines : [empty("Nothing was begun early.",
-      "Tools marked read-only can be: see ", el("code", {}, "docs/foresight.md"), ".")]));
+      "Tools marked read-only can be: see ", el("code", {}, "docs/speculation.md"), ".")]));
   });
   return panel("Speculation", note, place);
 }
 
 function tellWon(run) {
-  const tools = run.turns.flatMap((turn) => turn.rows.filter((row) => row.kind === "tool" && row.was_foreseen));
-  const wasted = run.turns.flatMap((turn) => turn.rows.filter((row) => row.kind === "foreseen"));
+  const tools = run.turns.flatMap((turn) => turn.rows.filter((row) => row.kind === "tool" && row.was_speculative));
+  const wasted = run.turns.flatMap((turn) => turn.rows.filter((row) => row.kind === "speculative"));
   const { tokens, prefill_ahead: ahead } = run;
   const lines = [];
   const sum = (rows, length) => rows.reduce((total, row) => total + length(row), 0);
   if (tools.length + wasted.length) {
     const hidden = sum(tools, (row) => Math.max(0, Math.min(row.dispatched, row.end) - row.start));
-    lines.push(line("Tools begun early", [["tool", tools.length], ["foreseen", wasted.length]],
+    lines.push(line("Tools begun early", [["tool", tools.length], ["speculative", wasted.length]],
       `${count(tools.length)} used, ${duration(hidden)} ahead of the model`,
       wasted.length ? `${count(wasted.length)} unused, ${duration(sum(wasted, (row) => row.end - row.start))} of tools`
         : "none unused"));
   }
-  if (tokens.guessed) {
-    lines.push(line("Tokens drafted", [["drafted", tokens.drafted], ["idle", tokens.guessed - tokens.drafted]],
-      `${plural(tokens.drafted, "token")} accepted (${percent(tokens.drafted, tokens.guessed)})`,
-        `${count(tokens.guessed - tokens.drafted)} rejected`));
+  if (tokens.drafted) {
+    lines.push(line("Tokens drafted", [["accepted", tokens.accepted], ["idle", tokens.drafted - tokens.accepted]],
+      `${plural(tokens.accepted, "token")} accepted (${percent(tokens.accepted, tokens.drafted)})`,
+        `${count(tokens.drafted - tokens.accepted)} rejected`));
   }
   if (tokens.forced) {
     lines.push(line("Tokens forced", [["forced", tokens.forced], ["idle", tokens.output - tokens.forced]],

@@ -5,7 +5,7 @@ import { bar, el, legend, panel, svg } from "../dom.js";
 import { count, percent, short } from "../format.js";
 
 const PROMPT = ["cached", "recomputed", "new"];
-const OUTPUT = ["sampled", "forced", "drafted"];
+const OUTPUT = ["sampled", "forced", "accepted"];
 const [UP, DOWN, LEFT, MIN_COLUMN, MAX_COLUMN] = [170, 74, 54, 5, 64];
 
 export function tokensPanel(shown) {
@@ -21,7 +21,7 @@ export function tokensPanel(shown) {
   shown.listen(() => markChosen(place, shown.place));
   return panel("Tokens, turn by turn", note, place,
     legend([["cached", "cached"], ["recomputed", "recomputed"], ["new", "new"], ["sampled", "sampled"],
-      ["forced", "forced"], ["drafted", "drafted, accepted"]]));
+      ["forced", "forced"], ["accepted", "drafted, accepted"]]));
 }
 
 function markChosen(place, chosen) {
@@ -81,5 +81,5 @@ function tell(turn) {
   return [`Turn ${turn.turn}`, ["prompt", count(tokens.prompt)],
     ...PROMPT.map((kind) => [kind, count(tokens[kind])]),
     ["output", count(tokens.output)], ...OUTPUT.map((kind) => [kind, count(tokens[kind])]),
-      ["drafted in vain", tokens.guessed > tokens.drafted ? count(tokens.guessed - tokens.drafted) : null]];
+      ["drafted, rejected", tokens.drafted > tokens.accepted ? count(tokens.drafted - tokens.accepted) : null]];
 }

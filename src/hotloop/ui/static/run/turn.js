@@ -68,7 +68,7 @@ function tellTokens(tokens, ahead, lost) {
     ["for no answer", lost.prompt ? `${count(lost.prompt)} prompt, ${count(lost.output)} output` : null],
     ["output", count(tokens.output)],
     ["forced", some(tokens.forced)],
-    ["drafted", tokens.guessed ? `${count(tokens.drafted)} of ${count(tokens.guessed)}` : null],
+    ["drafted", tokens.drafted ? `${count(tokens.accepted)} of ${count(tokens.drafted)}` : null],
   ];
 }
 

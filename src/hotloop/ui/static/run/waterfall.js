@@ -30,7 +30,7 @@ export class Waterfall {
       onclick: () => this.show(mode) }, mode === "whole" ? "Whole run" : "Rows in sight"));
     this.element = el("div", {}, this.map, this.view,
       legend([["queue", "queue"], ["new", "new"], ["recomputed", "recomputed"], ["sampled", "sampled"],
-      ["forced", "forced"], ["drafted", "drafted"], ["tool", "tool"], ["foreseen", "begun early"],
+      ["forced", "forced"], ["accepted", "accepted"], ["tool", "tool"], ["speculative", "begun early"],
         ["network", "network"], ["idle", "idle"]]));
     this.label = MAX_LABEL;
     this.isDue = false;
@@ -171,10 +171,10 @@ export class Waterfall {
         { tip: () => [labelOf(part), ["time", duration(end - start)]] }, 0.5));
       return row.error ? [...pieces, outline(x, row)] : pieces;
     }
-    if (row.kind === "foreseen") return [bar("foreseen", x(row.start), 5, x(row.end) - x(row.start), ROW - 10,
+    if (row.kind === "speculative") return [bar("speculative", x(row.start), 5, x(row.end) - x(row.start), ROW - 10,
       { class: "wasted", rx: 2 }, 2)];
-    const early = row.was_foreseen && row.dispatched > row.start
-      ? [bar("foreseen", x(row.start), 5, x(Math.min(row.dispatched, row.end)) - x(row.start), ROW - 10, { rx: 2 }, 2)]
+    const early = row.was_speculative && row.dispatched > row.start
+      ? [bar("speculative", x(row.start), 5, x(Math.min(row.dispatched, row.end)) - x(row.start), ROW - 10, { rx: 2 }, 2)]
       : [];
     const since = early.length ? Math.min(row.dispatched, row.end) : row.start;
     return [...early, bar("tool", x(since), 5, x(row.end) - x(since), ROW - 10,
@@ -254,9 +254,9 @@ function tell(row) {
       ["cached", row.label === "model" ? percent(tokens.cached, tokens.prompt) : null], ["replica", row.turn.replica],
         ["error", row.error]];
   }
-  if (row.kind === "foreseen") return [`${title}, begun early, not asked for`, length,
+  if (row.kind === "speculative") return [`${title}, begun early, not asked for`, length,
     ["confidence", row.confidence && percent(row.confidence, 1)], ["arguments", row.arguments?.slice(0, 200)]];
-  return [title, length, ["waited for", duration(row.waited_ms)], ["begun early", row.was_foreseen
+  return [title, length, ["waited for", duration(row.waited_ms)], ["begun early", row.was_speculative
     ? duration(row.dispatched - row.start) : null],
     ["tries", row.num_tries > 1 ? row.num_tries : null], ["failed", row.is_error ? "yes" : null], ["error", row.error],
       ["arguments", row.arguments?.slice(0, 200)]];

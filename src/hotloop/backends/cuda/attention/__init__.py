@@ -1,0 +1,1 @@
+"""Attention over the paged KV cache, a module per kernel."""

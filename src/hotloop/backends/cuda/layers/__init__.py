@@ -1,0 +1,1 @@
+"""What a layer computes besides attention: products, experts, linear attention."""

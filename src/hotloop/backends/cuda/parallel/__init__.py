@@ -1,0 +1,1 @@
+"""Tensor parallelism: the ranks of one model on several GPUs."""

@@ -1,0 +1,1 @@
+"""Weights in fewer bits: how they are held, and products with them."""

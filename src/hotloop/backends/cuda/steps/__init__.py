@@ -1,0 +1,1 @@
+"""A batch on its way to the device: its shape, its indices, and how attention is split over the card."""

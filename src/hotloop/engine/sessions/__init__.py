@@ -1,0 +1,1 @@
+"""Which sessions are admitted, and which requests belong to one."""

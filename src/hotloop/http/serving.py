@@ -1,0 +1,196 @@
+"""The process that serves an API or a page until it is told to stop: what all listeners have in common.
+
+SIGTERM, SIGINT   not ready, but requests are taken for `drain_delay_s`; then the listener closes, what runs may finish
+once more         what still runs is ended at once
+SIGHUP            settings are reloaded; from a terminal that was closed it is like SIGTERM
+"""
+
+import asyncio
+import ctypes
+import logging
+import math
+import os
+import resource
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from ipaddress import ip_address
+from types import FrameType
+from typing import Any
+
+import uvicorn
+
+from hotloop.core.config import RouterConfig, ServerConfig, parse_bytes
+from hotloop.core.errors import ConfigError
+from hotloop.http.connection import BoundedProtocol, ConnectionLimits
+from hotloop.http.listen import bind
+from hotloop.http.page import Application, TrustedHosts, WithPage
+
+log = logging.getLogger("hotloop.http")
+
+_KEEP_ALIVE_S = 75  # an agent comes back on its connection after its tool has run
+_CLOSE = (b"connection", b"close")
+_TICK_S = 0.05
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
+_LARGE_BLOCK = 1 << 20
+
+
+class ApiServer(uvicorn.Server):
+    """Uvicorn without its logs and websockets, and with limits on connections. `run()` blocks; `stop()`, from any
+    thread, drains, and called again ends what still runs; either signal does the same."""
+
+    def __init__(
+        self,
+        app: Application,
+        page: Application | None = None,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        grace_s: float,
+        drain_delay_s: float = 0.0,
+        is_open: bool = True,
+        allowed_hosts: Sequence[str] = (),
+        limits: ConnectionLimits | None = None,
+        log_level: str | None = None,
+        reload: Callable[[], str] | None = None,
+    ) -> None:
+        """`is_open`: there is no key, so only names of its own are answered to, and those allowed. `reload` applies the
+        settings as they are now and says what came of it; it raises ConfigError, and then nothing has changed."""
+        limits = limits or ConnectionLimits()
+        self._is_open = is_open
+        self._drain_delay_s = drain_delay_s
+        self._reload = reload
+        served = WithPage(app, page) if page else app
+        protocol: Any = partial(
+            BoundedProtocol,
+            limits=replace(limits, max_connections=min(limits.max_connections, _allow_files(limits) // 2)),
+        )
+        super().__init__(
+            uvicorn.Config(
+                TrustedHosts(served, (host, *allowed_hosts)) if is_open else served,
+                host,
+                port,
+                http=protocol,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                log_level=log_level,
+                access_log=False,
+                server_header=False,
+                timeout_keep_alive=_KEEP_ALIVE_S,
+                timeout_graceful_shutdown=math.ceil(grace_s),
+            )
+        )
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        return_freed_memory()
+        super().run(sockets or [bind(self.config.host, self.config.port)])
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        for address in {each.getsockname()[0] for each in sockets or ()} if self._is_open else ():
+            if not ip_address(address.partition("%")[0]).is_loopback:
+                log.warning("no API key is set, and %s is no loopback address: whoever reaches it may use it", address)
+        try:
+            await super().startup(sockets)
+        except OSError as error:  # the port was free when it was bound, but another listens there by now
+            raise ConfigError(f"cannot listen on {self.config.host}:{self.config.port}: {error.strerror}") from None
+        if self._reload and threading.current_thread() is threading.main_thread():
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._hang_up, _has_terminal())
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # one that came while loading counts
+
+    async def main_loop(self) -> None:
+        """Once told to stop: not ready, but still serving until load balancers have noticed. Clients are told to leave
+        their connections, since a request that is on its way when one is closed would be lost."""
+        await super().main_loop()
+        if not self.should_exit:  # it stops by itself, since it can serve nobody any more
+            return
+        self.begin_drain()
+        self.server_state.default_headers.append(_CLOSE)
+        deadline = time.monotonic() + self._drain_delay_s
+        if self._drain_delay_s:
+            log.info("draining: not ready, new requests are taken for %g s more", self._drain_delay_s)
+        while time.monotonic() < deadline and not self.force_exit:  # noqa: ASYNC110  stop() comes from any thread
+            await asyncio.sleep(_TICK_S)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await self._close_listeners(sockets or [])
+        await super().shutdown(sockets)
+        for connection in tuple(self.server_state.connections):  # it was told to end at once
+            connection.transport.close()
+
+    async def _close_listeners(self, sockets: Sequence[socket.socket]) -> None:
+        """Those who have connected and were not accepted yet would be reset, with the requests they have sent."""
+        waiting = [connected for listener in sockets for connected in _accept_all(listener)]
+        for server in self.servers:
+            server.close()
+        protocol: Any = self.config.http_protocol_class
+        known = {"config": self.config, "server_state": self.server_state, "app_state": self.lifespan.state}
+        for connected in waiting:
+            await asyncio.get_running_loop().connect_accepted_socket(partial(protocol, **known), connected)
+        await asyncio.sleep(_TICK_S)  # for those that were just accepted to be among the connections
+
+    def begin_drain(self) -> None:
+        """From now on the application is not ready; an application that can tell so overrides this."""
+
+    def stop(self) -> None:
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Unlike uvicorn's own, this takes either signal twice, and does not raise it again when all is done."""
+        self.stop()
+
+    def reload(self) -> None:
+        assert self._reload
+        try:
+            log.warning("reload: %s", self._reload())  # seen at the level `warning`, too: somebody asked for it
+        except ConfigError as error:
+            log.error("reload refused, nothing has changed: %s", error)
+
+    def _hang_up(self, had_terminal: bool) -> None:
+        if not had_terminal or _has_terminal():
+            self.reload()
+        elif not self.should_exit:
+            self.stop()
+
+
+def _accept_all(listener: socket.socket) -> Iterator[socket.socket]:
+    with suppress(OSError):  # there is no other, or no file for it
+        while True:
+            connected, _ = listener.accept()
+            yield connected
+
+
+def _has_terminal() -> bool:
+    return any(map(os.isatty, (0, 1, 2)))  # none of them is one any more when the terminal was closed
+
+
+def return_freed_memory() -> None:
+    """Have malloc return a body's memory when it is freed. By itself glibc raises both thresholds to the size of what
+    is freed, and every thread's arena comes to keep tens of megabytes. Another malloc is left as it is."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt:
+        mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK)
+        mallopt(_M_TRIM_THRESHOLD, 2 * _LARGE_BLOCK)
+
+
+def limits_of(config: ServerConfig | RouterConfig) -> ConnectionLimits:
+    return ConnectionLimits(max_body_bytes=parse_bytes(config.body_memory), write_timeout_s=config.write_timeout_s)
+
+
+def _allow_files(limits: ConnectionLimits) -> int:
+    """How many files may be open: as many as half of them being connections takes, if that is allowed. A router has
+    another connection for each."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * limits.max_connections
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        return wanted
+    return wanted if soft == resource.RLIM_INFINITY else soft

@@ -1,0 +1,42 @@
+"""The kernel for Hopper beside the portable one, on a card that has both."""
+
+import random
+
+import pytest
+import torch
+
+from hotloop.backends.cuda.attention.hopper import can_attend, chunk_attention
+from hotloop.backends.cuda.attention.prefill import prefill_attention
+
+EDGES = (1, 2, 31, 33, 63, 64, 65, 127, 128, 129, 200, 500)
+PASTS = (0, 1, 62, 63, 64, 65, 127, 128, 129, 300, 2000, 9000)
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def make_cache(num_blocks: int, num_kv_heads: int) -> torch.Tensor:
+    return torch.randn(2, num_blocks, num_kv_heads, 64, 128, dtype=torch.bfloat16, device=DEVICE)
+
+
+@pytest.mark.skipif(not can_attend(make_cache(1, 1)), reason="there is no Hopper card")
+@pytest.mark.parametrize("scale", [128**-0.5, 1 / 16])  # how hidden scores are rounded depends on it
+@pytest.mark.parametrize("heads", [(32, 8), (28, 4), (8, 8), (16, 1)])
+def test_chunks_are_attended_to_as_by_the_portable_kernel(heads: tuple[int, int], scale: float) -> None:
+    rng = random.Random(0)
+    num_heads, num_kv_heads = heads
+    for _ in range(12):
+        rows, pasts = zip(*((rng.choice(EDGES), rng.choice(PASTS)) for _ in range(rng.randint(1, 6))), strict=True)
+        lens = [num + past for num, past in zip(rows, pasts, strict=True)]
+        width = -(-max(lens) // 64)
+        cache = make_cache(len(lens) * width, num_kv_heads)
+        q = torch.randn(sum(rows), num_heads, 128, dtype=torch.bfloat16, device=DEVICE)
+        row_begins = torch.tensor([0, *torch.tensor(rows).cumsum(0)], dtype=torch.int32, device=DEVICE)
+        block_begins = torch.arange(len(lens) + 1, dtype=torch.int32, device=DEVICE) * width
+        block_ids = torch.randperm(len(lens) * width, device=DEVICE).int()
+        given = (q, *cache, row_begins, torch.tensor(lens, dtype=torch.int32, device=DEVICE), block_ids, block_begins)
+        sizes = {"num_sequences": len(lens), "max_rows": max(rows), "scale": scale}
+        right, found = (attend(*given, torch.empty_like(q), **sizes) for attend in (prefill_attention, chunk_attention))
+        assert (found - right).float().norm() / right.float().norm() < 0.01, (rows, pasts)
+
+
+def test_it_is_for_hopper_cards_alone() -> None:
+    assert not can_attend(torch.zeros(2, 1, 1, 64, 128, dtype=torch.bfloat16))
