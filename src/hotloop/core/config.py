@@ -136,7 +136,7 @@ class EngineConfig:
     """Most tokens guessed for one request in one step; fewer while guesses fail or the batch is full."""
     draft_history_tokens: int = 1_000_000
     """How many tokens of past prompts and answers are remembered to guess from."""
-    grammar_memory: str = "256MiB"
+    grammar_memory: str = "128MiB"
     """Most that compiled grammars may take, roughly, which are kept for the next request of the same shape."""
     debug_checks: bool = False
     """Check every invariant whenever the engine is idle."""
