@@ -41,22 +41,29 @@ _COPIED = ("src", "tests", "benchmarks", "docs", "pyproject.toml", "README.md")
 
 
 def _engine(*names: str) -> list[str]:
-    return [f"tests/engine/test_{name}.py" for name in names]
+    return [f"tests/engine/{folder}/test_{name}.py" for folder, name in (each.split("/") for each in names)]
+
+
+def _kvcache(*names: str) -> list[str]:
+    return [f"tests/engine/kvcache/test_{name}.py" for name in names]
 
 
 _DRAFTING = [f"tests/engine/drafting/test_{name}.py" for name in ("worth", "payoff", "speculation")]
 _PLACEMENT = [f"tests/router/placement/test_{name}.py" for name in ("policy", "index")]
 TESTS: Mapping[str, list[str]] = {
-    "engine/kvcache/blocks.py": _engine("blocks", "radix"),
-    "engine/kvcache/node.py": _engine("radix", "states_places", "radix_host", "states"),
-    "engine/kvcache/holds.py": _engine("retention", "radix", "radix_host"),
-    "engine/kvcache/eviction.py": _engine("retention", "radix", "radix_host"),
-    "engine/kvcache/retention.py": _engine("retention", "radix", "radix_host"),
-    "engine/kvcache/radix.py": _engine("radix", "radix_host", "retention", "states_host", "states"),
-    "engine/kvcache/recurrent.py": _engine("states_places", "states_host", "states", "scheduler"),
-    "engine/scheduler/fairness.py": _engine("fairness", "scheduler"),
-    "engine/sessions/admission.py": _engine("admission", "scheduler_rooms", "scheduler"),
-    "engine/scheduler/scheduler.py": _engine("scheduler_steps", "scheduler_rooms", "scheduler_short", "scheduler"),
+    "engine/kvcache/blocks.py": _kvcache("blocks", "radix"),
+    "engine/kvcache/node.py": _kvcache("radix", "recurrent_places", "radix_host", "recurrent"),
+    "engine/kvcache/holds.py": _kvcache("retention", "radix", "radix_host"),
+    "engine/kvcache/eviction.py": _kvcache("retention", "radix", "radix_host"),
+    "engine/kvcache/retention.py": _kvcache("retention", "radix", "radix_host"),
+    "engine/kvcache/radix.py": _kvcache("radix", "radix_host", "retention", "recurrent_host", "recurrent"),
+    "engine/kvcache/recurrent.py": _kvcache("recurrent_places", "recurrent_host", "recurrent")
+    + _engine("scheduler/scheduler"),
+    "engine/scheduler/fairness.py": _engine("scheduler/fairness", "scheduler/scheduler"),
+    "engine/sessions/admission.py": _engine("sessions/admission", "scheduler/scheduler_memory", "scheduler/scheduler"),
+    "engine/scheduler/scheduler.py": _engine(
+        "scheduler/scheduler_steps", "scheduler/scheduler_memory", "scheduler/short_prompts", "scheduler/scheduler"
+    ),
     "engine/drafting/payoff.py": _DRAFTING,
     "engine/drafting/speculation.py": _DRAFTING,
     "router/placement/index.py": _PLACEMENT[::-1],

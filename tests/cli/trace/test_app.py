@@ -106,7 +106,7 @@ def test_a_run_is_shown(db: str, capsys: pytest.CaptureFixture[str]):
     words = " ".join(out.split())
     assert "clerk, session s-1, done" in out
     assert "2 turns in 1.20 s, 280 prompt tokens (6% cached), 50 output, 0.0021 cost" in words
-    assert "speculative 1, wasted 1" in out
+    assert "speculative 1, wasted 1" in words
     rows = {line.split()[0]: line.split() for line in out.splitlines() if line.strip()}
     assert rows["2"] == ["2", "180", "16", "60", "104", "30", "0", "0", "240", "ms", "600", "ms"]
     assert rows["all"] == ["all", "1.20", "s"]
