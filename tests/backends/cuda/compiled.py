@@ -4,12 +4,12 @@ import sys
 from typing import Any
 
 import triton
-from hotloop.backends.cuda.attention_ import hopper
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
+from hotloop.backends.cuda.attention import hopper
 from hotloop.backends.cuda.attention.decode import WIDE_TILE, _attend
 from hotloop.backends.cuda.attention.latent import _attend_latents, _heads_product, _rotate_and_keep
 from hotloop.backends.cuda.attention.latent_prefill import _prefill_made

@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hotloop.backends.cuda.attention_ import decode as attention
 from tests.backends.batches import batch
 from tests.backends.cuda.test_backend import logits_of, make_backend
 from tests.engine.tiny import TOKENIZER
 from tests.models.tiny import DictWeights, tiny_spec, tiny_weights
 
+from hotloop.backends.cuda.attention import decode as attention
 from hotloop.backends.cuda.attention.decode import Workspace, decode_attention
 from hotloop.backends.cuda.attention.prefill import prefill_attention
 from hotloop.backends.cuda.steps.splits import Splitting
