@@ -81,7 +81,7 @@ def test_logits_are_those_of_transformers(tmp_path: Path, model_type: str, devic
 
 
 def test_the_tested_are_named_in_the_docs() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "models.md").read_text()
     assert all(f"`{name}`" in text for name in TESTED)
 
 
