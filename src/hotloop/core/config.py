@@ -207,7 +207,7 @@ class ServerConfig:
     late_system_as_user: bool = True
     """Whether later system messages become words of the user's where the chat template would refuse or move them."""
     late_tools: bool = True
-    """Whether tools that come while a conversation goes on are told of where they came, and the head of the prompt
+    """Whether tools that come while a conversation goes on are shown where they came, and the head of the prompt
     stays as it was."""
     cache_isolation: CacheIsolation = "auto"
     """Who shares cached prefixes: everybody (`none`), only requests of one tenant (`key`), or the latter as soon as
