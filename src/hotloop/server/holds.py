@@ -13,8 +13,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from cachetools import FIFOCache
+
 from hotloop.core.message import Message
-from hotloop.core.recent import RecentDict
 from hotloop.core.request import FinishReason, Request
 from hotloop.core.retention import Hold, HoldKind
 from hotloop.core.stream import CallOpened
@@ -44,8 +45,8 @@ class ToolGaps:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._open: RecentDict[str, tuple[str, float]] = RecentDict(_MAX_OPEN)
-        self._recent: RecentDict[str, deque[float]] = RecentDict(_MAX_TOOLS)
+        self._open: FIFOCache[str, tuple[str, float]] = FIFOCache(_MAX_OPEN)
+        self._recent: FIFOCache[str, deque[float]] = FIFOCache(_MAX_TOOLS)
 
     def leave(self, call_id: str, tool_name: str) -> None:
         with self._lock:

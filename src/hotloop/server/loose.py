@@ -62,7 +62,7 @@ class SchemaRelaxer:
         """Without what no grammar has words for, and what was found not to compile before."""
         key = _key(tool)
         with self._lock:
-            known = self._kept.get(key)
+            known = self._kept.find(key)
         return known or self._keep(key, _look_at(tool))
 
     def loosen(self, tools: Sequence[Tool]) -> dict[str, Loosened]:
@@ -82,7 +82,7 @@ class SchemaRelaxer:
 
     def _keep(self, key: str, found: Loosened) -> Loosened:
         with self._lock:
-            known = self._kept.get(key)
+            known = self._kept.find(key)
             self._kept.put(key, found, len(key))
         if found.dropped and (not known or found.dropped != known.dropped):
             log.warning("tool %s: %s", found.tool.name, tell(found.dropped))

@@ -151,7 +151,7 @@ class Splicer:
         if not text:
             return ()
         with self._lock:
-            known = self._pieces.get((scope, text))
+            known = self._pieces.find((scope, text))
         if known is not None:
             return known
         token_ids = array("i", self._tokenizer.encode(text))
@@ -166,7 +166,7 @@ class Splicer:
     def _recall(self, place: bytes, piece: str) -> tuple[Sequence[int], str]:
         """The tokens the piece was generated as, as far as it was, and the rest of it."""
         with self._lock:
-            turns = self._turns.get(place)
+            turns = self._turns.find(place)
         if not turns:
             return (), piece
         data = piece.encode()
@@ -181,7 +181,7 @@ class Splicer:
         if not turn.data:
             return
         with self._lock:
-            others = [other for other in self._turns.get(place) or () if other.data != turn.data]
+            others = [other for other in self._turns.find(place) or () if other.data != turn.data]
             turns = (*others[1 - _MAX_TURNS :], turn)
             self._turns.put(place, turns, sum(2 * len(turn.token_ids) for turn in turns))
 
@@ -218,9 +218,6 @@ class Splicer:
 
     def check(self) -> None:
         self._take_news()
-        with self._lock:
-            self._pieces.check()
-            self._turns.check()
 
 
 def _begin_chain(scope: str) -> "hashlib.blake2b":

@@ -5,7 +5,8 @@ import heapq
 from collections.abc import Iterable, Iterator
 from itertools import count
 
-from hotloop.core.recent import RecentDict
+from cachetools import FIFOCache
+
 from hotloop.core.retention import Eviction
 from hotloop.engine.kvcache.node import TreeNode, is_leaf, path
 from hotloop.engine.kvcache.retention import Rank
@@ -57,7 +58,7 @@ class Evictions:
     """By the prefix that ends with the first block given up: the raw bytes of its tokens, in parts, and its salt."""
 
     def __init__(self) -> None:
-        self._evictions: RecentDict[bytes, Eviction] = RecentDict(MAX_EVICTIONS)
+        self._evictions: FIFOCache[bytes, Eviction] = FIFOCache(MAX_EVICTIONS)
 
     def find(self, salt: bytes, parts: Iterable[bytes]) -> Eviction | None:
         return self._evictions.get(_digest(salt, parts))

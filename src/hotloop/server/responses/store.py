@@ -137,10 +137,10 @@ class ResponseStore:
 
     def delete(self, response_id: str, tenant: Tenant) -> None:
         self.items.drop(self.find_ended(response_id, tenant).output)
-        self._ended.drop(response_id)
+        self._ended.pop(response_id, None)
 
     def find_ended(self, response_id: str, tenant: Tenant) -> EndedResponse:
-        ended = self._ended.get(response_id)
+        ended = self._ended.find(response_id)
         if not ended or not tenant.may_see(ended.owner):
             raise UnknownResponse(f"there is no response {response_id!r:.100}, or no longer")
         return ended

@@ -35,12 +35,12 @@ class ItemStore:
     def keep(self, items: Iterable[Json], owner: str) -> None:
         """Whoever had an id first keeps it: the ids of some engines' answers are their clients' to choose."""
         for item in items:
-            if (self._items.get(item["id"]) or (owner,))[0] == owner:
+            if (self._items.find(item["id"]) or (owner,))[0] == owner:
                 self._items.put(item["id"], (owner, item), 200 + len(msgspec.json.encode(item)))
 
     def drop(self, items: Iterable[Json]) -> None:
         for item in items:
-            self._items.drop(item["id"])
+            self._items.pop(item["id"], None)
 
     def resolve(self, body: Json, tenant: Tenant) -> Json:
         """The body with the items that its input names. Raises UnknownItem for one that cannot be done without."""
@@ -61,11 +61,8 @@ class ItemStore:
         return found or item.value
 
     def _find(self, item_id: str, tenant: Tenant) -> Json | None:
-        owner, item = self._items.get(item_id) or ("", None)
+        owner, item = self._items.find(item_id) or ("", None)
         return item if item and tenant.may_see(owner) else None
-
-    def check(self) -> None:
-        self._items.check()
 
 
 def _is_named(item: Any) -> bool:
