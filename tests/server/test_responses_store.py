@@ -108,5 +108,5 @@ def test_the_bounds_hold_whatever_happens(steps: list[tuple[str, int, bool]]) ->
     for i, (name, size, is_deleted) in enumerate(steps):
         settle(store, make_run(f"{name}{i}", "x" * size))
         if is_deleted and len(store):
-            store.delete(next(iter(store._ended._items)), ME)
+            store.delete(next(iter(store._ended)), ME)
         assert store._ended.currsize <= store._ended.maxsize
