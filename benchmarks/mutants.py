@@ -61,7 +61,7 @@ TESTS: Mapping[str, list[str]] = {
     "engine/scheduler/fairness.py": _engine("scheduler/fairness", "scheduler/scheduler"),
     "engine/sessions/admission.py": _engine("sessions/admission", "scheduler/scheduler_memory", "scheduler/scheduler"),
     "engine/scheduler/scheduler.py": _engine(
-        "scheduler/scheduler_steps", "scheduler/scheduler_memory", "scheduler/short_prompts", "scheduler/scheduler"
+        "scheduler/scheduler_steps", "scheduler/scheduler_memory", "scheduler/prompt_order", "scheduler/scheduler"
     ),
     "engine/drafting/payoff.py": _DRAFTING,
     "engine/drafting/speculation.py": _DRAFTING,

@@ -183,6 +183,9 @@ class Backend(Protocol):
     """Most batches in flight: 1, or 2 where a row may be a token that is still to be chosen."""
     step_tokens: int
     """How many tokens a step should have at most, unless somebody knows better."""
+    step_sizes: Sequence[int]
+    """Numbers of tokens in ascending order: a step of another number takes as long as one of the next. Of more than the
+    last, and if there are none, every token counts."""
     max_solo_prefill: float
     """How long a step prefills for one who is alone, at most, in steps that prefill nothing: what such a step costs
     beside its tokens is a small part of it then. Infinite where only large steps are quick."""

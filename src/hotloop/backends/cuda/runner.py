@@ -26,7 +26,7 @@ from hotloop.backends.cuda.attention.latent_prefill import MAX_MADE_ITEMS
 from hotloop.backends.cuda.decoder import MIN_SAVED_BYTES, Decoder
 from hotloop.backends.cuda.failure import first_line, hardware
 from hotloop.backends.cuda.flight import CudaCopy, CudaFlight, Wait
-from hotloop.backends.cuda.graphs import MAX_LONG, Graphs, shapes_for
+from hotloop.backends.cuda.graphs import MAX_LONG, MIXED_ROWS, Graphs, shapes_for
 from hotloop.backends.cuda.layers.kernels import copy_blocks
 from hotloop.backends.cuda.layers.mixing.deltas import scratch_width
 from hotloop.backends.cuda.memory.hostmemory import has_host_memory, open_host_memory, ring_bytes
@@ -198,6 +198,7 @@ class CudaBackend:
     """
 
     depth = 2
+    step_sizes = MIXED_ROWS
     max_solo_prefill = math.inf
     block_size = BLOCK_SIZE
     num_window_blocks = window = 0
