@@ -48,10 +48,14 @@ class Guard:
         )
 
     @contextmanager
-    def serving(self, *argv: str) -> Iterator[str]:
+    def serving(self, *argv: str, **environ: str) -> Iterator[str]:
         """`hotloop` with these arguments, until the context is left; yields the address that it prints."""
         process = subprocess.Popen(
-            [sys.executable, "-m", "hotloop", *argv], cwd=self.work, env=self.env, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-m", "hotloop", *argv],
+            cwd=self.work,
+            env=self.env | environ,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         try:
             assert process.stdout

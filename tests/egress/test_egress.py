@@ -5,7 +5,10 @@ A command without a case here fails the test of the list.
 
 import json
 import sys
+import tempfile
 from collections.abc import Iterator
+from contextlib import closing
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -13,9 +16,11 @@ from cyclopts import App
 from tests.egress.guard import Guard
 from tests.models.fake_hub import FakeHub
 from tests.models.tiny import tiny_spec, tiny_weights, write_folder, write_gguf
+from tests.ray.test_ray import PATIENCE
 
 from hotloop.cli.main import app
 from hotloop.core.config import DEFAULT_MODEL
+from hotloop.http.listen import bind
 from hotloop.models.catalogue import home
 
 AGENT = """
@@ -76,8 +81,7 @@ COMMANDS = {
     "trace show": "last",
     "version": "",
 }
-FLEET = {"fleet up", "fleet status", "fleet down"}
-"""Not run here: what Ray contacts is docs/ray.md's, and that it reports no usage tests/ray sees to."""
+FLEET = ("fleet up", "fleet status", "fleet down")
 
 
 def command_names(group: App, *before: str) -> Iterator[str]:
@@ -154,6 +158,21 @@ def test_a_server_contacts_nobody(name: str, guard: Guard, url: str):
         asked = f"import httpx; httpx.get({address!r} + '/ui').raise_for_status()"
         assert guard.python("-c", asked).returncode == 0
     check_nothing_left_the_machine(guard)
+
+
+@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: hotloop[ray]")
+def test_a_fleet_contacts_nobody(guard: Guard):
+    """Nor does Ray, which is started for it."""
+    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as sockets:  # their paths must be short
+        environ = {**PATIENCE, "RAY_TMPDIR": sockets}
+        with closing(bind("127.0.0.1", 0)) as listener:
+            (guard.work / "fleet.toml").write_text(f"[fleet]\nport = {listener.getsockname()[1]}\ncpus = 0.25\n")
+        up, *others = (name.split() for name in FLEET)
+        with guard.serving(*up, "fleet.toml", **environ):
+            for name in others:
+                done = guard.python("-m", "hotloop", *name, **environ)
+                assert done.returncode == 0, done.stderr
+    assert guard.contacted() == []
 
 
 def test_the_library_contacts_nobody(guard: Guard, url: str):

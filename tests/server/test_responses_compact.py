@@ -106,9 +106,14 @@ def test_other_refusals(serving: Serving) -> None:
 
 
 def test_a_model_that_writes_no_summary_has_made_nothing_shorter() -> None:
-    with Serving(script=[""]) as serving:
+    with Serving(script=["\n" * 8]) as serving:
         error = check_error(compact(serving, input="hello"), 500)
     assert "no summary" in error["message"]
+
+
+def test_a_model_cannot_end_its_turn_before_it_has_written_a_summary() -> None:
+    with Serving(script=[""]) as serving:
+        assert compact(serving, input="hello").json()["usage"]["output_tokens"] > 4
 
 
 def test_a_summary_that_is_cut_is_told() -> None:

@@ -136,7 +136,7 @@ class EngineConfig:
     """Most tokens guessed for one request in one step; fewer while guesses fail or the batch is full."""
     draft_history_tokens: int = 1_000_000
     """How many tokens of past prompts and answers are remembered to guess from."""
-    grammar_memory: str = "128MiB"
+    grammar_memory: str = "64MiB"
     """Most that compiled grammars may take, roughly, which are kept for the next request of the same shape."""
     debug_checks: bool = False
     """Check every invariant whenever the engine is idle."""
@@ -219,8 +219,8 @@ class ServerConfig:
     max_body: str = "16MiB"
     """Largest request body that is read."""
     body_memory: str = "64MiB"
-    """Most that bodies may take together while they arrive, and again while they wait to be parsed; past it the body
-    that has been arriving longest is answered 503, and one that would have to wait 429."""
+    """Most that bodies may take together while they arrive and wait to be parsed; past it the body that has been
+    arriving longest is answered 503, and one that would have to wait behind so much 429."""
     write_timeout_s: float = 60.0
     """How long a client may take nothing of its answer before the connection is closed and the request aborted."""
 

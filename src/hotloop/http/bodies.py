@@ -90,6 +90,10 @@ class BodyRoom:
         self._line = asyncio.Lock()
         self._has_room = asyncio.Event()
 
+    @property
+    def num_held_bytes(self) -> int:
+        return self.num_bytes + self._num_waiting_bytes
+
     @asynccontextmanager
     async def hold(self, num_bytes: int) -> AsyncIterator[None]:
         """Raises Overloaded where too much is waiting already."""

@@ -72,7 +72,7 @@ class Service:
         self._isolation = config.cache_isolation
         self._max_body_bytes = parse_bytes(config.max_body)
         body_memory = parse_bytes(config.body_memory)
-        self._body_room = BodyRoom(body_memory // _DECODED_SHARE, body_memory)
+        self.body_room = BodyRoom(body_memory // _DECODED_SHARE, body_memory)
 
     @classmethod
     def of(cls, http: HttpRequest) -> "Service":
@@ -86,7 +86,7 @@ class Service:
         data = await read_json(http, self._max_body_bytes)
         if self.recorder.tracer.keeps_content:
             http.state.body = data
-        async with self._body_room.hold(len(data)):
+        async with self.body_room.hold(len(data)):
             body = decode(data) if len(data) < _DECODED_AT_ONCE else await asyncio.to_thread(decode, data)
             del data
             self.check_model(read_text(Field(body), "model"))

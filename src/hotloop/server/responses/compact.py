@@ -20,6 +20,8 @@ from hotloop.server.stream import JsonResponse, submit
 from hotloop.wire.field import Field, Json
 from hotloop.wire.responses.compact import MAX_THOUGHT_TOKENS, ask_summary, render_compaction
 
+_MIN_TOKENS = 4  # of a summary, or a model may end its turn before it has written anything
+
 
 async def compact(http: HttpRequest) -> Response:
     service = Service.of(http)
@@ -43,6 +45,6 @@ def _make_job(body: Json, previous: tuple[Json, ...], http: HttpRequest) -> tupl
     items = previous + (parse_items(given) if given else ())
     if not items:
         raise RequestError("input: there is nothing to make shorter", param="input")
-    request, options, _ = parse_body(ask_summary(body, items), ())
+    request, options, _ = parse_body({**ask_summary(body, items), "min_tokens": _MIN_TOKENS}, ())
     request = replace(request, thinking={"budget_tokens": MAX_THOUGHT_TOKENS})
     return make_job(request, options, service, service.caller(http, request, options)), items
