@@ -17,6 +17,7 @@ from hotloop.core.session import name_session
 from hotloop.core.version import __version__
 from hotloop.engine.engine import Engine
 from hotloop.http.bodies import BodyRoom
+from hotloop.http.serving import trim_memory
 from hotloop.server.border import read_json
 from hotloop.server.delivery import EventBridge
 from hotloop.server.explain.inquiry import Explainer
@@ -72,7 +73,7 @@ class Service:
         self._isolation = config.cache_isolation
         self._max_body_bytes = parse_bytes(config.max_body)
         body_memory = parse_bytes(config.body_memory)
-        self.body_room = BodyRoom(body_memory // _DECODED_SHARE, body_memory)
+        self.body_room = BodyRoom(body_memory // _DECODED_SHARE, body_memory, trim_memory)
 
     @classmethod
     def of(cls, http: HttpRequest) -> "Service":
