@@ -89,10 +89,10 @@ class SampleRow:
         """How many tokens of the answer come before it."""
         return self.position - self.request.num_prompt
 
-    def token_ids(self) -> NDArray[np.int32]:
-        """All tokens before it."""
-        known = np.array(self.request.token_ids, np.int32)[: self.position]
-        num_guessed = self.position - len(known)
+    def token_ids(self, begin: int = 0) -> NDArray[np.int32]:
+        """All tokens before it, from `begin` on."""
+        known = np.array(self.request.token_ids[begin : self.position], np.int32)
+        num_guessed = self.position - begin - len(known)
         return np.append(known, np.array(self.drafts, np.int32)[len(self.drafts) - num_guessed :])
 
 

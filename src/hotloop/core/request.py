@@ -14,6 +14,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
+from itertools import count
 from typing import NamedTuple
 
 from hotloop.core.errors import HotloopError, RequestError
@@ -209,6 +210,8 @@ class Request:
     resume_at: Sequence[int] = ()
     """Where in the prompt later ones are likely to go on from, beside its end."""
 
+    number: int = field(init=False, default_factory=count().__next__)
+    """Its own in this process, as its id need not be once it has ended."""
     token_ids: "array[int]" = field(init=False)
     num_computed: int = 0
     num_settled: int = 0
