@@ -12,7 +12,7 @@ from tests.chat.speaking import byte_tokenizer, hear, hear_cut_anywhere
 from hotloop.chat.formats import HarmonyFormat, choose_format
 from hotloop.chat.harmony import HarmonyParser
 from hotloop.chat.prompt import ChatInput, PromptRules, Prompts
-from hotloop.chat.thinking import choose_thinking
+from hotloop.chat.reasoning import choose_reasoning
 from hotloop.chat.tools import ToolChoice
 from hotloop.core.grammar import Grammar, json_schema
 from hotloop.core.message import Message, Tool, ToolCall
@@ -109,7 +109,7 @@ def test_grammars() -> None:
 def test_it_is_recognised() -> None:
     template = ChatTemplate(TEMPLATE, bos_token="", eos_token="<|return|>")
     assert choose_format(template, TOKENIZER).name == "harmony"
-    thinking = choose_thinking(template, TOKENIZER)
+    thinking = choose_reasoning(template, TOKENIZER)
     assert thinking
     assert (thinking.name, thinking.is_special, thinking.is_opened_by_template) == ("harmony", True, False)
     ends = {TOKENIZER.token_text(token_id) for token_id in TOKENIZER.eos_ids}
@@ -125,7 +125,7 @@ def test_a_call_comes_back_as_it_was_written_though_the_template_has_other_words
     )
     assert own in TEMPLATE
     template = ChatTemplate(TEMPLATE.replace(own, published), bos_token="", eos_token="")
-    thinking = choose_thinking(template, TOKENIZER)
+    thinking = choose_reasoning(template, TOKENIZER)
     rules = PromptRules(exact_turns=exact_turns)
     prompts = Prompts(template, TOKENIZER, choose_format(template, TOKENIZER), rules, thinking)
     asked = ChatInput(messages=(Message("user", "hi"),), tools=(TOOL,))

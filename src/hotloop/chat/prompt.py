@@ -17,13 +17,12 @@ from hotloop.chat.assembly.spans import PromptPlace, PromptSpan, Reword, find_pl
 from hotloop.chat.assembly.splice import MAX_TOKENS, Splicer
 from hotloop.chat.assembly.tool_words import ToolWords
 from hotloop.chat.harmony import HarmonyParser
+from hotloop.chat.reasoning import ReasoningFormat, ReasoningParser
 from hotloop.chat.stream import CallParser, CallsOnly, PlainText
-from hotloop.chat.thinking import ThinkingFormat
-from hotloop.chat.thoughts import ThinkingParser
 from hotloop.chat.tool_format import ToolFormat, Tools, Turns
 from hotloop.core.errors import PromptTooLong, RequestError
 from hotloop.core.message import Message, Tool
-from hotloop.core.thinking import Thinking
+from hotloop.core.reasoning import Reasoning
 from hotloop.models.template import ChatTemplate
 from hotloop.models.tokenizer import Tokenizer
 
@@ -88,7 +87,7 @@ class Prompts:
         tokenizer: Tokenizer,
         tool_format: ToolFormat | None = None,
         rules: PromptRules | None = None,
-        thinking: ThinkingFormat | None = None,
+        reasoning: ReasoningFormat | None = None,
         *,
         max_context: int | None = None,
     ) -> None:
@@ -96,7 +95,7 @@ class Prompts:
         self._template = template
         self._tokenizer = tokenizer
         self._format = tool_format
-        self.thinking = thinking
+        self.reasoning = reasoning
         self._rules = rules or PromptRules()
         self._splicer = Splicer(tokenizer, self._rules.memory_tokens, max_context)
         self._nonces = Nonces()
@@ -151,9 +150,9 @@ class Prompts:
         return canonical_tools(tools) if self._rules.canonical_tools else tuple(tools)
 
     def parser(
-        self, tools: Sequence[Tool], *, can_call: bool = True, must_call: bool = False, is_thinking: bool = False
+        self, tools: Sequence[Tool], *, can_call: bool = True, must_call: bool = False, is_reasoning: bool = False
     ) -> CallParser:
-        """The parser for an answer, which may begin in a thought; what it finds is known again when it comes back."""
+        """The parser for an answer, which may begin in reasoning; what it finds is known again when it comes back."""
 
         def make() -> CallParser:
             if not can_call or not self._format:
@@ -161,15 +160,15 @@ class Prompts:
             parser = self._format.parser(tools)
             return self._calls.watch(parser) if self._rules.exact_turns else parser
 
-        if self.thinking and self.thinking.has_channels:
+        if self.reasoning and self.reasoning.has_channels:
             parser: CallParser = HarmonyParser(can_call=can_call)
         else:
-            parser = ThinkingParser(self.thinking, make, is_open=is_thinking) if self.thinking else make()
+            parser = ReasoningParser(self.reasoning, make, is_open=is_reasoning) if self.reasoning else make()
         return CallsOnly(parser) if must_call else parser
 
-    def limit_thinking(self, prompt: Prompt, max_tokens: int | None) -> Thinking | None:
-        """How an answer to this prompt thinks; None if the model does not."""
-        return self.thinking.limit(prompt.text, self._tokenizer, max_tokens) if self.thinking else None
+    def limit_reasoning(self, prompt: Prompt, max_tokens: int | None) -> Reasoning | None:
+        """How an answer to this prompt reasons; None if the model does not."""
+        return self.reasoning.limit(prompt.text, self._tokenizer, max_tokens) if self.reasoning else None
 
     def remember(self, prompt_ids: Sequence[int], output_ids: Sequence[int], *, scope: str = "") -> None:
         """An answer, whatever ended it, and the prompt it answers. To be told before the client can come back."""
@@ -230,15 +229,15 @@ class Prompts:
         worded = self._template.render(
             messages, tools=tools, add_generation_prompt=conversation.is_answer_next, extra=conversation.extra
         )
-        if conversation.begun and self.thinking and self.thinking.is_open_in(worded):
-            worded += self.thinking.tail + self.thinking.closing + self.thinking.gap
+        if conversation.begun and self.reasoning and self.reasoning.is_open_in(worded):
+            worded += self.reasoning.tail + self.reasoning.closing + self.reasoning.gap
         if self._format and self._rules.exact_turns:
             worded = self._format.as_written(worded)
         return worded + conversation.begun
 
 
 def _left_out(messages: Turns, text: str) -> tuple[str, ...]:
-    """Most templates have no place for thoughts that are older than the user's last words."""
+    """Most templates have no place for reasoning that is older than the user's last words."""
     return tuple(
         f"messages[{i}]: the chat template leaves out what it thought"
         for i, message in enumerate(messages)

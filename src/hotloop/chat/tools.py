@@ -24,7 +24,7 @@ class ToolChoice:
     """The one tool that must be called, where the mode is `required`."""
     is_parallel: bool = True
     can_go_on: bool = False
-    """Whether prose and thoughts may follow a call, and more calls these."""
+    """Whether prose and reasoning may follow a call, and more calls these."""
 
     def is_binding(self, tools: Sequence[Tool]) -> bool:
         """Whether it holds the answer to anything. A tool that is not strict still has a name, and JSON arguments."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from hotloop.chat.prompt import Prompt
 from hotloop.chat.stream import CallParser, PlainText
 from hotloop.core.grammar import Grammar
+from hotloop.core.reasoning import Reasoning
 from hotloop.core.request import SamplingParams
-from hotloop.core.thinking import Thinking
 from hotloop.server.calling import Calling
 from hotloop.server.explain.inquiry import CacheExplanation
 from hotloop.server.holds import Pin
@@ -24,7 +24,7 @@ class Job:
     prompts: Sequence[Prompt]
     sampling: SamplingParams
     grammar: Grammar | None
-    thinking: Thinking | None = None
+    reasoning: Reasoning | None = None
     inquiry: CacheExplanation
     caller: Caller
     calling: Calling = field(default_factory=Calling)

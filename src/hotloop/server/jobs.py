@@ -51,7 +51,7 @@ def make_job(
     elif bound.grammar and not calling.is_possible:
         bound = replace(bound, grammar=service.tool_format.wrap(bound.grammar))
     has_marks = (calling.is_possible and service.tool_format.keep_special) or (
-        service.prompts.thinking is not None and service.prompts.thinking.is_special
+        service.prompts.reasoning is not None and service.prompts.reasoning.is_special
     )
     sampling = SamplingParams(max_tokens=1, ignore_eos=True)
     if not is_silent:
@@ -62,9 +62,9 @@ def make_job(
     # OpenAI's clients say how long a prompt is to be kept, Anthropic's which part of it.
     whole = (Pin(len(prompt.token_ids), options.retention_s),) if options.retention_s else ()
     pins = find_pins(transcript.hints, transcript.messages, prompt, service.engine.tokenizer) + whole
-    thinking = None if is_silent or conversation.begun else service.prompts.limit_thinking(prompt, wish.max_tokens)
-    is_thinking = thinking is not None and thinking.is_open
-    parser = DiscardOutput if is_silent else _choose_parser(calling, bound.tools, service, is_thinking=is_thinking)
+    reasoning = None if is_silent or conversation.begun else service.prompts.limit_reasoning(prompt, wish.max_tokens)
+    is_reasoning = reasoning is not None and reasoning.is_open
+    parser = DiscardOutput if is_silent else _choose_parser(calling, bound.tools, service, is_reasoning=is_reasoning)
     inquiry = service.explainer.inquire([prompt], caller, options.compared_with)
     inquiry.tell(*prompt.changes, *clamped, *calling.changes, *transcript.changes)
     messages = () if is_silent else transcript.messages  # what is only prefilled has neither come back nor ended
@@ -75,7 +75,7 @@ def make_job(
         sampling=sampling,
         grammar=bound.grammar,
         inquiry=inquiry,
-        thinking=thinking,
+        reasoning=reasoning,
         caller=caller,
         calling=calling,
         pins=pins,
@@ -89,16 +89,16 @@ def make_job(
 
 
 def _choose_parser(
-    calling: Calling, tools: Sequence[Tool], service: Service, *, is_thinking: bool
+    calling: Calling, tools: Sequence[Tool], service: Service, *, is_reasoning: bool
 ) -> Callable[[], CallParser]:
-    if not calling.is_possible and not service.prompts.thinking:
+    if not calling.is_possible and not service.prompts.reasoning:
         return PlainText
     return partial(
         service.prompts.parser,
         tools,
         can_call=calling.is_possible,
         must_call=calling.is_required,
-        is_thinking=is_thinking,
+        is_reasoning=is_reasoning,
     )
 
 

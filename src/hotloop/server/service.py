@@ -10,7 +10,7 @@ from starlette.requests import Request as HttpRequest
 
 from hotloop.chat.formats import choose_format
 from hotloop.chat.prompt import PromptRules, Prompts
-from hotloop.chat.thinking import choose_thinking
+from hotloop.chat.reasoning import choose_reasoning
 from hotloop.core.config import ServerConfig, parse_bytes
 from hotloop.core.errors import UnknownModel
 from hotloop.core.session import name_session
@@ -49,9 +49,9 @@ class Service:
             late_system_as_user=config.late_system_as_user,
             late_tools=config.late_tools,
         )
-        thinking = choose_thinking(engine.template, engine.tokenizer, config.thinking_format)
+        reasoning = choose_reasoning(engine.template, engine.tokenizer, config.thinking_format)
         self.prompts = Prompts(
-            engine.template, engine.tokenizer, self.tool_format, rules, thinking, max_context=engine.max_context
+            engine.template, engine.tokenizer, self.tool_format, rules, reasoning, max_context=engine.max_context
         )
         self.template_source = engine.template.source if engine.template else ""
         self.relaxer = SchemaRelaxer(self.tool_format, engine.tokenizer, engine.grammars)

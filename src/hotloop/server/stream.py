@@ -39,7 +39,7 @@ def submit(http: HttpRequest, job: Job, answer_id: str) -> OutputCollector:
             caller.tenant.qualify(caller.session_id),
             job.grammar,
             caller.scope,
-            job.thinking,
+            job.reasoning,
         )
         for i, (token_ids, sampling) in enumerate(choices)
     ]

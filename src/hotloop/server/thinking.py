@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hotloop.chat.thinking import thinking_variables
+from hotloop.chat.reasoning import reasoning_variables
 from hotloop.core.errors import RequestError
 from hotloop.core.message import Thought
 from hotloop.wire.request import ApiRequest
@@ -35,9 +35,9 @@ def parse_wish(request: ApiRequest, source: str, max_thinking: int | None = None
     if budget is not None and (type(budget) is not int or budget < 0):
         raise RequestError(f"thinking.budget_tokens: expected a whole number, got {budget!r:.100}", param="thinking")
     if kind == "disabled" or effort == "none":
-        return ThinkingWish(thinking_variables(source, is_wanted=False), 0)
+        return ThinkingWish(reasoning_variables(source, is_wanted=False), 0)
     is_wanted = True if kind in ("enabled", "adaptive") or effort else None
-    variables = thinking_variables(source, is_wanted=is_wanted, effort=effort)
+    variables = reasoning_variables(source, is_wanted=is_wanted, effort=effort)
     effort_limit = None if "reasoning_effort" in variables else _BUDGETS.get(effort or "")
     limits = [limit for limit in (budget, effort_limit, max_thinking) if limit is not None]
     return ThinkingWish(variables, min(limits, default=None))

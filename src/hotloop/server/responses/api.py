@@ -99,7 +99,7 @@ def _make_job(
     job = make_job(request, options, service, caller, logprobs=logprobs)
     head = render_head(body, request, f"resp_{secrets.token_hex(24)}", is_strict=service.strict_tools)
     thoughts = ThoughtShape.asked_for(request)
-    if thoughts.has_summary and service.prompts.thinking:
+    if thoughts.has_summary and service.prompts.reasoning:
         job.inquiry.tell(NO_SUMMARY)
     composer = Composer(head, service.engine.tokenizer, job.inquiry, request.tools, thoughts)
     return job, options, composer, items

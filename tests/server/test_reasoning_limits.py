@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from tests.backends.scripted import ScriptedBackend
+from tests.chat.reasoning_templates import thinking_template
 from tests.chat.test_harmony import TEMPLATE as HARMONY_TEMPLATE
 from tests.chat.test_harmony import TOKENIZER as HARMONY
-from tests.chat.thinking_templates import thinking_template
 from tests.engine.tiny import TOKENIZER
 from tests.server.asking import check_events, function
 from tests.server.calls import WEATHER, check_call, tool, write_call
