@@ -5,7 +5,7 @@ from tests.chat.reasoning_templates import STYLES, thinking_template
 from tests.chat.speaking import byte_tokenizer
 
 from hotloop.chat.formats import choose_format
-from hotloop.chat.reasoning import ReasoningFormat, choose_reasoning, reasoning_variables
+from hotloop.chat.reasoning import ReasoningFormat, ReasoningWish, choose_reasoning
 from hotloop.core.config import ThinkingFormatName
 from hotloop.core.message import Message, Thought
 from hotloop.models.template import ChatTemplate
@@ -65,11 +65,11 @@ def test_a_prompt_may_end_inside_a_thought() -> None:
 
 
 def test_templates_are_told_what_they_know_of() -> None:
-    assert reasoning_variables("{{ enable_thinking }}", is_wanted=False) == {"enable_thinking": False}
-    assert reasoning_variables("{{ thinking_mode }}", is_wanted=True, effort="low") == {"thinking_mode": "enabled"}
-    asked = reasoning_variables("{{ thinking }} {{ reasoning_effort }}", is_wanted=True, effort="low")
+    assert ReasoningWish(is_wanted=False).variables("{{ enable_thinking }}") == {"enable_thinking": False}
+    assert ReasoningWish(is_wanted=True, effort="low").variables("{{ thinking_mode }}") == {"thinking_mode": "enabled"}
+    asked = ReasoningWish(is_wanted=True, effort="low").variables("{{ thinking }} {{ reasoning_effort }}")
     assert asked == {"thinking": True, "reasoning_effort": "low"}
-    assert reasoning_variables("{{ enable_thinking }}", is_wanted=None) == {}
+    assert ReasoningWish().variables("{{ enable_thinking }}") == {}
 
 
 def test_the_templates_here_keep_thoughts_inside_a_tool_loop_alone() -> None:

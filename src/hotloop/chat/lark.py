@@ -16,16 +16,7 @@ from hotloop.core.message import Tool
 from hotloop.models.tokenizer import Tokenizer
 
 ANYTHING = "/(?s:.*)/"
-_THINK_MARKS = (
-    "<think>",
-    "</think>",
-    "[THINK]",
-    "[/THINK]",
-    "<mm:think>",
-    "</mm:think>",
-    "<|channel>",
-    "<channel|>",
-)
+_THINK_MARKS = ("<think>", "</think>", "[THINK]", "[/THINK]", "<mm:think>", "</mm:think>", "<|channel>", "<channel|>")
 _BRANCHES = {"anyOf", "oneOf", "$ref"}
 _EXTENDING = {"allOf", "not", "if", "dependentSchemas", "$dynamicRef"}
 FENCE = "```"

@@ -36,6 +36,33 @@ _SWITCHES: dict[str, tuple[Any, Any]] = {
     "thinking": (True, False),
     "thinking_mode": ("enabled", "disabled"),
 }
+# How many tokens an effort stands for where the template does not know of efforts; others: as many as the model likes.
+_BUDGETS = {"minimal": 256, "low": 1024, "medium": 8192}
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningWish:
+    """What a request asks for; None is what it leaves to the model."""
+
+    is_wanted: bool | None = None
+    effort: str | None = None
+    max_tokens: int | None = None
+
+    def variables(self, source: str) -> Mapping[str, Any]:
+        """What the template of this source is told."""
+        switches = (
+            {} if self.is_wanted is None else {name: pair[not self.is_wanted] for name, pair in _SWITCHES.items()}
+        )
+        if self.effort:
+            switches["reasoning_effort"] = self.effort
+        return {name: value for name, value in switches.items() if re.search(rf"\b{name}\b", source)}
+
+    def limit(self, source: str, most: int | None) -> int | None:
+        """Most tokens of reasoning, with the template of this source; `most` is what anybody may have."""
+        if self.is_wanted is False:
+            return 0
+        by_effort = None if "reasoning_effort" in self.variables(source) else _BUDGETS.get(self.effort or "")
+        return min((limit for limit in (self.max_tokens, by_effort, most) if limit is not None), default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +128,6 @@ def choose_reasoning(
     spoken = [each for each in _FORMATS.values() if _is_spoken(each, template.source)]
     known = [each for each in _FORMATS.values() if _is_known(each, tokenizer)]
     return _fit((spoken or known)[0], template, tokenizer) if spoken or known else None
-
-
-def reasoning_variables(source: str, *, is_wanted: bool | None, effort: str | None = None) -> Mapping[str, Any]:
-    """What a template is told so that its model reasons, or does not; None: as it does by itself."""
-    switches = {} if is_wanted is None else {name: pair[not is_wanted] for name, pair in _SWITCHES.items()}
-    if effort:
-        switches["reasoning_effort"] = effort
-    return {name: value for name, value in switches.items() if re.search(rf"\b{name}\b", source)}
 
 
 def _is_spoken(reasoning: ReasoningFormat, source: str) -> bool:

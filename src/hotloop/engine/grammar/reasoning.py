@@ -121,9 +121,8 @@ class ReasoningMatcher(Matcher):
         if state.phase is Phase.REASONING:
             return token_id not in self._compiler.eos_ids
         with self._opening_as_answer() as is_possible:
-            return token_id == self._reasoning.opening_ids[state.num_opened] or (
-                is_possible and answer.allows(token_id)
-            )
+            is_opening = token_id == self._reasoning.opening_ids[state.num_opened]
+            return is_opening or (is_possible and answer.allows(token_id))
 
     def advance(self, token_id: int) -> bool:
         if not self.allows(token_id):
