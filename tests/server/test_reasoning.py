@@ -1,4 +1,4 @@
-"""Models that think, through all three APIs: nothing lost, leaked or out of order; budgets, grammars and usage."""
+"""Models that reason, through all three APIs: nothing lost, leaked or out of order; budgets, grammars and usage."""
 
 import json
 import random

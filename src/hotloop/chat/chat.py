@@ -84,12 +84,8 @@ class Chat:
         self._max_reasoning = config.max_thinking
         self._format = choose_format(template, tokenizer, config.tool_format)
         self._relaxer = SchemaRelaxer(self._format, compiler)
-        self._reasoning = choose_reasoning(template, tokenizer, config.thinking_format)
-        self.prompts = Prompts(template, tokenizer, self._format, config, self._reasoning, max_context=max_context)
-
-    @property
-    def can_reason(self) -> bool:
-        return self._reasoning is not None
+        self.reasoning = choose_reasoning(template, tokenizer, config.thinking_format)
+        self.prompts = Prompts(template, tokenizer, self._format, config, self.reasoning, max_context=max_context)
 
     def prepare(self, given: ChatInput | TextInput, *, scope: str = "") -> Prepared:
         """Raises RequestError, and PromptTooLong for a text far beyond the context. No grammar is compiled for a prompt
@@ -122,7 +118,7 @@ class Chat:
             pins=find_pins(given.breakpoints, given.messages, prompt, self.tokenizer) + whole,
             can_call=calling.is_possible,
             keep_special=(calling.is_possible and self._format.keep_special)
-            or (self._reasoning is not None and self._reasoning.is_special),
+            or (self.reasoning is not None and self.reasoning.is_special),
         )
 
     def _prepare_texts(self, given: TextInput, scope: str) -> Prepared:
@@ -144,10 +140,10 @@ class Chat:
         return GrammarBuilder(parse_constraint(structures), calling, self._relaxer, self.prompts.order).build()
 
     def _limit_reasoning(self, prompt: Prompt, given: ChatInput) -> Reasoning | None:
-        if self._reasoning is None:
+        if self.reasoning is None:
             return None
         max_tokens = given.reasoning.limit(self.prompts.source, self._max_reasoning)
-        return self._reasoning.limit(prompt.text, self.tokenizer, max_tokens)
+        return self.reasoning.limit(prompt.text, self.tokenizer, max_tokens)
 
     def _checked(
         self, make: Callable[[], CallParser], answer: AnswerGrammar, begun: str = ""

@@ -110,7 +110,7 @@ class Prompts:
         self._template = template
         self._tokenizer = tokenizer
         self._format = tool_format
-        self.reasoning = reasoning
+        self._reasoning = reasoning
         self.source = template.source if template else ""
         self._rules = rules or ServerConfig()
         self._splicer = Splicer(tokenizer, self._rules.prompt_memory_tokens, max_context)
@@ -178,10 +178,10 @@ class Prompts:
             parser = self._format.parser(tools)
             return self._calls.watch(parser) if self._rules.exact_turns else parser
 
-        if self.reasoning and self.reasoning.has_channels:
+        if self._reasoning and self._reasoning.has_channels:
             parser: CallParser = HarmonyParser(can_call=can_call)
         else:
-            parser = ReasoningParser(self.reasoning, make, is_open=is_reasoning) if self.reasoning else make()
+            parser = ReasoningParser(self._reasoning, make, is_open=is_reasoning) if self._reasoning else make()
         return CallsOnly(parser) if must_call else parser
 
     def remember(self, prompt_ids: Sequence[int], output_ids: Sequence[int], *, scope: str = "") -> None:
@@ -243,8 +243,8 @@ class Prompts:
         worded = self._template.render(
             messages, tools=tools, add_generation_prompt=conversation.is_answer_next, extra=conversation.extra
         )
-        if conversation.begun and self.reasoning and self.reasoning.is_open_in(worded):
-            worded += self.reasoning.tail + self.reasoning.closing + self.reasoning.gap
+        if conversation.begun and self._reasoning and self._reasoning.is_open_in(worded):
+            worded += self._reasoning.tail + self._reasoning.closing + self._reasoning.gap
         if self._format and self._rules.exact_turns:
             worded = self._format.as_written(worded)
         return worded + conversation.begun
@@ -253,9 +253,9 @@ class Prompts:
 def _left_out(messages: Turns, text: str) -> tuple[str, ...]:
     """Most templates have no place for reasoning that is older than the user's last words."""
     return tuple(
-        f"messages[{i}]: the chat template leaves out what it thought"
+        f"messages[{i}]: the chat template leaves out its reasoning"
         for i, message in enumerate(messages)
-        if any(thought.shown.strip() not in text for thought in message.thoughts)
+        if any(each.shown.strip() not in text for each in message.thoughts)
     )
 
 

@@ -21,12 +21,7 @@ from hotloop.wire.part import Api, Opaque
 from hotloop.wire.policy import check_hosted
 from hotloop.wire.request import ApiRequest, ApiTool
 
-_SCHEMA_FIELDS: dict[Api, str] = {
-    "chat": "function.parameters",
-    "responses": "parameters",
-    "messages": "input_schema",
-}
-_MAX_NAMES: dict[Api, int] = {"chat": 64, "responses": 64, "messages": 128}
+_SCHEMA_FIELDS: dict[Api, str] = {"chat": "function.parameters", "responses": "parameters", "messages": "input_schema"}
 _MAX_DEPTH = 128  # of nested JSON in one tool's parameters
 _NAME = re.compile(r"[a-zA-Z0-9_.-]+")
 
@@ -70,7 +65,7 @@ def _parse_beginning(messages: Sequence[Message], param: str) -> str:
     if not before:
         raise RequestError(f"{param}: there is nothing to answer", param=param)
     if last.tool_calls or last.thoughts:
-        what = "calls" if last.tool_calls else "thinking"
+        what = "calls" if last.tool_calls else "reasoning"
         raise RequestError(f"{param}: the last turn has {what}, and cannot be continued", param=param)
     return last.content
 
@@ -139,7 +134,7 @@ def _check(request: ApiRequest, made: Mapping[int, Tool], schema_field: str) -> 
     for tool in request.tools:
         if isinstance(tool, ApiTool):
             name, place = made[id(tool)].name, tool.at.place if tool.at else "tools"
-            check_tool(made[id(tool)], place, schema_field, _MAX_NAMES[request.api])
+            check_tool(made[id(tool)], place, schema_field, 128 if request.api == "messages" else 64)
             if name in names and not tool.is_inline:
                 raise RequestError(f"{place}: there is another tool named {name!r}", param=place)
             names |= set() if tool.is_inline else {name}

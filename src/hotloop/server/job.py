@@ -7,8 +7,7 @@ Tokenizing a long history and compiling a schema take a while, so jobs are made 
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 from hotloop.chat.chat import Chat, Prepared
 from hotloop.chat.prompt import Prompt
@@ -39,7 +38,7 @@ class Job:
     is_stream: bool = False
     has_usage: bool = False
     is_prefill_only: bool = False
-    """Whether there is no answer: the engine cannot say nothing, so it says one token to nobody."""
+    """Whether the prompt is only prefilled, and its one token is discarded."""
 
     def make_parser(self) -> CallParser:
         return self.prepared.parser(self.inquiry.tell)
@@ -71,9 +70,9 @@ class Jobs:
         max_tokens, changes = self._limit_tokens(request, len(prompt.token_ids), logprobs, options.num_choices)
         sampling = SamplingParams(max_tokens=1, ignore_eos=True)
         if not is_prefill_only:
-            vocab_size, keep_special = self._chat.tokenizer.vocab_size, prepared.keep_special
-            limits: dict[str, Any] = {"max_tokens": max_tokens, "logprobs": logprobs, "keep_special": keep_special}
-            sampling = parse_sampling(request, options, vocab_size, **limits)
+            vocab_size = self._chat.tokenizer.vocab_size
+            sampling = parse_sampling(request, options, vocab_size, max_tokens=max_tokens, logprobs=logprobs)
+            sampling = replace(sampling, keep_special=prepared.keep_special)
         inquiry = self._explainer.inquire(prepared.prompts, caller, options.compared_with)
         inquiry.tell(*prepared.changes, *changes)
         messages = () if is_prefill_only else given.messages  # what is only prefilled has neither come back nor ended

@@ -1,9 +1,9 @@
 """The turns of a request as messages of plain text, calls and results, and where it says it is worth keeping.
 
     user       [result, result, text, text]       ->  tool, tool, user
-    assistant  [thought, text, text, call, call]  ->  assistant, with what it thought and two calls
+    assistant  [reasoning, text, text, call, call]  ->  assistant, with its reasoning and two calls
 
-Thoughts that another maker signed are dropped; for what else is not text a short text stands, and the transcript says
+Reasoning that another maker signed is dropped; for what else is not text a short text stands, and the transcript says
 so. A cache breakpoint (`cache_control`) is a place in the messages after blocks were joined; before it lie
 the tools, the system prompt and the messages so far, in whatever order the model's template words them.
 """
@@ -55,13 +55,13 @@ class _Draft(msgspec.Struct):
     name: str | None = None
     call_id: str | None = None
     calls: list[ToolCall] = msgspec.field(default_factory=list)
-    thoughts: list[Thought] = msgspec.field(default_factory=list)
+    reasoning: list[Thought] = msgspec.field(default_factory=list)
 
     def say(self, text: str) -> None:
         self.content = _JOINERS[self.role].join((self.content, text)) if self.content and text else self.content + text
 
     def finish(self) -> Message:
-        return Message(self.role, self.content, self.name, tuple(self.calls), self.call_id, tuple(self.thoughts))
+        return Message(self.role, self.content, self.name, tuple(self.calls), self.call_id, tuple(self.reasoning))
 
 
 def parse_transcript(request: ApiRequest) -> Transcript:
@@ -113,7 +113,7 @@ def parse_turns(turns: Iterable[Turn], api: Api) -> Transcript:
                     late.append(len(drafts) - 1)
                 case Thought() if is_answer:
                     own = take_back(part)
-                    drafts[-1].thoughts += [own] if own else []
+                    drafts[-1].reasoning += [own] if own else []
                 case _:
                     raise _unsupported(part, turn)
             if joins and not isinstance(part, Thought) and part.mark is not None and drafts:
@@ -136,19 +136,19 @@ def _unsupported(part: Part, turn: Turn | None = None) -> RequestError:
     return RequestError(f"{place}: content of type {kind!r:.100} is not supported here, only text is", param=place)
 
 
-def sign(thought: Thought) -> Thought:
+def sign(reasoning: Thought) -> Thought:
     """Anthropic's clients want a signature and give it back. It is a digest of the text, which is no secret: reasoning
     is taken back where the model of any replica wrote it, not where another maker's did or somebody changed it."""
-    return replace(thought, signature=_OWN + _digest(thought.text), maker="messages")
+    return replace(reasoning, signature=_OWN + _digest(reasoning.text), maker="messages")
 
 
-def take_back(thought: Thought) -> Thought | None:
+def take_back(reasoning: Thought) -> Thought | None:
     """Reasoning that comes back, for the model to read; None if another maker's model wrote it. What carries some that
     is not shown is told in `wire.part`."""
-    if not thought.maker:
-        return thought
-    is_own = thought.maker == "messages" and thought.signature == _OWN + _digest(thought.text)
-    return Thought(thought.text) if is_own else None
+    if not reasoning.maker:
+        return reasoning
+    is_own = reasoning.maker == "messages" and reasoning.signature == _OWN + _digest(reasoning.text)
+    return Thought(reasoning.text) if is_own else None
 
 
 def _digest(text: str) -> str:

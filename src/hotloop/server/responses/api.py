@@ -97,10 +97,10 @@ def _make_job(
     caller = service.caller(http, request, options)
     job = service.jobs.make(request, options, caller, logprobs=logprobs)
     head = render_head(body, request, f"resp_{secrets.token_hex(24)}", is_strict=service.strict_tools)
-    thoughts = ThoughtShape.asked_for(request)
-    if thoughts.has_summary and service.chat.can_reason:
+    reasoning = ThoughtShape.asked_for(request)
+    if reasoning.has_summary and service.chat.reasoning:
         job.inquiry.tell(NO_SUMMARY)
-    composer = Composer(head, service.engine.tokenizer, job.inquiry, request.tools, thoughts)
+    composer = Composer(head, service.engine.tokenizer, job.inquiry, request.tools, reasoning)
     return job, options, composer, items
 
 
