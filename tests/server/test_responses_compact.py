@@ -5,7 +5,7 @@ from typing import Any
 
 import openai
 import pytest
-from tests.chat.thinking_templates import thinking_template
+from tests.chat.reasoning_templates import thinking_template
 from tests.server.asking import ask, function
 from tests.server.calls import WEATHER, write_call
 from tests.server.serving import MODEL, Serving, check_error

@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 from hotloop.core.errors import HotloopError, RequestError
 from hotloop.core.grammar import Grammar
+from hotloop.core.reasoning import Reasoning
 from hotloop.core.retention import Eviction
-from hotloop.core.thinking import Thinking
 
 MAX_LOGIT_BIAS = 1024  # each costs time at every token
 
@@ -158,7 +158,7 @@ class Usage(NamedTuple):
     num_from_host: int = 0
     """Those whose KV was copied back from host memory for it."""
     num_reasoning: int = 0
-    """Output tokens that are of thoughts, with their marks."""
+    """Output tokens that are reasoning, with its marks."""
     turn_wait_s: float = 0.0
     batch_wait_s: float = 0.0
     room_wait_s: float = 0.0
@@ -205,8 +205,8 @@ class Request:
     grammar: Grammar | None = None
     salt: str = ""
     """Prefixes are shared with requests of the same salt only."""
-    thinking: Thinking | None = None
-    """None: nothing in its answer counts as a thought."""
+    reasoning: Reasoning | None = None
+    """None: nothing in its answer counts as reasoning."""
     resume_at: Sequence[int] = ()
     """Where in the prompt later ones are likely to go on from, beside its end."""
 
@@ -298,9 +298,9 @@ class Request:
 
     @property
     def is_guided(self) -> bool:
-        """Whether something says which tokens may come next: a grammar, or an end of its thoughts."""
-        thinking = self.thinking
-        return self.grammar is not None or (thinking is not None and thinking.is_limited)
+        """Whether something says which tokens may come next: a grammar, or an end of its reasoning."""
+        reasoning = self.reasoning
+        return self.grammar is not None or (reasoning is not None and reasoning.is_limited)
 
     @property
     def is_finished(self) -> bool:

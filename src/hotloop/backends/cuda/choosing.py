@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from cachetools import FIFOCache
 from numpy.typing import NDArray
 
 from hotloop.backends.backend import SampleRow, Sampling
 from hotloop.backends.cuda.memory.staging import to_host
 from hotloop.backends.cuda.sampling import adjust, apply_masks, choose
 from hotloop.backends.sampler import mix, mix_all
-from hotloop.core.recent import RecentDict
 from hotloop.core.request import Request, TokenLogprob
 
 _FORBIDDEN = -1e30
@@ -46,7 +46,7 @@ class SamplingTable:
     def __init__(self, max_running: int) -> None:
         self._params = np.zeros(_MAX_REQUESTS + max_running, _PARAMS)
         self._lines: dict[int, int] = {}  # of requests, by their numbers
-        self._prompts: RecentDict[int, NDArray[np.int32]] = RecentDict(_MAX_PROMPTS)
+        self._prompts: FIFOCache[int, NDArray[np.int32]] = FIFOCache(_MAX_PROMPTS)
         self._eos: tuple[frozenset[int], NDArray[np.int32]] = (frozenset(), np.empty(0, np.int32))
 
     def rows(self, sampling: Sampling) -> "SamplingRows":
@@ -156,7 +156,9 @@ def _changes(row: SampleRow, ends: Iterable[int], table: SamplingTable) -> tuple
     frequency the output only.
     """
     params = row.request.sampling
-    output = counts = seen = np.empty(0, np.int32)
+    output: NDArray[np.int32] = np.empty(0, np.int32)
+    counts: NDArray[np.intp] = np.empty(0, np.intp)
+    seen = output
     if params.has_penalties:
         output, counts = np.unique(row.token_ids(row.request.num_prompt), return_counts=True)
         seen = output

@@ -24,7 +24,6 @@ from hotloop.core.errors import PromptTooLong
 from hotloop.core.shelf import Shelf
 from hotloop.models.tokenizer import Tokenizer, readable
 
-MAX_TOKENS = 4_000_000
 _MAX_TURNS = 64  # answers kept for one place: as many agents may have begun in the same words
 _MAX_NEWS = 64  # answers that wait to be looked into
 _MAX_LEAD = 4096  # tokens between the last special one and an answer: no chat has so many
@@ -58,7 +57,7 @@ class Splicer:
     Of a prompt of more than `max_prompt` tokens nothing is remembered.
     """
 
-    def __init__(self, tokenizer: Tokenizer, max_tokens: int = MAX_TOKENS, max_prompt: int | None = None) -> None:
+    def __init__(self, tokenizer: Tokenizer, max_tokens: int = 4_000_000, max_prompt: int | None = None) -> None:
         self._tokenizer = tokenizer
         self._max_prompt = max_prompt
         self._pieces: Shelf[tuple[str, str], array[int]] = Shelf(max_tokens // 2)

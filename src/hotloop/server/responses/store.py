@@ -154,7 +154,7 @@ def parse_items(given: Field) -> tuple[Json, ...]:
 
 
 def keep_items(items: Iterable[Json]) -> tuple[Json, ...]:
-    """Those that say something to the model: what another one thought is for itself."""
+    """Those that say something to the model: another one's reasoning is for itself."""
     return tuple(item for item in items if item.get("type") != "reasoning" or _is_own(item))
 
 
