@@ -218,7 +218,7 @@ class ServerConfig:
     """How many tokens of past prompts and answers are remembered to compare new ones with."""
     max_body: str = "16MiB"
     """Largest request body that is read."""
-    body_memory: str = "64MiB"
+    body_memory: str = "32MiB"
     """Most that bodies may take together while they arrive and wait to be parsed; past it the body that has been
     arriving longest is answered 503, and one that would have to wait behind so much 429."""
     write_timeout_s: float = 60.0
