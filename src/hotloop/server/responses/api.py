@@ -108,7 +108,7 @@ def recall(body: Json, http: HttpRequest) -> tuple[Json, tuple[Json, ...]]:
     """The body with what it only names, and the items that it continues."""
     store, tenant = _store(http), http.state.tenant
     previous_id = read_text(Field(body), "previous_response_id")
-    return store.items.resolve(body, tenant), store.find_previous(previous_id, tenant) if previous_id else ()
+    return store.items.resolve(body, tenant.may_see), store.find_previous(previous_id, tenant) if previous_id else ()
 
 
 def parse_body(body: Json, previous: tuple[Json, ...]) -> tuple[ApiRequest, ResponseOptions, tuple[Json, ...]]:

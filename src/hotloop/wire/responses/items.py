@@ -7,14 +7,13 @@ An item is found by its owner, and by an admin. Bounded in bytes and in number: 
 goes first. Lives on the event loop.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
 
 from hotloop.core.errors import RequestError
 from hotloop.core.shelf import Shelf
-from hotloop.http.keys import Tenant
 from hotloop.wire.field import Field, Json
 
 MAX_ITEMS = 1 << 16
@@ -42,27 +41,28 @@ class ItemStore:
         for item in items:
             self._items.drop(item["id"])
 
-    def resolve(self, body: Json, tenant: Tenant) -> Json:
-        """The body with the items that its input names. Raises UnknownItem for one that cannot be done without."""
+    def resolve(self, body: Json, may_see: Callable[[str], bool]) -> Json:
+        """The body with the items that its input names, of owners that the caller `may_see`. Raises UnknownItem for one
+        that cannot be done without."""
         given = body.get("input")
         if not isinstance(given, list) or not any(map(_is_named, given)):
             return body
         items = Field({"input": given}).need("input").each()
-        return {**body, "input": [self._resolve(item, tenant) for item in items]}
+        return {**body, "input": [self._resolve(item, may_see) for item in items]}
 
-    def _resolve(self, item: Field, tenant: Tenant) -> Any:
+    def _resolve(self, item: Field, may_see: Callable[[str], bool]) -> Any:
         if not _is_named(item.value):
             return item.value
-        found = self._find(item.need("id").text(), tenant)
+        found = self._find(item.need("id").text(), may_see)
         if not found and item.value.get("type") != "reasoning":
             why = "Items are not persisted when `store` is set to false, and the oldest make room for others"
             fix = "remove it from your input, or send the item itself"
             raise UnknownItem(f"Item with id {item.value['id']!r:.100} not found. {why}: {fix}.", param=item.place)
         return found or item.value
 
-    def _find(self, item_id: str, tenant: Tenant) -> Json | None:
+    def _find(self, item_id: str, may_see: Callable[[str], bool]) -> Json | None:
         owner, item = self._items.get(item_id) or ("", None)
-        return item if item and tenant.may_see(owner) else None
+        return item if item and may_see(owner) else None
 
     def check(self) -> None:
         self._items.check()
