@@ -250,7 +250,7 @@ def test_usage_tells_how_the_tokens_came_about(serving: Serving) -> None:
     for usage in usages:
         extra = usage["hotloop"]
         work = {"sampled_tokens", "forced_tokens", "drafted_tokens", "accepted_tokens", "steps"}
-        reading = {"new_tokens", "recomputed_tokens", "reread_tokens", "block_tokens", "causes", "changes"}
+        reading = {"new_tokens", "recomputed_tokens", "block_tokens", "causes", "changes"}
         assert set(extra) == work | {"restored_tokens", "host_tokens", "waits_ms"} | reading
         assert extra["sampled_tokens"] + extra["forced_tokens"] == usage["completion_tokens"]
         assert extra["accepted_tokens"] <= extra["drafted_tokens"]

@@ -16,7 +16,7 @@ from hotloop.cli.loading import lend_server
 from hotloop.cli.output import advance_by_turn, progress, show
 from hotloop.cli.settings import ApiKey, Json, Url, pick_names
 from hotloop.core.config import Precision
-from hotloop.core.errors import ConfigError, RemoteError
+from hotloop.core.errors import RemoteError
 
 if TYPE_CHECKING:
     from hotloop.bench import replay as agents
@@ -25,10 +25,6 @@ if TYPE_CHECKING:
     from hotloop.bench.workload import AgentJob
 
 bench = App(name="bench", help="Measure a server as agents feel it.")
-
-_MOVED = {"agent": "agent", "cache": "cache", "overhead": "overhead", "route": "route", "seeds": "claims"}
-_MOVED |= {"soak": "soak", "tiers": "claims"}
-"""Where the commands went that measure hotloop itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,19 +177,3 @@ async def _measure_tools(
             for name, questions in parts.items():
                 measured[name] = await measure(client, questions, options, partial(bar.advance, tasks[name]))
     return measured
-
-
-def _add_moved(old: str, new: str) -> None:
-    """The old name says where to look; it goes with the next version."""
-
-    def moved(*_: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> None:
-        raise ConfigError(
-            f"`hotloop bench {old}` measures hotloop itself and left the package: run `python -m benchmarks.{new}` "
-            "in a checkout of the repository"
-        )
-
-    bench.command(moved, name=old, show=False, help_flags=())
-
-
-for _old, _new in _MOVED.items():
-    _add_moved(_old, _new)

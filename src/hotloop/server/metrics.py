@@ -92,10 +92,7 @@ class Metrics:
         self._requests = self._counter("requests", "Requests that ended.", "endpoint", "finish_reason")
         self._http_errors = self._counter("http_errors", "HTTP responses of 400 and above.", "status")
         self._explained = self._counter("explained_prompt_tokens", "Where prompt tokens came from.", "kind")
-        self._recomputed = [
-            self._counter("prompt_tokens_recomputed", "Why prompt tokens were recomputed.", "cause"),
-            self._counter("prompt_tokens_read_again", "The old name of hotloop_prompt_tokens_recomputed.", "cause"),
-        ]
+        self._recomputed = self._counter("prompt_tokens_recomputed", "Why prompt tokens were recomputed.", "cause")
         self._waits = self._counter("wait_seconds", "What requests waited for.", "reason")
         first_token = "From arrival to the first token."
         self._first_token = self._histogram("time_to_first_token_seconds", first_token, _LATENCIES)
@@ -139,8 +136,7 @@ class Metrics:
         self._explained.labels("recomputed").inc(account.num_recomputed)
         for cause in account.causes:
             if cause.reason != "cold":
-                for counter in self._recomputed:
-                    counter.labels(cause.reason).inc(cause.num_tokens)
+                self._recomputed.labels(cause.reason).inc(cause.num_tokens)
 
     def count_http_error(self, status: int) -> None:
         self._http_errors.labels(str(status)).inc()
