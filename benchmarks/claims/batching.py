@@ -21,7 +21,7 @@ Way = Literal["unbatched", "static", "dynamic", "continuous"]
 WAYS: tuple[Way, ...] = ("unbatched", "static", "dynamic", "continuous")
 _CLAIMS: Mapping[Way, str] = {"static": STATIC, "dynamic": DYNAMIC, "continuous": CONTINUOUS}
 
-_FLAGS = ("--no-drafts",)  # drafts learn from answers: whoever comes last would be faster for it
+_FLAGS = ("--disable", "drafts")  # drafts learn from answers: whoever comes last would be faster for it
 _WINDOW_S = 0.1
 
 

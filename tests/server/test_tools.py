@@ -175,7 +175,7 @@ def test_schemas_are_followed_unless_somebody_says_otherwise() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("is_said", [True, False], ids=["strict: false", "--no-strict-tools"])
+@pytest.mark.parametrize("is_said", [True, False], ids=["strict: false", "disabled"])
 def test_without_strict_a_call_is_still_one_of_a_tool_and_json(is_said: bool, stream: bool) -> None:
     wild = 'Well.\n<tool_call>\n{"name": "planet", "arguments": {"days": five, "city": "Rome"}}\n</tool_call>'
     tools = [tool("weather", WEATHER, **({"strict": False} if is_said else {}))]

@@ -45,10 +45,10 @@ _FIGURES = (
 def demo(
     *,
     model: ModelName = DEFAULT_MODEL,
-    agents: Annotated[PositiveInt, Parameter(help="How many agents work at a time.")] = 4,
-    turns: Annotated[PositiveInt, Parameter(help="How many turns each of them takes.")] = 4,
+    agents: Annotated[PositiveInt, Parameter(help="Number of concurrent agents.")] = 4,
+    turns: Annotated[PositiveInt, Parameter(help="Turns per agent.")] = 4,
 ) -> int:
-    """Run a small fleet of agents twice, without reuse and batching and then with both; then tool calls, likewise."""
+    """Run a few agents without and with prefix reuse and batching, then tool calls without and with shortcuts."""
     from hotloop.bench.report import table_of
     from hotloop.bench.serving import NAIVE, ChildServer, exit_on_sigterm
     from hotloop.bench.tools_report import shortcuts_table

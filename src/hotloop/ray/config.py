@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from hotloop.core.config import EngineConfig, ModelConfig, PolicyName, ServerConfig, parse_bytes
+from hotloop.core.config import FEATURES, EngineConfig, Feature, ModelConfig, PolicyName, ServerConfig, parse_bytes
 from hotloop.core.errors import ConfigError
 from hotloop.core.files import read_toml
 
@@ -129,10 +129,11 @@ def parse_fleet(table: Mapping[str, Any]) -> RayConfig:
     given = table.get("hotloop", {})
     if not isinstance(given, Mapping):
         raise ConfigError("[fleet.hotloop] must be a table")
-    for name in given.keys() - (_names(*_PARTS.values()) - _NOT_OF_A_REPLICA):
+    for name in given.keys() - (_names(*_PARTS.values()) - _NOT_OF_A_REPLICA - {*FEATURES} | {"disable"}):
         raise ConfigError(f"[fleet.hotloop]: there is no setting {name!r}")
     try:
-        return msgspec.convert({**table, "hotloop": _nest(given)}, RayConfig)
+        off = dict.fromkeys(msgspec.convert(given.get("disable", ()), tuple[Feature, ...]), False)
+        return msgspec.convert({**table, "hotloop": _nest({**given, **off})}, RayConfig)
     except msgspec.ValidationError as error:
         raise ConfigError(f"[fleet]: {error}".replace("`", "").replace("$.", "")) from None
 

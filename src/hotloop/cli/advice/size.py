@@ -1,4 +1,4 @@
-"""`hotloop size`: which hardware for which load, and what it will feel like."""
+"""`hotloop size`: which hardware a load needs, and how fast it will be."""
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -22,24 +22,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapeFlags:
-    """What to replace of the model's shape."""
+    """Overrides of the model's shape."""
 
     num_layers: PositiveInt | None = None
-    """Layers."""
+    """Number of layers."""
     hidden_size: PositiveInt | None = None
-    """Width of a token."""
+    """Hidden size."""
     intermediate_size: PositiveInt | None = None
-    """Width of the MLP."""
+    """MLP size."""
     num_heads: PositiveInt | None = None
-    """Attention heads."""
+    """Number of attention heads."""
     num_kv_heads: PositiveInt | None = None
-    """Heads of keys and values."""
+    """Number of key-value heads."""
     head_dim: PositiveInt | None = None
-    """Width of a head."""
+    """Head size."""
     vocab_size: PositiveInt | None = None
-    """Tokens of the vocabulary."""
+    """Vocabulary size."""
     max_context: PositiveInt | None = None
-    """Tokens of the longest context."""
+    """Maximum context, in tokens."""
 
 
 def size(
@@ -54,22 +54,22 @@ def size(
     shape: Annotated[ShapeFlags, Parameter(name="*", group="Shape")] = ShapeFlags(),
     as_json: Json = False,
 ) -> None:
-    """Estimate which hardware a load needs and what it will feel like: memory, TTFT, tokens/s, cost. Runs no model.
+    """Estimate the hardware a load needs: memory, TTFT, tokens/s, cost. Runs no model.
 
     Parameters
     ----------
     model
-        A well-known shape, such as qwen3-32b; a model by name, a hub id, a GGUF file, a folder with config.json.
+        A well-known shape, such as qwen3-32b, or a model: name, hub id, GGUF file, or folder with config.json.
     gpu
-        A GPU of the table, such as h200, or `this` to measure this machine; all of the table if not given.
+        A GPU from the built-in table, such as h200, or `this` to measure this machine; the whole table if not given.
     gpus
-        How many of it, tensor parallel; 1 if not given, or as few of 1, 2, 4 and 8 as are enough when all are compared.
+        Number of GPUs, tensor parallel; if not given 1, or the fewest of 1, 2, 4 and 8 that suffice.
     host_memory
-        Host memory for KV that left the device; if not given 128GiB, or half of what is free on this machine.
+        Host memory for offloaded KV; if not given 128GiB, or half of what is free on this machine.
     price
-        What one GPU costs an hour; the table's if not given.
+        Price of one GPU per hour; the table's if not given.
     min_speed
-        Tokens/s that a user must see for hardware to be enough.
+        Minimum tokens/s per user for hardware to count as sufficient.
     """
     from hotloop.models.layout import check_spec
     from hotloop.size.roofline import cheapest, estimate_all

@@ -4,8 +4,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
+from hotloop.cli.command_line import CommandLine
 from hotloop.cli.output import show
 from hotloop.cli.settings import Json
 from hotloop.core.errors import ConfigError
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
     from hotloop.ray.cluster import Status
 
-fleet = App(name="fleet", help="Deploy engines and their placement on Ray Serve (needs the extra `ray`).")
+fleet = CommandLine(name="fleet", help="Deploy engines and their placement on Ray Serve (needs the extra `ray`).")
 
 Address = Annotated[str, Parameter(help="The Ray cluster; auto is the one this machine belongs to.")]
 
