@@ -76,7 +76,7 @@ COMMANDS = {
     "trace show": "last",
     "version": "",
 }
-FLEET = {"fleet up", "fleet status", "fleet down"}
+RAY = {"ray up", "ray status", "ray down"}
 """Not run here: what Ray contacts is docs/ray.md's, and that it reports no usage tests/ray sees to."""
 
 
@@ -92,7 +92,7 @@ def command_names(group: App, *before: str) -> Iterator[str]:
 
 
 def test_every_command_has_a_case():
-    assert {*SERVING, *COMMANDS, *FLEET} == set(command_names(app))
+    assert {*SERVING, *COMMANDS, *RAY} == set(command_names(app))
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""`hotloop demo`: a small fleet of agents on the naive loop and then on hotloop, as it happens; then tool calls."""
+"""`hotloop demo`: A few agents on the naive loop and then on hotloop, as it happens; then tool calls."""
 
 import asyncio
 from contextlib import nullcontext
@@ -82,9 +82,9 @@ def _run(console: Console, label: str, what: str, url: str, jobs: "list[AgentJob
     from hotloop.bench.serving import replay_server
 
     console.print(f"[bold]{label}[/bold]: {what}")
-    fleet = AgentTable.of(jobs, None if console.is_terminal else console)
-    with Live(fleet, console=console, refresh_per_second=8) if console.is_terminal else nullcontext():
-        summary = replay_server(label, url, jobs, num_agents=len(jobs), gap_s=_GAP_S, watch=fleet.update)
+    agents = AgentTable.of(jobs, None if console.is_terminal else console)
+    with Live(agents, console=console, refresh_per_second=8) if console.is_terminal else nullcontext():
+        summary = replay_server(label, url, jobs, num_agents=len(jobs), gap_s=_GAP_S, watch=agents.update)
     console.print(f"done in {summary.wall_s:.1f} s\n")
     return summary
 

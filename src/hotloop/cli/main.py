@@ -20,7 +20,7 @@ from hotloop.cli.command_line import CommandLine
 from hotloop.cli.demo import demo
 from hotloop.cli.exits import run_app
 from hotloop.cli.models import models, pull, rm, version
-from hotloop.cli.serving.fleet import fleet
+from hotloop.cli.serving.ray import ray
 from hotloop.cli.serving.serve import route, serve
 from hotloop.cli.serving.simulate import simulate
 from hotloop.cli.settings import Sources
@@ -42,11 +42,11 @@ app.command(serve, config=Sources())
 app.command(chat, config=Sources())
 app.command(route, config=Sources())
 app.command(run_agent, name="run", config=Sources(only=TraceConfig))
-for command in (simulate, size, lint, doctor, pull, rm, demo, version, models, bench, predict, fleet, trace):
+for command in (simulate, size, lint, doctor, pull, rm, demo, version, models, bench, predict, ray, trace):
     app.command(command)
 
 _GROUPS = {
-    "Serving": ("serve", "chat", "route", "fleet"),
+    "Serving": ("serve", "chat", "route", "ray"),
     "Agents": ("run", "predict"),
     "Measuring and checking": ("trace", "bench", "doctor", "lint", "size", "simulate"),
     "Models": ("models", "pull", "rm"),

@@ -70,7 +70,7 @@ ApiKey = Annotated[str | None, Parameter(env_var="HOTLOOP_API_KEY", help="Bearer
 
 _SPLIT = {"disable", *(field.name for cls in CONFIG_CLASSES for field in fields(cls) if "tuple" in str(field.type))}
 _OTHER_VARIABLES = ("HOTLOOP_HOME", "HOTLOOP_OPENAI_SPEC")
-_TABLES = ("replicas", "tiers", "routes", "fleet", "prices")
+_TABLES = ("replicas", "tiers", "routes", "ray", "prices")
 """What a file holds beside settings, and others read: `hotloop.router`, `hotloop.ray`, `hotloop.cli.tracing`."""
 
 

@@ -27,7 +27,7 @@ _OBJECT_STORE_BYTES = 256 << 20
 _KEEP_ALIVE_S = 75  # an agent comes back on its connection after its tool has run
 _LOOK_S = 0.2
 _FAREWELL_S = 3.0
-"""Whoever took the fleet off is still connected: to them a cluster that ends too soon looks like a failure."""
+"""Whoever removed the deployment is still connected: to them a cluster that ends too soon looks like a failure."""
 
 
 class ClusterError(HotloopError):
@@ -36,7 +36,7 @@ class ClusterError(HotloopError):
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """How the fleet is. States and counts are Serve's words."""
+    """Its status. States and counts are Serve's words."""
 
     state: str
     message: str = ""
@@ -90,7 +90,7 @@ def deploy(application: serve.Application, config: RayConfig) -> None:
         serve.run(application, name=NAME)
     except RuntimeError as error:
         status = read_status()
-        raise ClusterError(f"the fleet did not come up: {status.message if status else error}") from None
+        raise ClusterError(f"deployment failed: {status.message if status else error}") from None
 
 
 def read_status() -> Status | None:

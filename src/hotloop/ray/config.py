@@ -1,8 +1,8 @@
-"""What `[fleet]` of a fleet's file says: which engine, how many of it, where. Knows nothing of Ray.
+"""What `[ray]` of the configuration file says: which engine, how many of it, where. Knows nothing of Ray.
 
-    [fleet]
+    [ray]
     max_replicas = 4
-    [fleet.hotloop]                   what hotloop.toml may say of the model, the engine and the server
+    [ray.hotloop]                   what hotloop.toml may say of the model, the engine and the server
     model = "smollm2-135m"
 
 The same keys are the `args` of a Serve config. An unknown key or a wrong type is an error that names its place.
@@ -49,12 +49,12 @@ NotNegative = Annotated[float, Meta(ge=0)]
 
 
 class RayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A fleet on Ray Serve."""
+    """Replicas on Ray Serve."""
 
     engine: Literal["hotloop", "vllm"] = "hotloop"
     """What runs in a replica; vLLM must be installed there."""
     address: str | None = None
-    """The Ray cluster, such as auto or 10.0.0.1:6379; without one Ray is started here while the fleet is up."""
+    """The Ray cluster, such as auto or 10.0.0.1:6379; without one Ray is started here while the deployment is up."""
     host: str = "127.0.0.1"
     """Address to listen on; loopback unless told otherwise. A Serve that is running already keeps its own."""
     port: int = 8790
@@ -97,7 +97,7 @@ class RayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         if self.max_replicas < self.min_replicas:
             raise ConfigError(f"max_replicas must be at least min_replicas, {self.min_replicas}")
         if self.engine == "vllm" and not self.vllm.model:
-            raise ConfigError('vLLM needs a model: [fleet.vllm] model = "..."')
+            raise ConfigError('vLLM needs a model: [ray.vllm] model = "..."')
         parse_bytes(self.max_body)
 
     @property
@@ -110,32 +110,32 @@ _NOT_OF_A_REPLICA = {
     *("host", "port", "api_key", "api_key_file", "allowed_hosts", "drain_timeout_s", "max_body", "body_memory"),
     "write_timeout_s",
 }
-"""Settings of a server that a fleet has for all of its replicas."""
+"""Settings of a server that a deployment has for all of its replicas."""
 
 
-def read_fleet(path: Path) -> RayConfig:
+def read_ray_config(path: Path) -> RayConfig:
     """Raises ConfigError."""
     tables = read_toml(path)
-    if not isinstance(tables.get("fleet"), dict):
-        raise ConfigError(f"{path} has no [fleet]: that is where it says what to deploy")
+    if not isinstance(tables.get("ray"), dict):
+        raise ConfigError(f"{path} has no [ray]: that is where it says what to deploy")
     try:
-        return parse_fleet(tables["fleet"])
+        return parse_ray_config(tables["ray"])
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
 
 
-def parse_fleet(table: Mapping[str, Any]) -> RayConfig:
+def parse_ray_config(table: Mapping[str, Any]) -> RayConfig:
     """Raises ConfigError."""
     given = table.get("hotloop", {})
     if not isinstance(given, Mapping):
-        raise ConfigError("[fleet.hotloop] must be a table")
+        raise ConfigError("[ray.hotloop] must be a table")
     for name in given.keys() - (_names(*_PARTS.values()) - _NOT_OF_A_REPLICA - {*FEATURES} | {"disable"}):
-        raise ConfigError(f"[fleet.hotloop]: there is no setting {name!r}")
+        raise ConfigError(f"[ray.hotloop]: there is no setting {name!r}")
     try:
         off = dict.fromkeys(msgspec.convert(given.get("disable", ()), tuple[Feature, ...]), False)
         return msgspec.convert({**table, "hotloop": _nest({**given, **off})}, RayConfig)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"[fleet]: {error}".replace("`", "").replace("$.", "")) from None
+        raise ConfigError(f"[ray]: {error}".replace("`", "").replace("$.", "")) from None
 
 
 def _nest(flat: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -218,7 +218,7 @@ def test_where_nothing_was_recorded(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert run(["trace", "ls", "--trace", str(tmp_path / "none.db")]) == 2
     assert "there is no trace store" in capsys.readouterr().err
     assert run(["trace", "ls", "--trace", "off"]) == 2
-    assert "nothing is recorded" in capsys.readouterr().err
+    assert "tracing is off" in capsys.readouterr().err
 
 
 def test_the_store_is_the_one_the_settings_name(

@@ -49,13 +49,13 @@ def simulate(
 ) -> None:
     """Replay recorded traffic against simulated replicas and compare routing policies."""
     from hotloop.router.simulation.plot import draw
-    from hotloop.router.simulation.simulate import SIMULATED, SimulatedFleet, Simulation
+    from hotloop.router.simulation.simulate import SIMULATED, SimulatedReplicas, Simulation
     from hotloop.router.simulation.trace import read_trace
 
     policies = pick_names(flags.policy, SIMULATED, "policy")
     recorded = read_trace(trace)
     num_requests = flags.requests or recorded.num_requests
-    fleet = SimulatedFleet(
+    replicas = SimulatedReplicas(
         num_replicas=flags.replicas,
         capacity_tokens=flags.capacity,
         prefill_tokens_per_s=flags.prefill_speed,
@@ -66,7 +66,7 @@ def simulate(
     with progress() as bar:
         for name in policies:
             task = bar.add_task(name, total=num_requests)
-            simulation = Simulation(recorded, fleet, name, seed=flags.seed)
+            simulation = Simulation(recorded, replicas, name, seed=flags.seed)
             figures.append(simulation.run(num_requests, partial(_advance, bar, task)))
     if flags.svg:
         flags.svg.write_text(draw(figures, f"{figures[0].num_requests:,} requests, {flags.replicas} replicas"))
