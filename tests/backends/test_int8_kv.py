@@ -131,7 +131,7 @@ def test_scales_that_a_block_held_before_do_not_matter(kernel: Kernel) -> None:
 
 
 def open_native(model: Model, kv_type: str) -> KernelBackend:
-    return NativeBackend(model, 4 << 20, load_kernel(kv_type), form="strips", num_workers=2)
+    return NativeBackend(model, 4 << 20, load_kernel(kv_type), form="packed_ggml", num_workers=2)
 
 
 def open_portable(model: Model, kv_type: str) -> KernelBackend:

@@ -109,7 +109,7 @@ def test_heads_of_all_kinds(changes: dict[str, Any], empty_home: Path) -> None:
 
 
 @pytest.mark.parametrize("recipe", [Recipe("awq"), Recipe("gptq", has_act_order=True)], ids=str)
-def test_a_checkpoint_in_four_bits_is_widened(recipe: Recipe, tmp_path: Path, empty_home: Path) -> None:
+def test_a_checkpoint_in_four_bits_is_dequantised(recipe: Recipe, tmp_path: Path, empty_home: Path) -> None:
     spec = tiny_spec("llama")
     weights = {name: tensor / 8 if tensor.ndim == 2 else tensor for name, tensor in tiny_weights(spec).items()}
     meant = DictWeights(write_int4_folder(tmp_path / "m", spec, weights, recipe))

@@ -43,7 +43,7 @@ class CommandLine(App):
         """What cyclopts makes of a command's signature, as it is to be shown."""
         arguments = super().assemble_argument_collection(**options)
         for argument in arguments:
-            shown = {}
+            shown: dict[str, Any] = {}
             if argument.parameter.help:
                 shown["help"] = " ".join(argument.parameter.help.split())
             if argument.field_info.default in (None, "", ()) or argument.field_info.default is False:

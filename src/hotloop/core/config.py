@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
-from typing import Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from hotloop.core.errors import ConfigError
 
@@ -346,7 +346,8 @@ def without(config: Config, disabled: Iterable[str]) -> Config:
     off = {*disabled}
     for name in sorted(off.difference(FEATURES)):
         raise ConfigError(f"there is no feature {name!r} to disable; there are {', '.join(FEATURES)}")
-    return replace(config, **dict.fromkeys(off & {each.name for each in fields(config)}, False))
+    values: dict[str, Any] = dict.fromkeys(off & {each.name for each in fields(config)}, False)
+    return replace(config, **values)
 
 
 _UNITS = {"": 1, "b": 1, "kb": 1000, "mb": 1000**2, "gb": 1000**3, "k": 1024, "m": 1024**2, "g": 1024**3}

@@ -1,5 +1,5 @@
-"""The dashboard beside an API: everything below /ui is its own, with a check of its own key. And which host names both accept
-where there is no key.
+"""The dashboard beside an API: everything below /ui is its own, with its own check of keys. And which host names both
+accept where there is no key.
 """
 
 import re

@@ -9,7 +9,7 @@ from hotloop.core.config import LoadFormat
 from hotloop.core.errors import ModelError
 from hotloop.models.catalogue import (
     Entry,
-    Kind,
+    ModelKind,
     Reference,
     find,
     forget,
@@ -142,7 +142,7 @@ def remove(name: str) -> tuple[Entry, int]:
 def _register(name: str, path: Path, commit: str = "") -> Entry:
     """Read the model once, to be sure that it can be, and remember where it is."""
     model = read_model(name, path)
-    kind: Kind = "huggingface" if path.is_dir() else "gguf"
+    kind: ModelKind = "huggingface" if path.is_dir() else "gguf"
     entry = Entry(name, kind, path, model.size_bytes, model.spec.family, model.spec.max_context, commit=commit)
     register(entry)
     return entry

@@ -132,7 +132,7 @@ def parse_ray_config(table: Mapping[str, Any]) -> RayConfig:
     for name in given.keys() - (_names(*_PARTS.values()) - _NOT_OF_A_REPLICA - {*FEATURES} | {"disable"}):
         raise ConfigError(f"[ray.hotloop]: there is no setting {name!r}")
     try:
-        off = dict.fromkeys(msgspec.convert(given.get("disable", ()), tuple[Feature, ...]), False)
+        off: dict[str, Any] = dict.fromkeys(msgspec.convert(given.get("disable", ()), tuple[Feature, ...]), False)
         return msgspec.convert({**table, "hotloop": _nest({**given, **off})}, RayConfig)
     except msgspec.ValidationError as error:
         raise ConfigError(f"[ray]: {error}".replace("`", "").replace("$.", "")) from None

@@ -143,7 +143,7 @@ def test_it_is_told_what_was_waited_for() -> None:
     large.step(1.0)
     large.finish(runs)
     large.step(5.0)
-    assert waits.usage.waits_s == pytest.approx({Wait.TURN: 1.0, Wait.ROOM: 5.0})
+    assert waits.usage.waits_s == pytest.approx({Wait.TURN: 1.0, Wait.KV_BLOCKS: 5.0})
 
 
 def test_who_is_back_and_has_to_wait_keeps_its_prefix_beyond_the_time_it_was_expected() -> None:

@@ -202,7 +202,7 @@ def _layer(spec: ModelSpec, weights: Weights, layer: int, views: list[NDArray[np
 
 
 class NumpyExperts:
-    """Needs no compiler, and is slower for it. Weights are widened, and what they are multiplied with is exact."""
+    """Needs no compiler, and is slower for it. Weights are dequantised, and what they are multiplied with is exact."""
 
     def __init__(self, spec: ModelSpec, layers: dict[int, ExpertLayer], held: Held) -> None:
         assert spec.experts

@@ -1,7 +1,7 @@
 """A transformer as an OpenVINO graph: plain operations in, an `ov.Model` out. Knows nothing of blocks or batches.
 
 One decoder, two ways to attend. `PagedStyle` writes attention in the shape OpenVINO's paged-attention pass looks for (a
-cache that is read, gathered, appended to and widened for grouped heads, then scaled-dot-product attention).
+cache that is read, gathered, appended to and repeated for grouped heads, then scaled-dot-product attention).
 `NativeStyle` leaves a marked gap, from the fused projection to the mixed heads, that the runner fills with our kernel;
 a graph with a gap can be saved, one with a kernel cannot. Experts are such a gap in either, and so is linear attention.
 """
@@ -211,7 +211,7 @@ class PagedStyle:
         return op.add(op.multiply(x, self.cos), op.multiply(turned, self.sin))
 
     def _remember(self, name: str, x: Node) -> Node:
-        """Append x to the cache of that name and widen it to one key or value head per query head."""
+        """Append x to the cache of that name and repeat it to one key or value head per query head."""
         spec = self.spec
         info = VariableInfo()
         info.data_shape = ov.PartialShape([-1, spec.num_kv_heads, -1, spec.head_dim])
