@@ -219,7 +219,7 @@ def test_it_is_what_is_asked_for(model: Model) -> None:
 
 
 def test_it_is_refused_where_it_cannot_be_had(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="kv_precision int8 does not go with precision exact"):
+    with pytest.raises(ConfigError, match="kv_precision=int8 cannot be combined with precision=exact"):
         open_cpu(model, INT8, precision="exact")
     latent = LatentSpec(None, kv_rank=32, nope_dim=16, rope_dim=8, value_dim=16, scale=0.1)
     with pytest.raises(ConfigError, match=r"kv_precision int8 is not to be had with latent attention \(MLA\)"):

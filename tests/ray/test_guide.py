@@ -20,7 +20,7 @@ def blocks(language: str) -> list[str]:
 
 @pytest.mark.parametrize("text", blocks("toml"))
 def test_every_file_can_be_read(text: str):
-    parse_ray_config(tomllib.loads(text)["deployment"])
+    parse_ray_config(tomllib.loads(text)["ray"])
 
 
 def test_the_manifest_deploys_the_application_that_is_there():

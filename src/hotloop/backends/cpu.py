@@ -76,7 +76,7 @@ def _check_kv(spec: ModelSpec, kv_precision: KvPrecision, precision: Precision) 
     if kv_precision == "fp8":
         raise ConfigError("kv_precision fp8 is for a GPU: on a CPU it can be bf16, f16, f32 or int8")
     if kv_precision == "int8" and precision == "exact":
-        raise ConfigError("kv_precision int8 does not go with precision exact")
+        raise ConfigError("kv_precision=int8 cannot be combined with precision=exact")
     if kv_precision == "int8" and spec.latent:
         raise ConfigError("kv_precision int8 is not to be had with latent attention (MLA), whose KV is small")
 

@@ -78,7 +78,7 @@ class ModelConfig:
     weights: WeightFormat = "auto"
     """Weight format. CPU: `stored` (as in a quantised GGUF file), int8, int4, bf16 or f32; `auto` is int8 with AMX,
     else `stored` if that is possible. GPU: bf16 (default), f32 or fp8; 4-bit and FP8 checkpoints keep their
-    format. See docs/models.md."""
+    format. See docs/cpu.md and docs/gpu.md."""
     precision: Precision = "fast"
     """`fast` computes in bf16, or in int8 with AMX, stored weights or ARM; `exact` computes in float32, so that
     batching and caching change no token (docs/architecture.md)."""

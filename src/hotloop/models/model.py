@@ -124,7 +124,7 @@ def remove(name: str) -> tuple[Entry, int]:
     """Forget a model, and delete what was fetched of it: the bytes that this frees. A file of the user's own stays."""
     found = find(name)
     if not isinstance(found, Entry):
-        raise ModelError(f"{name} is none of the models that `hotloop models` lists")
+        raise ModelError(f"unknown model {name}; run `hotloop models` for the list")
     is_shared = any(each.path == found.path and each.name != found.name for each in list_models())
     freed_bytes = 0
     try:

@@ -52,44 +52,45 @@ class RayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Replicas on Ray Serve."""
 
     engine: Literal["hotloop", "vllm"] = "hotloop"
-    """What runs in a replica; vLLM must be installed there."""
+    """Engine that runs in a replica; vLLM must be installed there."""
     address: str | None = None
-    """The Ray cluster, such as auto or 10.0.0.1:6379; without one Ray is started here while the deployment is up."""
+    """Address of the Ray cluster, such as auto or 10.0.0.1:6379; if not given, Ray is started here while the deployment
+    is up."""
     host: str = "127.0.0.1"
-    """Address to listen on; loopback unless told otherwise. A Serve that is running already keeps its own."""
+    """Address to listen on; loopback by default. A Serve that is already running keeps its own."""
     port: int = 8790
     """Port to listen on."""
     api_key_env: str = ""
-    """The variable that holds the key every request must carry but those that only ask for health; read where the
-    ingress runs."""
+    """Environment variable with the API key that every request must carry, except health checks; read where the ingress
+    runs."""
     policy: PolicyName = "prefix"
-    """How a replica is chosen: by what it has cached and to do, by session, by load alone, in turn, or by chance."""
+    """How a replica is chosen: by cached prefix and load, by session, by load alone, round robin, or at random."""
     min_replicas: Count = 1
-    """Fewest replicas."""
+    """Minimum number of replicas."""
     max_replicas: Count = 1
-    """Most replicas."""
+    """Maximum number of replicas."""
     target_ongoing: Positive = 16.0
-    """How many requests a replica should have: with more there will be more replicas, with fewer fewer."""
+    """Target number of requests per replica, for autoscaling."""
     max_ongoing: Count = 64
-    """Most requests at one replica at a time; others wait in front."""
+    """Maximum requests at one replica; others wait at the ingress."""
     max_waiting: Count = 1024
-    """Most requests waiting in front; one more is answered 429."""
+    """Maximum requests waiting at the ingress; further requests get 429."""
     upscale_delay_s: NotNegative = 10.0
-    """How long there must be too few replicas before more are started."""
+    """Seconds of too few replicas before more are started."""
     downscale_delay_s: NotNegative = 300.0
-    """How long there must be too many before some are stopped: what they have cached goes with them."""
+    """Seconds of too many replicas before some are stopped, and their caches lost."""
     look_back_s: Positive = 10.0
-    """Over how long requests are counted."""
+    """Seconds over which requests are averaged for autoscaling."""
     drain_timeout_s: Positive = 600.0
-    """How long a replica that is to stop may go on with what it has begun."""
+    """Seconds for which a replica that is being stopped may finish its requests."""
     cpus: NotNegative = 1.0
-    """CPUs that Ray sets aside for a replica."""
+    """CPUs reserved by Ray for a replica."""
     gpus: NotNegative = 0.0
-    """GPUs that Ray sets aside for a replica."""
+    """GPUs reserved by Ray for a replica."""
     capacity_tokens: Count = 1_000_000
-    """How many tokens a replica keeps cached, roughly; hotloop's own engine says so itself."""
+    """Estimate of the tokens that a replica can cache; hotloop's engine reports its own."""
     max_body: str = "16MiB"
-    """Largest request body that is read."""
+    """Maximum size of a request body."""
     hotloop: HotloopConfig = HotloopConfig()
     vllm: VllmConfig = VllmConfig()
 

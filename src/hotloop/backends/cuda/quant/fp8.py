@@ -34,7 +34,7 @@ TILE_ROWS = (16, 64, 128)
 def check_device(what: str, precision: Precision) -> None:
     """Refuse `what`, a setting, where e4m3 is not to be had."""
     if precision == "exact":
-        raise ConfigError(f"{what} fp8 does not go with precision exact: eight bits are not")
+        raise ConfigError(f"{what}=fp8 cannot be combined with precision=exact")
     capability = torch.cuda.get_device_capability()
     if capability < FP8_CAPABILITY:
         name = torch.cuda.get_device_name()
