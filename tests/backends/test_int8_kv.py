@@ -23,8 +23,8 @@ from hotloop.backends.native.backend import NativeBackend
 from hotloop.backends.native.library import load_kernel
 from hotloop.backends.openvino.attention import Kernel
 from hotloop.backends.openvino.blocks import KernelBackend
-from hotloop.backends.openvino.gap import PortableBackend
-from hotloop.backends.openvino.native import has_amx, load_portable
+from hotloop.backends.openvino.kernels import has_amx, load_portable
+from hotloop.backends.openvino.placeholder import PortableBackend
 from hotloop.core.config import EngineConfig
 from hotloop.core.errors import ConfigError
 from hotloop.engine.engine import Engine

@@ -22,9 +22,9 @@ from hotloop.backends.backend import Backend
 from hotloop.backends.cpu import open_cpu
 from hotloop.backends.native.backend import NativeBackend
 from hotloop.backends.openvino.attention import numpy_kernel
-from hotloop.backends.openvino.gap import KernelOp, PortableBackend
-from hotloop.backends.openvino.native import has_amx
+from hotloop.backends.openvino.kernels import has_amx
 from hotloop.backends.openvino.paged import PagedBackend
+from hotloop.backends.openvino.placeholder import KernelOp, PortableBackend
 from hotloop.backends.openvino.store import failure
 from hotloop.core.config import EngineConfig, Precision, WeightFormat
 from hotloop.core.errors import ConfigError, ModelError

@@ -14,9 +14,9 @@ from hotloop.backends.build import BUILD_ERRORS, cpu_features
 from hotloop.backends.native.backend import NativeBackend, are_quantised, strips_bytes, why_not
 from hotloop.backends.native.library import Format, KvType, load_kernel
 from hotloop.backends.openvino.attention import Kernel, numpy_kernel
-from hotloop.backends.openvino.gap import PortableBackend
-from hotloop.backends.openvino.native import AMX_HEAD_DIMS, has_amx, load_portable
+from hotloop.backends.openvino.kernels import AMX_HEAD_DIMS, has_amx, load_portable
 from hotloop.backends.openvino.paged import PagedBackend
+from hotloop.backends.openvino.placeholder import PortableBackend
 from hotloop.backends.openvino.store import cpu_property, has_graph
 from hotloop.core.config import EngineConfig, KvPrecision, Precision, WeightFormat, parse_bytes
 from hotloop.core.errors import ConfigError

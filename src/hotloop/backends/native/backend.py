@@ -28,7 +28,7 @@ from hotloop.backends.native.library import (
 )
 from hotloop.backends.openvino.attention import BLOCK_SIZE, Kernel
 from hotloop.backends.openvino.blocks import KernelBackend
-from hotloop.backends.openvino.native import NativeAttention
+from hotloop.backends.openvino.kernels import NativeAttention
 from hotloop.backends.openvino.store import describe_kv
 from hotloop.core.errors import BackendError
 from hotloop.models.gguf import quantise

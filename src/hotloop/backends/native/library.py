@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from hotloop.backends.build import load_library as load_shipped
 from hotloop.backends.openvino.attention import Kernel
-from hotloop.backends.openvino.native import ITEM_BYTES, SOURCES, kernel_of
+from hotloop.backends.openvino.kernels import ITEM_BYTES, SOURCES, kernel_of
 from hotloop.core.errors import BackendError
 from hotloop.models.spec import Stored
 

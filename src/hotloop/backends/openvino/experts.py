@@ -4,8 +4,8 @@ They are mapped from a file that the first start makes, so a step reads those th
 
     [ layer 0: values, scales, zero points of gate and up | the same of down | layer 1: ... ]
 
-The graph leaves a gap for them. Routers, biases and shared experts are small: the former are held as float32, the
-latter are a part of the graph.
+The graph leaves a placeholder for them. Routers, biases and shared experts are small: the former are held as float32,
+the latter are a part of the graph.
 """
 
 import os
