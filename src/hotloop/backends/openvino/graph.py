@@ -101,7 +101,7 @@ class DecoderGraph:
         return op.add(out, op.constant(self._read(name + "o_bias"))) if self.spec.has_o_bias else out
 
     def _latent(self, layer: int, h: Node) -> Node:
-        """Queries, latents and rotary keys go into the placeholder; making keys and values of latents is the kernel's."""
+        """Queries, latents and rotary keys go into the placeholder; the kernel makes keys and values of latents."""
         spec, latent, name = self.spec, self.spec.latent, f"layers.{layer}."
         assert latent
         first, width = ("q_a", latent.q_rank) if latent.q_rank else ("q", spec.num_heads * spec.head_dim)
@@ -140,7 +140,7 @@ class DecoderGraph:
 
 
 class PlaceholderStyle:
-    """A row per token. Attention is a placeholder, marked by its name; until it is filled, it passes queries through."""
+    """A row per token. Attention is a placeholder, marked by its name; unfilled, it passes queries through."""
 
     def __init__(self, spec: ModelSpec) -> None:
         self.parameters = [parameter("input_ids", [-1], np.int64)]
