@@ -45,7 +45,7 @@ format: $(STAMP) ## Rewrite the code as `make check` wants it
 	$(BIN)/ruff format
 
 test: model ## Run the tests
-	OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
+	PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
 test-page: model ## Run the dashboard's tests in Chromium, which is installed where Debian's packages can be
 	@$(PIP) install playwright -c constraints.txt

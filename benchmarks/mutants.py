@@ -53,7 +53,6 @@ _PLACEMENT = [f"tests/router/placement/test_{name}.py" for name in ("policy", "i
 TESTS: Mapping[str, list[str]] = {
     "engine/kvcache/blocks.py": _kvcache("blocks", "radix"),
     "engine/kvcache/node.py": _kvcache("radix", "recurrent_places", "radix_host", "recurrent"),
-    "engine/kvcache/holds.py": _kvcache("retention", "radix", "radix_host"),
     "engine/kvcache/eviction.py": _kvcache("retention", "radix", "radix_host"),
     "engine/kvcache/retention.py": _kvcache("retention", "radix", "radix_host"),
     "engine/kvcache/radix.py": _kvcache("radix", "radix_host", "retention", "recurrent_host", "recurrent"),
@@ -62,7 +61,7 @@ TESTS: Mapping[str, list[str]] = {
     "engine/scheduler/fairness.py": _engine("scheduler/fairness", "scheduler/scheduler"),
     "engine/sessions/admission.py": _engine("sessions/admission", "scheduler/scheduler_memory", "scheduler/scheduler"),
     "engine/scheduler/scheduler.py": _engine(
-        "scheduler/scheduler_steps", "scheduler/scheduler_memory", "scheduler/short_prompts", "scheduler/scheduler"
+        "scheduler/scheduler_steps", "scheduler/scheduler_memory", "scheduler/prompt_order", "scheduler/scheduler"
     ),
     "engine/drafting/payoff.py": _DRAFTING,
     "engine/drafting/speculation.py": _DRAFTING,

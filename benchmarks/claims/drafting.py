@@ -83,7 +83,7 @@ class _Prompts:
         assert engine.template, "a chat model has a template"
         self._format = choose_format(engine.template, engine.tokenizer)
         self._prompts = Prompts(engine.template, engine.tokenizer, self._format)
-        self.grammar = self._format.grammar(_TOOLS, ToolChoice("required"), engine.tokenizer)
+        self.grammar = self._format.grammar(_TOOLS, ToolChoice("required"))
 
     def prose(self, words: str) -> list[int]:
         return [*self._prompts.chat(ChatInput(messages=(Message("user", words),))).token_ids]

@@ -19,9 +19,9 @@ from hotloop.chat.formats import (
 from hotloop.chat.gemma_calls import GemmaFormat
 from hotloop.chat.named_formats import DeepSeekFormat, KimiFormat
 from hotloop.chat.stream import CallParser
-from hotloop.chat.tag_formats import DsmlFormat, GlmFormat, MiniMaxFormat, QwenCoderFormat
 from hotloop.chat.tool_format import ToolFormat
 from hotloop.chat.tools import ToolChoice
+from hotloop.chat.xml_calls import DsmlFormat, GlmFormat, MiniMaxFormat, QwenCoderFormat
 from hotloop.core import stream
 from hotloop.core.message import Tool
 from hotloop.engine.grammar.compiler import Compiler
@@ -190,9 +190,7 @@ class Language:
 
     def __init__(self, name: str, tools: tuple[Tool, ...], choice: ToolChoice) -> None:
         self.format, self._tokenizer = FORMATS[name]
-        grammar = self.format.grammar(tools, choice, self._tokenizer)
-        assert grammar is not None
-        self._matcher = _compiler(name).compile(grammar)
+        self._matcher = _compiler(name).compile(self.format.grammar(tools, choice))
 
     def accepts(self, answer: str) -> bool:
         """Whether this is a whole answer; special tokens written in it are taken as such."""

@@ -70,7 +70,7 @@ def test_the_template_tells_the_family(name: str) -> None:
     tool_format, tokenizer = FORMATS[name]
     found = choose_format(template_of(name), tokenizer)
     assert (type(found), found.name) == (type(tool_format), tool_format.name)
-    assert found.grammar(TOOLS, ToolChoice(), tokenizer) == tool_format.grammar(TOOLS, ToolChoice(), tokenizer)
+    assert found.grammar(TOOLS, ToolChoice()) == tool_format.grammar(TOOLS, ToolChoice())
 
 
 @every_template

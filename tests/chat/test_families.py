@@ -24,8 +24,8 @@ from tests.chat.speaking import (
 )
 
 from hotloop.chat.formats import GenericFormat, HermesFormat, LlamaFormat, MistralFormat
-from hotloop.chat.tag_formats import QwenCoderFormat
 from hotloop.chat.tools import ToolChoice
+from hotloop.chat.xml_calls import QwenCoderFormat
 from hotloop.core.errors import RequestError
 from hotloop.core.message import Message, Tool, ToolCall
 
@@ -96,18 +96,11 @@ def test_a_tool_that_is_not_strict_takes_any_object(name: str) -> None:
 
 
 @every_family
-def test_nothing_is_bound_where_nothing_was_asked_for(name: str) -> None:
-    tool_format, tokenizer = FORMATS[name]
-    assert tool_format.grammar(TOOLS, ToolChoice("none"), tokenizer) is None
-    assert tool_format.grammar((), AUTO, tokenizer) is None
-
-
-@every_family
 def test_the_same_tools_have_the_same_grammar(name: str) -> None:
-    tool_format, tokenizer = FORMATS[name]
+    tool_format, _ = FORMATS[name]
     again = tuple(Tool(tool.name, "other words", json.loads(json.dumps(tool.parameters))) for tool in TOOLS)
-    assert tool_format.grammar(TOOLS, AUTO, tokenizer) == tool_format.grammar(again, AUTO, tokenizer)
-    assert tool_format.grammar(TOOLS, AUTO, tokenizer) != tool_format.grammar(TOOLS[::-1], AUTO, tokenizer)
+    assert tool_format.grammar(TOOLS, AUTO) == tool_format.grammar(again, AUTO)
+    assert tool_format.grammar(TOOLS, AUTO) != tool_format.grammar(TOOLS[::-1], AUTO)
 
 
 @pytest.mark.parametrize(
@@ -139,8 +132,8 @@ def test_an_answer_that_begins_like_a_llama_call_must_be_one() -> None:
 
 
 def test_a_llama_template_that_refuses_two_calls_is_given_one() -> None:
-    grammar = LlamaFormat(PLAIN, "This model only supports single tool-calls at once!").grammar(TOOLS, REQUIRED, PLAIN)
-    assert grammar == LlamaFormat(PLAIN).grammar(TOOLS, ONE, PLAIN)
+    grammar = LlamaFormat(PLAIN, "This model only supports single tool-calls at once!").grammar(TOOLS, REQUIRED)
+    assert grammar == LlamaFormat(PLAIN).grammar(TOOLS, ONE)
 
 
 def test_a_model_may_think_in_special_tokens() -> None:
@@ -227,14 +220,12 @@ def test_qwen_coder_may_forget_the_outer_tag() -> None:
 )
 def test_what_tags_cannot_say_is_refused(schema: dict[str, Any], complaint: str) -> None:
     with pytest.raises(RequestError, match=complaint):
-        QwenCoderFormat(PLAIN).grammar((Tool("f", parameters=schema),), AUTO, PLAIN)
+        QwenCoderFormat(PLAIN).grammar((Tool("f", parameters=schema),), AUTO)
 
 
 def test_keywords_nobody_knows_are_ignored() -> None:
     tool = Tool("f", parameters={"optional": ["a"], "title": "F", "$schema": "x"})
-    assert QwenCoderFormat(PLAIN).grammar((tool,), AUTO, PLAIN) == QwenCoderFormat(PLAIN).grammar(
-        (Tool("f"),), AUTO, PLAIN
-    )
+    assert QwenCoderFormat(PLAIN).grammar((tool,), AUTO) == QwenCoderFormat(PLAIN).grammar((Tool("f"),), AUTO)
 
 
 @pytest.mark.parametrize("key", ['quote"', "back\\slash", "per%cent", "</tool_call>", "new\nline", "/*", "é", "<[1]>"])

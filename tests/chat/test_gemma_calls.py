@@ -121,14 +121,14 @@ def test_a_schema_is_kept_to(name: str, arguments: dict[str, Any], is_accepted: 
     ],
 )
 def test_what_cannot_be_said_is_refused(schema: dict[str, Any], complaint: str) -> None:
-    tool_format, tokenizer = FORMATS["gemma"]
+    tool_format, _ = FORMATS["gemma"]
     tool = Tool("f", parameters={"type": "object", "properties": schema})
     with pytest.raises(RequestError, match=complaint):
-        tool_format.grammar((tool,), ToolChoice(), tokenizer)
+        tool_format.grammar((tool,), ToolChoice())
 
 
 def test_a_schema_that_is_part_of_itself_is_refused() -> None:
     node = {"type": "object", "properties": {"next": {"$ref": "#/$defs/Node"}}}
     tool = Tool("f", parameters={"properties": {"a": {"$ref": "#/$defs/Node"}}, "$defs": {"Node": node}})
     with pytest.raises(RequestError, match="nested so deep"):
-        FORMATS["gemma"][0].grammar((tool,), ToolChoice(), FORMATS["gemma"][1])
+        FORMATS["gemma"][0].grammar((tool,), ToolChoice())

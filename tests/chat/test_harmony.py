@@ -11,9 +11,10 @@ from tests.chat.speaking import byte_tokenizer, hear, hear_cut_anywhere
 
 from hotloop.chat.formats import HarmonyFormat, choose_format
 from hotloop.chat.harmony import HarmonyParser
-from hotloop.chat.prompt import ChatInput, PromptRules, Prompts
-from hotloop.chat.thinking import choose_thinking
+from hotloop.chat.prompt import ChatInput, Prompts
+from hotloop.chat.reasoning import choose_reasoning
 from hotloop.chat.tools import ToolChoice
+from hotloop.core.config import ServerConfig
 from hotloop.core.grammar import Grammar, json_schema
 from hotloop.core.message import Message, Tool, ToolCall
 from hotloop.core.stream import CallOpened, ThoughtClosed
@@ -83,8 +84,7 @@ def test_how_an_answer_is_cut_changes_nothing(answer: list[str], data: st.DataOb
     assert hear(HarmonyParser(), *pieces) == hear(HarmonyParser(), text)
 
 
-def accepts(grammar: Grammar | None, answer: str) -> bool:
-    assert grammar
+def accepts(grammar: Grammar, answer: str) -> bool:
     matcher = COMPILER.compile(grammar)
     token_ids = TOKENIZER.encode(answer)
     return bool(matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting())
@@ -92,11 +92,11 @@ def accepts(grammar: Grammar | None, answer: str) -> bool:
 
 def test_grammars() -> None:
     tool_format = HarmonyFormat(TOKENIZER, TEMPLATE)
-    required = tool_format.grammar([TOOL], ToolChoice("required"), TOKENIZER)
+    required = tool_format.grammar([TOOL], ToolChoice("required"))
     assert accepts(required, CALL)
     assert not accepts(required, FINAL)
     assert not accepts(required, CALL.replace("1", '"x"'))
-    free = tool_format.grammar([TOOL], ToolChoice(), TOKENIZER)
+    free = tool_format.grammar([TOOL], ToolChoice())
     spoken = f"<|channel|>commentary<|message|>I look.<|end|>{NEXT}"
     for answer in (CALL, FINAL, spoken + CALL, spoken + FINAL):
         assert accepts(free, answer)
@@ -109,7 +109,7 @@ def test_grammars() -> None:
 def test_it_is_recognised() -> None:
     template = ChatTemplate(TEMPLATE, bos_token="", eos_token="<|return|>")
     assert choose_format(template, TOKENIZER).name == "harmony"
-    thinking = choose_thinking(template, TOKENIZER)
+    thinking = choose_reasoning(template, TOKENIZER)
     assert thinking
     assert (thinking.name, thinking.is_special, thinking.is_opened_by_template) == ("harmony", True, False)
     ends = {TOKENIZER.token_text(token_id) for token_id in TOKENIZER.eos_ids}
@@ -125,8 +125,8 @@ def test_a_call_comes_back_as_it_was_written_though_the_template_has_other_words
     )
     assert own in TEMPLATE
     template = ChatTemplate(TEMPLATE.replace(own, published), bos_token="", eos_token="")
-    thinking = choose_thinking(template, TOKENIZER)
-    rules = PromptRules(exact_turns=exact_turns)
+    thinking = choose_reasoning(template, TOKENIZER)
+    rules = ServerConfig(exact_turns=exact_turns)
     prompts = Prompts(template, TOKENIZER, choose_format(template, TOKENIZER), rules, thinking)
     asked = ChatInput(messages=(Message("user", "hi"),), tools=(TOOL,))
     answer = head + CALL

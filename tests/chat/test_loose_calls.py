@@ -59,9 +59,7 @@ class RandomModel:
         self._format, self._tokenizer = ALL[name]
 
     def write(self, choice: ToolChoice) -> str:
-        grammar = self._format.grammar(TOOLS, choice, self._tokenizer)
-        assert grammar
-        matcher = _grammars(self._name).matcher(grammar)
+        matcher = _grammars(self._name).matcher(self._format.grammar(TOOLS, choice))
         path: list[int] = []
         for _ in range(self._random.randint(1, 6)):
             for token_id in self._plan():
@@ -125,9 +123,7 @@ def test_names_and_arguments_are_right_whatever_the_model_tries(name: str, num_r
 def test_prose_is_free(name: str) -> None:
     """Whatever is no opening may be written, in these characters."""
     tool_format, tokenizer = ALL[name]
-    grammar = tool_format.grammar(TOOLS, ToolChoice(), tokenizer)
-    assert grammar
-    matcher = _grammars(name).matcher(grammar)
+    matcher = _grammars(name).matcher(tool_format.grammar(TOOLS, ToolChoice()))
     head = "<|channel|>final<|message|>" if name == "harmony" else ""
     prose = 'Is `{"a": [1` < <b>5</b>?\n```py\nprint({"x": 1})\n```\n{"name": "run_shell", … [TOOL <tool_cal é\\'
     assert all(matcher.advance(token_id) for token_id in tokenizer.encode(head + prose))

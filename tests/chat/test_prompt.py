@@ -9,7 +9,8 @@ from tests.engine.tiny import TOKENIZER, byte_tokenizer
 from tests.server.serving import CHATML
 
 from hotloop.chat.formats import choose_format
-from hotloop.chat.prompt import ChatInput, PromptRules, Prompts
+from hotloop.chat.prompt import ChatInput, Prompts
+from hotloop.core.config import ServerConfig
 from hotloop.core.errors import RequestError
 from hotloop.core.message import Message, Tool, ToolCall
 from hotloop.models.template import ChatTemplate
@@ -116,8 +117,12 @@ def test_what_was_done_to_a_conversation_is_told() -> None:
 
 
 def test_nothing_need_be_done_to_it() -> None:
-    rules = PromptRules(
-        exact_turns=False, canonical_tools=False, move_volatile_lines=False, late_system_as_user=False, memory_tokens=1
+    rules = ServerConfig(
+        exact_turns=False,
+        canonical_tools=False,
+        move_volatile_lines=False,
+        late_system_as_user=False,
+        prompt_memory_tokens=1,
     )
     prompts = Prompts(TEMPLATE, TOKENIZER, rules=rules)
     prompt = prompts.chat(ChatInput(messages=TIMELY, tools=SHUFFLED))

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from tests.chat.thinking_templates import thinking_template
+from tests.chat.reasoning_templates import thinking_template
 from tests.clients.agents import AGENTS
 from tests.clients.client import Client, Late, run
 from tests.clients.libraries import LIBRARIES

@@ -24,7 +24,7 @@ class Guard:
         for each in (self.home, self.work, watch):
             each.mkdir()
         shutil.copy(_HERE / "audit.py", watch / "sitecustomize.py")
-        self._record = watch / "contacted"
+        self.record = watch / "contacted"
         paths = (watch, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), _ROOT)
         self.env = {"HOME": str(self.home), "PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(map(str, paths))}
         if sys.platform == "linux":
@@ -33,13 +33,13 @@ class Guard:
     def _compile_preload(self, folder: Path) -> Path:
         library, program = folder / "preload.so", compiler()
         assert program, "the guard needs a compiler"
-        record = f'-DRECORD="{self._record}"'
+        record = f'-DRECORD="{self.record}"'
         command = [program, "-x", "c", "-shared", "-fPIC", "-O1", record, str(_HERE / "preload.c"), "-o", str(library)]
         subprocess.run([*command, "-ldl"], check=True)
         return library
 
     def contacted(self) -> list[str]:
-        return self._record.read_text().splitlines() if self._record.exists() else []
+        return self.record.read_text().splitlines() if self.record.exists() else []
 
     def python(self, *argv: str, stdin: str = "", **environ: str) -> "subprocess.CompletedProcess[str]":
         command, env = [sys.executable, *argv], self.env | environ
@@ -48,10 +48,14 @@ class Guard:
         )
 
     @contextmanager
-    def serving(self, *argv: str) -> Iterator[str]:
+    def serving(self, *argv: str, **environ: str) -> Iterator[str]:
         """`hotloop` with these arguments, until the context is left; yields the address that it prints."""
         process = subprocess.Popen(
-            [sys.executable, "-m", "hotloop", *argv], cwd=self.work, env=self.env, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-m", "hotloop", *argv],
+            cwd=self.work,
+            env=self.env | environ,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         try:
             assert process.stdout

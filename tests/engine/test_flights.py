@@ -19,7 +19,7 @@ from hotloop.backends.backend import Batch
 from hotloop.core.config import EngineConfig
 from hotloop.core.errors import BackendError, DeviceLost
 from hotloop.core.grammar import Grammar, json_schema
-from hotloop.core.request import FinishReason, Priority, SamplingParams, TokenEvent
+from hotloop.core.request import FinishReason, Priority, Request, SamplingParams, TokenEvent
 from hotloop.engine.core import EngineCore
 from hotloop.engine.drafting.drafter import Drafter
 from hotloop.engine.drafting.model import ModelDrafter
@@ -46,9 +46,21 @@ SAMPLINGS: list[dict[str, Any]] = [
 @cache
 def alone(prompt: tuple[int, ...], sampling: int, shape: int, max_tokens: int, num_states: int = 0) -> tuple[int, ...]:
     """What is answered where nothing is in flight, shared, guessed or forced."""
-    params = SamplingParams(max_tokens=max_tokens, **SAMPLINGS[sampling])
-    with make_engine(prefix_cache=False, drafts=False, forced_tokens=False, num_states=num_states) as engine:
-        return engine.generate(prompt, params, grammar=SHAPES[shape]).token_ids
+    backend = NullDevice(block_size=BLOCK_SIZE, vocab_size=VOCAB_SIZE, num_states=num_states)
+    config = EngineConfig(prefix_cache=False, drafts=False, forced_tokens=False)
+    core, events = EngineCore(TOKENIZER, backend, config), list[TokenEvent]()
+    request = make_request(prompt, sampling=SamplingParams(max_tokens=max_tokens, **SAMPLINGS[sampling]))
+    add(core, request, shape, events)
+    while not core.is_idle:
+        core.step()
+    core.check()
+    return tokens_of(events)
+
+
+def add(core: EngineCore, request: Request, shape: int, events: list[TokenEvent]) -> None:
+    request.grammar, request.max_tokens = SHAPES[shape], request.sampling.max_tokens or 0
+    request.seed = request.sampling.seed or 0
+    core.add(request, events.append, GRAMMARS.matcher(request.grammar) if request.grammar else None)
 
 
 class Turned:
@@ -93,10 +105,9 @@ class Turned:
     def add(self, name: str, prompt: tuple[int, ...], sampling: int, shape: int, max_tokens: int) -> None:
         params = SamplingParams(max_tokens=max_tokens, **SAMPLINGS[sampling])
         request = make_request(prompt, name, sampling=params, priority=self.rng.choice(self.priorities))
-        request.grammar, request.max_tokens, request.seed = SHAPES[shape], max_tokens, params.seed or 0
         request.session_id = self.rng.choice(self.sessions)
         self.said[name] = []
-        self.core.add(request, self.said[name].append, GRAMMARS.matcher(request.grammar) if request.grammar else None)
+        add(self.core, request, shape, self.said[name])
 
     def turn(self) -> None:
         try:

@@ -1,6 +1,7 @@
 """A scheduler turned by hand, for tests that look at who computes what."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from tests.engine.tiny import BLOCK_SIZE, make_request
@@ -12,11 +13,20 @@ from hotloop.engine.step import Step
 
 
 def make_scheduler(
-    num_blocks: int = 64, num_states: int = 0, max_solo_prefill: float = math.inf, **changes: Any
+    num_blocks: int = 64,
+    num_states: int = 0,
+    max_solo_prefill: float = math.inf,
+    step_sizes: Sequence[int] = (),
+    **changes: Any,
 ) -> Scheduler:
     config = EngineConfig(**changes)
     return Scheduler(
-        config, block_size=BLOCK_SIZE, num_blocks=num_blocks, num_states=num_states, max_solo_prefill=max_solo_prefill
+        config,
+        block_size=BLOCK_SIZE,
+        num_blocks=num_blocks,
+        num_states=num_states,
+        max_solo_prefill=max_solo_prefill,
+        step_sizes=step_sizes,
     )
 
 

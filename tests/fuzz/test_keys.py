@@ -41,7 +41,8 @@ VOLATILE = re.compile(
     r'[0-9a-f]{16,}|"(?:created|created_at|completed_at|evicted_at)": ?[\d.]+|"waits_ms": ?\{[^}]*\}|req_\w+'
 )
 RUNNING = re.compile(r'"status": ?"(queued|in_progress)"')
-SHOWN = ("session", "model", *(f"num_{what}" for what in ("prompt", "cached", "output", "recomputed", "spans")))
+SHOWN = ("session", "model", *(f"num_{what}" for what in ("prompt", "cached", "recomputed", "spans")))
+"""Of a run. How long it is in tokens of output is not the same each time: what compacts a conversation is sampled."""
 KEYS = "watched\nother\nroot admin\nscrape metrics\n"
 
 

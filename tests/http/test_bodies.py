@@ -108,6 +108,7 @@ async def test_who_would_wait_behind_too_much_is_told_to_come_back() -> None:
         await stack.enter_async_context(room.hold(1 << 20))
         waiting = asyncio.create_task(stack.enter_async_context(room.hold(2 << 20)))
         await asyncio.sleep(0)
+        assert room.num_held_bytes == 3 << 20
         with pytest.raises(Overloaded, match="try again later"):
             async with room.hold(2 << 20):
                 pass

@@ -211,6 +211,19 @@ def test_bodies_that_have_come_make_room_by_themselves() -> None:
                 assert read_answer(connection) == (200, b"600000")
 
 
+def test_bodies_that_arrive_share_their_memory_with_those_that_are_held() -> None:
+    num_held_bytes = 0
+    limits = {"max_body_bytes": 1_000_000, "num_held_bytes": lambda: num_held_bytes}
+    with listening(**limits, linger_s=5) as address, connect(address) as first, connect(address) as second:
+        send_half(first, 200_000)
+        send_half(second, 200_000)
+        num_held_bytes = 900_000
+        second.sendall(b"x" * 100_000)
+        assert code(read_answer(first)) == (503, "too_many_bodies")
+        second.sendall(b"x" * 100_000)
+        assert read_answer(second) == (200, b"400000")
+
+
 def test_one_body_may_be_larger_than_all_of_them() -> None:
     with listening(max_body_bytes=100_000) as address, connect(address) as connection:
         send_half(connection, 400_000)

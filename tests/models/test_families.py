@@ -7,8 +7,8 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
+from tests.chat.reasoning_templates import STYLES
 from tests.chat.speaking import FORMATS as SPOKEN
-from tests.chat.thinking_templates import STYLES
 from tests.parity.models import CONFIGS, EXPECTED, HYBRIDS
 
 from hotloop.core.config import ThinkingFormatName, ToolFormatName

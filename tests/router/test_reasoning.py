@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.chat.thinking_templates import thinking_template
+from tests.chat.reasoning_templates import thinking_template
 from tests.router.conftest import Page, Router
 from tests.server.asking import function
 from tests.server.calls import WEATHER

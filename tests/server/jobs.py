@@ -1,20 +1,18 @@
 """A job without an engine, for the tests of what renders its answer."""
 
+from hotloop.chat.chat import Prepared
 from hotloop.core.request import SamplingParams
-from hotloop.server.calling import Calling
 from hotloop.server.explain.inquiry import NO_INQUIRY
 from hotloop.server.job import Job
 from hotloop.server.tenants import NOBODY
 
 
-def make_job(calling: Calling | None = None, logprobs: int | None = None) -> Job:
+def make_job(*, can_call: bool = False, logprobs: int | None = None) -> Job:
     return Job(
         endpoint="chat",
         prompt_param="messages",
-        prompts=[],
+        prepared=Prepared(can_call=can_call),
         sampling=SamplingParams(logprobs=logprobs),
-        grammar=None,
         inquiry=NO_INQUIRY,
         caller=NOBODY,
-        calling=calling or Calling(),
     )

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
+from hotloop.chat.prompt import CacheBreakpoint
 from hotloop.core.message import Message, ToolCall
-from hotloop.server.turns import CacheHint, HintedMessages, parse_transcript
+from hotloop.server.turns import Transcript, parse_transcript
 from hotloop.wire.messages.parse import parse_request
 from hotloop.wire.policy import Notes
 
@@ -21,7 +22,7 @@ def result(call_id: str, content: Any = None, **fields: Any) -> dict[str, Any]:
     return {"type": "tool_result", "tool_use_id": call_id, "content": content, **fields}
 
 
-def parse(*messages: tuple[str, Any], **fields: Any) -> HintedMessages:
+def parse(*messages: tuple[str, Any], **fields: Any) -> Transcript:
     turns = [{"role": role, "content": content} for role, content in messages]
     return parse_transcript(parse_request({"model": "m", "max_tokens": 1, "messages": turns, **fields}, Notes()))
 
@@ -29,7 +30,7 @@ def parse(*messages: tuple[str, Any], **fields: Any) -> HintedMessages:
 def test_texts_are_joined() -> None:
     turns = parse(("user", [text("a"), text("b")]), ("assistant", [text("c"), text("d")]), ("user", "e"))
     assert turns.messages == (Message("user", "a\nb"), Message("assistant", "cd"), Message("user", "e"))
-    assert not turns.hints
+    assert not turns.breakpoints
 
 
 def test_turns_of_one_role_are_one() -> None:
@@ -104,12 +105,12 @@ def test_breakpoints_know_where_they_are() -> None:
         tools=tools,
         cache_control={"type": "ephemeral", "ttl": "5m"},
     )
-    assert turns.hints == [
-        CacheHint(1, None, 3600),
-        CacheHint(0, 3, 3600),
-        CacheHint(0, 9, 300),
-        CacheHint(1, 3, 300),
-        CacheHint(2, 5, 300),
-        CacheHint(4, 4, 3600),
-        CacheHint(4, 4, 300),
+    assert turns.breakpoints == [
+        CacheBreakpoint(1, None, 3600),
+        CacheBreakpoint(0, 3, 3600),
+        CacheBreakpoint(0, 9, 300),
+        CacheBreakpoint(1, 3, 300),
+        CacheBreakpoint(2, 5, 300),
+        CacheBreakpoint(4, 4, 3600),
+        CacheBreakpoint(4, 4, 300),
     ]

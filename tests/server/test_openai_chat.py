@@ -11,12 +11,10 @@ from tests.server.calls import write_call
 from tests.server.jobs import make_job
 
 from hotloop.chat.formats import choose_format
-from hotloop.chat.tools import ToolChoice
-from hotloop.core.message import Tool
 from hotloop.core.request import FinishReason, TokenEvent, TokenLogprob, Usage
-from hotloop.server.calling import Calling
 from hotloop.server.delivery import Piece, parse_piece
 from hotloop.server.openai.chat import ChatRenderer
+from hotloop.wire.request import ApiRequest, Choice
 
 FORMAT = choose_format(None, TOKENIZER, "generic")
 CALL = write_call("look", at="x")
@@ -39,10 +37,9 @@ def piece(text: str, finish: FinishReason | None = None, **fields: Any) -> Piece
 
 
 def renderer(*, has_logprobs: bool = False, is_named: bool = False) -> ChatRenderer:
-    choice = ToolChoice("required", "f") if is_named else ToolChoice()
-    return ChatRenderer(
-        TOKENIZER, make_job(Calling((Tool("f"),), allowed=(Tool("f"),), choice=choice), 0 if has_logprobs else None)
-    )
+    choice = Choice("required", "f") if is_named else Choice()
+    job = make_job(can_call=True, logprobs=0 if has_logprobs else None)
+    return ChatRenderer(TOKENIZER, job, ApiRequest(api="chat", model="m", turns=(), choice=choice))
 
 
 def whole(text: str, finish: FinishReason = FinishReason.STOP, **settings: Any) -> dict[str, Any]:

@@ -8,11 +8,9 @@ import pytest
 from hotloop.core.message import Message, Thought
 from hotloop.core.request import Priority
 from hotloop.core.session import name_session
-from hotloop.server.calling import Calling
-from hotloop.server.jobs import make_chat_input
+from hotloop.server.chat_input import parse_chat_input
 from hotloop.server.options import Options, parse_options, parse_priority, parse_sampling
-from hotloop.server.thinking import parse_wish
-from hotloop.server.turns import parse_transcript, parse_turns
+from hotloop.server.turns import parse_turns
 from hotloop.wire.chat.parse import parse_request
 from hotloop.wire.policy import Notes
 from hotloop.wire.request import ApiRequest
@@ -102,8 +100,8 @@ def test_what_a_model_thought_is_not_dropped(name: str) -> None:
 
 def template_variables(**fields: Any) -> Mapping[str, Any]:
     request, options = read(**fields)
-    wish = parse_wish(request, "{{ enable_thinking }}")
-    return make_chat_input(request, options, Calling(), parse_transcript(request), wish).extra
+    given = parse_chat_input(request, options, is_strict=True)
+    return {**given.reasoning.variables("{{ enable_thinking }}"), **given.extra}
 
 
 @pytest.mark.parametrize(

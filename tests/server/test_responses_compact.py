@@ -5,7 +5,7 @@ from typing import Any
 
 import openai
 import pytest
-from tests.chat.thinking_templates import thinking_template
+from tests.chat.reasoning_templates import thinking_template
 from tests.server.asking import ask, function
 from tests.server.calls import WEATHER, write_call
 from tests.server.serving import MODEL, Serving, check_error
@@ -106,9 +106,14 @@ def test_other_refusals(serving: Serving) -> None:
 
 
 def test_a_model_that_writes_no_summary_has_made_nothing_shorter() -> None:
-    with Serving(script=[""]) as serving:
+    with Serving(script=["\n" * 8]) as serving:
         error = check_error(compact(serving, input="hello"), 500)
     assert "no summary" in error["message"]
+
+
+def test_a_model_cannot_end_its_turn_before_it_has_written_a_summary() -> None:
+    with Serving(script=[""]) as serving:
+        assert compact(serving, input="hello").json()["usage"]["output_tokens"] > 4
 
 
 def test_a_summary_that_is_cut_is_told() -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.chat.thinking_templates import thinking_template
+from tests.chat.reasoning_templates import thinking_template
 from tests.server.asking import ask, check_events, function, kinds
 from tests.server.calls import WEATHER, write_call
 from tests.server.serving import MODEL, Serving, check_error

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from tests.chat.thinking_templates import thinking_template
+from tests.chat.reasoning_templates import thinking_template
 from tests.server.asking import TOOLS, ask, check_events
 from tests.server.calls import WEATHER, write_call
 from tests.server.serving import Serving, only

@@ -10,22 +10,9 @@ import openai
 import pytest
 from llguidance import LLParserLimits
 from tests.server.calls import TOOLS, WEATHER, write_call
-from tests.server.serving import HELLO, MODEL, TOKENIZER, Serving, check_error
+from tests.server.serving import HELLO, MODEL, Serving, check_error
 
-from hotloop.chat.formats import choose_format
-from hotloop.chat.tools import ToolChoice
-from hotloop.core.config import ToolFormatName
-from hotloop.core.errors import RequestError
-from hotloop.core.grammar import Grammar, json_schema
-from hotloop.core.message import Tool
 from hotloop.engine.grammar import trial
-from hotloop.engine.grammar.matcher import Grammars
-from hotloop.models.template import ChatTemplate
-from hotloop.server.calling import Calling
-from hotloop.server.options import Options
-from hotloop.server.structure import Constraint, constrain, either, parse_constraint
-from hotloop.wire.field import Field
-from hotloop.wire.request import ApiRequest, OutputShape
 
 REGEX = r"[a-c]{3}-[0-9]{2}"
 CHOICES = ["yes", 'say "no"', "back\\slash\n", "\x7f€ %json {}", "a|b"]
@@ -184,45 +171,6 @@ def test_what_cannot_be_is_refused_by_name(serving: Serving, fields: dict[str, A
 def test_tools_go_with_json_only(serving: Serving, fields: dict[str, Any]) -> None:
     error = check_error(serving.chat(**fields, tools=TOOLS), 400)
     assert error["param"] in fields
-
-
-def test_json_does_not_go_with_calls_that_look_the_same() -> None:
-    template = ChatTemplate("{{ tools }}", bos_token="", eos_token="")
-    asked = constraint(OutputShape(at=Field({}, Field({}), "response_format")))
-    calling = Calling((Tool("f"),), allowed=(Tool("f"),))
-    with pytest.raises(RequestError, match="response_format cannot be given together with tools"):
-        constrain(asked, calling, choose_format(template, TOKENIZER, "llama3"), TOKENIZER)
-
-
-@pytest.mark.parametrize("name", ["generic", "hermes", "qwen3_coder"])
-def test_calls_or_json_in_every_format(name: ToolFormatName) -> None:
-    template = ChatTemplate("{{ tools }}", bos_token="", eos_token="")
-    tool_format = choose_format(template, TOKENIZER, name)
-    tools = (Tool("weather", "", WEATHER), Tool("clock"))
-    calls = tool_format.grammar(tools, ToolChoice("required"), TOKENIZER)
-    assert calls
-    grammar = either(calls, json_schema(WEATHER))
-    matcher = Grammars(TOKENIZER, TOKENIZER.vocab_size).matcher(grammar)
-    assert all(matcher.advance(token_id) for token_id in TOKENIZER.encode('{"city": "Rome", "days": 1}'))
-    assert matcher.is_complete
-    assert not matcher.advance(TOKENIZER.encode("x")[0])
-
-
-def constraint(shape: OutputShape | None = None, **fields: Any) -> Constraint | None:
-    return parse_constraint(ApiRequest(api="chat", model="m", turns=(), shape=shape), Options(**fields))
-
-
-def test_equal_choices_are_the_same_shape() -> None:
-    found = constraint(choice=["a", "b", "a"])
-    assert found
-    assert found == constraint(choice=["a", "b"])
-    assert found.grammar == Grammar("lark", 'start: "a" | "b"')
-
-
-def test_nothing_asked_for_is_nothing() -> None:
-    assert constraint() is None
-    with pytest.raises(RequestError, match="cannot be given together"):
-        constraint(regex="a", grammar="b")
 
 
 LISTS = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}, "required": ["a"]}

@@ -87,11 +87,11 @@ def test_what_will_not_fit_is_read_only_until_that_is_seen(counting: Serving) ->
 
 @pytest.mark.parametrize("text", [FAR, MANY, "a" * 5000])
 def test_nothing_is_kept_of_what_is_refused(counting: Serving, text: str) -> None:
-    splicer = counting.server._service.prompts._splicer
-    before = splicer._pieces.cost
+    splicer = counting.server._service.chat.prompts._splicer
+    before = splicer._pieces.currsize
     check_error(counting.complete(prompt=text), 400, "context_length_exceeded")
     check_error(counting.chat(messages=told(text)), 400, "context_length_exceeded")
-    assert splicer._pieces.cost == before
+    assert splicer._pieces.currsize == before
 
 
 @pytest.mark.parametrize("text", [FAR, "a" * 5000])

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotloop.chat.tools import ToolChoice, check_tools
 from hotloop.core.errors import RequestError
 from hotloop.core.message import Tool
+from hotloop.server.chat_input import check_tool
 from hotloop.wire.builtin import (
     CALL_ITEMS,
     find_anthropic,
@@ -62,7 +62,7 @@ def test_anthropic_tools_take_what_is_published(kind: str) -> None:
     assert found
     assert (found.name, bool(found.description)) == (name, True)
     jsonschema.validate(arguments, found.schema)
-    check_tools([Tool(found.name, found.description, found.schema)], ToolChoice())
+    check_tool(Tool(found.name, found.description, found.schema), "tools[0]")
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({}, found.schema)
 

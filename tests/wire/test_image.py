@@ -43,10 +43,9 @@ def test_sizes(data: bytes) -> None:
         url(b"\xff\xd8" + b"\xff" * 1_000_000),
         url(b"\xff\xd8\xff\xe1\0\0" * 50_000),
         url(b"\xff\xd8\xff\xe1\xff\xff"),
-        url(b"RIFF\0\0\0\0WEBPVP8L" + b"\0" * 20),
         "data:" + ";" * 1_000_000,
     ],
-    ids=range(13),
+    ids=range(12),
 )
 def test_what_has_no_size(given_url: str) -> None:
     assert image_size(given_url) is None

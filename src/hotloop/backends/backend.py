@@ -89,10 +89,10 @@ class SampleRow:
         """How many tokens of the answer come before it."""
         return self.position - self.request.num_prompt
 
-    def token_ids(self) -> NDArray[np.int32]:
-        """All tokens before it."""
-        known = np.array(self.request.token_ids, np.int32)[: self.position]
-        num_guessed = self.position - len(known)
+    def token_ids(self, begin: int = 0) -> NDArray[np.int32]:
+        """All tokens before it, from `begin` on."""
+        known = np.array(self.request.token_ids[begin : self.position], np.int32)
+        num_guessed = self.position - begin - len(known)
         return np.append(known, np.array(self.drafts, np.int32)[len(self.drafts) - num_guessed :])
 
 
@@ -183,6 +183,9 @@ class Backend(Protocol):
     """Most batches in flight: 1, or 2 where a row may be a token that is still to be chosen."""
     step_tokens: int
     """How many tokens a step should have at most, unless somebody knows better."""
+    step_sizes: Sequence[int]
+    """Numbers of tokens in ascending order: a step of another number takes as long as one of the next. Of more than the
+    last, and if there are none, every token counts."""
     max_solo_prefill: float
     """How long a step prefills for one who is alone, at most, in steps that prefill nothing: what such a step costs
     beside its tokens is a small part of it then. Infinite where only large steps are quick."""

@@ -102,7 +102,7 @@ def choose(row: Logits, params: SamplingParams, key: int) -> int:
 
 def address(seed: int, position: int) -> int:
     """What all noise for this seed and position is made from: two rounds of splitmix64."""
-    return mix(mix(seed & _MASK) + position)
+    return mix(mix(seed) + position)
 
 
 _MASK = (1 << 64) - 1
@@ -110,7 +110,16 @@ _STEP, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB13311
 _OF_BLOCKS = 0xA5A5_A5A5_A5A5_A5A5
 
 
+def mix_all(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """`mix` of each of them."""
+    values = values + np.uint64(_STEP)
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(_FIRST)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(_SECOND)
+    return values ^ (values >> np.uint64(31))
+
+
 def mix(value: int) -> int:
+    """A round of splitmix64."""
     value = (value + _STEP) & _MASK
     value = ((value ^ (value >> 30)) * _FIRST) & _MASK
     value = ((value ^ (value >> 27)) * _SECOND) & _MASK
@@ -160,10 +169,7 @@ def _pick(weights: Logits, key: int) -> int:
 
 def _noise(key: int, begin: int, count: int) -> NDArray[np.float64]:
     """Exponentially distributed, one for each number from `begin` on: `mix` of all of them at once."""
-    value = np.arange(begin, begin + count, dtype=np.uint64) + np.uint64((key + _STEP) & _MASK)
-    value = (value ^ (value >> np.uint64(30))) * np.uint64(_FIRST)
-    value = (value ^ (value >> np.uint64(27))) * np.uint64(_SECOND)
-    value ^= value >> np.uint64(31)
+    value = mix_all(np.arange(begin, begin + count, dtype=np.uint64) + np.uint64(key & _MASK))
     uniform = ((value >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
     return -np.log1p(-uniform)
 

@@ -14,9 +14,9 @@ from hotloop.chat.harmony import CHANNEL, CONSTRAIN, END, MARKS, MESSAGE, START,
 from hotloop.chat.json_calls import JsonCallParser, JsonMarks
 from hotloop.chat.named_formats import DeepSeekFormat, KimiFormat
 from hotloop.chat.stream import CallParser
-from hotloop.chat.tag_formats import DsmlFormat, GlmFormat, MiniMaxFormat, QwenCoderFormat
 from hotloop.chat.tool_format import ToolFormat, Tools, Turns
 from hotloop.chat.tools import ToolChoice
+from hotloop.chat.xml_calls import DsmlFormat, GlmFormat, MiniMaxFormat, QwenCoderFormat
 from hotloop.core.config import ToolFormatName
 from hotloop.core.errors import ConfigError
 from hotloop.core.grammar import Grammar
@@ -61,12 +61,12 @@ class HermesFormat(ToolFormat):
     name: ClassVar[ToolFormatName] = "hermes"
     opening = CALL
 
-    def rules(self, chosen: Sequence[Tool], choice: ToolChoice, tokenizer: Tokenizer) -> list[str]:
-        opening, closing = lark.marker(CALL, tokenizer), lark.marker(END_CALL, tokenizer)
+    def rules(self, chosen: Sequence[Tool], choice: ToolChoice) -> list[str]:
+        opening, closing = lark.marker(CALL, self._tokenizer), lark.marker(END_CALL, self._tokenizer)
         more = f' ( "\\n" {opening} call )*' if choice.is_parallel else ""
         is_required = choice.mode == "required"
         return [
-            *lark.start(f"call{more}", CALL, choice, tokenizer, has_named=True),
+            *lark.start(f"call{more}", CALL, choice, self._tokenizer, has_named=True),
             f'call: "\\n" {_NAME_KEY} {lark.functions(chosen)} "}}\\n" {closing}',
             *lark.json_functions(chosen, "arguments"),
             *([] if is_required else [*lark.fenced_rules(chosen), *lark.alone_rules(chosen)]),
@@ -99,18 +99,18 @@ class LlamaFormat(ToolFormat):
         super().__init__(tokenizer, source)
         self._is_single = "single tool-calls" in source  # it refuses a history with two calls in one turn
 
-    def rules(self, chosen: Sequence[Tool], choice: ToolChoice, tokenizer: Tokenizer) -> list[str]:
+    def rules(self, chosen: Sequence[Tool], choice: ToolChoice) -> list[str]:
         more = ' ( "; " call )*' if choice.is_parallel and not self._is_single else ""
         return [
-            *([f"start: call{more}"] if choice.mode == "required" else self._prose(chosen, more, tokenizer)),
+            *([f"start: call{more}"] if choice.mode == "required" else self._prose(chosen, more)),
             f"call: {_NAME_KEY} function",
             f'function: {lark.functions(chosen)} "}}"',
             *lark.json_functions(chosen, "parameters"),
         ]
 
-    def _prose(self, tools: Sequence[Tool], more: str, tokenizer: Tokenizer) -> list[str]:
+    def _prose(self, tools: Sequence[Tool], more: str) -> list[str]:
         """An answer that begins like a call must be one: nothing marks it but its first words."""
-        alternatives, rules = lark.prose(f"call{more}", PYTHON_TAG, tokenizer)
+        alternatives, rules = lark.prose(f"call{more}", PYTHON_TAG, self._tokenizer)
         fenced = f"fenced* {lark.either(alternatives)}" if more else lark.either([*alternatives, "fenced"])
         begun = [f'named ": \\"" function{more}', f'typed ", \\"name\\": \\"" function{more}']
         rules += [rf'named[lazy]: /{_LEAD}"name"/', rf'typed[lazy]: /{_LEAD}"type"\s*:\s*"function"/']
@@ -137,22 +137,22 @@ class MistralFormat(ToolFormat):
     def prepare(self, messages: Turns, tools: Tools) -> tuple[Turns, Tools]:
         return tuple(map(_shorten_ids, messages)), tools
 
-    def rules(self, chosen: Sequence[Tool], choice: ToolChoice, tokenizer: Tokenizer) -> list[str]:
+    def rules(self, chosen: Sequence[Tool], choice: ToolChoice) -> list[str]:
         if self._has_args:
-            return self._named(chosen, choice, tokenizer)
+            return self._named(chosen, choice)
         more = ' ( ", " call )*' if choice.is_parallel else ""
         return [
-            *lark.start(f'{lark.literal(self._bracket)} call{more} "]"', TOOL_CALLS, choice, tokenizer),
+            *lark.start(f'{lark.literal(self._bracket)} call{more} "]"', TOOL_CALLS, choice, self._tokenizer),
             f'call: {_NAME_KEY} {lark.functions(chosen)} "}}"',
             *lark.json_functions(chosen, "arguments"),
         ]
 
-    def _named(self, chosen: Sequence[Tool], choice: ToolChoice, tokenizer: Tokenizer) -> list[str]:
-        more = f" ( {lark.marker(TOOL_CALLS, tokenizer)} call )*" if choice.is_parallel else ""
-        call_id = f"{lark.marker(CALL_ID, tokenizer)} /{'[a-zA-Z0-9]' * 9}/ " if self._has_ids else ""
-        between = call_id + lark.marker(ARGS, tokenizer)
+    def _named(self, chosen: Sequence[Tool], choice: ToolChoice) -> list[str]:
+        more = f" ( {lark.marker(TOOL_CALLS, self._tokenizer)} call )*" if choice.is_parallel else ""
+        call_id = f"{lark.marker(CALL_ID, self._tokenizer)} /{'[a-zA-Z0-9]' * 9}/ " if self._has_ids else ""
+        between = call_id + lark.marker(ARGS, self._tokenizer)
         return [
-            *lark.start(f"call{more}", TOOL_CALLS, choice, tokenizer),
+            *lark.start(f"call{more}", TOOL_CALLS, choice, self._tokenizer),
             f"call: {lark.functions(chosen)}",
             *(f"f{i}: {lark.literal(tool.name)} {between} {lark.arguments(tool)}" for i, tool in enumerate(chosen)),
         ]
@@ -182,12 +182,12 @@ class GraniteFormat(ToolFormat):
         calls = ", ".join(map(_object, message.tool_calls))
         return replace(message, content=f"{message.content}{self.opening}[{calls}]{self._closing}", tool_calls=())
 
-    def rules(self, chosen: Sequence[Tool], choice: ToolChoice, tokenizer: Tokenizer) -> list[str]:
+    def rules(self, chosen: Sequence[Tool], choice: ToolChoice) -> list[str]:
         more = ' ( ", " call )*' if choice.is_parallel else ""
-        closing = lark.spell(tokenizer, self._closing)
+        closing = lark.spell(self._tokenizer, self._closing)
         body = f'"[" call{more} "]" {closing}'
         return [
-            *lark.start(body, self.opening, choice, tokenizer, others={CALL: body}),
+            *lark.start(body, self.opening, choice, self._tokenizer, others={CALL: body}),
             f'call: {_NAME_KEY} {lark.functions(chosen)} "}}"',
             *lark.json_functions(chosen, "arguments"),
         ]
@@ -211,13 +211,13 @@ class HarmonyFormat(ToolFormat):
         body = grammar.text.replace("/", "\\/") if grammar.kind == "regex" else grammar.text
         return Grammar("lark", f"start: {self._head('final')} answer\nanswer: {kinds[grammar.kind].format(body)}\n")
 
-    def rules(self, chosen: Sequence[Tool], choice: ToolChoice, tokenizer: Tokenizer) -> list[str]:
-        head, end = lark.marker(CHANNEL, tokenizer), lark.marker(MESSAGE, tokenizer)
+    def rules(self, chosen: Sequence[Tool], choice: ToolChoice) -> list[str]:
+        head, end = lark.marker(CHANNEL, self._tokenizer), lark.marker(MESSAGE, self._tokenizer)
         call = f'{head} "commentary to=functions." {lark.functions(chosen)}'
-        constrain = f'" " {lark.marker(CONSTRAIN, tokenizer)} "json" {end}'
+        constrain = f'" " {lark.marker(CONSTRAIN, self._tokenizer)} "json" {end}'
         start = "start: call"
         if choice.mode != "required":
-            next_message = f'{lark.marker(END, tokenizer)} {lark.marker(START, tokenizer)} "assistant"'
+            next_message = f'{lark.marker(END, self._tokenizer)} {lark.marker(START, self._tokenizer)} "assistant"'
             spoken = f'{head} "commentary" {end} TEXT {next_message}'
             start = f'start: ( {spoken} )* ( call | {head} "final" {end} TEXT )\nTEXT: {lark.without(MARKS)}'
         return [

@@ -59,19 +59,23 @@ class GemmaFormat(ToolFormat):
         self._marks = FUNCTION_GEMMA if FUNCTION_GEMMA.opening in source else GEMMA_4
         self.keep_special = lark.special_id(self._marks.opening, tokenizer) is not None
 
-    def rules(self, chosen: Sequence[Tool], choice: ToolChoice, tokenizer: Tokenizer) -> list[str]:
-        opening, closing = (lark.spell(tokenizer, mark) for mark in self._marks[:2])
+    def rules(self, chosen: Sequence[Tool], choice: ToolChoice) -> list[str]:
+        opening, closing = (lark.spell(self._tokenizer, mark) for mark in self._marks[:2])
         more = f" ( {opening} call )*" if choice.is_parallel else ""
         return [
-            *lark.start(f"call{more}", self._marks.opening, choice, tokenizer),
+            *lark.start(f"call{more}", self._marks.opening, choice, self._tokenizer),
             f'call: "call:" {lark.functions(chosen)} {closing}',
-            *(rule for i, tool in enumerate(chosen) for rule in _function_rules(f"f{i}", tool, self._marks, tokenizer)),
+            *(
+                rule
+                for i, tool in enumerate(chosen)
+                for rule in _function_rules(f"f{i}", tool, self._marks, self._tokenizer)
+            ),
             'object: "{" ( member ( "," member )* )? "}"',
             'list: "[" ( value ( "," value )* )? "]"',
             f'member: /{_KEY.pattern}/ ":" value',
             f"value: text | object | list | {lark.embed({'type': ['number', 'boolean', 'null']})}",
-            f"text: {lark.spell(tokenizer, self._marks.quote)} rest",
-            *lark.until("rest", self._marks.quote, tokenizer),
+            f"text: {lark.spell(self._tokenizer, self._marks.quote)} rest",
+            *lark.until("rest", self._marks.quote, self._tokenizer),
         ]
 
     def parser(self, tools: Sequence[Tool] = ()) -> CallParser:

@@ -1,9 +1,9 @@
-"""Answers made of messages with headers, as gpt-oss writes them: thoughts, text and calls are messages of their own.
+"""Answers made of messages with headers, as gpt-oss writes them: reasoning, text and calls are messages of their own.
 
-    <|channel|>analysis<|message|> thought <|end|> <|start|>assistant<|channel|>final<|message|> text
+    <|channel|>analysis<|message|> reasoning <|end|> <|start|>assistant<|channel|>final<|message|> text
     <|channel|>commentary to=functions.f <|constrain|>json<|message|> arguments <|call|>
 
-What is addressed to nobody is text, unless its channel is that of thoughts. Invariant: as in `stream`, how the text is
+What is addressed to nobody is text, unless its channel is that of reasoning. Invariant: as in `stream`, how the text is
 cut changes nothing but how the deltas are cut.
 """
 
@@ -32,7 +32,7 @@ MARKS = (START, CHANNEL, MESSAGE, END, "<|call|>", "<|return|>")
 _MARK = re.compile("|".join(map(re.escape, MARKS)))
 _RECIPIENT = re.compile(r"\bto=(?:functions\.)?([\w.-]{1,64})")
 
-Kind = Literal["thought", "text", "call"]
+Kind = Literal["reasoning", "text", "call"]
 
 
 class HarmonyParser:
@@ -44,7 +44,7 @@ class HarmonyParser:
         self._pending = ""  # might be the beginning of a mark
         self._header = ""
         self._kind: Kind | None = None  # of the message whose body is being read; None: its header is
-        self._thought: list[str] = []
+        self._reasoning: list[str] = []
         self._arguments = Nesting()  # of the call that is being read
 
     @property
@@ -76,8 +76,8 @@ class HarmonyParser:
         match self._kind:
             case None:
                 self._header += text
-            case "thought":
-                self._thought.append(text)
+            case "reasoning":
+                self._reasoning.append(text)
                 yield ThoughtDelta(text)
             case "call":
                 for char in text:
@@ -98,7 +98,7 @@ class HarmonyParser:
     def _open(self) -> Iterator[StreamEvent]:
         recipient = _RECIPIENT.search(self._header)
         channel = self._header.rpartition(CHANNEL)[2]
-        self._kind = "thought" if recipient or channel.strip().startswith("analysis") else "text"
+        self._kind = "reasoning" if recipient or channel.strip().startswith("analysis") else "text"
         if recipient and self._can_call:
             self._kind, self._arguments = "call", Nesting()
             yield CallOpened(self.num_calls, f"call_{secrets.token_hex(12)}", recipient[1])
@@ -107,8 +107,8 @@ class HarmonyParser:
 
     def _close(self, *, is_cut: bool = False) -> Iterator[StreamEvent]:
         kind, self._kind = self._kind, None
-        thought, self._thought = "".join(self._thought), []
-        if kind == "thought" and thought:
-            yield ThoughtClosed(Thought(thought))
+        reasoning, self._reasoning = "".join(self._reasoning), []
+        if kind == "reasoning" and reasoning:
+            yield ThoughtClosed(Thought(reasoning))
         elif kind == "call" and not is_cut:
             yield CallClosed(self.num_calls - 1)

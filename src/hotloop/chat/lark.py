@@ -16,7 +16,7 @@ from hotloop.core.message import Tool
 from hotloop.models.tokenizer import Tokenizer
 
 ANYTHING = "/(?s:.*)/"
-_THOUGHTS = ("<think>", "</think>", "[THINK]", "[/THINK]", "<mm:think>", "</mm:think>", "<|channel>", "<channel|>")
+_THINK_MARKS = ("<think>", "</think>", "[THINK]", "[/THINK]", "<mm:think>", "</mm:think>", "<|channel>", "<channel|>")
 _BRANCHES = {"anyOf", "oneOf", "$ref"}
 _EXTENDING = {"allOf", "not", "if", "dependentSchemas", "$dynamicRef"}
 FENCE = "```"
@@ -95,17 +95,17 @@ def start(
     for i, (other, its_body) in enumerate((others or {}).items()):
         more, its_rules = _openings(f"other{i}", its_body, other, tokenizer)
         alternatives, rules = alternatives + more, rules + its_rules
-    thought_ids = [token_id for text in _THOUGHTS if (token_id := special_id(text, tokenizer)) is not None]
+    mark_ids = [token_id for text in _THINK_MARKS if (token_id := special_id(text, tokenizer)) is not None]
     if choice.can_go_on:
         steps = [*alternatives[1:], *(["fenced"] if has_named else [])]
-        steps += [f"TEXT <[{','.join(map(str, thought_ids))}]>"] if thought_ids else []
+        steps += [f"TEXT <[{','.join(map(str, mark_ids))}]>"] if mark_ids else []
         return [f"start: {'alone* ' if has_named else ''}{either(steps)}* TEXT", *rules]
-    thoughts = f"( TEXT <[{','.join(map(str, thought_ids))}]> )* " if thought_ids else ""
+    reasoning = f"( TEXT <[{','.join(map(str, mark_ids))}]> )* " if mark_ids else ""
     if not has_named:
-        return [f"start: {thoughts}{either(alternatives)}", *rules]
+        return [f"start: {reasoning}{either(alternatives)}", *rules]
     if choice.is_parallel:
-        return [f"start: alone* {thoughts}fenced* {either(alternatives)}", *rules]
-    return [f"start: alone | {thoughts}{either([*alternatives, 'fenced'])}", *rules]
+        return [f"start: alone* {reasoning}fenced* {either(alternatives)}", *rules]
+    return [f"start: alone | {reasoning}{either([*alternatives, 'fenced'])}", *rules]
 
 
 def prose(body: str, opening: str, tokenizer: Tokenizer) -> tuple[list[str], list[str]]:

@@ -32,27 +32,27 @@ class NamedFormat(ToolFormat):
     joiner: str = ""
     """What stands between two calls."""
 
-    def rules(self, chosen: Sequence[Tool], choice: ToolChoice, tokenizer: Tokenizer) -> list[str]:
-        again = f"( {lark.spell(tokenizer, self.joiner, self.call)} call )*" if choice.is_parallel else ""
-        begin, end = lark.spell(tokenizer, self.call), lark.spell(tokenizer, self.closing)
+    def rules(self, chosen: Sequence[Tool], choice: ToolChoice) -> list[str]:
+        again = f"( {lark.spell(self._tokenizer, self.joiner, self.call)} call )*" if choice.is_parallel else ""
+        begin, end = lark.spell(self._tokenizer, self.call), lark.spell(self._tokenizer, self.closing)
         behind_call = f"call {again} {end}"
         others = {self.call: behind_call, **dict.fromkeys(self.openings, f"{begin} {behind_call}")}
         return [
-            *lark.start(f"{begin} {behind_call}", self.opening, choice, tokenizer, others=others),
+            *lark.start(f"{begin} {behind_call}", self.opening, choice, self._tokenizer, others=others),
             f"call: {lark.functions(chosen)}",
             *(
-                f"f{i}: {self.name_rule(tool.name, tokenizer)} {lark.arguments(tool)} {self.end_rule(tokenizer)}"
+                f"f{i}: {self.name_rule(tool.name)} {lark.arguments(tool)} {self.end_rule()}"
                 for i, tool in enumerate(chosen)
             ),
         ]
 
     @abstractmethod
-    def name_rule(self, name: str, tokenizer: Tokenizer) -> str:
+    def name_rule(self, name: str) -> str:
         """What stands between the mark of one call and its arguments."""
 
-    def end_rule(self, tokenizer: Tokenizer) -> str:
+    def end_rule(self) -> str:
         """What stands behind its arguments."""
-        return lark.spell(tokenizer, self.end_call)
+        return lark.spell(self._tokenizer, self.end_call)
 
     def parser(self, tools: Sequence[Tool] = ()) -> CallParser:
         return JsonCallParser(JsonMarks(self.opening, head=self.head, openings=(self.call, *self.openings)))
@@ -74,13 +74,13 @@ class DeepSeekFormat(NamedFormat):
         self._has_fences = "```json" in source
         self.joiner = "\n" if self._has_fences else ""
 
-    def name_rule(self, name: str, tokenizer: Tokenizer) -> str:
+    def name_rule(self, name: str) -> str:
         if self._has_fences:
-            return f"{lark.spell(tokenizer, 'function', self.separator)} {lark.literal(f'{name}{_FENCE}')}"
-        return f"{lark.literal(name)} {lark.spell(tokenizer, self.separator)}"
+            return f"{lark.spell(self._tokenizer, 'function', self.separator)} {lark.literal(f'{name}{_FENCE}')}"
+        return f"{lark.literal(name)} {lark.spell(self._tokenizer, self.separator)}"
 
-    def end_rule(self, tokenizer: Tokenizer) -> str:
-        return lark.spell(tokenizer, "\n```" if self._has_fences else "", self.end_call)
+    def end_rule(self) -> str:
+        return lark.spell(self._tokenizer, "\n```" if self._has_fences else "", self.end_call)
 
 
 class KimiFormat(NamedFormat):
@@ -104,8 +104,8 @@ class KimiFormat(NamedFormat):
                 ids[call.id] = f"functions.{call.name}:{number[1] if number else len(ids)}"
         return tuple(_rename(message, ids) for message in messages), tools
 
-    def name_rule(self, name: str, tokenizer: Tokenizer) -> str:
-        return f"{lark.literal(f'functions.{name}:')} /[0-9]{{1,6}}/ {lark.spell(tokenizer, self.separator)}"
+    def name_rule(self, name: str) -> str:
+        return f"{lark.literal(f'functions.{name}:')} /[0-9]{{1,6}}/ {lark.spell(self._tokenizer, self.separator)}"
 
 
 def _rename(message: Message, ids: dict[str, str]) -> Message:

@@ -14,16 +14,17 @@ from hotloop.chat.assembly.late import Marked, ToolHistory, all_at_once, join_la
 from hotloop.chat.assembly.nonces import Nonces
 from hotloop.chat.assembly.recall import WrittenCalls
 from hotloop.chat.assembly.spans import PromptPlace, PromptSpan, Reword, find_places, find_spans
-from hotloop.chat.assembly.splice import MAX_TOKENS, Splicer
+from hotloop.chat.assembly.splice import Splicer
 from hotloop.chat.assembly.tool_words import ToolWords
 from hotloop.chat.harmony import HarmonyParser
+from hotloop.chat.reasoning import ReasoningFormat, ReasoningParser, ReasoningWish
 from hotloop.chat.stream import CallParser, CallsOnly, PlainText
-from hotloop.chat.thinking import ThinkingFormat
-from hotloop.chat.thoughts import ThinkingParser
+from hotloop.chat.structure import Structure
 from hotloop.chat.tool_format import ToolFormat, Tools, Turns
+from hotloop.chat.tools import Calling
+from hotloop.core.config import ServerConfig
 from hotloop.core.errors import PromptTooLong, RequestError
 from hotloop.core.message import Message, Tool
-from hotloop.core.thinking import Thinking
 from hotloop.models.template import ChatTemplate
 from hotloop.models.tokenizer import Tokenizer
 
@@ -51,32 +52,44 @@ class Prompt:
         return self.find_spans()
 
 
+@dataclass(frozen=True, slots=True)
+class CacheBreakpoint:
+    """The prompt up to the end of this tool, or up to so many characters of this message, is worth keeping so long."""
+
+    index: int
+    """Of the tool or the message; the system prompt is the first message."""
+    num_chars: int | None
+    """How much of the message's content lies before the breakpoint; None for a tool."""
+    ttl_s: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatInput:
+    """What a chat body asks for, in no API's words."""
+
     messages: Turns
     tools: Tools = ()
+    """Those the model is shown before the conversation begins. Tools that may not be called are shown as well, so that
+    what is cached of the prompt is still good."""
     late: Marked = ()
     """Tools that the client says came late, or went."""
+    calling: Calling = field(default_factory=Calling)
+    structures: Sequence[Structure] = ()
+    """What an answer that is not a call must look like: one of them at most."""
+    reasoning: ReasoningWish = field(default_factory=ReasoningWish)
+    breakpoints: Sequence[CacheBreakpoint] = ()
+    retention_s: int | None = None
+    """For how long the whole prompt is worth keeping, if that is said."""
+    is_prefill_only: bool = False
+    """Whether there is no answer: the engine cannot say nothing, so it says one token to nobody."""
+    changes: tuple[str, ...] = ()
+    """What was left out while the body was read."""
     is_answer_next: bool = True
     """Whether the prompt ends where the assistant's answer begins."""
     begun: str = ""
     """What the answer begins with, if it is next: the model goes on from there."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """More variables for the template, such as `enable_thinking`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptRules:
-    """What may be done to a prompt so that it begins as the one before it did."""
-
-    exact_turns: bool = True
-    """Answers that come back keep the tokens they were generated as."""
-    memory_tokens: int = MAX_TOKENS
-    canonical_tools: bool = True
-    move_volatile_lines: bool = True
-    late_system_as_user: bool = True
-    late_tools: bool = True
-    """Tools that come late are told where they came."""
 
 
 class Prompts:
@@ -87,18 +100,20 @@ class Prompts:
         template: ChatTemplate | None,
         tokenizer: Tokenizer,
         tool_format: ToolFormat | None = None,
-        rules: PromptRules | None = None,
-        thinking: ThinkingFormat | None = None,
+        rules: ServerConfig | None = None,
+        reasoning: ReasoningFormat | None = None,
         *,
         max_context: int | None = None,
     ) -> None:
-        """Prompts far beyond `max_context` are refused before they are tokenized."""
+        """`rules` say what may be done to a prompt so that it begins as the one before it did. Prompts far beyond
+        `max_context` are refused before they are tokenized."""
         self._template = template
         self._tokenizer = tokenizer
         self._format = tool_format
-        self.thinking = thinking
-        self._rules = rules or PromptRules()
-        self._splicer = Splicer(tokenizer, self._rules.memory_tokens, max_context)
+        self._reasoning = reasoning
+        self.source = template.source if template else ""
+        self._rules = rules or ServerConfig()
+        self._splicer = Splicer(tokenizer, self._rules.prompt_memory_tokens, max_context)
         self._nonces = Nonces()
         self._calls = WrittenCalls()
         keeps_late_system = template is not None and keeps_system_turns(template)
@@ -114,6 +129,8 @@ class Prompts:
         The format words tools and calls where the template does not; without one the template is left to it.
         """
         self._splicer.check_bytes(sum(len(message.content) for message in conversation.messages))
+        variables = conversation.reasoning.variables(self.source)
+        conversation = replace(conversation, extra={**variables, **conversation.extra})
         messages, changes = self._settle(conversation.messages, scope)
         messages, tools, placed = self._place_tools(messages, conversation, scope)
         changes += placed
@@ -151,9 +168,9 @@ class Prompts:
         return canonical_tools(tools) if self._rules.canonical_tools else tuple(tools)
 
     def parser(
-        self, tools: Sequence[Tool], *, can_call: bool = True, must_call: bool = False, is_thinking: bool = False
+        self, tools: Sequence[Tool], *, can_call: bool = True, must_call: bool = False, is_reasoning: bool = False
     ) -> CallParser:
-        """The parser for an answer, which may begin in a thought; what it finds is known again when it comes back."""
+        """The parser for an answer, which may begin in reasoning; what it finds is known again when it comes back."""
 
         def make() -> CallParser:
             if not can_call or not self._format:
@@ -161,15 +178,11 @@ class Prompts:
             parser = self._format.parser(tools)
             return self._calls.watch(parser) if self._rules.exact_turns else parser
 
-        if self.thinking and self.thinking.has_channels:
+        if self._reasoning and self._reasoning.has_channels:
             parser: CallParser = HarmonyParser(can_call=can_call)
         else:
-            parser = ThinkingParser(self.thinking, make, is_open=is_thinking) if self.thinking else make()
+            parser = ReasoningParser(self._reasoning, make, is_open=is_reasoning) if self._reasoning else make()
         return CallsOnly(parser) if must_call else parser
-
-    def limit_thinking(self, prompt: Prompt, max_tokens: int | None) -> Thinking | None:
-        """How an answer to this prompt thinks; None if the model does not."""
-        return self.thinking.limit(prompt.text, self._tokenizer, max_tokens) if self.thinking else None
 
     def remember(self, prompt_ids: Sequence[int], output_ids: Sequence[int], *, scope: str = "") -> None:
         """An answer, whatever ended it, and the prompt it answers. To be told before the client can come back."""
@@ -230,19 +243,19 @@ class Prompts:
         worded = self._template.render(
             messages, tools=tools, add_generation_prompt=conversation.is_answer_next, extra=conversation.extra
         )
-        if conversation.begun and self.thinking and self.thinking.is_open_in(worded):
-            worded += self.thinking.tail + self.thinking.closing + self.thinking.gap
+        if conversation.begun and self._reasoning and self._reasoning.is_open_in(worded):
+            worded += self._reasoning.tail + self._reasoning.closing + self._reasoning.gap
         if self._format and self._rules.exact_turns:
             worded = self._format.as_written(worded)
         return worded + conversation.begun
 
 
 def _left_out(messages: Turns, text: str) -> tuple[str, ...]:
-    """Most templates have no place for thoughts that are older than the user's last words."""
+    """Most templates have no place for reasoning that is older than the user's last words."""
     return tuple(
-        f"messages[{i}]: the chat template leaves out what it thought"
+        f"messages[{i}]: the chat template leaves out its reasoning"
         for i, message in enumerate(messages)
-        if any(thought.shown.strip() not in text for thought in message.thoughts)
+        if any(each.shown.strip() not in text for each in message.thoughts)
     )
 
 

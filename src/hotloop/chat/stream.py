@@ -54,6 +54,13 @@ class PlainText:
         return []
 
 
+class DiscardOutput(PlainText):
+    """The parser of an answer that nobody asked for."""
+
+    def push(self, text: str) -> list[StreamEvent]:
+        return []
+
+
 class WrappedParser(ABC):
     """A parser around another, which sees that one's events on their way out."""
 

@@ -42,20 +42,19 @@ class ToolFormat(ABC):
         """A prompt with the calls in it as the model writes them, where the template has other words for them."""
         return text
 
-    def grammar(self, tools: Sequence[Tool], choice: ToolChoice, tokenizer: Tokenizer) -> Grammar | None:
-        """What the answer must look like. None: anything goes."""
-        if not choice.is_binding(tools):
-            return None
+    def grammar(self, tools: Sequence[Tool], choice: ToolChoice) -> Grammar:
+        """What an answer that may hold calls must look like. A tool that is not strict has a name, too, and JSON
+        arguments."""
         chosen = choice.select(tools)
         can_go_on = choice.mode == "auto" and choice.is_parallel and not any(tool.is_strict for tool in chosen)
-        return Grammar("lark", "\n".join(self.rules(chosen, replace(choice, can_go_on=can_go_on), tokenizer)))
+        return Grammar("lark", "\n".join(self.rules(chosen, replace(choice, can_go_on=can_go_on))))
 
     def wrap(self, grammar: Grammar) -> Grammar:
         """The grammar of an answer that is no call, with what the family has around it."""
         return grammar
 
     @abstractmethod
-    def rules(self, chosen: Sequence[Tool], choice: ToolChoice, tokenizer: Tokenizer) -> list[str]:
+    def rules(self, chosen: Sequence[Tool], choice: ToolChoice) -> list[str]:
         """The first is where an answer begins."""
 
     @abstractmethod

@@ -8,12 +8,15 @@ and nowhere else, so code that speaks of these tags can be an argument; what sta
 import json
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from hotloop.chat import lark
-from hotloop.chat.stream import MarkedParser
+from hotloop.chat.stream import CallParser, MarkedParser
 from hotloop.chat.tag_values import ValueKind, WrittenValue, choices, resolve, value_kind
-from hotloop.core.errors import RequestError
+from hotloop.chat.tool_format import ToolFormat
+from hotloop.chat.tools import ToolChoice
+from hotloop.core.config import ToolFormatName
+from hotloop.core.errors import ConfigError, RequestError
 from hotloop.core.message import Tool
 from hotloop.models.tokenizer import Tokenizer
 
@@ -294,3 +297,71 @@ def _check_sayable(tool: Tool) -> None:
         if not key.strip() or set(key) & set('<>"\n') or key != key.strip():
             reason = f"a parameter {key!r:.100}, which this model's tool calls cannot name"
             raise RequestError(f"the tool {tool.name!r} has {reason}", param="tools")
+
+
+class TagFormat(ToolFormat):
+    marks: TagMarks
+    joiner: str = "\n"
+    """What stands between two calls that each have an opening."""
+
+    def rules(self, chosen: Sequence[Tool], choice: ToolChoice) -> list[str]:
+        marks = self.marks
+        head = lark.spell(self._tokenizer, marks.gap, marks.function) if marks.function else ""
+        tail = lark.spell(self._tokenizer, marks.gap if marks.function else "", marks.closing)
+        again = head if marks.is_block else f"{tail} {lark.spell(self._tokenizer, self.joiner, marks.opening)} {head}"
+        more = f"( {again} call )* " if choice.is_parallel else ""
+        behind_name = f"call {more}{tail}"
+        others = {marks.function: behind_name} if marks.function else None
+        return [
+            *lark.start(f"{head} {behind_name}", marks.opening, choice, self._tokenizer, others=others),
+            f"call: {lark.functions(chosen)}",
+            *tag_rules(chosen, marks, self._tokenizer),
+        ]
+
+    def parser(self, tools: Sequence[Tool] = ()) -> CallParser:
+        return XmlCallParser(self.marks, tools)
+
+
+class QwenCoderFormat(TagFormat):
+    """`<tool_call>` with a `<function=name>` and its `<parameter=key>`s inside: Qwen 3 Coder and its kin."""
+
+    name: ClassVar[ToolFormatName] = "qwen3_coder"
+    marks = QWEN_CODER
+    opening = marks.opening
+
+
+class GlmFormat(TagFormat):
+    """`<tool_call>name`, then `<arg_key>`s and `<arg_value>`s: GLM 4.5 and later; from 4.7 on without line breaks."""
+
+    name: ClassVar[ToolFormatName] = "glm"
+    marks = GLM
+    opening = marks.opening
+
+    def __init__(self, tokenizer: Tokenizer, source: str = "") -> None:
+        super().__init__(tokenizer, source)
+        if "</arg_key><arg_value>" in source:
+            self.marks = GLM._replace(gap="")
+            self.joiner = ""
+
+
+class MiniMaxFormat(TagFormat):
+    """`<minimax:tool_call>` with `<invoke name="...">`s inside, and their `<parameter name="...">`s: MiniMax M2."""
+
+    name: ClassVar[ToolFormatName] = "minimax"
+    marks = MINIMAX
+    opening = marks.opening
+
+
+class DsmlFormat(TagFormat):
+    """The same in DeepSeek's own tags, which say what is a string: DeepSeek V3.2, and V4 with another outer tag."""
+
+    name: ClassVar[ToolFormatName] = "deepseek_v32"
+    marks = DSML
+    opening = marks.opening
+
+    def __init__(self, tokenizer: Tokenizer, source: str = "") -> None:
+        super().__init__(tokenizer, source)
+        if tokenizer.has_special(tokenizer.encode(self.opening)):
+            raise ConfigError("tool_format 'deepseek_v32' cannot work: a part of its tags is a special token")
+        if "function_calls>" not in source and "tool_calls>" in source:
+            self.marks = DSML._replace(opening="<｜DSML｜tool_calls>", closing="</｜DSML｜tool_calls>")

@@ -53,12 +53,12 @@ def ls(*, as_json: Json = False) -> None:
 def show_model(model: ModelName = DEFAULT_MODEL, /, *, as_json: Json = False) -> None:
     """Show a model's family, precision, size, context, tool-call format and reasoning format."""
     from hotloop.chat.formats import choose_format
-    from hotloop.chat.thinking import choose_thinking
+    from hotloop.chat.reasoning import choose_reasoning
     from hotloop.models.layout import tensor_places
     from hotloop.models.model import load_model
 
     loaded = load_model(model)
-    thinking = choose_thinking(loaded.template, loaded.tokenizer)
+    reasoning = choose_reasoning(loaded.template, loaded.tokenizer)
     values: dict[str, Any] = {
         "name": loaded.name,
         "path": str(loaded.path),
@@ -70,8 +70,8 @@ def show_model(model: ModelName = DEFAULT_MODEL, /, *, as_json: Json = False) ->
         "max_context": loaded.spec.max_context,
         "has_chat_template": loaded.template is not None,
         "tool_format": choose_format(loaded.template, loaded.tokenizer).name,
-        "thinking_format": thinking.name if thinking else None,
-        "thinking_opened_by": thinking and ("template" if thinking.is_opened_by_template else "model"),
+        "thinking_format": reasoning.name if reasoning else None,
+        "thinking_opened_by": reasoning and ("template" if reasoning.is_opened_by_template else "model"),
         "notes": list(loaded.notes),
     }
     show(values, "\n".join(f"{name:12}{text}" for name, text in _words(values).items()), as_json)

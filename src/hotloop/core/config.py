@@ -146,7 +146,7 @@ class EngineConfig:
     """Maximum tokens drafted for one request per step; fewer while drafts are rejected or the batch is full."""
     draft_history_tokens: int = 1_000_000
     """Number of tokens of past prompts and answers to draft from."""
-    grammar_memory: str = "128MiB"
+    grammar_memory: str = "64MiB"
     """Maximum memory for compiled grammars, which are reused by requests with the same schemas."""
     debug_checks: bool = False
     """Check every invariant whenever the engine is idle."""
@@ -234,8 +234,8 @@ class ServerConfig:
     max_body: str = "16MiB"
     """Maximum size of a request body."""
     body_memory: str = "64MiB"
-    """Maximum memory for request bodies that are arriving, and again for those waiting to be parsed; beyond it the
-    oldest arriving body gets 503, and one that would have to wait 429."""
+    """Maximum memory for request bodies while they arrive and wait to be parsed; beyond it the oldest arriving body
+    gets 503, and one that would have to wait behind so much 429."""
     write_timeout_s: float = 60.0
     """Seconds for which a client may read nothing of its answer before the request is aborted."""
 

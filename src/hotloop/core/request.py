@@ -14,12 +14,13 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
+from itertools import count
 from typing import NamedTuple
 
 from hotloop.core.errors import HotloopError, RequestError
 from hotloop.core.grammar import Grammar
+from hotloop.core.reasoning import Reasoning
 from hotloop.core.retention import Eviction
-from hotloop.core.thinking import Thinking
 
 MAX_LOGIT_BIAS = 1024  # each costs time at every token
 
@@ -157,7 +158,7 @@ class Usage(NamedTuple):
     num_from_host: int = 0
     """Those whose KV was copied back from host memory for it."""
     num_reasoning: int = 0
-    """Output tokens that are of thoughts, with their marks."""
+    """Output tokens that are reasoning, with its marks."""
     turn_wait_s: float = 0.0
     batch_wait_s: float = 0.0
     room_wait_s: float = 0.0
@@ -204,11 +205,13 @@ class Request:
     grammar: Grammar | None = None
     salt: str = ""
     """Prefixes are shared with requests of the same salt only."""
-    thinking: Thinking | None = None
-    """None: nothing in its answer counts as a thought."""
+    reasoning: Reasoning | None = None
+    """None: nothing in its answer counts as reasoning."""
     resume_at: Sequence[int] = ()
     """Where in the prompt later ones are likely to go on from, beside its end."""
 
+    number: int = field(init=False, default_factory=count().__next__)
+    """Its own in this process, as its id need not be once it has ended."""
     token_ids: "array[int]" = field(init=False)
     num_computed: int = 0
     num_settled: int = 0
@@ -295,9 +298,9 @@ class Request:
 
     @property
     def is_guided(self) -> bool:
-        """Whether something says which tokens may come next: a grammar, or an end of its thoughts."""
-        thinking = self.thinking
-        return self.grammar is not None or (thinking is not None and thinking.is_limited)
+        """Whether something says which tokens may come next: a grammar, or an end of its reasoning."""
+        reasoning = self.reasoning
+        return self.grammar is not None or (reasoning is not None and reasoning.is_limited)
 
     @property
     def is_finished(self) -> bool:

@@ -38,6 +38,14 @@ class Hold:
 
 
 @dataclass(frozen=True, slots=True)
+class Pin:
+    """The first tokens of a prompt, to be kept so long after every use."""
+
+    num_tokens: int
+    ttl_s: int
+
+
+@dataclass(frozen=True, slots=True)
 class Eviction:
     """When a prefix was given up, on the engine's clock, and for which request's sake."""
 

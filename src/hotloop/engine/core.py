@@ -21,7 +21,7 @@ from hotloop.engine.decode import Sampled, TokenDecoder
 from hotloop.engine.drafting.drafter import Drafter
 from hotloop.engine.drafting.speculation import Speculator
 from hotloop.engine.grammar.matcher import Matcher
-from hotloop.engine.grammar.thought import ThoughtCounter
+from hotloop.engine.grammar.reasoning import ReasoningCounter
 from hotloop.engine.kvcache.changes import Change
 from hotloop.engine.kvcache.slots import WindowSlots
 from hotloop.engine.offload.disk.store import KvStore
@@ -56,7 +56,7 @@ class _Listener:
     on_event: OnEvent
     text: TextStream
     unpublished: list[Sampled]  # forced before the first step; published with the first one it gives
-    thoughts: ThoughtCounter | None
+    reasoning: ReasoningCounter | None
 
 
 class EngineCore:
@@ -84,6 +84,7 @@ class EngineCore:
             block_size=backend.block_size,
             num_blocks=backend.num_blocks,
             step_tokens=backend.step_tokens,
+            step_sizes=backend.step_sizes,
             max_solo_prefill=backend.max_solo_prefill,
             changes=changes,
             host=memory,
@@ -115,8 +116,8 @@ class EngineCore:
             self.pace.resume(self._clock())
         forced = self._decoder.open(request, matcher) if matcher else []
         text = TextStream(self._tokenizer, request.sampling)
-        thoughts = ThoughtCounter(request.thinking, self._tokenizer) if request.thinking else None
-        self.listeners[request.id] = _Listener(on_event, text, forced, thoughts)
+        reasoning = ReasoningCounter(request.reasoning, self._tokenizer) if request.reasoning else None
+        self.listeners[request.id] = _Listener(on_event, text, forced, reasoning)
         (self.disk or self.scheduler).add(request)
 
     @property
@@ -263,7 +264,7 @@ class EngineCore:
             text, stop = listener.text.push(token.token_id, may_stop=num_output >= request.sampling.min_tokens)
             texts.append(text)
             request.num_forced += token.is_forced
-            request.num_reasoning += listener.thoughts is not None and listener.thoughts.push(token.token_id)
+            request.num_reasoning += listener.reasoning is not None and listener.reasoning.push(token.token_id)
             reason, stop_match = self._verdict(request, token.token_id, num_output, stop)
             if reason:
                 del request.token_ids[request.num_prompt + num_output :]

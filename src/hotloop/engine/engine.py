@@ -29,7 +29,7 @@ from hotloop.engine.core import EngineCore, OnEvent, StepReport
 from hotloop.engine.drafting.drafter import Drafter
 from hotloop.engine.drafting.history import PastDrafter
 from hotloop.engine.grammar.matcher import Grammars, Matcher
-from hotloop.engine.grammar.thought import open_matcher
+from hotloop.engine.grammar.reasoning import open_matcher
 from hotloop.engine.kvcache.kv_events import KvPublisher
 from hotloop.engine.offload.disk.store import KvStore
 from hotloop.engine.offload.disk.tier import PATIENCE_S, open_store

@@ -61,6 +61,7 @@ class StepPlan:
     slices: dict[str, Slice] = field(default_factory=dict)
     prefixes: set[bytes] = field(default_factory=set)
     num_left: int = 0  # how many prompt tokens it may still prefill
+    num_decoding: int = 0  # rows of those who decode
     num_prefilled: int = 0  # how many it prefills already
     num_deferred: int = 0  # how many new sessions were not admitted
     is_closed: bool = False  # nobody joins any more: one who waits was refused, or one who ran preempted

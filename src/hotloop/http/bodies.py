@@ -6,7 +6,7 @@ with too many is refused before any object exists. `BodyRoom` bounds how many by
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from hotloop.core.errors import Overloaded, RequestError
@@ -79,16 +79,23 @@ class JsonBody:
 
 
 class BodyRoom:
-    """Lets bodies be decoded and parsed as long as they are small or few; the others wait in line. Lives on the event
-    loop."""
+    """Lets bodies be decoded and parsed as long as they are small or few; the others wait in line. `on_leave` is told
+    the size of each that has been. Lives on the event loop."""
 
-    def __init__(self, max_bytes: int, max_waiting_bytes: int) -> None:
+    def __init__(
+        self, max_bytes: int, max_waiting_bytes: int, on_leave: Callable[[int], None] = lambda num_bytes: None
+    ) -> None:
         self.num_bytes = 0
         self._max_bytes = max_bytes
         self._max_waiting_bytes = max_waiting_bytes
+        self._on_leave = on_leave
         self._num_waiting_bytes = 0
         self._line = asyncio.Lock()
         self._has_room = asyncio.Event()
+
+    @property
+    def num_held_bytes(self) -> int:
+        return self.num_bytes + self._num_waiting_bytes
 
     @asynccontextmanager
     async def hold(self, num_bytes: int) -> AsyncIterator[None]:
@@ -101,6 +108,7 @@ class BodyRoom:
         finally:
             self.num_bytes -= num_bytes
             self._has_room.set()
+            self._on_leave(num_bytes)
 
     async def _wait(self, num_bytes: int) -> None:
         if self._num_waiting_bytes and self._num_waiting_bytes + num_bytes > self._max_waiting_bytes:

@@ -14,6 +14,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,7 +43,8 @@ class ConnectionLimits:
     last_request_s: float = 0.5
     """How long an idle connection is kept once the listener has closed: longer than a request takes to arrive."""
     max_body_bytes: int = 64 << 20
-    """Of all bodies that are arriving, but for small ones."""
+    """Of all bodies that are arriving or, says `num_held_bytes`, have arrived and are held, but for small ones."""
+    num_held_bytes: Callable[[], int] = lambda: 0
     _arriving: "dict[BoundedProtocol, int]" = field(default_factory=dict, init=False)  # the oldest first
     _num_arriving_bytes: int = field(default=0, init=False)
     _num_untold: Counter[str] = field(default_factory=Counter, init=False)
@@ -65,7 +67,8 @@ class ConnectionLimits:
 
     def make_room(self) -> None:
         """Bodies that are sent to be held arrive for longest, so they go first; the last one may always go on."""
-        while len(self._arriving) > 1 and self._num_arriving_bytes > self.max_body_bytes:
+        max_arriving_bytes = self.max_body_bytes - self.num_held_bytes()
+        while len(self._arriving) > 1 and self._num_arriving_bytes > max_arriving_bytes:
             next(iter(self._arriving)).refuse_body()
 
 

@@ -36,8 +36,9 @@ log = logging.getLogger("hotloop.http")
 _KEEP_ALIVE_S = 75  # an agent comes back on its connection after its tool has run
 _CLOSE = (b"connection", b"close")
 _TICK_S = 0.05
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # of glibc's malloc.h
 _LARGE_BLOCK = 1 << 20
+_MAX_ARENAS = 2
 
 
 class ApiServer(uvicorn.Server):
@@ -175,11 +176,21 @@ def _has_terminal() -> bool:
 
 def return_freed_memory() -> None:
     """Have malloc return a body's memory when it is freed. By itself glibc raises both thresholds to the size of what
-    is freed, and every thread's arena comes to keep tens of megabytes. Another malloc is left as it is."""
+    is freed, and gives nearly every thread an arena, each of which comes to keep some megabytes that no other thread
+    can use. Another malloc is left as it is."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt:
         mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK)
         mallopt(_M_TRIM_THRESHOLD, 2 * _LARGE_BLOCK)
+        mallopt(_M_ARENA_MAX, _MAX_ARENAS)
+
+
+def trim_memory(num_bytes: int) -> None:
+    """Behind a body of so many bytes: what a large one has left in malloc's arenas, between what is used, is returned.
+    It takes milliseconds, in a thread of its own."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim and num_bytes >= _LARGE_BLOCK:
+        asyncio.get_running_loop().run_in_executor(None, trim, 0)
 
 
 def limits_of(config: ServerConfig | RouterConfig) -> ConnectionLimits:

@@ -5,10 +5,12 @@ Without an address Ray is started here and ends with this process; with one it i
 
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import ray
 from hotloop.core.errors import HotloopError
@@ -25,6 +27,13 @@ _NUM_TRIES = 3
 _OBJECT_STORE_BYTES = 256 << 20
 """Requests and pieces of answers pass through it, nothing stays."""
 _KEEP_ALIVE_S = 75  # an agent comes back on its connection after its tool has run
+_LOOPBACK = "127.0.0.1" if sys.platform == "darwin" else "127.0.0.2"
+"""For 127.0.0.1 Ray looks for the address by which others reach this machine, unless it is a Mac."""
+_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray's own processes look for no address of this machine either
+    "RAY_ROTATION_MAX_BYTES": str(16 << 20),  # an agent logs every second that it has no dashboard
+}
 _LOOK_S = 0.2
 _FAREWELL_S = 3.0
 """Whoever removed the deployment is still connected: to them a cluster that ends too soon looks like a failure."""
@@ -65,17 +74,39 @@ def connected(address: str | None) -> Iterator[None]:
 
 
 def _start_here() -> None:
-    """A start that was too slow leaves processes behind, which end with this one. Ray's own usage reports are off."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    """A start that was too slow leaves processes behind, which end with this one."""
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
     for num_left in reversed(range(_NUM_TRIES)):
         try:
-            ray.init("local", include_dashboard=False, object_store_memory=_OBJECT_STORE_BYTES, **_QUIET)
+            with _without_requests() as options:
+                ray.init("local", object_store_memory=_OBJECT_STORE_BYTES, **options)
         except Exception as error:
             if not num_left or "timed out during startup" not in str(error):
                 raise
             log.warning("Ray took longer to start than it gives itself; it is started again")
         else:
             return
+
+
+@contextmanager
+def _without_requests() -> Iterator[dict[str, Any]]:
+    """What Ray is started with to ask nobody outside of this machine.
+
+    Its dashboard, even one that is not included, asks the cloud's metadata service where it runs. Ray does without it
+    where its port is taken, and logs an error. What a TPU is called comes from there, too.
+    """
+    with closing(bind("127.0.0.1", 0)) as taken:
+        taken.listen()
+        yield {
+            "include_dashboard": False,
+            "dashboard_port": taken.getsockname()[1],
+            "_node_ip_address": _LOOPBACK,
+            "resources": {"TPU": 0},
+            "log_to_driver": False,
+            "logging_level": logging.CRITICAL,
+        }
+    logging.getLogger("ray").setLevel(logging.ERROR)
 
 
 def deploy(application: serve.Application, config: RayConfig) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import quote
 
+from cachetools import FIFOCache
 from ray.exceptions import RayError
 from ray.serve.exceptions import BackPressureError, RayServeException
 from ray.serve.handle import DeploymentHandle
@@ -18,7 +19,6 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from hotloop.core.errors import ConfigError, HotloopError, Overloaded
-from hotloop.core.recent import RecentDict
 from hotloop.http.bodies import JsonBody
 from hotloop.http.headers import end_to_end
 from hotloop.http.keys import read_keys
@@ -82,7 +82,7 @@ class Ingress:
     def __init__(self, engines: DeploymentHandle, *, api_key_env: str, max_body_bytes: int) -> None:
         self._answer = engines.options(method_name="answer", stream=True)
         self._max_body_bytes = max_body_bytes
-        self._owners: RecentDict[str, str] = RecentDict(MAX_ANSWERS)
+        self._owners: FIFOCache[str, str] = FIFOCache(MAX_ANSWERS)
         self._keys = read_keys(os.environ.get(api_key_env), None)
         if api_key_env and not self._keys:
             raise ConfigError(f"a key is asked for, but {api_key_env} is not set where the ingress runs")

@@ -51,7 +51,7 @@ def compose(request: RoutedRequest, replica: Replica, headers: Mapping[bytes, by
         sent = UpstreamRequest("POST", request.target, sent_headers, request.replace(changes | salt))
         is_near = request.can_be_translated and can_translate(request.api, spoken - {request.api})
         return Composed(sent, has_other_way=is_near or request.api in WITHOUT_STAND_IN, hides_usage=bool(options))
-    given = items.resolve(change(request.read_body(), changes), request.tenant)
+    given = items.resolve(change(request.read_body(), changes), request.tenant.may_see)
     translation = translate(request.api, spoken, given, is_strict=replica.kind.is_strict)
     if given.get("store") is not False:
         translation.on_items = partial(items.keep, owner=request.tenant.id)

@@ -11,6 +11,7 @@ import contextlib
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 from starlette.applications import Starlette
@@ -112,6 +113,7 @@ class HttpServer(ApiServer):
         on_drain: Callable[[int], None] = lambda num_running: None,
     ) -> None:
         app = create_app(engine, config, tracer, keys)
+        service: Service = app.state.service
         # The drain ends every stream by itself; the time beyond is for a client that does not read what it is sent.
         self._has_key = bool(config.api_key or config.api_key_file)
         super().__init__(
@@ -123,12 +125,12 @@ class HttpServer(ApiServer):
             drain_delay_s=config.drain_delay_s,
             is_open=not self._has_key,
             allowed_hosts=config.allowed_hosts,
-            limits=limits_of(config),
+            limits=replace(limits_of(config), num_held_bytes=lambda: service.body_room.num_held_bytes),
             reload=reload,
         )
         self._engine = engine
         self._settings = config
-        self._service: Service = app.state.service
+        self._service = service
         self._on_ready = on_ready
         self._on_drain = on_drain
         self._aborting = asyncio.Event()

@@ -30,13 +30,6 @@ MAX_PENDING = 64
 """Pieces of one choice that are kept before they are merged into one."""
 
 
-class DiscardOutput(PlainText):
-    """The parser of an answer that nobody asked for."""
-
-    def push(self, text: str) -> list[StreamEvent]:
-        return []
-
-
 class Piece(NamedTuple):
     """What a choice has gained: its text, and what that says. A tuple, since one is made for every token."""
 

@@ -11,12 +11,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+
+from cachetools import FIFOCache
 
 from hotloop.core.message import Message
-from hotloop.core.recent import RecentDict
 from hotloop.core.request import FinishReason, Request
-from hotloop.core.retention import Hold, HoldKind
+from hotloop.core.retention import Hold, HoldKind, Pin
 from hotloop.core.stream import CallOpened
 from hotloop.engine.engine import Engine
 from hotloop.engine.kvcache.tool_gaps import MAX_S, USUAL_S, best_wait_s
@@ -24,14 +24,6 @@ from hotloop.engine.kvcache.tool_gaps import MAX_S, USUAL_S, best_wait_s
 _MAX_RECENT = 32  # times of one tool
 _MAX_TOOLS = 1024
 _MAX_OPEN = 8192  # calls whose results have not come back; many never do
-
-
-@dataclass(frozen=True, slots=True)
-class Pin:
-    """The first tokens of a prompt, to be kept so long after every use."""
-
-    num_tokens: int
-    ttl_s: int
 
 
 class ToolGaps:
@@ -44,8 +36,8 @@ class ToolGaps:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._open: RecentDict[str, tuple[str, float]] = RecentDict(_MAX_OPEN)
-        self._recent: RecentDict[str, deque[float]] = RecentDict(_MAX_TOOLS)
+        self._open: FIFOCache[str, tuple[str, float]] = FIFOCache(_MAX_OPEN)
+        self._recent: FIFOCache[str, deque[float]] = FIFOCache(_MAX_TOOLS)
 
     def leave(self, call_id: str, tool_name: str) -> None:
         with self._lock:

@@ -14,7 +14,6 @@ from hotloop.core.version import __version__
 from hotloop.http.requests import is_for_anthropic
 from hotloop.server.errors import ApiNotServed
 from hotloop.server.explain.render import render_explanation
-from hotloop.server.jobs import make_prompt
 from hotloop.server.metrics import CONTENT_TYPE
 from hotloop.server.options import Options, TokenId, convert
 from hotloop.server.service import Service
@@ -99,7 +98,7 @@ async def detokenize(request: Request) -> Response:
     service = Service.of(request)
     async with service.reading(request) as given:
         body = convert(given, DetokenizeBody)
-    text = await asyncio.to_thread(lambda: service.prompts.tokens(body.tokens, param="tokens").text)
+    text = await asyncio.to_thread(lambda: service.chat.prompts.tokens(body.tokens, param="tokens").text)
     return JSONResponse({"prompt": text})
 
 
@@ -119,10 +118,10 @@ def _make_prompt(body: Json, options: TokenizeBody, service: Service, scope: str
     if is_chat == (options.prompt is not None):
         raise RequestError("give either prompt or messages", param="prompt")
     if options.prompt is not None:
-        return service.prompts.text(options.prompt, has_bos=options.add_special_tokens is not False, scope=scope)
+        return service.chat.prompts.text(options.prompt, has_bos=options.add_special_tokens is not False, scope=scope)
     request = parse_request(body)
     given = Options(chat_template_kwargs=options.chat_template_kwargs)
-    return make_prompt(request, given, service, scope, is_silent=options.add_generation_prompt is False)
+    return service.jobs.make_prompt(request, given, scope, is_prefill_only=options.add_generation_prompt is False)
 
 
 def _model(service: Service) -> ServedModel:

@@ -18,11 +18,10 @@ from hotloop.server.errors import render_message_error
 from hotloop.server.explain.inquiry import Diagnosis
 from hotloop.server.explain.render import answer_usage
 from hotloop.server.job import Job
-from hotloop.server.jobs import make_job, make_prompt
 from hotloop.server.options import AnswerId, Options, parse_options, refuse_if
 from hotloop.server.service import Service
 from hotloop.server.stream import EventStream, JsonResponse, submit
-from hotloop.server.thinking import sign
+from hotloop.server.turns import sign
 from hotloop.wire.errors import ThreadUnsupported
 from hotloop.wire.event import Begun, Ended, Event
 from hotloop.wire.field import Json
@@ -73,7 +72,7 @@ def _make_job(body: Json, http: HttpRequest) -> tuple[ApiRequest, Job]:
         raise ThreadUnsupported
     refuse_if(("n", options.num_choices != 1, "must be 1: a message is one answer"))
     caller = service.caller(http, request, options)
-    return request, make_job(request, options, service, caller, is_silent=request.max_tokens == 0)
+    return request, service.jobs.make(request, options, caller, is_prefill_only=request.max_tokens == 0)
 
 
 def _count_tokens(body: Json, http: HttpRequest) -> int:
@@ -81,7 +80,7 @@ def _count_tokens(body: Json, http: HttpRequest) -> int:
     request = parse_request({"max_tokens": 1, **body})
     options = parse_options(request, MessageOptions)
     scope = service.scope(http, options.cache_salt)
-    return len(make_prompt(request, options, service, scope).token_ids)
+    return len(service.jobs.make_prompt(request, options, scope).token_ids)
 
 
 class MessageStream(MessagesWriter):
@@ -112,7 +111,7 @@ class MessageStream(MessagesWriter):
         return write_event("error", error=failure["error"], request_id=request_id)
 
     def render_frame(self, begun: Begun) -> Json:
-        rendered, pins = super().render_frame(begun), self._job.pins
+        rendered, pins = super().render_frame(begun), self._job.prepared.pins
         created = {f"ephemeral_{ttl}_input_tokens": 0 for ttl in ("5m", "1h")}
         if pins:
             created[f"ephemeral_{'5m' if pins[-1].ttl_s == 300 else '1h'}_input_tokens"] = begun.usage.num_written
@@ -133,7 +132,7 @@ class MessageStream(MessagesWriter):
     def _end(self, piece: Piece, usage: Usage) -> Ended:
         """A stop string ends an answer whatever it was about to say; calls count only where the model was done."""
         counts, job = self._usage(usage), self._job
-        if piece.finish_reason is FinishReason.LENGTH or job.is_silent:
+        if piece.finish_reason is FinishReason.LENGTH or job.is_prefill_only:
             is_window = (self._request.max_tokens or 0) > (job.sampling.max_tokens or 0)
             return Ended("window" if is_window else "length", None, counts)
         if piece.stop_match is not None:
@@ -142,8 +141,8 @@ class MessageStream(MessagesWriter):
 
     def _usage(self, usage: Usage) -> ApiUsage:
         """Each token of the prompt is counted once: cached, put there because asked, or neither."""
-        num_kept = max((pin.num_tokens for pin in self._job.pins), default=0)
-        return answer_usage([usage], self._job.inquiry, num_kept=num_kept, is_silent=self._job.is_silent)
+        num_kept = max((pin.num_tokens for pin in self._job.prepared.pins), default=0)
+        return answer_usage([usage], self._job.inquiry, num_kept=num_kept, is_prefill_only=self._job.is_prefill_only)
 
 
 def render_diagnostics(diagnosis: Diagnosis | None) -> Json | None:

@@ -137,13 +137,7 @@ def parse_options(request: ApiRequest, kind: type[OptionsKind]) -> OptionsKind:
 
 
 def parse_sampling(
-    request: ApiRequest,
-    options: Options,
-    vocab_size: int,
-    *,
-    max_tokens: int | None,
-    logprobs: int | None = None,
-    keep_special: bool = False,
+    request: ApiRequest, options: Options, vocab_size: int, *, max_tokens: int | None, logprobs: int | None = None
 ) -> SamplingParams:
     """What APIs spell differently is handed in."""
     _check_stop(request)
@@ -160,7 +154,6 @@ def parse_sampling(
         stop_token_ids=frozenset(options.stop_token_ids or ()),
         include_stop=bool(options.include_stop_str_in_output),
         logprobs=logprobs,
-        keep_special=keep_special,
     )
 
 

@@ -8,20 +8,20 @@ from contextlib import asynccontextmanager
 
 from starlette.requests import Request as HttpRequest
 
-from hotloop.chat.formats import choose_format
-from hotloop.chat.prompt import PromptRules, Prompts
-from hotloop.chat.thinking import choose_thinking
+from hotloop.chat.chat import Chat
 from hotloop.core.config import ServerConfig, parse_bytes
 from hotloop.core.errors import UnknownModel
 from hotloop.core.session import name_session
 from hotloop.core.version import __version__
 from hotloop.engine.engine import Engine
 from hotloop.http.bodies import BodyRoom
+from hotloop.http.json_schema import first_violation
+from hotloop.http.serving import trim_memory
 from hotloop.server.border import read_json
 from hotloop.server.delivery import EventBridge
 from hotloop.server.explain.inquiry import Explainer
 from hotloop.server.holds import RetentionHints
-from hotloop.server.loose import SchemaRelaxer
+from hotloop.server.job import Jobs
 from hotloop.server.metrics import Metrics
 from hotloop.server.options import Options, decode, parse_priority
 from hotloop.server.spans import RequestRecorder
@@ -40,21 +40,9 @@ class Service:
         self.is_draining = False
         self.model = config.served_name or engine.name
         self.metrics = Metrics(engine, self.model, tracer)
-        self.tool_format = choose_format(engine.template, engine.tokenizer, config.tool_format)
-        rules = PromptRules(
-            exact_turns=config.exact_turns,
-            memory_tokens=config.prompt_memory_tokens,
-            canonical_tools=config.canonical_tools,
-            move_volatile_lines=config.move_volatile_lines,
-            late_system_as_user=config.late_system_as_user,
-            late_tools=config.late_tools,
+        self.chat = Chat(
+            engine.template, engine.tokenizer, engine.grammars, first_violation, config, engine.max_context
         )
-        thinking = choose_thinking(engine.template, engine.tokenizer, config.thinking_format)
-        self.prompts = Prompts(
-            engine.template, engine.tokenizer, self.tool_format, rules, thinking, max_context=engine.max_context
-        )
-        self.template_source = engine.template.source if engine.template else ""
-        self.relaxer = SchemaRelaxer(self.tool_format, engine.tokenizer, engine.grammars)
         self.bridge = EventBridge(engine, self.metrics)
         self.keeper = RetentionHints(engine)
         self.explainer = Explainer(
@@ -66,13 +54,13 @@ class Service:
         )
         self.recorder = RequestRecorder(tracer, self.explainer, self.model)
         self.strict_tools = config.strict_tools
-        self.max_thinking = config.max_thinking
+        self.jobs = Jobs(self.chat, self.explainer, self.keeper, strict_tools=config.strict_tools)
         self.fingerprint = f"fp_{hashlib.sha256(f'{__version__} {engine.name}'.encode()).hexdigest()[:10]}"
         self.started_at = int(time.time())
         self._isolation = config.cache_isolation
         self._max_body_bytes = parse_bytes(config.max_body)
         body_memory = parse_bytes(config.body_memory)
-        self._body_room = BodyRoom(body_memory // _DECODED_SHARE, body_memory)
+        self.body_room = BodyRoom(body_memory // _DECODED_SHARE, body_memory, trim_memory)
 
     @classmethod
     def of(cls, http: HttpRequest) -> "Service":
@@ -86,7 +74,7 @@ class Service:
         data = await read_json(http, self._max_body_bytes)
         if self.recorder.tracer.keeps_content:
             http.state.body = data
-        async with self._body_room.hold(len(data)):
+        async with self.body_room.hold(len(data)):
             body = decode(data) if len(data) < _DECODED_AT_ONCE else await asyncio.to_thread(decode, data)
             del data
             self.check_model(read_text(Field(body), "model"))

@@ -62,7 +62,7 @@ class RequestRecorder:
         """Where prompts part, and in which words. Takes a moment."""
         spell, found, words = self._explainer.spell, [], []
         for cause in causes:
-            spot = find_position(cause.divergence, job.prompts[0], spell) if cause.divergence else None
+            spot = find_position(cause.divergence, job.prepared.prompts[0], spell) if cause.divergence else None
             found.append({**_render_cause(cause), **({"kind": spot.kind, "index": spot.index} if spot else {})})
             words.append(find_words(cause.divergence, spell)._asdict() if cause.divergence else None)
         return {names.CAUSES: found, names.CONTENT_WORDS: words}
@@ -146,7 +146,7 @@ class RequestTrace:
             names.ENDPOINT: self._job.endpoint,
             names.PRIORITY: Priority(first.priority).name.lower(),
             **({names.FINISH_REASON: first.finish_reason.value} if first.finish_reason else {}),
-            **({names.IS_PREFILL_ONLY: True} if self._job.is_silent else {}),
+            **({names.IS_PREFILL_ONLY: True} if self._job.is_prefill_only else {}),
         }
 
     def _counts(self) -> Json:
@@ -177,7 +177,7 @@ class RequestTrace:
         causes = [cause for account in accounts for cause in account.causes]
         return {
             names.CONTENT_REQUEST: self._body.decode("utf-8", "replace"),
-            names.CONTENT_ANSWER: "" if self._job.is_silent else self._recorder.text_of(self._requests[0]),
+            names.CONTENT_ANSWER: "" if self._job.is_prefill_only else self._recorder.text_of(self._requests[0]),
             **(self._recorder.words_of(causes, self._job) if len(accounts) == 1 else {}),
         }
 

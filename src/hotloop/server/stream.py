@@ -27,9 +27,9 @@ _SSE_HEADERS = [
 
 def submit(http: HttpRequest, job: Job, answer_id: str) -> OutputCollector:
     """One request a choice, the choices of a prompt next to each other."""
-    service, caller = Service.of(http), job.caller
+    service, caller, prepared = Service.of(http), job.caller, job.prepared
     samplings = [_vary_seed(job.sampling, i) for i in range(job.num_choices)]
-    choices = [(prompt.token_ids, sampling) for prompt in job.prompts for sampling in samplings]
+    choices = [(prompt.token_ids, sampling) for prompt in prepared.prompts for sampling in samplings]
     requests = [
         Request(
             f"{answer_id}-{i}",
@@ -37,27 +37,27 @@ def submit(http: HttpRequest, job: Job, answer_id: str) -> OutputCollector:
             sampling,
             caller.priority,
             caller.tenant.qualify(caller.session_id),
-            job.grammar,
+            prepared.grammar,
             caller.scope,
-            job.thinking,
+            prepared.reasoning,
         )
         for i, (token_ids, sampling) in enumerate(choices)
     ]
     for request in requests:
-        request.resume_at = [pin.num_tokens for pin in job.pins]
+        request.resume_at = [pin.num_tokens for pin in prepared.pins]
     trace = service.recorder.open(http, job, answer_id, requests)
 
     def finish(request: Request, calls: Sequence[CallOpened] | None) -> None:
         service.metrics.observe_finish(request, job.endpoint)
-        service.prompts.remember(request.prompt_ids, request.output_ids, scope=request.salt)
+        service.chat.prompts.remember(request.prompt_ids, request.output_ids, scope=request.salt)
         is_only = job.num_choices == 1  # of several choices nobody can tell which will go on
-        service.keeper.finish(request, calls if is_only else None, job.pins, has_results=job.has_results)
+        service.keeper.finish(request, calls if is_only else None, prepared.pins, has_results=job.has_results)
         job.inquiry.finish(request)
         if trace:
             trace.finish(request)
 
     try:
-        outputs = service.bridge.submit(requests, finish, job.parser)
+        outputs = service.bridge.submit(requests, finish, job.make_parser)
     except HotloopError as error:
         if trace:
             trace.refuse(error)

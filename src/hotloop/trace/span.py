@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
+from cachetools import FIFOCache
 
 from hotloop.core.errors import ConfigError
-from hotloop.core.recent import RecentDict
 
 TRACEPARENT = "traceparent"  # the header
 
@@ -144,7 +144,7 @@ class RecentTraces:
     def __init__(self, *, max_idle_s: float = MAX_IDLE_S, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_idle_s = max_idle_s
         self._clock = clock
-        self._traces: RecentDict[str, tuple[str, float, int]] = RecentDict(MAX_SESSIONS)
+        self._traces: FIFOCache[str, tuple[str, float, int]] = FIFOCache(MAX_SESSIONS)
 
     def join(self, header: str | None, session: str, tenant: str = "") -> tuple[TraceContext, str | None]:
         """A span of one's own to begin, and its parent: as the client says, else in its session's trace, else alone.

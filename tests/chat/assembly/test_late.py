@@ -14,7 +14,8 @@ from tests.server.serving import CHATML
 
 from hotloop.chat.assembly.late import LateTools, ToolHistory, all_at_once, join_late, place_marked, tell_late
 from hotloop.chat.formats import choose_format
-from hotloop.chat.prompt import ChatInput, PromptRules, Prompts
+from hotloop.chat.prompt import ChatInput, Prompts
+from hotloop.core.config import ServerConfig
 from hotloop.core.message import Message, Tool, ToolCall
 from hotloop.models.template import ChatTemplate
 from hotloop.models.tokenizer import Tokenizer
@@ -33,7 +34,7 @@ LONGER = (HI, CALL, *RESULTS)
 
 def make(source: str = CHATML, tokenizer: Tokenizer = TOKENIZER, **rules: Any) -> Prompts:
     template = ChatTemplate(source, bos_token="", eos_token="<|im_end|>")
-    return Prompts(template, tokenizer, choose_format(template, tokenizer), PromptRules(**rules))
+    return Prompts(template, tokenizer, choose_format(template, tokenizer), ServerConfig(**rules))
 
 
 def heads(*pairs: tuple[tuple[Message, ...], tuple[Tool, ...]]) -> list[tuple[str, dict[int, tuple[str, str]]]]:
@@ -116,9 +117,7 @@ def test_what_is_remembered_is_bounded() -> None:
     for i in range(300):
         large = tool(f"t{i}", "x" * 60_000)
         history.settle((Message("user", str(i)),), (large,))
-    for shelf in (history._tools, history._known, history._places):
-        shelf.check()
-    assert history._tools.cost <= 4_000_000
+    assert history._tools.currsize <= 4_000_000
     grown = (Message("user", "0"), HELLO, HI)
     assert history.settle(grown, (tool("t0", "x" * 60_000), A)).late == {}  # forgotten: all in the head, once
 

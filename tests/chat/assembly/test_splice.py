@@ -98,9 +98,9 @@ def test_what_is_remembered_is_bounded_by_its_tokens() -> None:
     for i in range(40):
         splicer.remember(splicer.encode(f"{HEAD}{i}{TAIL}").token_ids, answer)
         splicer.check()
-        assert splicer._turns.cost >= 2 * len(answer)
-        assert splicer._pieces.cost <= 300
-        assert splicer._turns.cost <= 300
+        assert splicer._turns.currsize >= 2 * len(answer)
+        assert splicer._pieces.currsize <= 300
+        assert splicer._turns.currsize <= 300
 
 
 def test_of_many_answers_to_one_prompt_the_right_one_is_found() -> None:
@@ -173,7 +173,7 @@ def test_a_text_with_many_bytes_is_counted_before_it_is_encoded() -> None:
 def test_of_a_prompt_beyond_the_context_no_piece_is_kept(num_tokens: int, is_kept: bool) -> None:
     splicer = Splicer(TOKENIZER, max_prompt=10)
     splicer.encode("hello" * num_tokens)
-    assert (splicer._pieces.cost > 0) == is_kept
+    assert (splicer._pieces.currsize > 0) == is_kept
 
 
 def test_a_long_text_without_a_special_token_is_not_looked_through_for_every_answer() -> None:

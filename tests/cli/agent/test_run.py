@@ -7,7 +7,9 @@ import pty
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from rich.console import Console
@@ -59,14 +61,31 @@ def weather(tmp_path: Path) -> str:
     return write(tmp_path, WEATHER)
 
 
+class Ran(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def hotloop_run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ran]:
+    """The command in this process, with nobody at a terminal."""
+
+    def ran(*argv: str, stdin: str = "") -> Ran:
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        return Ran(run(["run", *argv]), *capsys.readouterr())
+
+    return ran
+
+
 def write(folder: Path, text: str) -> str:
     path = folder / "my_agent.py"
     path.write_text(text)
     return str(path)
 
 
-def test_the_answer_is_on_stdout_and_the_rest_on_stderr(weather: str):
-    result = hotloop("run", weather, "How warm is it?")
+def test_the_answer_is_on_stdout_and_the_rest_on_stderr(weather: str, hotloop_run: Callable[..., Ran]):
+    result = hotloop_run(weather, "How warm is it?")
     assert result.returncode == 0, result.stderr
     assert result.stdout == "It says: 18 degrees in Rome\n"
     assert 'weather {"city": "Paris"} began' in result.stderr
@@ -103,9 +122,9 @@ def test_what_tools_print_is_kept_out_of_stdout(tmp_path: Path, flags: list[str]
         assert words in result.stderr
 
 
-def test_the_prompt_may_come_from_stdin(weather: str):
-    assert hotloop("run", weather, stdin="How warm is it?\n").stdout == "It says: 18 degrees in Rome\n"
-    empty = hotloop("run", weather)
+def test_the_prompt_may_come_from_stdin(weather: str, hotloop_run: Callable[..., Ran]):
+    assert hotloop_run(weather, stdin="How warm is it?\n").stdout == "It says: 18 degrees in Rome\n"
+    empty = hotloop_run(weather)
     assert empty.returncode == 2
     assert "no prompt given" in empty.stderr
 
@@ -125,9 +144,9 @@ def test_events_as_json(weather: str, capsys: pytest.CaptureFixture[str]):
     ("approve", "answer"),
     [("all", "booked Rome"), ("none", "Error: the call was not approved"), (None, "nobody is there")],
 )
-def test_approval(weather: str, approve: str | None, answer: str):
+def test_approval(weather: str, approve: str | None, answer: str, hotloop_run: Callable[..., Ran]):
     flags = ["--approve", approve] if approve else []
-    assert answer in hotloop("run", weather, "Please book it.", *flags).stdout
+    assert answer in hotloop_run(weather, "Please book it.", *flags).stdout
 
 
 @pytest.mark.parametrize(
@@ -180,11 +199,11 @@ def read_until(source: int, words: str | None) -> str:
     return shown.decode()
 
 
-def test_a_conversation_is_saved_and_resumed(weather: str, tmp_path: Path):
+def test_a_conversation_is_saved_and_resumed(weather: str, tmp_path: Path, hotloop_run: Callable[..., Ran]):
     saved = tmp_path / "talk.json"
-    assert hotloop("run", weather, "How warm is it?", "--save", str(saved)).returncode == 0
+    assert hotloop_run(weather, "How warm is it?", "--save", str(saved)).returncode == 0
     assert len(json.loads(saved.read_text())["messages"]) == 6
-    assert hotloop("run", weather, "And now?", "--resume", str(saved), "--save", str(saved)).returncode == 0
+    assert hotloop_run(weather, "And now?", "--resume", str(saved), "--save", str(saved)).returncode == 0
     messages = json.loads(saved.read_text())["messages"]
     assert [m["content"] for m in messages if m["role"] in ("system", "user")] == [
         "Be brief.",
@@ -193,14 +212,16 @@ def test_a_conversation_is_saved_and_resumed(weather: str, tmp_path: Path):
     ]
 
 
-def test_a_run_is_recorded_and_replayed_without_its_model_and_tools(weather: str, tmp_path: Path):
+def test_a_run_is_recorded_and_replayed_without_its_model_and_tools(
+    weather: str, tmp_path: Path, hotloop_run: Callable[..., Ran]
+):
     tape = tmp_path / "tape.jsonl"
-    first = hotloop("run", weather, "How warm is it?", "--record", str(tape))
+    first = hotloop_run(weather, "How warm is it?", "--record", str(tape))
     assert first.returncode == 0, first.stderr
     Path(weather).write_text(WEATHER.replace("18 degrees", "99 degrees").replace("It says", "Others say"))
-    again = hotloop("run", weather, "How warm is it?", "--replay", str(tape))
+    again = hotloop_run(weather, "How warm is it?", "--replay", str(tape))
     assert (again.returncode, again.stdout) == (0, first.stdout)
-    departed = hotloop("run", weather, "How cold is it?", "--replay", str(tape))
+    departed = hotloop_run(weather, "How cold is it?", "--replay", str(tape))
     assert departed.returncode == 1
     assert len(departed.stderr.strip().splitlines()[-1]) > 0
 
@@ -300,8 +321,10 @@ def test_the_conversation_is_saved_after_every_turn(tmp_path: Path):
     assert saved.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_turn_that_cannot_be_saved_is_told_and_ends_no_run(weather: str, tmp_path: Path):
-    ran = hotloop("run", weather, "How warm is it?", "--save", str(tmp_path / "nowhere" / "talk.json"))
+def test_a_turn_that_cannot_be_saved_is_told_and_ends_no_run(
+    weather: str, tmp_path: Path, hotloop_run: Callable[..., Ran]
+):
+    ran = hotloop_run(weather, "How warm is it?", "--save", str(tmp_path / "nowhere" / "talk.json"))
     assert "It says: 18 degrees" in ran.stdout
     assert ran.stderr.count("cannot write") == 3, "after two turns, and in the end"
     assert ran.returncode == 2

@@ -193,7 +193,7 @@ def test_the_queue_of_leaves_stays_small_however_often_they_are_used() -> None:
     sizes = []
     for i in range(1000):
         life.tree.match(tokens(i % 100, i % 100))
-        sizes.append(len(life.tree._leaves))
+        sizes.append(len(life.tree.order))
     assert max(sizes) == 2 * 100 + 64
 
 

@@ -176,7 +176,7 @@ def test_blocks_that_lead_to_no_state_go_first() -> None:
     for node in [*tree.nodes()]:
         if node.session == "b":
             tree.states.drop(node)
-            tree.requeue(node)
+            tree.order.requeue(node)
     tree.evict(tree.pool.num_kept // 2)
     assert len(tree.peek(old.token_ids)) == 12
     assert tree.peek(new.token_ids) == []

@@ -182,7 +182,7 @@ def test_holds_that_were_renewed_expire_by_their_last_word() -> None:
     shelf.retention.now = 799.0
     shelf.tree.evict(0)
     assert [node.hold is None for node in shelf.tree.nodes()] == [True, True]
-    assert not shelf.tree._holds.expiring
+    assert not shelf.tree.order.expiring
     shelf.tree.check()
 
 

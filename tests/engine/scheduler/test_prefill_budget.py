@@ -11,6 +11,7 @@ from hotloop.engine.scheduler.prefill_budget import (
     AT_ONCE_S,
     LEAST,
     MOMENT_S,
+    NOBODY_DECODES,
     OUTPUT_TOKENS,
     PER_PROMPT,
     PROBE_S,
@@ -41,7 +42,8 @@ def took_s(*parts: Slice) -> float:
 def budget() -> PrefillBudget:
     """One that has seen steps that decode, and steps that prefill near the beginning and far from it."""
     budget = PrefillBudget(token_s=0.0003)
-    budget.learn([decode()], PLAIN_S)
+    for part in (decode(), prefill(0, 1024)):
+        budget.learn([part], took_s(part))
     for i in range(50):
         for part in (prefill(0, 256 + 64 * (i % 3)), prefill(50_000, 128 + 64 * (i % 2)), decode()):
             budget.learn([part], took_s(part))
@@ -72,7 +74,7 @@ def test_what_a_step_takes_is_learnt_with_and_without_prefill(budget: PrefillBud
 def test_as_many_tokens_fit_as_take_that_long(budget: PrefillBudget, first: int) -> None:
     begin(budget, num_waiting=3)
     cost_s = budget.cost_s(first, round(budget.num_tokens(USER, first)))
-    assert cost_s == pytest.approx(4 * PER_PROMPT * PLAIN_S, rel=0.02)
+    assert cost_s == pytest.approx(NOBODY_DECODES * PLAIN_S, rel=0.02)
 
 
 def test_steps_that_cost_nothing_let_more_be_prefilled_each_time() -> None:
@@ -110,8 +112,8 @@ def test_a_first_prefill_is_not_taken_for_what_decoding_takes() -> None:
 
 def test_alone_there_is_no_limit_but_for_a_moment_after_others_were_served(budget: PrefillBudget) -> None:
     assert begin(budget, 1, now=100.0) == math.inf
-    assert begin(budget, 2, now=101.0) == pytest.approx(3 * PER_PROMPT * PLAIN_S, rel=0.1)
-    assert begin(budget, 1, now=101.0 + 0.9 * MOMENT_S) == pytest.approx(2 * PER_PROMPT * PLAIN_S, rel=0.1)
+    assert begin(budget, 2, now=101.0) == pytest.approx(NOBODY_DECODES * PLAIN_S, rel=0.1)
+    assert begin(budget, 1, now=101.0 + 0.9 * MOMENT_S) == pytest.approx(NOBODY_DECODES * PLAIN_S, rel=0.1)
     assert begin(budget, 1, now=101.0 + 1.1 * MOMENT_S) == math.inf
 
 
@@ -169,8 +171,10 @@ def test_on_a_cpu_steps_are_long_while_nobody_decodes(plain_s: float, long_s: fl
 
 
 def test_the_more_prompts_wait_the_longer_a_step_may_be(budget: PrefillBudget) -> None:
-    rooms_s = [begin(budget, num_waiting) for num_waiting in (2, 4, 5)]
-    assert rooms_s == pytest.approx([each * PER_PROMPT * PLAIN_S for each in (3, 5, 6)], rel=0.1)
+    rooms_s = [begin(budget, num_waiting) for num_waiting in (2, 9, 11)]
+    assert rooms_s == pytest.approx(
+        [NOBODY_DECODES * PLAIN_S, *(each * PER_PROMPT * PLAIN_S for each in (10, 12))], rel=0.1
+    )
 
 
 def test_the_sooner_a_prompt_is_prefilled_the_more_it_counts_beside_those_who_decode(budget: PrefillBudget) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from hotloop.backends.backend import Allowed, Sampling
-from hotloop.backends.cuda.choosing import Logprobs, choose_tokens
+from hotloop.backends.cuda.choosing import Logprobs, SamplingTable, choose_tokens
 from hotloop.backends.cuda.failure import hardware
 from hotloop.backends.cuda.memory.staging import Event, Staging, to_host
 from hotloop.backends.host import NOT_NUMBERS
@@ -22,8 +22,11 @@ class CudaFlight:
 
     logits: torch.Tensor
 
-    def __init__(self, chosen: torch.Tensor, staging: Staging, num_wanted: int, wait: Wait) -> None:
+    def __init__(
+        self, chosen: torch.Tensor, staging: Staging, num_wanted: int, wait: Wait, table: SamplingTable
+    ) -> None:
         self._wait = wait
+        self._table = table
         self._chosen = chosen[:num_wanted]
         self._staging = staging
         self._logprobs: Logprobs | None = None
@@ -31,12 +34,11 @@ class CudaFlight:
 
     def sample(self, sampling: Sampling) -> None:
         with hardware():
-            wanted = ((i, row.request.sampling.logprobs) for i, row in enumerate(sampling.rows))
-            num_tops = {i: num_top for i, num_top in wanted if num_top is not None}
-            if num_tops:
-                self._logprobs = Logprobs(self.logits, num_tops, self._staging.upload)
             if sampling.rows:
-                choose_tokens(self.logits, sampling, self._chosen, self._staging.upload)
+                rows = self._table.rows(sampling)
+                if num_tops := rows.num_tops:
+                    self._logprobs = Logprobs(self.logits, num_tops, self._staging.upload)
+                choose_tokens(self.logits, rows, self._chosen, self._staging.upload)
             self._result = to_host(self._chosen)
             if self._logprobs:
                 self._logprobs.measure(self._chosen)

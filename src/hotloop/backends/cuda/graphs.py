@@ -21,7 +21,7 @@ _RATIOS = (1, 2, 4, 8)  # rows a sequence, on average
 _MAX_ROWS = 512
 
 # Products of other numbers of rows take cuBLAS as long as of the next larger one here, or longer: measured on an H200.
-_MIXED_ROWS = (64, 128, 192, 256, 320, 384, 512, 640, 768, 1024, 1536, 2048)
+MIXED_ROWS = (64, 128, 192, 256, 320, 384, 512, 640, 768, 1024, 1536, 2048)
 _MIXED_COUNTS = (1, 8, 64)
 _WIDE_ROWS = (128, 512, 2048)  # where one has more
 _WIDE_COUNTS = (8,)
@@ -41,7 +41,7 @@ def shapes_for(
         if count * ratio <= _MAX_ROWS or ratio == 1
     ]
     for counts, rows, short_rows in (
-        (_MIXED_COUNTS, _MIXED_ROWS, MIXED_SHORT_ROWS),
+        (_MIXED_COUNTS, MIXED_ROWS, MIXED_SHORT_ROWS),
         (_WIDE_COUNTS, _WIDE_ROWS, MAX_SHORT_ROWS),
     ):
         shapes += [

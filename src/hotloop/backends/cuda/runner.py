@@ -23,10 +23,11 @@ from hotloop.backends.backend import Batch, HostMemory
 from hotloop.backends.cuda.attention.decode import MAX_WHOLE_WINDOW, is_wide
 from hotloop.backends.cuda.attention.flash import Flash, find_flash
 from hotloop.backends.cuda.attention.latent_prefill import MAX_MADE_ITEMS
+from hotloop.backends.cuda.choosing import SamplingTable
 from hotloop.backends.cuda.decoder import MIN_SAVED_BYTES, Decoder
 from hotloop.backends.cuda.failure import first_line, hardware
 from hotloop.backends.cuda.flight import CudaCopy, CudaFlight, Wait
-from hotloop.backends.cuda.graphs import MAX_LONG, Graphs, shapes_for
+from hotloop.backends.cuda.graphs import MAX_LONG, MIXED_ROWS, Graphs, shapes_for
 from hotloop.backends.cuda.layers.kernels import copy_blocks
 from hotloop.backends.cuda.layers.mixing.deltas import scratch_width
 from hotloop.backends.cuda.memory.hostmemory import has_host_memory, open_host_memory, ring_bytes
@@ -198,6 +199,7 @@ class CudaBackend:
     """
 
     depth = 2
+    step_sizes: Sequence[int] = MIXED_ROWS
     max_solo_prefill = math.inf
     block_size = BLOCK_SIZE
     num_window_blocks = window = 0
@@ -246,6 +248,7 @@ class CudaBackend:
         self._indexes = torch.zeros(capacity(largest, max_blocks), dtype=torch.int32, device=device)
         self._chosen = torch.zeros(max_rows, dtype=torch.int32, device=device)
         self._staging = Staging(torch.device(device))
+        self._sampling = SamplingTable(config.max_running)
         self._graphs: Graphs | None = None
         if plan.has_graphs and isinstance(self._decoder, Decoder):
             table_width = width if flash else 0
@@ -285,7 +288,7 @@ class CudaBackend:
 
     def launch(self, batch: Batch) -> "CudaFlight":
         with hardware():
-            flight = CudaFlight(self._chosen, self._staging, len(batch.logit_rows), self._wait)
+            flight = CudaFlight(self._chosen, self._staging, len(batch.logit_rows), self._wait, self._sampling)
             step = self._pack(batch)
             with self._using(batch.block_ids), self._mirrored("compute", step):
                 flight.logits = self.compute(step, flight.begun)

@@ -5,7 +5,7 @@ Converting every tensor takes seconds; reading the result back does not.
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ class CpuBackend(ABC):
 
     depth = 1
     step_tokens = 512
+    step_sizes: Sequence[int] = ()
     max_solo_prefill = 16.0
     block_size = BLOCK_SIZE
     host_memory: HostMemory | None = None

@@ -164,9 +164,9 @@ class ToolHistory:
         return None
 
     def _look_up(self, place: bytes) -> _Known | None:
-        key = self._places.get(place)
-        known = self._known.get(key) if key else None
-        is_whole = known and all(self._tools.get(digest) for digest in _all_digests(known))
+        key = self._places.find(place)
+        known = self._known.find(key) if key else None
+        is_whole = known and all(self._tools.find(digest) for digest in _all_digests(known))
         return known if is_whole else None
 
     def _go_on(self, earlier: _Known, digests: Mapping[bytes, Tool], number: int) -> _Known | None:
@@ -185,13 +185,13 @@ class ToolHistory:
         return earlier._replace(late=(*earlier.late, (number, added, removed)))
 
     def _name(self, digest: bytes) -> str:
-        tool = self._tools.get(digest)
+        tool = self._tools.find(digest)
         assert tool, "it was looked for"
         return tool.name
 
     def _read(self, known: _Known, digests: Mapping[bytes, Tool], spoken: Sequence[int]) -> Placement:
         def find(keys: Iterable[bytes]) -> Tools:
-            found = (digests.get(key) or self._tools.get(key) for key in keys)
+            found = (digests.get(key) or self._tools.find(key) for key in keys)
             return tuple(tool for tool in found if tool)
 
         late = {spoken[number]: LateTools(find(added), removed) for number, added, removed in known.late}
@@ -199,7 +199,7 @@ class ToolHistory:
 
     def _keep(self, known: _Known, digests: Mapping[bytes, Tool], place: bytes, group: bytes) -> None:
         for digest, tool in digests.items():
-            if not self._tools.get(digest):
+            if not self._tools.find(digest):
                 self._tools.put(digest, tool, len(repr(tool)))
         key = _digest(repr(known))
         num_removed = sum(len(name) for _, _, removed in known.late for name in removed)

@@ -81,7 +81,7 @@ class Nonces:
             return False
         place = _digest(scope, timeless)
         with self._lock:
-            before, is_changing = self._times.get(place) or (news, False)
+            before, is_changing = self._times.find(place) or (news, False)
             is_changing = is_changing or before != news
             self._times.put(place, (news, is_changing), len(news))
         return is_changing
@@ -99,7 +99,7 @@ class Nonces:
             with self._lock:
                 if is_newest and news != last:
                     self._notes.put(chain.digest(), news, len(news))
-                note = self._notes.get(chain.digest())
+                note = self._notes.find(chain.digest())
             if note and note != last:
                 moved[i] = replace(message, content=f"{message.content}\n\n<system>\n{note}\n</system>")
                 last = note

@@ -72,7 +72,7 @@ class WrittenCalls:
 
     def _find(self, call: ToolCall) -> _Answer | None:
         with self._lock:
-            return self._answers.get(_key(call.id))
+            return self._answers.find(_key(call.id))
 
     def _restore(self, call: ToolCall) -> ToolCall:
         answer = self._find(call)

@@ -24,7 +24,6 @@ from hotloop.core.errors import PromptTooLong
 from hotloop.core.shelf import Shelf
 from hotloop.models.tokenizer import Tokenizer, readable
 
-MAX_TOKENS = 4_000_000
 _MAX_TURNS = 64  # answers kept for one place: as many agents may have begun in the same words
 _MAX_NEWS = 64  # answers that wait to be looked into
 _MAX_LEAD = 4096  # tokens between the last special one and an answer: no chat has so many
@@ -58,7 +57,7 @@ class Splicer:
     Of a prompt of more than `max_prompt` tokens nothing is remembered.
     """
 
-    def __init__(self, tokenizer: Tokenizer, max_tokens: int = MAX_TOKENS, max_prompt: int | None = None) -> None:
+    def __init__(self, tokenizer: Tokenizer, max_tokens: int = 4_000_000, max_prompt: int | None = None) -> None:
         self._tokenizer = tokenizer
         self._max_prompt = max_prompt
         self._pieces: Shelf[tuple[str, str], array[int]] = Shelf(max_tokens // 2)
@@ -151,7 +150,7 @@ class Splicer:
         if not text:
             return ()
         with self._lock:
-            known = self._pieces.get((scope, text))
+            known = self._pieces.find((scope, text))
         if known is not None:
             return known
         token_ids = array("i", self._tokenizer.encode(text))
@@ -166,7 +165,7 @@ class Splicer:
     def _recall(self, place: bytes, piece: str) -> tuple[Sequence[int], str]:
         """The tokens the piece was generated as, as far as it was, and the rest of it."""
         with self._lock:
-            turns = self._turns.get(place)
+            turns = self._turns.find(place)
         if not turns:
             return (), piece
         data = piece.encode()
@@ -181,7 +180,7 @@ class Splicer:
         if not turn.data:
             return
         with self._lock:
-            others = [other for other in self._turns.get(place) or () if other.data != turn.data]
+            others = [other for other in self._turns.find(place) or () if other.data != turn.data]
             turns = (*others[1 - _MAX_TURNS :], turn)
             self._turns.put(place, turns, sum(2 * len(turn.token_ids) for turn in turns))
 
@@ -218,9 +217,6 @@ class Splicer:
 
     def check(self) -> None:
         self._take_news()
-        with self._lock:
-            self._pieces.check()
-            self._turns.check()
 
 
 def _begin_chain(scope: str) -> "hashlib.blake2b":

@@ -43,7 +43,7 @@ class ToolWords:
     def _describe(self, tools: tuple[Tool, ...]) -> str:
         key = repr(tools)
         with self._lock:
-            known = self._known.get(key)
+            known = self._known.find(key)
         if known is None:
             known = self._derive(tools) or "\n".join(map(_as_json, tools))
             with self._lock:

@@ -319,7 +319,7 @@ class Grammars:
         """Compile a grammar on the calling thread, if it is new. Raises `RequestError` if it cannot be used."""
         compiler = self.compiler
         with self._lock:
-            shape = self._kept.get(grammar)
+            shape = self._kept.find(grammar)
             is_new = shape is None
             if shape is None:
                 shape = _Shape()
@@ -337,8 +337,8 @@ class Grammars:
 
     def _forget(self, grammar: Grammar, shape: _Shape) -> None:
         with self._lock:
-            if self._kept.get(grammar) is shape:
-                self._kept.drop(grammar)
+            if self._kept.find(grammar) is shape:
+                self._kept.pop(grammar, None)
 
     @property
     def compiler(self) -> Compiler:

@@ -1,14 +1,16 @@
-"""Which leaf of the prefix tree is evicted first, and what was evicted when and for whom, to explain a miss."""
+"""Which leaf of the prefix tree is evicted first, which are held until when, and what was evicted when and for whom."""
 
 import hashlib
 import heapq
+import math
 from collections.abc import Iterable, Iterator
 from itertools import count
 
-from hotloop.core.recent import RecentDict
-from hotloop.core.retention import Eviction
-from hotloop.engine.kvcache.node import TreeNode, is_leaf, path
-from hotloop.engine.kvcache.retention import Rank
+from cachetools import FIFOCache
+
+from hotloop.core.retention import Eviction, Hold, HoldKind
+from hotloop.engine.kvcache.node import TreeNode, is_leaf, path, subtree
+from hotloop.engine.kvcache.retention import Rank, Retention
 
 MAX_EVICTIONS = 4096
 
@@ -53,11 +55,94 @@ class Leaves:
         return rank == node.queued and node.is_offloaded == self._is_hosted and is_leaf(node)
 
 
+class EvictionOrder:
+    """The leaves of a tree, those on the device and those in host memory, each in the order in which they are evicted;
+    and the holds of its nodes, on which that depends. With `has_states`, nobody goes on from a node without a state.
+    """
+
+    def __init__(self, retention: Retention, block_size: int, *, has_states: bool) -> None:
+        self.retention = retention
+        self.expiring: dict[TreeNode, float] = {}  # when each hold ends that does
+        self._expires_at = math.inf  # no hold expires before that
+        self._block_size = block_size
+        self._has_states = has_states
+        self._leaves, self._host_leaves = Leaves(is_offloaded=False), Leaves(is_offloaded=True)
+
+    def __len__(self) -> int:
+        return len(self._leaves)
+
+    def push(self, node: TreeNode) -> None:
+        """Put a leaf into its queue, by its rank as it is now."""
+        if is_leaf(node):
+            (self._host_leaves if node.is_offloaded else self._leaves).push(node, self._rank(node))
+
+    def requeue(self, node: TreeNode) -> None:
+        """Something about a node has changed that its place in the queue depends on, or that of the leaf above it."""
+        self.push(node)
+        above = next((each for each in path(node) if not each.is_offloaded), node)
+        if above is not node:
+            self.push(above)
+
+    def pop(self, most: Rank | None = None) -> TreeNode | None:
+        """The leaf of the device that is least worth keeping, with what follows it in host memory; None if there is
+        none worth at most that."""
+        while leaf := self._leaves.pop(most):
+            rank = max(map(self._rank, subtree(leaf))) if leaf.children else leaf.queued
+            if rank is None or rank == leaf.queued:
+                return leaf
+            self._leaves.push(leaf, rank)
+        return None
+
+    def pop_hosted(self, most: Rank) -> TreeNode | None:
+        return self._host_leaves.pop(most)
+
+    def hold(self, node: TreeNode, hold: Hold) -> None:
+        """Unless what it has counts for more, or too much is pinned already."""
+        if self._can_hold(node, hold):
+            self.set_hold(node, hold)
+
+    def set_hold(self, node: TreeNode, hold: Hold | None) -> None:
+        node.hold = hold
+        if hold and hold.expires_at < math.inf:
+            self.expiring[node] = hold.expires_at
+            self._expires_at = min(self._expires_at, hold.expires_at)
+        else:
+            self.expiring.pop(node, None)
+        self.requeue(node)
+
+    def expire(self) -> None:
+        """Holds whose time is up mean nothing any more."""
+        if self.retention.now < self._expires_at:
+            return
+        for node in [node for node, end in self.expiring.items() if end <= self.retention.now]:
+            self.set_hold(node, None)
+        self._expires_at = min(self.expiring.values(), default=math.inf)
+
+    def check(self, nodes: Iterable[TreeNode]) -> None:
+        """These are all nodes there are."""
+        assert {*filter(is_leaf, nodes)} == {*self._leaves, *self._host_leaves}, "a leaf cannot be evicted"
+        ends = {node: node.hold.expires_at for node in nodes if node.hold and node.hold.expires_at < math.inf}
+        assert self.expiring == ends
+        assert self._expires_at <= min(ends.values(), default=math.inf)
+
+    def _can_hold(self, node: TreeNode, hold: Hold) -> bool:
+        if hold.kind is not HoldKind.PINNED:
+            return node.hold is None or node.hold.kind is not HoldKind.PINNED
+        pinned = {each for each in self.expiring if each.hold and each.hold.kind is HoldKind.PINNED} | {node}
+        return sum(len(each.block_ids) for each in pinned) <= self.retention.max_pinned
+
+    def _rank(self, node: TreeNode) -> Rank:
+        if self._has_states and not node.state:
+            return HoldKind.FINISHED, 0, 0.0, node.last_used
+        depth = sum(len(above.block_ids) for above in path(node)) * self._block_size
+        return self.retention.rank(node.hold, node.used_at, node.last_used, depth)
+
+
 class Evictions:
     """By the prefix that ends with the first block given up: the raw bytes of its tokens, in parts, and its salt."""
 
     def __init__(self) -> None:
-        self._evictions: RecentDict[bytes, Eviction] = RecentDict(MAX_EVICTIONS)
+        self._evictions: FIFOCache[bytes, Eviction] = FIFOCache(MAX_EVICTIONS)
 
     def find(self, salt: bytes, parts: Iterable[bytes]) -> Eviction | None:
         return self._evictions.get(_digest(salt, parts))

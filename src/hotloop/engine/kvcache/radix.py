@@ -18,9 +18,8 @@ from collections.abc import Iterator
 from hotloop.core.retention import Eviction, Hold, HoldKind
 from hotloop.engine.kvcache.blocks import BlockPool, HostCache
 from hotloop.engine.kvcache.changes import Change, Emptied, Evicted, KeptBlocks, Moved
-from hotloop.engine.kvcache.eviction import Evictions, Leaves
-from hotloop.engine.kvcache.holds import Holds
-from hotloop.engine.kvcache.node import TreeNode, check_node, is_leaf, join, num_common, path, split, subtree, trace
+from hotloop.engine.kvcache.eviction import EvictionOrder, Evictions
+from hotloop.engine.kvcache.node import TreeNode, check_node, join, num_common, split, subtree, trace
 from hotloop.engine.kvcache.retention import Rank, Retention
 from hotloop.engine.kvcache.slots import StateSlots, WindowSlots
 
@@ -51,10 +50,9 @@ class RadixTree:
         self._block_bytes = block_size * _TOKEN_BYTES
         self._roots: dict[str, TreeNode] = {}
         self._clock = 0
-        self._leaves, self._host_leaves = Leaves(is_offloaded=False), Leaves(is_offloaded=True)
         self.evictions = Evictions()
         self.retention = retention or Retention(0)
-        self._holds = Holds(self.retention, self.requeue)
+        self.order = EvictionOrder(self.retention, block_size, has_states=bool(self.states.pool.num_blocks))
         self.num_owned = Counter[str | None]()  # blocks of the device by session; None: several have used them
         self.num_evicted = 0  # blocks that were given up for room, wherever they were
         self.num_offloaded = 0
@@ -94,7 +92,7 @@ class RadixTree:
     def hold(self, token_ids: "array[int]", hold: Hold, salt: str = "") -> None:
         """Tell when the known part of this prefix is wanted again."""
         if self.retention.is_on and (nodes := [*self.walk(token_ids.tobytes(), salt)]):
-            self._holds.hold(nodes[-1], hold)
+            self.order.hold(nodes[-1], hold)
 
     def eviction(self, token_ids: "array[int]", num_known: int, salt: str = "") -> Eviction | None:
         """If and when the block after the first `num_known` tokens was given up, as far as is remembered."""
@@ -157,15 +155,13 @@ class RadixTree:
         `most`; what they hold goes to host memory if it is worth that. Returns how many could be freed.
         """
         rest: list[TreeNode] = []
-        self._holds.expire()
+        self.order.expire()
         num_left = num_wanted = max(num_wanted, min(_MIN_MOVED, self.host_pool.num_blocks // 64))
-        while num_left and (node := self._leaves.pop(most)):
-            if self._is_worth_more(node):
-                continue
+        while num_left and (node := self.order.pop(most)):
             num_left -= self._evict_tail(node, num_left, beneficiary)
             rest.append(node)
         for node in rest:
-            self._queue(node)
+            self.order.push(node)
         return num_wanted - num_left
 
     def kept(self) -> Iterator[KeptBlocks]:
@@ -187,8 +183,7 @@ class RadixTree:
         assert sum(name >= 0 for name in names) == self.pool.num_kept
         assert sum(name < 0 for name in names) == self.host_pool.num_kept
         assert self.num_owned == Counter(node.session for node in nodes for name in node.names if name >= 0)
-        assert {*filter(is_leaf, nodes)} == {*self._leaves, *self._host_leaves}, "a leaf cannot be evicted"
-        self._holds.check(nodes)
+        self.order.check(nodes)
         self.states.check(nodes)
         assert all(root.children for root in self._roots.values())
 
@@ -209,8 +204,8 @@ class RadixTree:
                 child.session = None
                 self._own(child, len(child.block_ids))
             if child.hold:
-                self._holds.set(child, self.retention.after_use(child.hold))
-            self._queue(child)
+                self.order.set_hold(child, self.retention.after_use(child.hold))
+            self.order.push(child)
             yield child
             node, begin = child, begin + len(child.key)
 
@@ -244,15 +239,7 @@ class RadixTree:
         leaf = TreeNode(parent, key, list(block_ids), self._clock, self.retention.now, session)
         parent.children[key[: self._block_bytes]] = leaf
         self._own(leaf, len(block_ids))
-        self._queue(leaf)
-
-    def _is_worth_more(self, leaf: TreeNode) -> bool:
-        """Whether what follows a leaf in host memory is worth more than it; then it is queued as that."""
-        rank = max(self._rank(node) for node in subtree(leaf)) if leaf.children else leaf.queued
-        if rank is None or rank == leaf.queued:
-            return False
-        self._leaves.push(leaf, rank)
-        return True
+        self.order.push(leaf)
 
     def _evict_tail(self, leaf: TreeNode, num_wanted: int, beneficiary: str) -> int:
         """Free at most that many blocks from the end of a leaf, as long as no request uses them; returns how many.
@@ -277,12 +264,12 @@ class RadixTree:
         if most[0] == HoldKind.FINISHED:
             return 0
         rest: list[TreeNode] = []
-        while (num_uncomputed := max(0, num_wanted - pool.num_free)) and (leaf := self._host_leaves.pop(most)):
+        while (num_uncomputed := max(0, num_wanted - pool.num_free)) and (leaf := self.order.pop_hosted(most)):
             num_given_up = min(num_uncomputed, self.num_idle(leaf))
             rest.append(leaf)
             self._trim(leaf, len(leaf.block_ids) - num_given_up, beneficiary)
         for leaf in rest:
-            self._queue(leaf)
+            self.order.push(leaf)
         return min(num_wanted, pool.num_free)
 
     def _move_out(self, node: TreeNode, keep: int) -> None:
@@ -298,14 +285,14 @@ class RadixTree:
         self.host_pool.release(host_ids)
         self._replace(node, host_ids)
         if not join(node, self._block_bytes):
-            self._queue(node)
-        self._queue(node.parent)
+            self.order.push(node)
+        self.order.push(node.parent)
 
     def _bring_back(self, node: TreeNode, block_ids: list[int]) -> None:
         """What a node has in host memory is in these blocks of the device as well: have it there."""
         self.pool.keep(block_ids)
         self._replace(node, list(block_ids))
-        self._queue(node)
+        self.order.push(node)
 
     def _replace(self, node: TreeNode, block_ids: list[int]) -> None:
         """Have a node's blocks in the other memory, where these hold the same."""
@@ -334,23 +321,23 @@ class RadixTree:
             return
         leaf.key = leaf.key[: keep * self._block_bytes]
         if leaf.hold and leaf.hold.kind is HoldKind.TOOL_GAP:
-            self._holds.set(leaf, None)  # better one session recomputes all of it than many a little
+            self.order.set_hold(leaf, None)  # better one session recomputes all of it than many a little
 
     def _remove(self, leaf: TreeNode) -> None:
         parent = leaf.parent
         assert parent is not None
         del parent.children[leaf.key[: self._block_bytes]]
-        self._holds.set(leaf, None)
+        self.order.set_hold(leaf, None)
         if not parent.parent and not parent.children:
             del self._roots[parent.key.decode()]
         else:
-            self._queue(parent)
+            self.order.push(parent)
 
     def _cut(self, top: TreeNode) -> None:
         for node in list(subtree(top)):
             self._drop(node, node.block_ids)
             node.block_ids = []  # for the queue of leaves, which may still know it
-            self._holds.set(node, None)
+            self.order.set_hold(node, None)
         self._remove(top)
 
     def _own(self, node: TreeNode, num_more: int) -> None:
@@ -369,24 +356,6 @@ class RadixTree:
         self.windows.drop(names)
         if self._changes is not None:
             self._changes.append(Evicted(names))
-
-    def requeue(self, node: TreeNode) -> None:
-        """Something about a node has changed that its place in the queue depends on, or that of the leaf above it."""
-        self._queue(node)
-        above = next((each for each in path(node) if not each.is_offloaded), node)
-        if above is not node:
-            self._queue(above)
-
-    def _queue(self, node: TreeNode) -> None:
-        """Put a leaf into its queue, by its rank as it is now."""
-        if is_leaf(node):
-            (self._host_leaves if node.is_offloaded else self._leaves).push(node, self._rank(node))
-
-    def _rank(self, node: TreeNode) -> Rank:
-        if self.states.pool.num_blocks and not node.state:  # nobody can go on from there
-            return HoldKind.FINISHED, 0, 0.0, node.last_used
-        depth = sum(len(above.block_ids) for above in path(node)) * self._block_size
-        return self.retention.rank(node.hold, node.used_at, node.last_used, depth)
 
     def nodes(self) -> Iterator[TreeNode]:
         for root in self._roots.values():

@@ -301,7 +301,7 @@ class StateCache(FullAttentionCache):
         state = nodes[-1].state if is_there else None
         if is_there and (state is None or (state.is_offloaded and self.tree.states.is_idle(state))):
             self.tree.states.keep(nodes[-1], slot, self.tree.retention.now)
-            self.tree.requeue(nodes[-1])
+            self.tree.order.requeue(nodes[-1])
             return nodes
         return []
 
@@ -350,7 +350,7 @@ class StateCache(FullAttentionCache):
         first = self._serves(node)[-1]
         self.tree.evictions.remember(first, self._block_bytes, Eviction(self.tree.retention.now, beneficiary))
         self.tree.states.drop(node)
-        self.tree.requeue(node)
+        self.tree.order.requeue(node)
         self.num_evicted += 1
 
     def _rank(self, node: TreeNode) -> Rank:

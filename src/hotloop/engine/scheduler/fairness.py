@@ -8,7 +8,8 @@ nobody who is awaited goes before it any more, so nothing waits for ever.
 import math
 from collections.abc import Iterable
 
-from hotloop.core.recent import RecentDict
+from cachetools import FIFOCache
+
 from hotloop.core.request import Request
 
 PROMOTE_S = 30.0
@@ -21,7 +22,7 @@ class Fairness:
     """Service attained by each session, in tokens, bounded in number and fading with time."""
 
     def __init__(self) -> None:
-        self._attained: RecentDict[str, tuple[float, float]] = RecentDict(MAX_SESSIONS)
+        self._attained: FIFOCache[str, tuple[float, float]] = FIFOCache(MAX_SESSIONS)
         self.now = 0.0
 
     def charge(self, request: Request, num_tokens: int) -> None:

@@ -3,7 +3,8 @@
     took_s - plain_s  =  token_s x (tokens prefilled)  +  pair_s x (tokens prefilled x tokens before each)
 
 1. No step prefills for longer than half of what a decoding step takes, times the prompts that wait and one that may
-   come: beside few, newcomers are soon served; of many, none gains by smaller steps. (On a CPU for longer, see below.)
+   come: beside few, newcomers are soon served; of many, none gains by smaller steps. Where nobody decodes it may take
+   `NOBODY_DECODES` of them at least. (On a CPU for longer, see below.)
 2. Beside those who decode, prompts have the share of time that makes the sum of slow-downs least, as if one at a time
    were served: one that is prefilled in p seconds counts (d / p)^2, one that decodes 1, d being what `OUTPUT_TOKENS`
    take. So what is short goes first and what is long is prefilled beside the others, in a quarter of the time at least.
@@ -28,6 +29,8 @@ LEAST = 1 / 3
 """So many times as long as a step takes that prefills nothing, prompts are prefilled in each, on average, at least."""
 PER_PROMPT = 1 / 2
 """So many times as long a step may prefill at most, for each prompt that waits and for one more."""
+NOBODY_DECODES = 4
+"""So many times as long it may where nobody decodes: smaller steps are slower, and only serve who may come."""
 AT_ONCE_S = 0.2
 """So long a step may prefill the rest of a prompt, on a CPU, however quick decoding is: nobody minds that."""
 MOMENT_S = 1.0
@@ -90,7 +93,8 @@ class PrefillBudget:
             self._left_s = 0.0
         elif self.plain_s:
             if is_shared:
-                self._left_s = PER_PROMPT * (1 + num_waiting) * self.plain_s
+                most = PER_PROMPT * (1 + num_waiting)
+                self._left_s = (most if decoding else max(most, NOBODY_DECODES)) * self.plain_s
             if self._max_solo_prefill < math.inf:
                 is_free = is_shared and not decoding
                 self._left_s = max(self._left_s, self._at_once_s(waiting, is_free=is_free))

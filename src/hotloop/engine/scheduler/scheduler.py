@@ -2,8 +2,8 @@
 
 One rule: a request's computed tokens catch up with its tokens. `advance` moves the counts when a step is launched,
 `settle` shares what it computed once the values are there. A step first gives every decoding request its next token,
-then prefills within `PrefillBudget`: a share for short prompts (`ShortPromptShare`), the rest in order of
-arrival. Requests adopt what the prefix tree has, so of many with the same prompt one computes it and the others follow.
+then prefills within `PrefillBudget`, the shortest remaining first (`PromptOrder`). Requests adopt what the prefix tree
+has, so of many with the same prompt one computes it and the others follow.
 
 It never stands still: the most urgent of the running is never preempted, a request that fits the pool alone can
 finish, and where nothing runs no session waits to be admitted (`Admission`).
@@ -12,7 +12,7 @@ finish, and where nothing runs no session waits to be admitted (`Admission`).
 import math
 from array import array
 from collections import Counter, deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from heapq import merge
 from operator import attrgetter
 
@@ -28,12 +28,12 @@ from hotloop.engine.kvcache.sliding_window import SlidingWindowCache
 from hotloop.engine.kvcache.slots import StateSlots, WindowSlots
 from hotloop.engine.scheduler.fairness import Fairness, urgency
 from hotloop.engine.scheduler.prefill_budget import PrefillBudget
-from hotloop.engine.scheduler.short_prompts import ShortPromptShare
+from hotloop.engine.scheduler.prompt_order import PromptOrder
 from hotloop.engine.sessions.admission import Admission
 from hotloop.engine.sessions.sessions import Sessions
 from hotloop.engine.step import Slice, Step, StepPlan
 
-MAX_SHORT = 16  # so many of the queue are looked at for those who lack little
+MAX_ORDERED = 16  # so many of the queue are put in the order of what they lack
 MAX_DEFERRED = 8  # so many new sessions in a step are found not to be admitted; then no other is tried
 
 
@@ -48,6 +48,7 @@ class Scheduler:
         num_blocks: int,
         step_tokens: int = 512,
         max_solo_prefill: float = math.inf,
+        step_sizes: Sequence[int] = (),
         changes: list[Change] | None = None,
         host: HostCache | None = None,
         num_states: int = 0,
@@ -55,6 +56,7 @@ class Scheduler:
     ) -> None:
         self.config = config
         self.max_step_tokens = config.max_step_tokens or step_tokens
+        self._step_sizes = step_sizes
         self.block_size = block_size
         self.pool = BlockPool(num_blocks)
         self.retention = Retention(int(config.pinned_fraction * num_blocks), is_on=config.retention)
@@ -70,10 +72,9 @@ class Scheduler:
         self.admission = Admission(num_tokens, block_size, is_on=config.admission and config.prefix_cache)
         self.sessions = Sessions(self.tree, self.admission, block_size)
         self.budget = PrefillBudget(
-            self.retention.token_s, max(block_size, self.max_step_tokens // 32), max_solo_prefill
+            self.retention.token_s, max(block_size, self.max_step_tokens // 64), max_solo_prefill
         )
-        most_short = self.max_step_tokens // (2 if max_solo_prefill == math.inf else 1)
-        self._short_prompts = ShortPromptShare(self.budget, most_short, block_size)
+        self._order = PromptOrder(self.budget, self.max_step_tokens)
         self.waiting: dict[str, Request] = {}
         self.running: dict[str, Request] = {}
         self.num_preemptions = 0
@@ -114,19 +115,24 @@ class Scheduler:
         if not queue:
             self.budget.rest()
             return self._make_step(plan)
-        num_decoding = len(plan.slices)
-        num_granted = sum(part.num_tokens for part in plan.slices.values())
-        plan.num_left = max(self.block_size, self.max_step_tokens - num_granted)
+        plan.num_decoding = sum(part.num_tokens for part in plan.slices.values())
+        plan.num_left = max(self.block_size, self.max_step_tokens - plan.num_decoding)
         prompts = [each for each in queue if each.waits_for is Wait.TURN]  # others may have no place for long
-        lacking = {each: self._num_uncached(each) for each in prompts[:MAX_SHORT]}
+        lacking = {each: self._num_uncached(each) for each in prompts[:MAX_ORDERED]}
         can_join = self._can_join(queue)
         able = {each: num for each, num in lacking.items() if can_join or each.id in self.running}
         self._begin_budget([part.request.rank for part in plan.slices.values()], len(prompts), able)
-        for request in self._short(queue[0], able, plan) if can_join else ():
-            self._short_prompts.take(self._serve(plan, request, self._short_prompts.num_tokens))
-        if sum(part.wants_token for part in plan.slices.values()) > num_decoding:
-            self.budget.close()  # no first token waits for the prefill of others
-        self._short_prompts.earn(sum(self._serve(plan, each) for each in queue if each.id not in plan.slices))
+        shortest_s = math.inf
+        for request in self._order.sort(queue, able):
+            rest_s = self.budget.rest_s(request, able.get(request, request.num_uncomputed))
+            if rest_s > 2 * shortest_s:
+                break  # no first token waits for the prefill of one that lacks much more
+            self._serve(plan, request)
+            part = plan.slices.get(request.id)
+            if part and part.wants_token:
+                shortest_s = min(shortest_s, rest_s)
+        first = plan.slices.get(queue[0].id)
+        self._order.settle(plan.num_prefilled, first.num_tokens if first else 0)
         return self._make_step(plan)
 
     def extend(self, part: Slice, draft_ids: list[int], match_lengths: list[int | None]) -> None:
@@ -237,11 +243,6 @@ class Scheduler:
         lead = min((each.rank for each in self.running.values()), default=len(Priority))
         self.budget.begin(self.fairness.now, decoding, prefills, num_prompts, lead)
 
-    def _short(self, first: Request, lacking: dict[Request, int], plan: StepPlan) -> list[Request]:
-        """Those of the first class that lack little, if one before them would fill the step."""
-        room = min(plan.num_left, self.budget.num_tokens(first.rank, first.num_computed))
-        return self._short_prompts.choose({each: lacking[each] for each in lacking if each.rank == first.rank}, room)
-
     def _can_join(self, queue: list[Request]) -> bool:
         """Whether the first of the waiting has room, so that none behind it takes it away."""
         first = next((each for each in queue if each.id in self.waiting), None)
@@ -278,13 +279,25 @@ class Scheduler:
         count = int(min(missing, budget, self.budget.num_tokens(request.rank, request.num_computed)))
         if not plan.num_prefilled:  # every step that prefills advances at least one request
             count = min(missing, budget, max(count, self.budget.least))
-        if count < missing:  # chunks end where blocks end, so that the next one can be followed or shared
-            count -= (request.num_computed + count) % self.block_size
+        if count < missing:
+            count = self._chunk(plan, request, count)
         count = self.states.cut(request, count)
         if count <= 0 or not self._grant(plan, request, count):
             return 0
         plan.prefixes.add(prefix)
         return count
+
+    def _chunk(self, plan: StepPlan, request: Request, count: int) -> int:
+        """So many tokens or somewhat fewer: chunks end where blocks end, so that the next one can be followed or
+        shared, and leave few of the rows unused that the step is padded to.
+        """
+        num_rows = plan.num_decoding + plan.num_prefilled
+        unpadded = max((size - num_rows for size in self._step_sizes if size <= num_rows + count), default=count)
+        counts = [each - (request.num_computed + each) % self.block_size for each in (count, max(0, unpadded))]
+        return max(counts, key=lambda each: (num_rows + each) / self._num_padded(num_rows + each))
+
+    def _num_padded(self, num_rows: int) -> int:
+        return next((size for size in self._step_sizes if size >= num_rows), num_rows) or 1
 
     def _grant(self, plan: StepPlan, request: Request, count: int) -> bool:
         """Find blocks for the next tokens, if need be at the cost of the least urgent; False if it gave way itself."""

@@ -9,7 +9,8 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from hotloop.core.recent import RecentDict
+from cachetools import FIFOCache
+
 from hotloop.router.placement.index import HASH_BYTES, Match, PrefixIndex
 from hotloop.router.placement.policy import PlacementRequest, Policy, ReplicaChoice, ReplicaView
 from hotloop.router.summary import AnswerSummary
@@ -77,9 +78,9 @@ class Placement:
         self._index = PrefixIndex()
         self._views: dict[str, ReplicaView] = {}
         self._most_tokens: dict[str, int] = {}
-        self._pasts: RecentDict[str, _Past] = RecentDict(MAX_SESSIONS)
+        self._pasts: FIFOCache[str, _Past] = FIFOCache(MAX_SESSIONS)
         self._gaps: OrderedDict[str, _Gap] = OrderedDict()
-        self._starts: RecentDict[bytes, int] = RecentDict(MAX_STARTS)
+        self._starts: FIFOCache[bytes, int] = FIFOCache(MAX_STARTS)
         self._rng = random.Random(seed)
         self._num_placed = 0
 

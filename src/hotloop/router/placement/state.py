@@ -11,9 +11,9 @@ from hashlib import blake2b
 from typing import Any
 
 import msgspec
+from cachetools import FIFOCache
 
 from hotloop.core.errors import HotloopError
-from hotloop.core.recent import RecentDict
 from hotloop.router.placement.events import KvEvents
 from hotloop.router.placement.exact import HeldBlocks, match
 
@@ -34,7 +34,7 @@ class ExactState:
         self._tokenize = tokenize
         self._deadline_s = deadline_s
         self._followers: dict[str, asyncio.Task[None]] = {}
-        self._prompts: RecentDict[bytes, array[int]] = RecentDict(MAX_PROMPTS)
+        self._prompts: FIFOCache[bytes, array[int]] = FIFOCache(MAX_PROMPTS)
 
     def add_replica(self, name: str, endpoint: str, replay: str | None = None) -> None:
         held = HeldBlocks()

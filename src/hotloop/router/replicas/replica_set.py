@@ -12,8 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from cachetools import FIFOCache
+
 from hotloop.core.errors import RequestError
-from hotloop.core.recent import RecentDict
 from hotloop.http.keys import Tenant
 from hotloop.router.config import ReplicaConfig, RoutingConfig
 from hotloop.router.errors import RouteError
@@ -63,7 +64,7 @@ class ReplicaSet:
         self._exact = ExactState(lambda question: tokenize(self.replicas.values(), question))
         self._watches: dict[Replica, asyncio.Task[None]] = {}
         self._background: set[asyncio.Task[None]] = set()
-        self._answers: RecentDict[str, _Made] = RecentDict(MAX_ANSWERS)
+        self._answers: FIFOCache[str, _Made] = FIFOCache(MAX_ANSWERS)
 
     def start(self) -> None:
         for each in self.config.replicas:

@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hotloop.core.recent import RecentDict
+from cachetools import FIFOCache
+
 from hotloop.router.placement.placement import OUTPUT_COST
 from hotloop.router.tiers.classify import Centres, labels_body, read_scores
 from hotloop.router.tiers.config import Route, Task, Tier, TierRule, TiersConfig
@@ -57,7 +58,7 @@ class Tiers:
 
     def __init__(self, config: TiersConfig) -> None:
         self.config = config
-        self._stays: RecentDict[str, Stay] = RecentDict(MAX_SESSIONS)
+        self._stays: FIFOCache[str, Stay] = FIFOCache(MAX_SESSIONS)
         self._centres = {
             route.name: Centres(route.examples) for route in config.routes if route.classifier == "embedding"
         }

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from cachetools import FIFOCache
+
 from hotloop.chat.assembly.spans import SpanKind, speller
 from hotloop.chat.compare import Comparison, PromptPosition, compare, find_position, token_array
 from hotloop.chat.prompt import Prompt
 from hotloop.core.config import Explanations
-from hotloop.core.recent import RecentDict
 from hotloop.core.request import FinishReason, Request
 from hotloop.core.shelf import Shelf
 from hotloop.models.tokenizer import Tokenizer
@@ -174,7 +175,7 @@ class Explainer:
         self, tokenizer: Tokenizer, metrics: Metrics, *, block_size: int, level: Explanations, memory_tokens: int
     ) -> None:
         self.past = Past(memory_tokens)
-        self.callers: RecentDict[str, Caller] = RecentDict(_MAX_CALLERS)
+        self.callers: FIFOCache[str, Caller] = FIFOCache(_MAX_CALLERS)
         self.level = level
         self.spell = speller(tokenizer)
         self._metrics = metrics
@@ -202,8 +203,8 @@ class Explainer:
         """By an answer's id, or by a request's, which two clients may have given alike. Raises UnknownExplanation; so
         it does for those of others and of other scopes, but to an admin."""
         for key in ((name,), (viewer.owner, viewer.scope, name)):
-            if (found := self._kept.get(key)) and (viewer.tenant.is_admin or is_same(found.caller, viewer)):
-                return replace(found, prompts=self._prompts.get(found.answer_id) or ())
+            if (found := self._kept.find(key)) and (viewer.tenant.is_admin or is_same(found.caller, viewer)):
+                return replace(found, prompts=self._prompts.find(found.answer_id) or ())
         unknown = f"no explanation for {name!r:.100}: unknown, still running, or expired"
         raise UnknownExplanation("explanations are switched off" if self.level == "off" else unknown)
 

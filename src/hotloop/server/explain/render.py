@@ -35,14 +35,14 @@ def answer_usage(
     *,
     num_choices: int = 1,
     num_kept: int | None = None,
-    is_silent: bool = False,
+    is_prefill_only: bool = False,
 ) -> ApiUsage:
     """The choices of one prompt lie next to each other; its tokens are counted once, as the first of them found it.
     `num_kept` is how much of a prompt the client asked to keep, if that counts; else all of it is cached now."""
     prompts = usages[::num_choices]
     num_prompt = sum(usage.num_prompt for usage in prompts)
     num_cached = sum(usage.num_cached for usage in prompts)
-    num_output = 0 if is_silent else sum(usage.num_output for usage in usages)
+    num_output = 0 if is_prefill_only else sum(usage.num_output for usage in usages)
     num_written = max((num_prompt if num_kept is None else num_kept) - num_cached, 0)
     num_reasoning = sum(usage.num_reasoning for usage in usages)
     return ApiUsage(num_prompt, num_cached, num_output, num_written, num_reasoning, _render_work(usages, inquiry))

@@ -10,7 +10,6 @@ from hotloop.core.request import FinishReason, TokenLogprob
 from hotloop.models.tokenizer import Tokenizer
 from hotloop.server.delivery import Piece
 from hotloop.server.job import Job
-from hotloop.server.jobs import make_job
 from hotloop.server.openai.render import generate, render_logprobs
 from hotloop.server.options import Options, TopLogprobs, parse_options, refuse_if
 from hotloop.server.service import Service
@@ -18,6 +17,7 @@ from hotloop.wire.chat.parse import parse_request
 from hotloop.wire.chat.writer import Deltas, render_message
 from hotloop.wire.event import gather
 from hotloop.wire.field import Json
+from hotloop.wire.request import ApiRequest
 
 
 class ChatOptions(Options, kw_only=True):
@@ -30,23 +30,24 @@ class ChatOptions(Options, kw_only=True):
 async def chat_completions(http: HttpRequest) -> Response:
     async with Service.of(http).reading(http) as body:
         # A long history takes a while to tokenize, a schema to compile: the other streams should not wait for it.
-        job = await asyncio.to_thread(_make_job, body, http)
-    return await generate(http, job, ChatRenderer(Service.of(http).engine.tokenizer, job))
+        job, renderer = await asyncio.to_thread(_make_job, body, http)
+    return await generate(http, job, renderer)
 
 
-def _make_job(body: Json, http: HttpRequest) -> Job:
+def _make_job(body: Json, http: HttpRequest) -> "tuple[Job, ChatRenderer]":
     service = Service.of(http)
     request = parse_request(body)
     options = parse_options(request, ChatOptions)
-    is_silent = options.generate is False
+    is_prefill_only = options.generate is False
     refuse_if(
         ("top_logprobs", options.top_logprobs and not options.logprobs, "needs logprobs: true"),
-        ("stream", is_silent and request.is_stream, "has nothing to give where generate is false"),
-        ("n", is_silent and options.num_choices > 1, "has nothing to choose from where generate is false"),
+        ("stream", is_prefill_only and request.is_stream, "has nothing to give where generate is false"),
+        ("n", is_prefill_only and options.num_choices > 1, "has nothing to choose from where generate is false"),
     )
     logprobs = options.top_logprobs or 0 if options.logprobs else None
     caller = service.caller(http, request, options)
-    return make_job(request, options, service, caller, logprobs=logprobs, is_silent=is_silent)
+    job = service.jobs.make(request, options, caller, logprobs=logprobs, is_prefill_only=is_prefill_only)
+    return job, ChatRenderer(service.engine.tokenizer, job, request)
 
 
 class ChatRenderer:
@@ -54,13 +55,13 @@ class ChatRenderer:
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def __init__(self, tokenizer: Tokenizer, job: Job) -> None:
+    def __init__(self, tokenizer: Tokenizer, job: Job, request: ApiRequest) -> None:
         self._tokenizer = tokenizer
         self._has_logprobs = job.sampling.logprobs is not None
-        self._can_call = job.calling.is_possible
-        self._is_named = job.calling.choice.name is not None
-        self._is_legacy = job.calling.is_legacy
-        self._custom = job.calling.custom
+        self._can_call = job.prepared.can_call
+        self._is_named = request.choice.name is not None
+        self._is_legacy = request.is_legacy
+        self._custom = request.custom_names
         self._deltas: dict[int, Deltas] = {}  # by the choice
 
     def whole(self, index: int, piece: Piece) -> Json:

@@ -7,12 +7,11 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from hotloop.chat.prompt import Prompt, Prompts
-from hotloop.chat.stream import PlainText
+from hotloop.chat.chat import TextInput
 from hotloop.core.errors import RequestError
 from hotloop.core.request import TokenLogprob
 from hotloop.models.tokenizer import Tokenizer
-from hotloop.server.calling import Calling
+from hotloop.server.chat_input import find_structures
 from hotloop.server.delivery import Piece
 from hotloop.server.job import Job
 from hotloop.server.openai.render import clamp, generate
@@ -26,7 +25,6 @@ from hotloop.server.options import (
     refuse_if,
 )
 from hotloop.server.service import Service
-from hotloop.server.structure import Bound, answer_grammar, parse_constraint
 from hotloop.wire.chat.parse import parse_completion
 from hotloop.wire.field import Json
 
@@ -58,30 +56,29 @@ def _make_job(body: Json, http: HttpRequest) -> "tuple[Job, CompletionRenderer]"
     caller, tokenizer = service.caller(http, request, options), service.engine.tokenizer
     max_tokens = request.max_tokens or DEFAULT_MAX_TOKENS
     sampling = parse_sampling(request, options, tokenizer.vocab_size, max_tokens=max_tokens, logprobs=options.logprobs)
-    prompts = _parse_prompts(options, service.prompts, caller.scope)
-    check_logprobs(options.logprobs, len(prompts) * options.num_choices, max_tokens, "logprobs")
-    bound = Bound()
-    if service.engine.has_room(max(len(prompt.token_ids) for prompt in prompts), max_tokens):
-        bound = answer_grammar(parse_constraint(request, options), Calling(), service)
-    inquiry = service.explainer.inquire(prompts, caller, options.compared_with)
+    texts = _parse_prompts(options)
+    check_logprobs(options.logprobs, len(texts) * options.num_choices, max_tokens, "logprobs")
+    structures = [*find_structures(request, options)]
+    given = TextInput(texts=texts, structures=structures, max_tokens=max_tokens)
+    prepared = service.chat.prepare(given, scope=caller.scope)
+    inquiry = service.explainer.inquire(prepared.prompts, caller, options.compared_with)
+    inquiry.tell(*prepared.changes)
     job = Job(
         endpoint="completions",
         prompt_param="prompt",
-        prompts=prompts,
+        prepared=prepared,
         num_choices=options.num_choices,
         sampling=sampling,
-        grammar=bound.grammar,
         inquiry=inquiry,
         caller=caller,
-        parser=bound.watch(PlainText, inquiry),
         is_stream=request.is_stream,
         has_usage=request.has_usage,
     )
-    echoes = [prompt.text if options.echo else "" for prompt in prompts for _ in range(options.num_choices)]
+    echoes = [prompt.text if options.echo else "" for prompt in prepared.prompts for _ in range(options.num_choices)]
     return job, CompletionRenderer(tokenizer, echoes)
 
 
-def _parse_prompts(options: CompletionOptions, prompts: Prompts, scope: str) -> list[Prompt]:
+def _parse_prompts(options: CompletionOptions) -> list[str | list[int]]:
     num_choices, has_logprobs = options.num_choices, options.logprobs is not None
     refuse_if(
         ("suffix", options.suffix, "is not supported"),
@@ -92,18 +89,13 @@ def _parse_prompts(options: CompletionOptions, prompts: Prompts, scope: str) -> 
     several = given if isinstance(given, list) and not all(isinstance(part, int) for part in given) else [given]
     if len(several) * num_choices > MAX_CHOICES:
         raise RequestError(f"prompts times n may be at most {MAX_CHOICES}", param="prompt")
-    parsed = [_parse_prompt(one, prompts, scope) for one in several]
-    if not all(prompt.token_ids for prompt in parsed):
-        raise RequestError("a prompt is empty", param="prompt")
-    return parsed
+    return [*map(_parse_prompt, several)]
 
 
-def _parse_prompt(given: PromptBody | int | list[int], prompts: Prompts, scope: str) -> Prompt:
-    if isinstance(given, str):
-        return prompts.text(given, scope=scope)
+def _parse_prompt(given: PromptBody | int | list[int]) -> str | list[int]:
     if isinstance(given, int):
         raise RequestError("prompt: text and tokens cannot be mixed", param="prompt")
-    return prompts.tokens([part for part in given if isinstance(part, int)])
+    return given if isinstance(given, str) else [part for part in given if isinstance(part, int)]
 
 
 class CompletionRenderer:

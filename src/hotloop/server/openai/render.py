@@ -79,7 +79,7 @@ def _render_whole(envelope: Json, renderer: ChoiceRenderer, pieces: Iterable[tup
 
 def render_usage(usages: Sequence[Usage], job: Job) -> Json:
     """OpenAI has no place in these answers for a comparison that was asked for, so it is told with what is our own."""
-    usage = answer_usage(usages, job.inquiry, num_choices=job.num_choices, is_silent=job.is_silent)
+    usage = answer_usage(usages, job.inquiry, num_choices=job.num_choices, is_prefill_only=job.is_prefill_only)
     if diagnosis := job.inquiry.diagnose():
         usage.hotloop["prompt_cache_diagnostics"] = render_diagnosis(diagnosis)
     return usage.render_chat()

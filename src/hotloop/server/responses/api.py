@@ -19,7 +19,6 @@ from starlette.types import Receive, Scope, Send
 from hotloop.core.errors import HotloopError, RequestError
 from hotloop.server.errors import Cancelled
 from hotloop.server.job import Job
-from hotloop.server.jobs import make_job, make_prompt
 from hotloop.server.options import Options, TopLogprobs, convert, parse_options, refuse_if
 from hotloop.server.responses.log import EventLog
 from hotloop.server.responses.render import Composer, render_head
@@ -96,12 +95,12 @@ def _make_job(
     has_logprobs = _LOGPROBS in (options.include or ()) or options.top_logprobs is not None
     logprobs = options.top_logprobs or 0 if has_logprobs else None
     caller = service.caller(http, request, options)
-    job = make_job(request, options, service, caller, logprobs=logprobs)
+    job = service.jobs.make(request, options, caller, logprobs=logprobs)
     head = render_head(body, request, f"resp_{secrets.token_hex(24)}", is_strict=service.strict_tools)
-    thoughts = ThoughtShape.asked_for(request)
-    if thoughts.has_summary and service.prompts.thinking:
+    reasoning = ThoughtShape.asked_for(request)
+    if reasoning.has_summary and service.chat.reasoning:
         job.inquiry.tell(NO_SUMMARY)
-    composer = Composer(head, service.engine.tokenizer, job.inquiry, request.tools, thoughts)
+    composer = Composer(head, service.engine.tokenizer, job.inquiry, request.tools, reasoning)
     return job, options, composer, items
 
 
@@ -109,7 +108,7 @@ def recall(body: Json, http: HttpRequest) -> tuple[Json, tuple[Json, ...]]:
     """The body with what it only names, and the items that it continues."""
     store, tenant = _store(http), http.state.tenant
     previous_id = read_text(Field(body), "previous_response_id")
-    return store.items.resolve(body, tenant), store.find_previous(previous_id, tenant) if previous_id else ()
+    return store.items.resolve(body, tenant.may_see), store.find_previous(previous_id, tenant) if previous_id else ()
 
 
 def parse_body(body: Json, previous: tuple[Json, ...]) -> tuple[ApiRequest, ResponseOptions, tuple[Json, ...]]:
@@ -134,7 +133,7 @@ def _count_tokens(body: Json, previous: tuple[Json, ...], http: HttpRequest) -> 
     service = Service.of(http)
     request, options, _ = parse_body(body, previous)
     scope = service.scope(http, options.cache_salt)
-    return len(make_prompt(request, options, service, scope).token_ids)
+    return len(service.jobs.make_prompt(request, options, scope).token_ids)
 
 
 async def show(http: HttpRequest) -> Response:

@@ -12,13 +12,14 @@ from hotloop.core.request import FinishReason
 from hotloop.core.stream import TextDelta
 from hotloop.server.explain.render import answer_usage
 from hotloop.server.job import Job
-from hotloop.server.jobs import make_job
 from hotloop.server.responses.api import parse_body, recall
 from hotloop.server.responses.store import parse_items
 from hotloop.server.service import Service
 from hotloop.server.stream import JsonResponse, submit
 from hotloop.wire.field import Field, Json
 from hotloop.wire.responses.compact import MAX_THOUGHT_TOKENS, ask_summary, render_compaction
+
+_MIN_TOKENS = 4  # of a summary, or a model may end its turn before it has written anything
 
 
 async def compact(http: HttpRequest) -> Response:
@@ -43,6 +44,6 @@ def _make_job(body: Json, previous: tuple[Json, ...], http: HttpRequest) -> tupl
     items = previous + (parse_items(given) if given else ())
     if not items:
         raise RequestError("input: there is nothing to make shorter", param="input")
-    request, options, _ = parse_body(ask_summary(body, items), ())
+    request, options, _ = parse_body({**ask_summary(body, items), "min_tokens": _MIN_TOKENS}, ())
     request = replace(request, thinking={"budget_tokens": MAX_THOUGHT_TOKENS})
-    return make_job(request, options, service, service.caller(http, request, options)), items
+    return service.jobs.make(request, options, service.caller(http, request, options)), items

@@ -32,9 +32,9 @@ class Composer(wire.ResponsesWriter):
         tokenizer: Tokenizer,
         inquiry: CacheExplanation = NO_INQUIRY,
         tools: Iterable[ApiTool | Opaque] = (),
-        thoughts: wire.ThoughtShape = wire.AS_THEY_ARE,
+        reasoning: wire.ThoughtShape = wire.AS_THEY_ARE,
     ) -> None:
-        super().__init__({**head, "completed_at": None, "error": None, "incomplete_details": None}, tools, thoughts)
+        super().__init__({**head, "completed_at": None, "error": None, "incomplete_details": None}, tools, reasoning)
         self.id: str = head["id"]
         self.on_end: Callable[[], object] = lambda: None
         self._tokenizer = tokenizer

@@ -137,10 +137,10 @@ class ResponseStore:
 
     def delete(self, response_id: str, tenant: Tenant) -> None:
         self.items.drop(self.find_ended(response_id, tenant).output)
-        self._ended.drop(response_id)
+        self._ended.pop(response_id, None)
 
     def find_ended(self, response_id: str, tenant: Tenant) -> EndedResponse:
-        ended = self._ended.get(response_id)
+        ended = self._ended.find(response_id)
         if not ended or not tenant.may_see(ended.owner):
             raise UnknownResponse(f"response {response_id!r:.100} not found; it may have been deleted or evicted")
         return ended
@@ -154,7 +154,7 @@ def parse_items(given: Field) -> tuple[Json, ...]:
 
 
 def keep_items(items: Iterable[Json]) -> tuple[Json, ...]:
-    """Those that say something to the model: what another one thought is for itself."""
+    """Those that say something to the model: another one's reasoning is for itself."""
     return tuple(item for item in items if item.get("type") != "reasoning" or _is_own(item))
 
 

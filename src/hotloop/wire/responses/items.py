@@ -7,15 +7,17 @@ An item is found by its owner, and by an admin. Bounded in bytes and in number: 
 goes first. Lives on the event loop.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
 
 from hotloop.core.errors import RequestError
 from hotloop.core.shelf import Shelf
-from hotloop.http.keys import Tenant
 from hotloop.wire.field import Field, Json
+
+MayRead = Callable[[str], bool]
+"""Whether a client may read what this owner's answers put out."""
 
 MAX_ITEMS = 1 << 16
 MAX_BYTES = 64 << 20
@@ -35,37 +37,31 @@ class ItemStore:
     def keep(self, items: Iterable[Json], owner: str) -> None:
         """Whoever had an id first keeps it: the ids of some engines' answers are their clients' to choose."""
         for item in items:
-            if (self._items.get(item["id"]) or (owner,))[0] == owner:
+            if (self._items.find(item["id"]) or (owner,))[0] == owner:
                 self._items.put(item["id"], (owner, item), 200 + len(msgspec.json.encode(item)))
 
     def drop(self, items: Iterable[Json]) -> None:
         for item in items:
-            self._items.drop(item["id"])
+            self._items.pop(item["id"], None)
 
-    def resolve(self, body: Json, tenant: Tenant) -> Json:
+    def resolve(self, body: Json, may_read: MayRead) -> Json:
         """The body with the items that its input names. Raises UnknownItem for one that cannot be done without."""
         given = body.get("input")
         if not isinstance(given, list) or not any(map(_is_named, given)):
             return body
         items = Field({"input": given}).need("input").each()
-        return {**body, "input": [self._resolve(item, tenant) for item in items]}
+        return {**body, "input": [self._resolve(item, may_read) for item in items]}
 
-    def _resolve(self, item: Field, tenant: Tenant) -> Any:
+    def _resolve(self, item: Field, may_read: MayRead) -> Any:
         if not _is_named(item.value):
             return item.value
-        found = self._find(item.need("id").text(), tenant)
+        owner, found = self._items.find(item.need("id").text()) or ("", None)
+        found = found if may_read(owner) else None
         if not found and item.value.get("type") != "reasoning":
             why = "Items are not persisted when `store` is set to false, and the oldest make room for others"
             fix = "remove it from your input, or send the item itself"
             raise UnknownItem(f"Item with id {item.value['id']!r:.100} not found. {why}: {fix}.", param=item.place)
         return found or item.value
-
-    def _find(self, item_id: str, tenant: Tenant) -> Json | None:
-        owner, item = self._items.get(item_id) or ("", None)
-        return item if item and tenant.may_see(owner) else None
-
-    def check(self) -> None:
-        self._items.check()
 
 
 def _is_named(item: Any) -> bool:

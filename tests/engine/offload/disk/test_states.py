@@ -87,7 +87,7 @@ def test_what_memory_has_is_not_read(filled: Path, alone: tuple[int, ...]) -> No
         engine.generate(PROMPT, greedy())
         for node in [*engine._core.scheduler.tree.nodes()]:
             states.drop(node)
-            engine._core.scheduler.tree.requeue(node)
+            engine._core.scheduler.tree.order.requeue(node)
         num_bytes = engine.stats().disk.num_bytes_read
         assert say(engine, PROMPT)[::2] == (alone, 40)
         num_read = engine.stats().disk.num_bytes_read - num_bytes

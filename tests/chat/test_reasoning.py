@@ -1,11 +1,11 @@
 """Which marks a model thinks in is told from its template and its vocabulary."""
 
 import pytest
+from tests.chat.reasoning_templates import STYLES, thinking_template
 from tests.chat.speaking import byte_tokenizer
-from tests.chat.thinking_templates import STYLES, thinking_template
 
 from hotloop.chat.formats import choose_format
-from hotloop.chat.thinking import ThinkingFormat, choose_thinking, thinking_variables
+from hotloop.chat.reasoning import ReasoningFormat, ReasoningWish, choose_reasoning
 from hotloop.core.config import ThinkingFormatName
 from hotloop.core.message import Message, Thought
 from hotloop.models.template import ChatTemplate
@@ -20,8 +20,8 @@ def template_of(source: str) -> ChatTemplate:
     return ChatTemplate(source, bos_token="", eos_token="<|im_end|>")
 
 
-def recognised(source: str, name: ThinkingFormatName = "auto") -> ThinkingFormat | None:
-    return choose_thinking(template_of(source), TOKENIZER, name)
+def recognised(source: str, name: ThinkingFormatName = "auto") -> ReasoningFormat | None:
+    return choose_reasoning(template_of(source), TOKENIZER, name)
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -34,17 +34,17 @@ def test_a_template_says_how_its_model_thinks(style: str, is_opened: bool) -> No
     assert (thinking.tail, thinking.gap) == ("\n", "\n\n")
     assert thinking.is_opened_by_template == is_opened
     assert not thinking.is_special
-    fitted = choose_thinking(template_of(thinking_template(opening, closing)), SPECIAL)
+    fitted = choose_reasoning(template_of(thinking_template(opening, closing)), SPECIAL)
     assert fitted
     assert fitted.is_special == (style != "think")
 
 
 def test_a_template_that_speaks_of_no_thoughts_has_none_unless_its_vocabulary_does() -> None:
     assert recognised(CHATML) is None
-    thinker = choose_thinking(template_of(CHATML), byte_tokenizer(verbatim=("<think>", "</think>")))
+    thinker = choose_reasoning(template_of(CHATML), byte_tokenizer(verbatim=("<think>", "</think>")))
     assert thinker
     assert (thinker.name, thinker.tail, thinker.gap) == ("think", "", "")
-    assert choose_thinking(None, TOKENIZER) is None
+    assert choose_reasoning(None, TOKENIZER) is None
 
 
 def test_the_choice_can_be_set() -> None:
@@ -65,11 +65,11 @@ def test_a_prompt_may_end_inside_a_thought() -> None:
 
 
 def test_templates_are_told_what_they_know_of() -> None:
-    assert thinking_variables("{{ enable_thinking }}", is_wanted=False) == {"enable_thinking": False}
-    assert thinking_variables("{{ thinking_mode }}", is_wanted=True, effort="low") == {"thinking_mode": "enabled"}
-    asked = thinking_variables("{{ thinking }} {{ reasoning_effort }}", is_wanted=True, effort="low")
+    assert ReasoningWish(is_wanted=False).variables("{{ enable_thinking }}") == {"enable_thinking": False}
+    assert ReasoningWish(is_wanted=True, effort="low").variables("{{ thinking_mode }}") == {"thinking_mode": "enabled"}
+    asked = ReasoningWish(is_wanted=True, effort="low").variables("{{ thinking }} {{ reasoning_effort }}")
     assert asked == {"thinking": True, "reasoning_effort": "low"}
-    assert thinking_variables("{{ enable_thinking }}", is_wanted=None) == {}
+    assert ReasoningWish().variables("{{ enable_thinking }}") == {}
 
 
 def test_the_templates_here_keep_thoughts_inside_a_tool_loop_alone() -> None:

@@ -1,4 +1,4 @@
-"""Thoughts, text and calls, read as they come: whole, unfinished, and cut anywhere."""
+"""Reasoning, text and calls, read as they come: whole, unfinished, and cut anywhere."""
 
 from typing import Any
 
@@ -7,23 +7,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.chat.speaking import FORMATS, hear, hear_cut_anywhere, write_call
 
+from hotloop.chat.reasoning import ReasoningFormat, ReasoningParser
 from hotloop.chat.stream import CallsOnly, PlainText
-from hotloop.chat.thinking import ThinkingFormat
-from hotloop.chat.thoughts import ThinkingParser
 
-THINK = ThinkingFormat("think", "<think>", "</think>")
-SPECIAL = ThinkingFormat("mistral", "[THINK]", "[/THINK]", is_special=True)
+THINK = ReasoningFormat("think", "<think>", "</think>")
+SPECIAL = ReasoningFormat("mistral", "[THINK]", "[/THINK]", is_special=True)
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 F = ("f", '{"a": 1}')
 
 
-def make(family: str = "hermes", thinking: ThinkingFormat = THINK, *, is_open: bool = False) -> ThinkingParser:
+def make(family: str = "hermes", reasoning: ReasoningFormat = THINK, *, is_open: bool = False) -> ReasoningParser:
     inner = PlainText if family == "plain" else FORMATS[family][0].parser
-    return ThinkingParser(thinking, inner, is_open=is_open)
+    return ReasoningParser(reasoning, inner, is_open=is_open)
 
 
-def read(answer: str, family: str = "hermes", thinking: ThinkingFormat = THINK, *, is_open: bool = False) -> Any:
-    return hear_cut_anywhere(lambda: make(family, thinking, is_open=is_open), answer).parts
+def read(answer: str, family: str = "hermes", reasoning: ReasoningFormat = THINK, *, is_open: bool = False) -> Any:
+    return hear_cut_anywhere(lambda: make(family, reasoning, is_open=is_open), answer).parts
 
 
 @pytest.mark.parametrize("family", ["hermes", "plain", "qwen3_coder", "llama3", "mistral"])

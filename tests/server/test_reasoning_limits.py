@@ -1,4 +1,4 @@
-"""Thoughts beside what else a request asks for: budgets, grammars, switches, usage; and what becomes of them later."""
+"""Reasoning beside what else a request asks for: budgets, grammars, switches, usage; and what becomes of it later."""
 
 import json
 import re
@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from tests.backends.scripted import ScriptedBackend
+from tests.chat.reasoning_templates import thinking_template
 from tests.chat.test_harmony import TEMPLATE as HARMONY_TEMPLATE
 from tests.chat.test_harmony import TOKENIZER as HARMONY
-from tests.chat.thinking_templates import thinking_template
 from tests.engine.tiny import TOKENIZER
 from tests.server.asking import check_events, function
 from tests.server.calls import WEATHER, check_call, tool, write_call
@@ -225,7 +225,7 @@ def test_a_thought_is_found_again_inside_a_tool_loop_and_missed_behind_it(is_ope
         messages += [second["message"], {"role": "user", "content": "bye"}]
         _, usage = ask(serving, tools=tools, messages=messages)
         assert cached(usage) < num_first - 16
-        left_out = [f"messages[{i}]: the chat template leaves out what it thought" for i in (1, 3)]
+        left_out = [f"messages[{i}]: the chat template leaves out its reasoning" for i in (1, 3)]
         assert [change for change in usage["hotloop"]["changes"] if "thought" in change] == left_out
 
 

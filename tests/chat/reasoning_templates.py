@@ -1,4 +1,4 @@
-"""Chat templates of models that think, in each family's marks; tools as Hermes has them."""
+"""Chat templates of models that reason, in each family's marks; tools as Hermes has them."""
 
 _TURNS = """
 {%- set ns = namespace(last=-1) -%}

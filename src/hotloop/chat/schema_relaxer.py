@@ -10,22 +10,23 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from hotloop.chat.stream import CallParser, WrappedParser
 from hotloop.chat.tool_format import ToolFormat
 from hotloop.chat.tools import ToolChoice
 from hotloop.core.errors import RequestError
-from hotloop.core.grammar import MalformedSchema, loosen
+from hotloop.core.grammar import Grammar, MalformedSchema, loosen
 from hotloop.core.message import Tool
 from hotloop.core.shelf import Shelf
 from hotloop.core.stream import CallClosed, CallDelta, CallOpened, StreamEvent, TextDelta
-from hotloop.engine.grammar.matcher import Grammars
-from hotloop.http.json_schema import first_violation
-from hotloop.models.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 Item = TypeVar("Item")
+Checks = Mapping[str, tuple[str, Any]]
+"""For a tool's name, or the answer itself: the field its schema came in, and the schema."""
+FindViolation = Callable[[Any, Any], str]
+"""Where a value does not follow a schema; empty if it does."""
 
 ANSWER = ""
 """In place of a tool's name: the answer that is not a call."""
@@ -35,6 +36,12 @@ _MAX_KEPT = 1024
 _MAX_KEPT_CHARS = 4 << 20  # of their schemas; as Python objects they take some ten times that
 _WORDS = ("$schema", "$id", "title", "description", "examples", "default")
 _PLAIN = ("type", "properties", "required", "additionalProperties", "$defs", "definitions")
+
+
+class GrammarCompiler(Protocol):
+    def prepare(self, grammar: Grammar) -> object:
+        """Compile it, so that the engine finds it done. Raises RequestError if that cannot be done."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +55,9 @@ class Loosened:
 class SchemaRelaxer:
     """Finds how much of a tool's schema can be enforced, once for each. Used by all threads that make jobs."""
 
-    def __init__(
-        self, tool_format: ToolFormat, tokenizer: Tokenizer, grammars: Grammars, *, max_trial_s: float = 6.0
-    ) -> None:
-        self._format = tool_format
-        self._tokenizer = tokenizer
-        self._grammars = grammars
+    def __init__(self, tool_format: ToolFormat, compiler: GrammarCompiler, *, max_trial_s: float = 6.0) -> None:
+        self.format = tool_format
+        self.compiler = compiler
         self._max_trial_s = max_trial_s
         self._lock = threading.Lock()
         self._kept: Shelf[str, Loosened] = Shelf(_MAX_KEPT_CHARS, _MAX_KEPT)
@@ -62,7 +66,7 @@ class SchemaRelaxer:
         """Without what no grammar has words for, and what was found not to compile before."""
         key = _key(tool)
         with self._lock:
-            known = self._kept.get(key)
+            known = self._kept.find(key)
         return known or self._keep(key, _look_at(tool))
 
     def loosen(self, tools: Sequence[Tool]) -> dict[str, Loosened]:
@@ -82,7 +86,7 @@ class SchemaRelaxer:
 
     def _keep(self, key: str, found: Loosened) -> Loosened:
         with self._lock:
-            known = self._kept.get(key)
+            known = self._kept.find(key)
             self._kept.put(key, found, len(key))
         if found.dropped and (not known or found.dropped != known.dropped):
             log.warning("tool %s: %s", found.tool.name, tell(found.dropped))
@@ -113,9 +117,7 @@ class SchemaRelaxer:
         if time.monotonic() >= until:
             return False
         try:
-            grammar = self._format.grammar(tools, ToolChoice("required"), self._tokenizer)
-            assert grammar, "calls that must come have a grammar"
-            self._grammars.prepare(grammar)
+            self.compiler.prepare(self.format.grammar(tools, ToolChoice("required")))
         except RequestError:
             return False
         return True
@@ -167,12 +169,14 @@ class CheckedParser(WrappedParser):
     def __init__(
         self,
         parser: CallParser,
-        checks: Mapping[str, tuple[str, Any]],
+        checks: Checks,
+        find_violation: FindViolation,
         on_change: Callable[[str], None],
         begun: str = "",
     ) -> None:
         super().__init__(parser)
         self._checks = checks
+        self._find_violation = find_violation
         self._on_change = on_change
         self._names: dict[int, str] = {}
         self._texts: dict[int, list[str]] = {}
@@ -201,8 +205,8 @@ class CheckedParser(WrappedParser):
     def _check(self, name: str, subject: str, text: str) -> None:
         param, schema = self._checks[name]
         try:
-            misfit = first_violation(json.loads(text), schema)
+            violation = self._find_violation(json.loads(text), schema)
         except (ValueError, RecursionError):
-            misfit = "not JSON"
-        if misfit:
-            self._on_change(f"{param}: {subject} not follow the schema: {misfit}")
+            violation = "not JSON"
+        if violation:
+            self._on_change(f"{param}: {subject} not follow the schema: {violation}")

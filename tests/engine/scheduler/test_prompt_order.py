@@ -1,11 +1,13 @@
 """Long prompts, short ones and those who write in one step: who reads how much of it."""
 
+import hypothesis.strategies as st
+from hypothesis import given
 from tests.engine.tiny import BLOCK_SIZE
 from tests.engine.turning import Loop, make_scheduler, prompt
 
 from hotloop.core.request import Request
-from hotloop.engine.scheduler.prefill_budget import MOMENT_S, PER_PROMPT
-from hotloop.engine.scheduler.short_prompts import SHARE
+from hotloop.engine.scheduler.prefill_budget import MOMENT_S, NOBODY_DECODES
+from hotloop.engine.scheduler.prompt_order import SHARE
 from hotloop.engine.step import Step
 
 
@@ -18,6 +20,12 @@ def steps_until_prefilled(loop: Loop, *requests: Request) -> list[int]:
         loop.step()
         found |= {each.id: num_steps for each in requests if each.num_output and each.id not in found}
     return [found[each.id] for each in requests]
+
+
+def add_later(loop: Loop, name: str, token_ids: list[int]) -> Request:
+    """One who comes after those before."""
+    loop.now += 1e-6
+    return loop.add(name, token_ids)
 
 
 def timed_step(loop: Loop, plain_s: float, token_s: float, pair_s: float = 0.0) -> Step:
@@ -76,7 +84,7 @@ def test_a_long_prompt_is_slowed_by_a_bounded_share_however_many_short_ones_come
     while not long.num_output:
         step = loop.step()
         num_prefilled += sum(end - begin for begin, end in step.values() if end - begin > 1)
-        saved_up = 40 // 2
+        saved_up = 40
         assert long.num_computed >= min(400, (1 - SHARE) * (num_prefilled - saved_up) - 2 * BLOCK_SIZE)
 
 
@@ -96,6 +104,46 @@ def test_of_equals_none_takes_the_share_of_those_who_lack_little() -> None:
     assert [*loop.step()] == ["long0"]
 
 
+def test_the_shortest_is_prefilled_first_and_the_first_in_turn_has_its_share_beside_it() -> None:
+    loop = Loop(make_scheduler(num_blocks=512, max_step_tokens=40))
+    lengths = (320, 400, 240)
+    requests = [add_later(loop, f"r{i}", prompt(length, 1000 * i)) for i, length in enumerate(lengths)]
+    first, longest, shortest = steps_until_prefilled(loop, *requests)
+    assert shortest < first < longest <= sum(lengths) // 40 + 4
+    assert 240 / 40 < shortest <= 240 / (40 * SHARE) + 2
+
+
+@given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 120)), min_size=1, max_size=12), st.integers(1, 200))
+def test_every_prompt_is_prefilled_within_the_time_that_all_before_it_and_its_share_take(
+    others: list[tuple[int, int]], length: int
+) -> None:
+    """However many shorter ones come meanwhile: those that were there before it, and it, have their share."""
+    loop = Loop(make_scheduler(num_blocks=4096, max_step_tokens=40, max_running=64))
+    ahead = [loop.add(f"ahead{i}", prompt(50 + 20 * i, 1000 * i)) for i in range(3)]
+    mine = loop.add("mine", prompt(length, 50_000))
+    num_steps, first = 0, 100_000
+    while not mine.num_output:
+        for at, short in others:
+            if at == num_steps % 61 and len(loop.scheduler.running) < 40:
+                loop.add(f"{num_steps}-{first}", prompt(short, first))
+                first += 1000
+        loop.step()
+        num_steps += 1
+        for each in [*loop.scheduler.running.values()]:
+            if each.num_output > 1:
+                loop.finish(each)
+        in_all = sum(each.num_prompt for each in (*ahead, mine))
+        assert num_steps <= in_all / ((1 - SHARE) * (40 - 2 * BLOCK_SIZE)) + 8
+
+
+def test_a_step_has_as_many_tokens_as_it_is_padded_to() -> None:
+    loop = Loop(make_scheduler(num_blocks=512, max_step_tokens=100, step_sizes=(32, 64, 128)))
+    add_later(loop, "long", prompt(404))
+    add_later(loop, "next", prompt(404, 5000))
+    assert [loop.step() for _ in range(5)] == [{"long": (64 * i, 64 * i + 64)} for i in range(5)]
+    assert loop.step() == {"long": (320, 404)}, "the end of a prompt is not put off"
+
+
 def test_among_others_a_step_reads_for_a_few_times_what_it_takes_without() -> None:
     loop = Loop(make_scheduler(num_blocks=4096, max_step_tokens=2048))
 
@@ -109,7 +157,7 @@ def test_among_others_a_step_reads_for_a_few_times_what_it_takes_without() -> No
     for i in range(3):
         loop.add(f"long{i}", prompt(5000, 6000 * i))
     sizes = [step() for _ in range(6)]
-    most = PER_PROMPT * 4 * 0.01 / 0.0001
+    most = NOBODY_DECODES * 0.01 / 0.0001
     assert most - 3 * BLOCK_SIZE <= min(sizes[2:]) <= max(sizes[2:]) <= most + 3 * BLOCK_SIZE
 
 

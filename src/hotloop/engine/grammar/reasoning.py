@@ -1,8 +1,8 @@
-"""Answers that think first: free text until the thought is closed, then the grammar of the answer, if it has one.
+"""Answers that reason first: free text until the reasoning is closed, then the grammar of the answer, if it has one.
 
-    before    the answer may begin with the opening, or at once
-    thought   anything; when its tokens are used up, the closing and the space around it are forced
-    answer    what its own matcher allows
+    before      the answer may begin with the opening, or at once
+    reasoning   anything; when its tokens are used up, the closing and the space around it are forced
+    answer      what its own matcher allows
 
 Invariant: as with every matcher, what is allowed depends on the tokens that were taken alone. Marks are told by the
 bytes of the tokens; those of a special token cannot be spelt by others.
@@ -17,8 +17,8 @@ from typing import NamedTuple
 import numpy as np
 
 from hotloop.backends.backend import Mask
+from hotloop.core.reasoning import Reasoning
 from hotloop.core.request import Request
-from hotloop.core.thinking import Thinking
 from hotloop.engine.grammar.compiler import Compiler, marked_bytes
 from hotloop.engine.grammar.matcher import Grammars, Matcher
 from hotloop.models.tokenizer import Tokenizer
@@ -28,7 +28,7 @@ _MAX_LINE = 256  # bytes of a line that are looked at to see whether it is blank
 
 class Phase(Enum):
     BEFORE = auto()
-    THOUGHT = auto()
+    REASONING = auto()
     ANSWER = auto()
 
 
@@ -39,7 +39,7 @@ class _State(NamedTuple):
     num_opened: int = 0
     """Tokens of the opening that were taken."""
     tail: bytes = b""
-    """The end of the thought, which may be the beginning of a closing."""
+    """The end of the reasoning, which may be the beginning of a closing."""
     num_reasoning: int = 0
     num_answer: int = 0
     """Tokens that the answer's matcher has taken."""
@@ -48,23 +48,23 @@ class _State(NamedTuple):
 def open_matcher(request: Request, grammars: Grammars) -> Matcher | None:
     """What guides a request; None if nothing does. Raises what `Grammars.prepare` raises."""
     answer = grammars.matcher(request.grammar) if request.grammar else None
-    if request.thinking is None or not request.is_guided:
+    if request.reasoning is None or not request.is_guided:
         return answer
-    return ThoughtMatcher(request.thinking, grammars.compiler, answer)
+    return ReasoningMatcher(request.reasoning, grammars.compiler, answer)
 
 
-class ThoughtMatcher(Matcher):
-    def __init__(self, thinking: Thinking, compiler: Compiler, answer: Matcher | None) -> None:
+class ReasoningMatcher(Matcher):
+    def __init__(self, reasoning: Reasoning, compiler: Compiler, answer: Matcher | None) -> None:
         self._compiler = compiler
-        self._thinking = thinking
+        self._reasoning = reasoning
         self._answer = answer
-        self._closing = b"".join(compiler.token_bytes[i] for i in thinking.closing_ids)
+        self._closing = b"".join(compiler.token_bytes[i] for i in reasoning.closing_ids)
         self.eos_id = compiler.eos_id
         self.has_ended = False
         self.error = None
-        is_skipped = thinking.max_tokens == 0 and not thinking.is_open
-        phase = Phase.THOUGHT if thinking.is_open else Phase.ANSWER if is_skipped else Phase.BEFORE
-        self._state = _State(phase, thinking.ending_ids if thinking.is_open and thinking.max_tokens == 0 else ())
+        is_skipped = reasoning.max_tokens == 0 and not reasoning.is_open
+        phase = Phase.REASONING if reasoning.is_open else Phase.ANSWER if is_skipped else Phase.BEFORE
+        self._state = _State(phase, reasoning.ending_ids if reasoning.is_open and reasoning.max_tokens == 0 else ())
         self._states: list[_State] = []
 
     @property
@@ -81,7 +81,7 @@ class ThoughtMatcher(Matcher):
         if self.has_ended or self._answer is None:
             return True
         with self._opening_as_answer() as is_possible:
-            return is_possible and self._state.phase is not Phase.THOUGHT and self._answer.is_complete
+            return is_possible and self._state.phase is not Phase.REASONING and self._answer.is_complete
 
     def mask(self) -> Mask:
         known = self._known_mask()
@@ -100,11 +100,11 @@ class ThoughtMatcher(Matcher):
             return _free(self._compiler.vocab_size, frozenset())
         if state.phase is Phase.ANSWER:
             return answer._known_mask()
-        if state.phase is Phase.THOUGHT:
+        if state.phase is Phase.REASONING:
             return _free(self._compiler.vocab_size, self._compiler.eos_ids)
         with self._opening_as_answer() as is_possible:
             mask = answer.mask().copy() if is_possible else self._only()
-        next_id = self._thinking.opening_ids[state.num_opened]
+        next_id = self._reasoning.opening_ids[state.num_opened]
         mask[next_id >> 3] |= 1 << (next_id & 7)
         return mask
 
@@ -118,10 +118,11 @@ class ThoughtMatcher(Matcher):
             return True
         if state.phase is Phase.ANSWER:
             return answer.allows(token_id)
-        if state.phase is Phase.THOUGHT:
+        if state.phase is Phase.REASONING:
             return token_id not in self._compiler.eos_ids
         with self._opening_as_answer() as is_possible:
-            return token_id == self._thinking.opening_ids[state.num_opened] or (is_possible and answer.allows(token_id))
+            is_opening = token_id == self._reasoning.opening_ids[state.num_opened]
+            return is_opening or (is_possible and answer.allows(token_id))
 
     def advance(self, token_id: int) -> bool:
         if not self.allows(token_id):
@@ -146,15 +147,15 @@ class ThoughtMatcher(Matcher):
         state, answer = self._state, self._answer
         if state.run:
             return [*state.run, *(answer.forced() if answer else ())]
-        if answer is None or state.phase is Phase.THOUGHT:
+        if answer is None or state.phase is Phase.REASONING:
             return []
         if state.phase is Phase.ANSWER:
             return answer.forced()
         with self._opening_as_answer() as is_possible:
-            return [] if is_possible else list(self._thinking.opening_ids[state.num_opened :])
+            return [] if is_possible else list(self._reasoning.opening_ids[state.num_opened :])
 
     def closes(self, token_id: int) -> bool:
-        if self._state.phase is Phase.THOUGHT or self._answer is None:
+        if self._state.phase is Phase.REASONING or self._answer is None:
             return True
         return self._answer.closes(token_id)
 
@@ -165,18 +166,18 @@ class ThoughtMatcher(Matcher):
         if self.has_ended or self._answer is None:
             return []
         with self._opening_as_answer() as is_possible:
-            rest = self._rest_of_thought(is_possible)
+            rest = self._rest_of_reasoning(is_possible)
             more = self._answer.ending(max_tokens - len(rest)) if len(rest) <= max_tokens else None
         return None if more is None else [*rest, *more]
 
-    def _rest_of_thought(self, may_answer: bool) -> tuple[int, ...]:
+    def _rest_of_reasoning(self, may_answer: bool) -> tuple[int, ...]:
         """What must be written before an answer can be; the least of it."""
-        state, thinking = self._state, self._thinking
+        state, reasoning = self._state, self._reasoning
         if state.run or state.phase is Phase.ANSWER or (state.phase is Phase.BEFORE and may_answer):
             return state.run
-        if state.phase is Phase.THOUGHT:
-            return self._rest_of_closing() + thinking.gap_ids
-        return thinking.opening_ids[state.num_opened :] + thinking.closing_ids + thinking.gap_ids
+        if state.phase is Phase.REASONING:
+            return self._rest_of_closing() + reasoning.gap_ids
+        return reasoning.opening_ids[state.num_opened :] + reasoning.closing_ids + reasoning.gap_ids
 
     def _after(self, token_id: int) -> _State:
         state = self._state
@@ -184,26 +185,26 @@ class ThoughtMatcher(Matcher):
             run = state.run[1:]
             phase = state.phase if run else Phase.ANSWER
             return state._replace(phase=phase, run=run, num_reasoning=state.num_reasoning + 1)
-        if state.phase is Phase.THOUGHT:
-            return self._after_thought(token_id)
+        if state.phase is Phase.REASONING:
+            return self._after_reasoning(token_id)
         if state.phase is Phase.ANSWER:
             return state._replace(num_answer=state.num_answer + self._take(token_id))
-        opening_ids = self._thinking.opening_ids
+        opening_ids = self._reasoning.opening_ids
         if token_id == opening_ids[state.num_opened]:
             is_open = state.num_opened + 1 == len(opening_ids)
-            return _State(Phase.THOUGHT) if is_open else _State(Phase.BEFORE, num_opened=state.num_opened + 1)
+            return _State(Phase.REASONING) if is_open else _State(Phase.BEFORE, num_opened=state.num_opened + 1)
         num_answer = self._take(*opening_ids[: state.num_opened], token_id)
         return _State(Phase.ANSWER, num_answer=num_answer)
 
-    def _after_thought(self, token_id: int) -> _State:
-        num_reasoning, max_tokens = self._state.num_reasoning + 1, self._thinking.max_tokens
+    def _after_reasoning(self, token_id: int) -> _State:
+        num_reasoning, max_tokens = self._state.num_reasoning + 1, self._reasoning.max_tokens
         tail = self._state.tail + self._compiler.token_bytes[token_id]
         _, closing, behind = tail.partition(self._closing)
         if closing:
-            run = self._thinking.gap_ids if self._answer and not behind else ()
-            return _State(Phase.THOUGHT if run else Phase.ANSWER, run, num_reasoning=num_reasoning)
-        run = self._thinking.ending_ids if max_tokens is not None and num_reasoning >= max_tokens else ()
-        return _State(Phase.THOUGHT, run, tail=tail[-len(self._closing) :], num_reasoning=num_reasoning)
+            run = self._reasoning.gap_ids if self._answer and not behind else ()
+            return _State(Phase.REASONING if run else Phase.ANSWER, run, num_reasoning=num_reasoning)
+        run = self._reasoning.ending_ids if max_tokens is not None and num_reasoning >= max_tokens else ()
+        return _State(Phase.REASONING, run, tail=tail[-len(self._closing) :], num_reasoning=num_reasoning)
 
     def _take(self, *token_ids: int) -> int:
         """How many tokens the answer's matcher took, which are all where there is one."""
@@ -218,7 +219,7 @@ class ThoughtMatcher(Matcher):
         """With the answer's matcher as if it had taken what there is of the opening; whether that is possible."""
         answer, num_taken = self._answer, 0
         assert answer
-        begun = self._thinking.opening_ids[: self._state.num_opened]
+        begun = self._reasoning.opening_ids[: self._state.num_opened]
         while num_taken < len(begun) and answer.advance(begun[num_taken]):
             num_taken += 1
         try:
@@ -228,7 +229,7 @@ class ThoughtMatcher(Matcher):
 
     def _rest_of_closing(self) -> tuple[int, ...]:
         """What is missing of a closing that may have been begun."""
-        closing_ids = self._thinking.closing_ids
+        closing_ids = self._reasoning.closing_ids
         for num_written in range(len(closing_ids) - 1, 0, -1):
             written = b"".join(self._compiler.token_bytes[i] for i in closing_ids[:num_written])
             if self._state.tail.endswith(written):
@@ -244,30 +245,30 @@ def _free(vocab_size: int, forbidden: frozenset[int]) -> Mask:
     return mask
 
 
-class ThoughtCounter:
-    """Told the tokens of an answer one by one, tells which are of its thoughts. A mark counts where a line begins, or
+class ReasoningCounter:
+    """Told the tokens of an answer one by one, tells which are reasoning. A mark counts where a line begins, or
     where it is a special token."""
 
-    def __init__(self, thinking: Thinking, tokenizer: Tokenizer) -> None:
+    def __init__(self, reasoning: Reasoning, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._opening, self._closing = (
-            b"".join(marked_bytes(tokenizer, i) for i in ids) for ids in (thinking.opening_ids, thinking.closing_ids)
+            b"".join(marked_bytes(tokenizer, i) for i in ids) for ids in (reasoning.opening_ids, reasoning.closing_ids)
         )
-        self._is_special = tokenizer.has_special(thinking.opening_ids)
-        self._is_thinking = thinking.is_open
+        self._is_special = tokenizer.has_special(reasoning.opening_ids)
+        self._is_reasoning = reasoning.is_open
         self._tail = b""
 
     def push(self, token_id: int) -> bool:
-        """Whether this token is of a thought; a mark is, from the token that completes it."""
+        """Whether this token is reasoning; a mark is, from the token that completes it."""
         tail = self._tail + marked_bytes(self._tokenizer, token_id)
-        if self._is_thinking:
-            self._is_thinking = self._closing not in tail
-            self._tail = tail[-len(self._closing) :] if self._is_thinking else b""
+        if self._is_reasoning:
+            self._is_reasoning = self._closing not in tail
+            self._tail = tail[-len(self._closing) :] if self._is_reasoning else b""
             return True
         line, opening, behind = tail.partition(self._opening)
         if not opening:
             self._tail = tail.rpartition(b"\n")[2][-_MAX_LINE:]
             return False
-        self._is_thinking = self._is_special or not line.strip()
-        self._tail = b"" if self._is_thinking else b"." + behind  # the line is not blank
-        return self._is_thinking
+        self._is_reasoning = self._is_special or not line.strip()
+        self._tail = b"" if self._is_reasoning else b"." + behind  # the line is not blank
+        return self._is_reasoning

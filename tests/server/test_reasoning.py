@@ -1,4 +1,4 @@
-"""Models that think, through all three APIs: nothing lost, leaked or out of order; budgets, grammars and usage."""
+"""Models that reason, through all three APIs: nothing lost, leaked or out of order; budgets, grammars and usage."""
 
 import json
 import random
@@ -15,7 +15,7 @@ import openai
 import pytest
 from numpy.typing import NDArray
 from tests.backends.scripted import ScriptedBackend
-from tests.chat.thinking_templates import thinking_template
+from tests.chat.reasoning_templates import thinking_template
 from tests.loopback import claude_at
 from tests.server.asking import function
 from tests.server.calls import WEATHER, tool, write_call

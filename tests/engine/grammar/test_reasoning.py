@@ -1,4 +1,4 @@
-"""A thought is free until it is closed, then the grammar holds; whatever was asked or rolled back in between."""
+"""Reasoning is free until it is closed, then the grammar holds; whatever was asked or rolled back in between."""
 
 import random
 
@@ -10,9 +10,9 @@ from tests.engine.tiny import make_request
 
 from hotloop.backends.sampler import is_allowed
 from hotloop.core.grammar import Grammar, json_schema
-from hotloop.core.thinking import Thinking
+from hotloop.core.reasoning import Reasoning
 from hotloop.engine.grammar.matcher import Grammars, Matcher, masks_of
-from hotloop.engine.grammar.thought import ThoughtCounter, ThoughtMatcher, open_matcher
+from hotloop.engine.grammar.reasoning import ReasoningCounter, ReasoningMatcher, open_matcher
 from hotloop.models.tokenizer import Tokenizer
 
 PLAIN = byte_tokenizer()
@@ -23,16 +23,16 @@ PROSE = Grammar("lark", "start: /(?s:.*)/")
 [EOS_ID] = PLAIN.eos_ids
 
 
-def limits(tokenizer: Tokenizer, *, is_open: bool = False, max_tokens: int | None = None) -> Thinking:
+def limits(tokenizer: Tokenizer, *, is_open: bool = False, max_tokens: int | None = None) -> Reasoning:
     opening, closing, gap = (tuple(tokenizer.encode(text)) for text in ("<think>", "</think>", "\n\n"))
     ending = tuple(tokenizer.encode("\n</think>\n\n"))
-    return Thinking(opening, closing, ending, gap, is_open, max_tokens)
+    return Reasoning(opening, closing, ending, gap, is_open, max_tokens)
 
 
 def make(grammar: Grammar | None, tokenizer: Tokenizer = PLAIN, **limited: int | bool | None) -> Matcher:
-    thinking = limits(tokenizer, **limited)  # type: ignore[arg-type]
+    reasoning = limits(tokenizer, **limited)  # type: ignore[arg-type]
     grammars = GRAMMARS[tokenizer]
-    return ThoughtMatcher(thinking, grammars.compiler, grammars.matcher(grammar) if grammar else None)
+    return ReasoningMatcher(reasoning, grammars.compiler, grammars.matcher(grammar) if grammar else None)
 
 
 def say(matcher: Matcher, text: str, tokenizer: Tokenizer = PLAIN) -> str:
@@ -49,7 +49,7 @@ def say(matcher: Matcher, text: str, tokenizer: Tokenizer = PLAIN) -> str:
 
 
 @pytest.mark.parametrize("tokenizer", [PLAIN, SPECIAL])
-def test_the_grammar_begins_where_the_thought_ends(tokenizer: Tokenizer) -> None:
+def test_the_grammar_begins_where_the_reasoning_ends(tokenizer: Tokenizer) -> None:
     whole = '<think>not {"n" JSON</think>\n\n{"n": 1}'
     assert say(make(OBJECT, tokenizer), whole, tokenizer) == whole
     opened = whole.removeprefix("<think>")
@@ -85,12 +85,12 @@ def test_a_budget_forces_the_closing(grammar: Grammar | None) -> None:
     assert PLAIN.decode(at_once.forced()).startswith('{"n"' if grammar else "")
 
 
-def test_a_thought_does_not_end_an_answer_that_must_follow() -> None:
+def test_reasoning_does_not_end_an_answer_that_must_follow() -> None:
     assert not make(OBJECT, is_open=True).allows(EOS_ID)
     assert make(None, is_open=True, max_tokens=9).allows(EOS_ID)
 
 
-def test_an_ending_closes_the_thought_and_completes_the_answer() -> None:
+def test_an_ending_closes_the_reasoning_and_completes_the_answer() -> None:
     matcher = make(OBJECT, is_open=True)
     say(matcher, "abc</th")
     ending = matcher.ending(50)
@@ -106,13 +106,15 @@ def test_an_ending_closes_the_thought_and_completes_the_answer() -> None:
 def test_who_is_guided_by_what() -> None:
     grammars = GRAMMARS[PLAIN]
     assert open_matcher(make_request([1]), grammars) is None
-    assert open_matcher(make_request([1], thinking=limits(PLAIN)), grammars) is None
-    assert open_matcher(make_request([1], thinking=limits(PLAIN, max_tokens=0)), grammars) is None
-    limited = make_request([1], thinking=limits(PLAIN, max_tokens=5))
-    assert isinstance(open_matcher(limited, grammars), ThoughtMatcher)
+    assert open_matcher(make_request([1], reasoning=limits(PLAIN)), grammars) is None
+    assert open_matcher(make_request([1], reasoning=limits(PLAIN, max_tokens=0)), grammars) is None
+    limited = make_request([1], reasoning=limits(PLAIN, max_tokens=5))
+    assert isinstance(open_matcher(limited, grammars), ReasoningMatcher)
     assert not limited.can_overlap
-    assert make_request([1], thinking=limits(PLAIN)).can_overlap
-    assert isinstance(open_matcher(make_request([1], grammar=OBJECT, thinking=limits(PLAIN)), grammars), ThoughtMatcher)
+    assert make_request([1], reasoning=limits(PLAIN)).can_overlap
+    assert isinstance(
+        open_matcher(make_request([1], grammar=OBJECT, reasoning=limits(PLAIN)), grammars), ReasoningMatcher
+    )
 
 
 TEXTS = ("<think>a</think>\n\n{", "<thi", "</think>", "ab", '{"n": 12}', "\n", "<think>")
@@ -164,13 +166,13 @@ def test_questions_and_rollbacks_change_nothing(
         ("ab", True, 2),
     ],
 )
-def test_tokens_of_thoughts_are_counted(text: str, is_open: bool, num_reasoning: int) -> None:
-    counter = ThoughtCounter(limits(PLAIN, is_open=is_open), PLAIN)
+def test_reasoning_tokens_are_counted(text: str, is_open: bool, num_reasoning: int) -> None:
+    counter = ReasoningCounter(limits(PLAIN, is_open=is_open), PLAIN)
     assert sum(counter.push(token_id) for token_id in PLAIN.encode(text)) == num_reasoning
 
 
 def test_special_marks_are_counted_everywhere_and_never_spelt() -> None:
-    counter = ThoughtCounter(limits(SPECIAL), SPECIAL)
+    counter = ReasoningCounter(limits(SPECIAL), SPECIAL)
     spelt = [token_id for char in "</think>" for token_id in SPECIAL.encode(char)]
     token_ids = [*SPECIAL.encode("so <think>a"), *spelt, *SPECIAL.encode("</think>b")]
     assert sum(map(counter.push, token_ids)) == 1 + 1 + 8 + 1

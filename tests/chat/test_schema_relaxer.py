@@ -7,10 +7,10 @@ import pytest
 from tests.engine.tiny import TOKENIZER
 
 from hotloop.chat.formats import HermesFormat
+from hotloop.chat.schema_relaxer import Loosened, SchemaRelaxer
 from hotloop.core.grammar import Grammar
 from hotloop.core.message import Tool
 from hotloop.engine.grammar.matcher import Grammars
-from hotloop.server.loose import Loosened, SchemaRelaxer
 
 ODD = {"type": "object", "$ref": "#/nowhere"}
 PLAIN = {"type": "string"}
@@ -30,7 +30,7 @@ def grammars() -> CountedGrammars:
 
 
 def loosen(tools: Sequence[Tool], grammars: Grammars, **limits: float) -> dict[str, Loosened]:
-    return SchemaRelaxer(HermesFormat(TOKENIZER), TOKENIZER, grammars, **{"max_trial_s": 60, **limits}).loosen(tools)
+    return SchemaRelaxer(HermesFormat(TOKENIZER), grammars, **{"max_trial_s": 60, **limits}).loosen(tools)
 
 
 def make_tool(name: str, **properties: Any) -> Tool:
@@ -64,7 +64,7 @@ def test_when_the_time_is_up_nothing_more_is_compiled(grammars: CountedGrammars)
 
 
 def test_what_was_not_tried_in_time_is_tried_again(grammars: CountedGrammars) -> None:
-    relaxer = SchemaRelaxer(HermesFormat(TOKENIZER), TOKENIZER, grammars, max_trial_s=0)
+    relaxer = SchemaRelaxer(HermesFormat(TOKENIZER), grammars, max_trial_s=0)
     tool = make_tool("t", a=ODD, b=PLAIN)
     relaxer.loosen([tool])
 
@@ -75,6 +75,6 @@ def test_a_schema_too_large_to_be_looked_at_is_not_enforced(grammars: CountedGra
     deep: Any = PLAIN
     for _ in range(100):
         deep = {"type": "object", "properties": {"a": deep}}
-    relaxer, tool = SchemaRelaxer(HermesFormat(TOKENIZER), TOKENIZER, grammars), make_tool("t", deep=deep, plain=PLAIN)
+    relaxer, tool = SchemaRelaxer(HermesFormat(TOKENIZER), grammars), make_tool("t", deep=deep, plain=PLAIN)
 
     assert relaxer.look_at(tool).dropped == ("the whole schema",)
