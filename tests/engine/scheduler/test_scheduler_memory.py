@@ -120,7 +120,7 @@ def test_those_who_outgrow_the_cache_make_the_last_who_came_give_up_its_seat() -
     loop.add("back", [*first, *prompt(16, 500)], session="first")
     loop.step()
     assert loop.scheduler.admission.admitted.keys() == {"first"}
-    assert loop.scheduler.admission.num_swapped == 1
+    assert loop.scheduler.admission.num_displaced == 1
     assert not loop.scheduler.tree.has_held_prefix(array("i", [*second, 1])), "nothing is kept for it"
     loop.add("later", [*second, 1], session="second")
     assert "later" not in loop.step()
