@@ -47,13 +47,13 @@ format: $(STAMP) ## Rewrite the code as `make check` wants it
 test: model ## Run the tests
 	PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
-test-page: model ## Run the page's tests in Chromium, which is installed where Debian's packages can be
+test-page: model ## Run the dashboard's tests in Chromium, which is installed where Debian's packages can be
 	@$(PIP) install playwright -c constraints.txt
 	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
-	    && apt-get update -qq && apt-get install -y -qq chromium >/dev/null; } || echo "install Chromium to test the page"
+	    && apt-get update -qq && apt-get install -y -qq chromium >/dev/null; } || echo "install Chromium to test the dashboard"
 	$(BIN)/pytest tests/ui
 
-test-ray: model ## Run the fleet's tests on a real Ray
+test-ray: model ## Run the tests of `hotloop ray` on a real Ray
 	@$(PIP) install -e '.[ray]' -c constraints.txt
 	$(BIN)/pytest tests/ray
 
@@ -106,7 +106,7 @@ test-fuzz: $(STAMP) ## Send readers, listeners and endpoints what is nearly vali
 test-mutants: $(STAMP) ## Change an operator at a time in the modules that own invariants, and see whether tests notice
 	$(BIN)/python -m benchmarks.mutants
 
-demo: $(STAMP) ## A small fleet of agents, naive and then hotloop
+demo: $(STAMP) ## A few agents, naive and then hotloop
 	@$(BIN)/hotloop demo
 
 bench: model ## Measure hotloop against itself without reuse and batching, and the overhead of a step

@@ -1,4 +1,4 @@
-"""The pages of the manual that are generated: `make docs` writes them, a test sees that they are up to date."""
+"""The generated pages of the manual: `make docs` writes them, a test checks that they are up to date."""
 
 from collections.abc import Iterator
 from dataclasses import MISSING, fields
@@ -10,14 +10,14 @@ from docstring_parser import parse_from_object
 from rich.console import Console
 
 from hotloop.cli.main import app
-from hotloop.cli.settings import CONFIG_CLASSES, CONFIG_FILE, env_name, flag_name
-from hotloop.core.config import RELOADABLE
+from hotloop.cli.settings import CONFIG_FILE, env_name, flag_name
+from hotloop.core.config import CONFIG_CLASSES, FEATURES, RELOADABLE
 
 _WIDTH = 100
 
 _CLI_INTRO = """# The command line
-Every command explains itself with `--help`; this page is the same text. Exit codes: 0 done, 1 it failed, 2 it was asked
-wrongly, 130 interrupted. Errors are one line on stderr. Settings can also come from the environment and from a file:
+Every command explains itself with `--help`; this page is the same text. Exit codes: 0 done, 1 failed, 2 usage error,
+130 interrupted. Errors are one line on stderr. Settings can also come from the environment and from a file:
 see [configuration](configuration.md).
 """
 
@@ -27,11 +27,11 @@ _CONFIGURATION_INTRO = f"""# Configuration
 `hotloop serve`, `hotloop route` and `hotloop chat` take each setting from the first of these that has it:
 
 1. the flag,
-2. the environment; an empty variable counts as not set, and a list is separated by spaces,
+2. the environment; an empty variable counts as not set, and the items of a list are separated by spaces,
 3. `{CONFIG_FILE}` in the current folder, or the file named by `--config`,
 4. the default.
 
-A key in the file that is no setting is an error. Models and caches are kept in the user's cache folder, or where
+Unknown keys in the file are an error. Models and caches are kept in the user's cache folder, or where
 `HOTLOOP_HOME` says. `hotloop bench replay` and `hotloop chat --url` send `HOTLOOP_API_KEY` too.
 
 ```toml
@@ -41,6 +41,7 @@ kv_memory = "4GiB"
 max_running = 32
 port = 8700
 cors_origins = ["http://localhost:3000"]
+disable = ["retention", "drafts"]
 
 [route]
 port = 8780
@@ -72,6 +73,13 @@ into the home folder, but for the hub's cache.
 """
 
 
+_FEATURES_INTRO = """## Features
+All of these are on. `--disable retention,drafts` turns some off, as do `HOTLOOP_DISABLE` and the list `disable` in the
+file; of several such lists the first, in the order above, counts. In Python each is a field of `EngineConfig` or
+`ServerConfig`: `EngineConfig(drafts=False)`.
+"""
+
+
 def cli_page() -> str:
     parts = [_CLI_INTRO]
     for command in _commands():
@@ -84,7 +92,7 @@ def cli_page() -> str:
 
 
 def configuration_page() -> str:
-    return "\n".join([_CONFIGURATION_INTRO, *(_class_section(cls) for cls in CONFIG_CLASSES)])
+    return "\n".join([_CONFIGURATION_INTRO, _features_section(), *(_class_section(cls) for cls in CONFIG_CLASSES)])
 
 
 def _commands() -> Iterator[list[str]]:
@@ -94,16 +102,25 @@ def _commands() -> Iterator[list[str]]:
         yield from ([name, sub] for sub in sorted(app[name]) if not sub.startswith("-") and app[name][sub].show)
 
 
+def _features_section() -> str:
+    help_of = {name: text for cls in CONFIG_CLASSES for name, text in _help_of(cls).items()}
+    rows = "\n".join(f"| `{name}` | {help_of[name]} |" for name in FEATURES)
+    return f"{_FEATURES_INTRO}\n| feature | what it does |\n|---|---|\n{rows}\n"
+
+
+def _help_of(cls: type) -> dict[str, str]:
+    return {param.arg_name: " ".join((param.description or "").split()) for param in parse_from_object(cls).params}
+
+
 def _class_section(cls: type) -> str:
-    doc = parse_from_object(cls)
-    help_of = {param.arg_name: " ".join((param.description or "").split()) for param in doc.params}
+    help_of = _help_of(cls)
     lines = [
         f"## {cls.__name__.removesuffix('Config')}",
-        f"{doc.short_description}\n",
+        f"{parse_from_object(cls).short_description}\n",
         "| key | flag | environment | default | what it does |",
         "|---|---|---|---|---|",
     ]
-    for setting in fields(cls):
+    for setting in (field for field in fields(cls) if field.name not in FEATURES):
         name, default = setting.name, _default(setting.default)
         lines.append(f"| `{name}` | `{flag_name(name)}` | `{env_name(name)}` | {default} | {help_of[name]} |")
     return "\n".join([*lines, ""])

@@ -86,11 +86,6 @@ def test_the_public_names_are_there():
         hotloop.nonsense  # noqa: B018
 
 
-def test_an_old_public_name_works_and_says_what_it_is_now():
-    with pytest.warns(DeprecationWarning, match="hotloop.ScriptedCall"):
-        assert hotloop.Call is hotloop.ScriptedCall
-
-
 def imports_of(path: Path, modules: set[str]) -> set[str]:
     """The modules of ours that a file imports, at its top, in a function, or for a type only."""
     found = set()

@@ -55,13 +55,13 @@ def ablation(num_agents: int) -> list[Patterns]:
     whole = Patterns(label="everything", num_agents=num_agents)
     return [
         whole,
-        replace(whole, label="without prefix reuse", flags=("--no-prefix-cache",)),
+        replace(whole, label="without prefix reuse", flags=("--disable", "prefix_cache")),
         replace(whole, label="one agent at a time", num_agents=1),
         replace(whole, label="without early dispatch", is_early=False),
         replace(whole, label="without parallel tools", is_parallel=False),
         replace(whole, label="without speculation", has_speculation=False),
         replace(whole, label="without prefill-ahead", can_prefill_ahead=False),
-        replace(whole, label="without drafts", flags=("--no-drafts",)),
+        replace(whole, label="without drafts", flags=("--disable", "drafts")),
         NAIVE_LOOP,
     ]
 

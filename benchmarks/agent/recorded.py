@@ -56,8 +56,8 @@ class Latency:
     sigma: float = 0.5
 
     def of(self, job_id: str, name: str, arguments: str) -> float:
-        dice = random.Random(f"{job_id}/{name}/{arguments}")
-        return self.median_s * math.exp(dice.gauss(0.0, self.sigma))
+        rng = random.Random(f"{job_id}/{name}/{arguments}")
+        return self.median_s * math.exp(rng.gauss(0.0, self.sigma))
 
 
 class RecordedTool:

@@ -26,13 +26,7 @@ from hotloop.core.errors import ConfigError
 
 GAPS = "gaps"
 GROUPS = tuple(dict.fromkeys(breaker.group for breaker in BREAKERS if breaker.group != "none"))
-UNPROTECTED = (
-    "--no-exact-turns",
-    "--no-canonical-tools",
-    "--no-move-nonces",
-    "--no-word-late-system",
-    "--no-retention",
-)
+UNPROTECTED = ("--disable", "exact_turns,canonical_tools,move_volatile_lines,late_system_as_user,retention")
 """A server that reads prompts just as they come."""
 
 

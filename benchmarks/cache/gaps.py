@@ -210,7 +210,7 @@ def compare_gaps(
 ) -> list[GapReport]:
     """The same errands on a server that holds prefixes through tool gaps, and on one that does not."""
     sized = [*flags, "--kv-memory", size_cache(errands, num_sessions, flags)]
-    settings = {"retention": sized, "plain LRU": [*sized, "--no-retention"]}
+    settings = {"retention": sized, "plain LRU": [*sized, "--disable", "retention"]}
     return [_run_child(label, server_flags, errands, watch) for label, server_flags in settings.items()]
 
 

@@ -21,7 +21,7 @@ Way = Literal["unbatched", "static", "dynamic", "continuous"]
 WAYS: tuple[Way, ...] = ("unbatched", "static", "dynamic", "continuous")
 _CLAIMS: Mapping[Way, str] = {"static": STATIC, "dynamic": DYNAMIC, "continuous": CONTINUOUS}
 
-_FLAGS = ("--no-drafts",)  # drafts learn from answers: whoever comes last would be faster for it
+_FLAGS = ("--disable", "drafts")  # drafts learn from answers: whoever comes last would be faster for it
 _WINDOW_S = 0.1
 
 
@@ -47,11 +47,11 @@ def draw_arrivals(
     count: int, *, rate: float = 20.0, outputs: Sequence[int] = (8, 12, 16, 24, 96), seed: int = 0
 ) -> list[Arrival]:
     """Most are short and a few are long, as answers of agents are."""
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     at_s, arrivals = 0.0, []
     for _ in range(count):
-        at_s += dice.expovariate(rate)
-        arrivals.append(Arrival(at_s, dice.choice(outputs)))
+        at_s += rng.expovariate(rate)
+        arrivals.append(Arrival(at_s, rng.choice(outputs)))
     return arrivals
 
 

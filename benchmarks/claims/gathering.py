@@ -124,7 +124,7 @@ def measure_gathering(tool_s: float, num_repeats: int) -> list[Result]:
         await model.close()
         return {way: each[1:] for way, each in found.items()}
 
-    with ChildServer(("--no-drafts",)) as server:
+    with ChildServer(("--disable", "drafts")) as server:
         found = asyncio.run(run(server.url))
     return results_of(found, tool_s)
 

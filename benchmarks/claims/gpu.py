@@ -64,7 +64,7 @@ _SMALL = Size(1, 70, (10, 20), 2, 40, 3, 3, (1, 2), 20, (2, 20, 2), 4)
 
 
 @dataclass(slots=True)
-class Sitting:
+class Measurements:
     """One run: how much, how long, and what came of it so far."""
 
     size: Size
@@ -98,12 +98,12 @@ class Sitting:
 
 def measure_prefix(client: Client, size: Size) -> Result:
     """Each prompt alone: first with a head nobody has read, then after a head that somebody has."""
-    dice = random.Random(0)
+    rng = random.Random(0)
     without: list[float] = []
     with_: list[float] = []
     shares: list[float] = []
     for _ in range(size.repeats):
-        lengths = [dice.randint(*size.own) for _ in range(size.num_prompts)]
+        lengths = [rng.randint(*size.own) for _ in range(size.num_prompts)]
         fresh = [client.prompt(size.head + own) for own in lengths]
         head = client.prompt(size.head)
         client.ask([head], 1)
@@ -243,25 +243,25 @@ def open_engine(*, is_tiny: bool) -> Engine:
     return Engine(model.tokenizer, backend, config, name=model.name)
 
 
-def run(sitting: Sitting) -> None:
-    size = sitting.size
+def run(measurements: Measurements) -> None:
+    size = measurements.size
     peer: dict[str, list[float]] = {}
 
     def keep_peer() -> Sequence[Result]:
-        peer.update(measure_peer(size, is_tiny=sitting.is_tiny))
+        peer.update(measure_peer(size, is_tiny=measurements.is_tiny))
         print({name: [round(value, 3) for value in values] for name, values in peer.items()}, flush=True)
         return ()
 
-    sitting.take("transformers", keep_peer)
-    with open_engine(is_tiny=sitting.is_tiny) as engine:
-        client = Client(engine, vocab_size=512) if sitting.is_tiny else Client(engine)
-        print(f"[{time.perf_counter() - sitting.began_at:5.1f} s] hotloop is loaded", flush=True)
+    measurements.take("transformers", keep_peer)
+    with open_engine(is_tiny=measurements.is_tiny) as engine:
+        client = Client(engine, vocab_size=512) if measurements.is_tiny else Client(engine)
+        print(f"[{time.perf_counter() - measurements.began_at:5.1f} s] hotloop is loaded", flush=True)
         client.ask([client.prompt(size.prompt)], 8)
         client.ask([client.prompt(size.head + size.own[1])], 2)
-        sitting.take(SERVING, lambda: measure_serving(client, size, peer))
-        sitting.take(PREFIX, lambda: measure_prefix(client, size))
-        sitting.take(FIRST, lambda: measure_first(client, size))
-        sitting.take(CONTINUOUS, lambda: measure_batching(client, size))
+        measurements.take(SERVING, lambda: measure_serving(client, size, peer))
+        measurements.take(PREFIX, lambda: measure_prefix(client, size))
+        measurements.take(FIRST, lambda: measure_first(client, size))
+        measurements.take(CONTINUOUS, lambda: measure_batching(client, size))
 
 
 def main() -> int:
@@ -270,7 +270,7 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds after which nothing more is begun")
     parser.add_argument("--tiny", action="store_true", help="on the CPU, to see that it runs")
     flags = parser.parse_args()
-    run(Sitting(_SMALL if flags.tiny else Size(), flags.json, flags.limit, flags.tiny))
+    run(Measurements(_SMALL if flags.tiny else Size(), flags.json, flags.limit, flags.tiny))
     return 0
 
 

@@ -25,7 +25,8 @@ from hotloop.core.errors import RemoteError
 _FIRST, _STEP, _NUM_OUTPUT = 200, 300, 8
 _NUM_SHORT = 5  # the steps of the published loop
 _WORD = " and"
-_FLAGS = ("--no-drafts",)
+_FLAGS = ("--disable", "drafts")
+_NAIVE = ("--disable", "prefix_cache")
 
 
 class Loop:
@@ -46,7 +47,7 @@ class Loop:
 
 
 def measure_loop(numbers: Sequence[int], num_repeats: int) -> list[Result]:
-    pairs = [(_run((*_FLAGS, "--no-prefix-cache"), numbers, i), _run(_FLAGS, numbers, i)) for i in range(num_repeats)]
+    pairs = [(_run((*_FLAGS, *_NAIVE), numbers, i), _run(_FLAGS, numbers, i)) for i in range(num_repeats)]
     return results_of(pairs)
 
 
@@ -101,7 +102,7 @@ def _recomputed(naive: Loop, reused: Loop) -> float:
 
 
 def _run(flags: Sequence[str], numbers: Sequence[int], repeat: int) -> Loop:
-    is_naive = "--no-prefix-cache" in flags
+    is_naive = "prefix_cache" in flags
     wanted = sorted({*numbers} if is_naive else {each for number in numbers for each in (max(1, number - 1), number)})
     turns: list[ReplayedTurn] = []
 

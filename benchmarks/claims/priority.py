@@ -17,7 +17,7 @@ from hotloop.bench.serving import ChildServer
 from hotloop.bench.workload import AgentJob, generate_jobs
 from hotloop.core.errors import RemoteError
 
-_FLAGS = ("--no-drafts",)
+_FLAGS = ("--disable", "drafts")
 _OPTIONS: Mapping[str, Any] = {"temperature": 0, "ignore_eos": True}
 
 

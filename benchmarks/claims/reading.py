@@ -10,7 +10,7 @@ from benchmarks.serving import replay_child
 from hotloop.bench.replay import Progress, ReplayedTurn
 from hotloop.bench.workload import AgentJob, generate_jobs, read_jobs
 
-_FLAGS = ("--no-drafts",)
+_FLAGS = ("--disable", "drafts")
 _NUM_OUTPUT = 8
 _MAX_CHARS = 26_000
 
@@ -21,7 +21,7 @@ def measure_prefix(data: Path, runs: str, num_prompts: int, num_repeats: int) ->
     num_jobs = 1 + num_prompts * num_repeats
     read = read_jobs(data, max_jobs=num_jobs, max_turns=100, max_output=_NUM_OUTPUT, max_chars=_MAX_CHARS)
     jobs = [AgentJob(job.id, job.turns[-1:]) for job in read]
-    without, with_ = (_replay((*_FLAGS, *more), jobs)[1:] for more in (("--no-prefix-cache",), ()))
+    without, with_ = (_replay((*_FLAGS, *more), jobs)[1:] for more in (("--disable", "prefix_cache"), ()))
     parts = [slice(begin, begin + num_prompts) for begin in range(0, len(without), num_prompts)]
     times, tokens = (
         [[of(steps[part]) for part in parts] for steps in (with_, without)] for of in (_first_s, _prefilled)

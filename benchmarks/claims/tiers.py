@@ -25,7 +25,7 @@ from hotloop.bench.bfcl import fetch_questions, read_questions
 from hotloop.bench.serving import ChildServer
 
 _CATEGORIES = ("simple", "multiple", "parallel")
-_FLAGS = ("--no-drafts",)
+_FLAGS = ("--disable", "drafts")
 
 
 def measure_cost(

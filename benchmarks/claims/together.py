@@ -142,7 +142,7 @@ def _routed(models: Mapping[str, str]) -> Iterator[str]:
     with ExitStack() as stack:
         servers = {name: stack.enter_context(ChildServer(("--model", model))) for name, model in models.items()}
         names = {name: asyncio.run(_name(server.url)) for name, server in servers.items()}
-        config = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "fleet.toml"
+        config = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "replicas.toml"
         config.write_text(_TIERS.format(**names))
         replicas = [flag for server in servers.values() for flag in ("--replica", server.url)]
         yield stack.enter_context(ChildServer(replicas, command="route", config=str(config))).url

@@ -82,7 +82,7 @@ class RouterProcess(ChildServer):
 
     def __init__(self, urls: Iterable[str], flags: Sequence[str] = ()) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="hotloop-bench-")
-        self._file = Path(self._folder.name) / "fleet.toml"
+        self._file = Path(self._folder.name) / "replicas.toml"
         self._file.write_text(render_fleet(urls), encoding="utf-8")
         super().__init__(flags, command="route", config=str(self._file))
 

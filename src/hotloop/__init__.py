@@ -1,7 +1,6 @@
 """The public face. Names are loaded when they are first used, so that `hotloop --help` never waits for an engine."""
 
 import importlib
-import warnings
 from typing import TYPE_CHECKING, Any
 
 from hotloop.core.version import __version__
@@ -66,15 +65,7 @@ __all__ = [
 ]
 
 
-_RENAMED = {"Call": "ScriptedCall"}
-"""Old names work for one version."""
-
-
 def __getattr__(name: str) -> Any:
-    if name in _RENAMED:
-        new = _RENAMED[name]
-        warnings.warn(f"hotloop.{name} is now hotloop.{new}", DeprecationWarning, stacklevel=2)
-        name = new
     if name not in _HOMES:
         raise AttributeError(f"module 'hotloop' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

@@ -2,7 +2,6 @@
 
 import asyncio
 
-import pytest
 from tests.agent.runs import listen
 
 from hotloop.agent.agent import Agent
@@ -71,9 +70,6 @@ async def test_it_can_be_switched_off() -> None:
     agent = agent_of(model, LONG, waits=False)
     plain = Agent(model, agent.tools, can_prefill_ahead=False)
     await listen(plain)
-    with pytest.warns(DeprecationWarning, match="can_prefill_ahead"):
-        as_before = Agent(model, agent.tools, can_read_ahead=False)
-    assert not as_before.settings.can_prefill_ahead
     assert not model.reads
 
 

@@ -3,7 +3,7 @@
 from hotloop.backends.build import EMULATED, compiler
 from hotloop.backends.native.library import KvType, load_kernel
 from hotloop.backends.openvino.attention import Kernel
-from hotloop.backends.openvino.native import has_amx
+from hotloop.backends.openvino.kernels import has_amx
 
 
 def load_tiles(kv_type: KvType = "bf16") -> Kernel | None:

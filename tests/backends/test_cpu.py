@@ -57,7 +57,7 @@ def test_the_native_decoder_is_opened_where_there_is_amx(amx: None, model: Model
 
 
 def test_where_it_is_insisted_on_and_cannot_be_had_the_reason_is_told(amx: None, model: Model) -> None:
-    with pytest.raises(ConfigError, match="cpu_backend native cannot be had: precision is exact"):
+    with pytest.raises(ConfigError, match="cpu_backend native is not supported: precision is exact"):
         open_cpu(model, NATIVE, precision="exact")
 
 
@@ -189,13 +189,15 @@ def test_what_is_not_asked_to_stay_as_it_is_or_cannot_does_not(
     assert str(why_not_native(model, CONFIG, "auto", "fast")).startswith("this CPU has no AMX, without which")
     assert why_not_native(gguf_model, CONFIG, "auto", "exact") == "precision is exact"
     monkeypatch.setattr(cpu, "has_dot_products", lambda: False)
-    assert str(why_not_native(gguf_model, CONFIG, "auto", "fast")).startswith("this CPU has no quick products of bytes")
+    assert str(why_not_native(gguf_model, CONFIG, "auto", "fast")).startswith(
+        "this CPU has no int8 dot-product instructions"
+    )
 
 
 def test_stored_is_refused_where_it_cannot_be_had(gguf_model: Model, model: Model, amx: None) -> None:
-    with pytest.raises(ConfigError, match="cannot be had: precision is exact"):
+    with pytest.raises(ConfigError, match="is not supported: precision is exact"):
         open_cpu(gguf_model, CONFIG, weight_format="stored", precision="exact")
-    with pytest.raises(ConfigError, match="cannot be had: the model's matrices are not quantised"):
+    with pytest.raises(ConfigError, match="is not supported: the model's matrices are not quantised"):
         open_cpu(model, CONFIG, weight_format="stored")
 
 

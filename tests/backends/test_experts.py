@@ -10,8 +10,8 @@ from tests.models.tiny import DictWeights, tiny_spec, tiny_weights
 
 from hotloop.backends.openvino import experts as held_experts
 from hotloop.backends.openvino.experts import Held, Matrices, NumpyExperts, held_format, load_experts, pack, unpack
-from hotloop.backends.openvino.native import mixture
-from hotloop.backends.openvino.native.mixture import NativeExperts
+from hotloop.backends.openvino.kernels import mixture
+from hotloop.backends.openvino.kernels.mixture import NativeExperts
 from hotloop.core.config import Precision
 from hotloop.models.model import Model
 from hotloop.models.spec import Family, ModelSpec

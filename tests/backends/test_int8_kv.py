@@ -23,8 +23,8 @@ from hotloop.backends.native.backend import NativeBackend
 from hotloop.backends.native.library import load_kernel
 from hotloop.backends.openvino.attention import Kernel
 from hotloop.backends.openvino.blocks import KernelBackend
-from hotloop.backends.openvino.gap import PortableBackend
-from hotloop.backends.openvino.native import has_amx, load_portable
+from hotloop.backends.openvino.kernels import has_amx, load_portable
+from hotloop.backends.openvino.placeholder import PortableBackend
 from hotloop.core.config import EngineConfig
 from hotloop.core.errors import ConfigError
 from hotloop.engine.engine import Engine
@@ -131,7 +131,7 @@ def test_scales_that_a_block_held_before_do_not_matter(kernel: Kernel) -> None:
 
 
 def open_native(model: Model, kv_type: str) -> KernelBackend:
-    return NativeBackend(model, 4 << 20, load_kernel(kv_type), form="strips", num_workers=2)
+    return NativeBackend(model, 4 << 20, load_kernel(kv_type), form="packed_ggml", num_workers=2)
 
 
 def open_portable(model: Model, kv_type: str) -> KernelBackend:
@@ -219,7 +219,7 @@ def test_it_is_what_is_asked_for(model: Model) -> None:
 
 
 def test_it_is_refused_where_it_cannot_be_had(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="kv_precision int8 does not go with precision exact"):
+    with pytest.raises(ConfigError, match="kv_precision=int8 cannot be combined with precision=exact"):
         open_cpu(model, INT8, precision="exact")
     latent = LatentSpec(None, kv_rank=32, nope_dim=16, rope_dim=8, value_dim=16, scale=0.1)
     with pytest.raises(ConfigError, match=r"kv_precision int8 is not to be had with latent attention \(MLA\)"):

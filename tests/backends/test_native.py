@@ -16,7 +16,7 @@ from tests.backends.kernels import load_tiles
 
 from hotloop.backends.backend import Batch
 from hotloop.backends.openvino.attention import Attention, Kernel, numpy_kernel
-from hotloop.backends.openvino.native import load_portable
+from hotloop.backends.openvino.kernels import load_portable
 from hotloop.models.rope import rotary_frequencies, rotary_table
 from hotloop.models.spec import ModelSpec
 

@@ -110,7 +110,7 @@ def test_blocks_of_a_closed_backend_are_gone(empty_home: Path) -> None:
         backend.read_blocks([0])
 
 
-@pytest.mark.parametrize("form", ["int8", "strips"])
+@pytest.mark.parametrize("form", ["int8", "packed_ggml"])
 def test_a_model_that_cannot_be_read_leaves_no_threads_behind(form: Format, empty_home: Path) -> None:
     model = tiny_model("llama", head_dim=64)
     names = [name for name in tensor_names(model.spec) if name != "down"]

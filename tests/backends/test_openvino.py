@@ -22,9 +22,9 @@ from hotloop.backends.backend import Backend
 from hotloop.backends.cpu import open_cpu
 from hotloop.backends.native.backend import NativeBackend
 from hotloop.backends.openvino.attention import numpy_kernel
-from hotloop.backends.openvino.gap import KernelOp, PortableBackend
-from hotloop.backends.openvino.native import has_amx
+from hotloop.backends.openvino.kernels import has_amx
 from hotloop.backends.openvino.paged import PagedBackend
+from hotloop.backends.openvino.placeholder import KernelOp, PortableBackend
 from hotloop.backends.openvino.store import failure
 from hotloop.core.config import EngineConfig, Precision, WeightFormat
 from hotloop.core.errors import ConfigError, ModelError
@@ -109,7 +109,7 @@ def test_heads_of_all_kinds(changes: dict[str, Any], empty_home: Path) -> None:
 
 
 @pytest.mark.parametrize("recipe", [Recipe("awq"), Recipe("gptq", has_act_order=True)], ids=str)
-def test_a_checkpoint_in_four_bits_is_widened(recipe: Recipe, tmp_path: Path, empty_home: Path) -> None:
+def test_a_checkpoint_in_four_bits_is_dequantised(recipe: Recipe, tmp_path: Path, empty_home: Path) -> None:
     spec = tiny_spec("llama")
     weights = {name: tensor / 8 if tensor.ndim == 2 else tensor for name, tensor in tiny_weights(spec).items()}
     meant = DictWeights(write_int4_folder(tmp_path / "m", spec, weights, recipe))

@@ -12,8 +12,8 @@ from tests.models.tiny import DictWeights, tiny_spec, tiny_weights
 
 from hotloop.backends.backend import Batch
 from hotloop.backends.openvino.attention import Kernel, numpy_kernel
-from hotloop.backends.openvino.gap import PortableBackend
-from hotloop.backends.openvino.native import load_portable
+from hotloop.backends.openvino.kernels import load_portable
+from hotloop.backends.openvino.placeholder import PortableBackend
 from hotloop.core.config import EngineConfig
 from hotloop.engine.engine import Engine
 from hotloop.models.memory import kv_token_bytes, split_kv

@@ -1,7 +1,6 @@
-"""`hotloop bench replay`, and names that moved, as a program would call it."""
+"""`hotloop bench replay`, as a program would call it."""
 
 import json
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -53,22 +52,3 @@ def test_errors_are_counted_and_a_run_without_any_answer_fails(capsys: pytest.Ca
     with FakeServer(failing=frozenset(range(4))) as server:
         assert run(["bench", "replay", "--url", server.url, *SMALL]) == 1
     assert "answered 503: out of order" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("agent", "agent"),
-        ("cache", "cache"),
-        ("overhead", "overhead"),
-        ("route", "route"),
-        ("seeds", "claims"),
-        ("soak", "soak"),
-        ("tiers", "claims"),
-    ],
-)
-def test_what_left_the_package_says_where_it_is(old: str, new: str, capsys: pytest.CaptureFixture[str]):
-    for flags in ([], ["--help"], ["--scenario", "overhead", "--json"]):
-        assert run(["bench", old, *flags]) == 2
-        assert f"python -m benchmarks.{new}`" in capsys.readouterr().err
-    assert find_spec(f"benchmarks.{new}")

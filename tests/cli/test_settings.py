@@ -4,10 +4,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-from cyclopts import App, CycloptsError
+from cyclopts import CycloptsError
 
-from hotloop.cli.settings import CONFIG_FILE, ConfigFile, EngineFlags, RouterFlags, ServerFlags, Sources
-from hotloop.core.config import EngineConfig, RouterConfig, ServerConfig
+from hotloop.cli.command_line import CommandLine
+from hotloop.cli.settings import CONFIG_FILE, ConfigFile, Disable, EngineFlags, RouterFlags, ServerFlags, Sources
+from hotloop.core.config import EngineConfig, RouterConfig, ServerConfig, without
 from hotloop.core.errors import ConfigError
 
 Settings = tuple[EngineConfig, ServerConfig]
@@ -19,13 +20,17 @@ def parse(tmp_path: Path) -> Parse:
     def parse(*argv: str, environ: Mapping[str, str] | None = None, file: str | None = None) -> Settings:
         if file is not None:
             (tmp_path / CONFIG_FILE).write_text(file)
-        app = App(config=Sources(lambda: environ or {}, lambda: tmp_path), result_action="return_value")
+        app = CommandLine(config=Sources(lambda: environ or {}, lambda: tmp_path), result_action="return_value")
 
         @app.default
         def show(
-            *, engine: EngineFlags = EngineConfig(), server: ServerFlags = ServerConfig(), config: ConfigFile = None
+            *,
+            engine: EngineFlags = EngineConfig(),
+            server: ServerFlags = ServerConfig(),
+            disable: Disable = (),
+            config: ConfigFile = None,
         ) -> Settings:
-            return engine, server
+            return without(engine, disable), without(server, disable)
 
         result: Settings = app(list(argv), exit_on_error=False, print_error=False)
         return result
@@ -38,37 +43,67 @@ def test_defaults(parse: Parse):
 
 
 def test_file_beats_default(parse: Parse):
-    engine, server = parse(file='max_running = 3\nprefix_cache = false\ncors_origins = ["a", "b"]\ndrain_timeout_s = 5')
+    engine, server = parse(
+        file='max_running = 3\ndisable = ["prefix_cache"]\ncors_origins = ["a", "b"]\ndrain_timeout_s = 5'
+    )
     assert (engine.max_running, engine.prefix_cache) == (3, False)
     assert (server.cors_origins, server.drain_timeout_s) == (("a", "b"), 5.0)
 
 
 def test_environment_beats_default(parse: Parse):
-    environ = {"HOTLOOP_MAX_RUNNING": "4", "HOTLOOP_PREFIX_CACHE": "false", "HOTLOOP_CORS_ORIGINS": "a b"}
+    environ = {"HOTLOOP_MAX_RUNNING": "4", "HOTLOOP_DISABLE": "prefix_cache", "HOTLOOP_CORS_ORIGINS": "a b"}
     engine, server = parse(environ=environ)
     assert (engine.max_running, engine.prefix_cache, server.cors_origins) == (4, False, ("a", "b"))
 
 
 def test_flag_beats_default(parse: Parse):
-    engine, server = parse("--max-running", "5", "--no-prefix-cache", "--cors-origins", "a", "--cors-origins", "b")
+    engine, server = parse(
+        "--max-running", "5", "--disable", "prefix_cache", "--cors-origins", "a", "--cors-origins", "b"
+    )
     assert (engine.max_running, engine.prefix_cache, server.cors_origins) == (5, False, ("a", "b"))
 
 
 def test_environment_beats_file(parse: Parse):
-    environ = {"HOTLOOP_MAX_RUNNING": "4", "HOTLOOP_PREFIX_CACHE": "true", "HOTLOOP_CORS_ORIGINS": "a"}
-    engine, server = parse(environ=environ, file='max_running = 3\nprefix_cache = false\ncors_origins = ["b", "c"]')
+    environ = {"HOTLOOP_MAX_RUNNING": "4", "HOTLOOP_DISABLE": "drafts", "HOTLOOP_CORS_ORIGINS": "a"}
+    engine, server = parse(
+        environ=environ, file='max_running = 3\ndisable = ["prefix_cache"]\ncors_origins = ["b", "c"]'
+    )
     assert (engine.max_running, engine.prefix_cache, server.cors_origins) == (4, True, ("a",))
 
 
 def test_flag_beats_environment(parse: Parse):
-    environ = {"HOTLOOP_MAX_RUNNING": "4", "HOTLOOP_PREFIX_CACHE": "true", "HOTLOOP_CORS_ORIGINS": "a"}
-    engine, server = parse("--max-running", "5", "--no-prefix-cache", "--cors-origins", "d", environ=environ)
+    environ = {"HOTLOOP_MAX_RUNNING": "4", "HOTLOOP_DISABLE": "drafts", "HOTLOOP_CORS_ORIGINS": "a"}
+    engine, server = parse("--max-running", "5", "--disable", "prefix_cache", "--cors-origins", "d", environ=environ)
     assert (engine.max_running, engine.prefix_cache, server.cors_origins) == (5, False, ("d",))
 
 
 def test_flag_beats_file(parse: Parse):
-    engine, _ = parse("--max-running", "5", "--prefix-cache", file="max_running = 3\nprefix_cache = false")
+    engine, _ = parse("--max-running", "5", "--disable", "drafts", file='max_running = 3\ndisable = ["prefix_cache"]')
     assert (engine.max_running, engine.prefix_cache) == (5, True)
+
+
+def test_features_are_disabled_by_name(parse: Parse):
+    engine, server = parse("--disable", "retention,late_tools", "--disable", "drafts")
+    assert (engine.retention, engine.drafts, engine.admission) == (False, False, True)
+    assert (server.late_tools, server.exact_turns) == (False, True)
+    assert parse("--disable", "", file='disable = ["drafts"]')[0].drafts, "an empty list disables nothing"
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "file", "reason"),
+    [
+        (["--disable", "draft"], {}, None, "there is no feature 'draft'; there are prefix_cache, "),
+        ([], {"HOTLOOP_DISABLE": "late_tools,x"}, None, "HOTLOOP|disable.* there is no feature 'x'"),
+        ([], {}, 'disable = ["x"]', "there is no feature 'x'"),
+        ([], {}, "drafts = false", "there is no setting 'drafts'"),
+        (["--no-drafts"], {}, None, "Unknown option"),
+    ],
+)
+def test_an_unknown_feature_is_an_error(
+    parse: Parse, argv: list[str], environ: Mapping[str, str], file: str | None, reason: str
+):
+    with pytest.raises((ConfigError, CycloptsError), match=reason):
+        parse(*argv, environ=environ, file=file)
 
 
 def test_sources_mix(parse: Parse):
@@ -82,7 +117,10 @@ def test_an_empty_variable_is_not_set(parse: Parse):
 
 def test_a_mistyped_variable_is_pointed_out(parse: Parse, capsys: pytest.CaptureFixture[str]):
     parse(environ={"HOTLOOP_KVMEMORY": "4GiB", "HOTLOOP_HOME": "/somewhere", "HOTLOOP_PORT": "1"})
-    assert capsys.readouterr().err == "hotloop: there is no setting HOTLOOP_KVMEMORY; did you mean HOTLOOP_KV_MEMORY?\n"
+    assert (
+        capsys.readouterr().err
+        == "hotloop: unknown environment variable HOTLOOP_KVMEMORY; did you mean HOTLOOP_KV_MEMORY? (ignored)\n"
+    )
 
 
 def test_another_file_can_be_named(parse: Parse, tmp_path: Path):
@@ -96,7 +134,7 @@ def test_settings_of_other_commands_may_stand_in_the_file(parse: Parse):
 
 
 def test_serve_and_route_in_one_folder_have_ports_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    app = App(config=Sources(dict, lambda: tmp_path), result_action="return_value")
+    app = CommandLine(config=Sources(dict, lambda: tmp_path), result_action="return_value")
 
     @app.command
     def serve(*, server: ServerFlags = ServerConfig(), config: ConfigFile = None) -> int:

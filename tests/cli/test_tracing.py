@@ -41,7 +41,7 @@ def test_a_home_that_cannot_be_written_stops_nobody(empty_home, capsys):
     empty_home.write_text("a file, and no folder")
     with tracing(TraceConfig()) as tracer:
         assert not tracer.is_on
-    assert capsys.readouterr().err.startswith("hotloop: nothing is recorded: cannot open the trace store")
+    assert capsys.readouterr().err.startswith("hotloop: tracing disabled: cannot open the trace store")
 
 
 def test_a_file_that_was_asked_for_must_be_one(tmp_path):

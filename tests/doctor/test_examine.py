@@ -73,7 +73,7 @@ async def test_a_hotloop_without_a_cache_is_told_what_to_do():
             rounds = await probe_repeats(await meet(deployment), num_rounds=1)
     assert [each.second.num_cached for each in rounds] == [0]
     assert [heard.num_cached for heard in rounds[0].later] == [0, 0, 0]
-    assert advise("prefix cache", "hotloop").startswith("Leave `--no-prefix-cache` out")
+    assert advise("prefix cache", "hotloop").startswith("Do not disable `prefix_cache`")
 
 
 async def test_what_is_found_out_about_a_hotloop_without_a_key():

@@ -66,8 +66,8 @@ def test_a_whole_answer_arrives_at_its_end():
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (b"data: nonsense\n\n", "makes no sense"),
-        (b'data: {"choices": ["x"]}\n\n', "makes no sense"),
+        (b"data: nonsense\n\n", "invalid response"),
+        (b'data: {"choices": ["x"]}\n\n', "invalid response"),
         (b'data: {"error": {"message": "broken"}}\n\n', "broken"),
     ],
 )

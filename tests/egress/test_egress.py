@@ -109,7 +109,7 @@ COMMANDS = {
     "trace show": "last",
     "version": "",
 }
-FLEET = ("fleet up", "fleet status", "fleet down")
+RAY = ("ray up", "ray status", "ray down")
 
 
 def command_names(group: App, *before: str) -> Iterator[str]:
@@ -124,7 +124,7 @@ def command_names(group: App, *before: str) -> Iterator[str]:
 
 
 def test_every_command_has_a_case():
-    assert {*SERVING, *COMMANDS, *FLEET} == set(command_names(app))
+    assert {*SERVING, *COMMANDS, *RAY} == set(command_names(app))
 
 
 @pytest.fixture(scope="module")
@@ -215,14 +215,14 @@ def test_a_server_contacts_nobody(name: str, guard: Guard, url: str):
 
 
 @pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: hotloop[ray]")
-def test_a_fleet_contacts_nobody(guard: Guard):
+def test_ray_contacts_nobody(guard: Guard):
     """Nor does Ray, which is started for it."""
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as sockets:  # their paths must be short
         environ = {**PATIENCE, "RAY_TMPDIR": sockets}
         with closing(bind("127.0.0.1", 0)) as listener:
-            (guard.work / "fleet.toml").write_text(f"[fleet]\nport = {listener.getsockname()[1]}\ncpus = 0.25\n")
-        up, *others = (name.split() for name in FLEET)
-        with guard.serving(*up, "fleet.toml", **environ):
+            (guard.work / "ray.toml").write_text(f"[ray]\nport = {listener.getsockname()[1]}\ncpus = 0.25\n")
+        up, *others = (name.split() for name in RAY)
+        with guard.serving(*up, "ray.toml", **environ):
             for name in others:
                 done = guard.python("-m", "hotloop", *name, **environ)
                 assert done.returncode == 0, done.stderr

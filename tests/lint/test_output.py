@@ -70,9 +70,9 @@ def test_json_has_figures_and_places():
     assert finding["place"]["line"] == 2
     assert finding["place"]["path"] == "messages[0].content"
     assert len(finding["others"]) == 2
-    assert finding["fix"] == finding["mend"] != "", "the old name, for one version"
+    assert finding["fix"]
     assert rendered["summary"]["findings"] == {"note": 0, "warning": 1, "error": 0}
-    assert rendered["summary"]["predicted_recomputed_tokens"] == rendered["summary"]["predicted_reread_tokens"] > 0
+    assert rendered["summary"]["predicted_recomputed_tokens"] > 0
     assert rendered["summary"]["reported_lost_tokens"] == 3 * (2010 - 1000)
 
 

@@ -62,7 +62,7 @@ class Quantised:
     scales: NDArray[np.float32]  # [out, groups], exact in 16 bits
     groups: NDArray[np.int32]  # [in]
 
-    def widened(self) -> NDArray[np.float32]:
+    def dequantised(self) -> NDArray[np.float32]:
         difference = self.numbers.astype(np.float32) - self.zeros[:, self.groups]
         return difference * self.scales[:, self.groups]
 
@@ -164,7 +164,7 @@ def write_int4_folder(
         natural = np.arange(place.shape[1])
         order = orders.setdefault((layer + side, place.shape[1]), random.permutation(natural))
         matrix = quantise(tensor, recipe, order if recipe.has_act_order else natural)
-        meant[place.name] = matrix.widened()
+        meant[place.name] = matrix.dequantised()
         files |= parts(place.hf_name.removesuffix(".weight"), matrix, recipe)
     folder.mkdir()
     save(folder, files | dict(changes), recipe.num_shards)

@@ -10,7 +10,7 @@ from tests.models.tiny import tiny_spec, tiny_weights, write_json
 from tests.parity.models import HYBRIDS
 
 from hotloop.core.errors import ModelError
-from hotloop.models.fp8 import widen_fp8
+from hotloop.models.fp8 import dequantise_fp8
 from hotloop.models.huggingface import SafetensorsWeights, config_spec
 from hotloop.models.memory import gpu_weight_bytes
 from hotloop.models.model import load_model, load_spec
@@ -43,7 +43,7 @@ def test_every_byte_is_the_number_it_stands_for() -> None:
     codes = np.arange(256, dtype=np.uint8).reshape(2, 128)
     want = np.array([e4m3(code) for code in range(256)]).reshape(2, 128)
     want[:, 127] = np.nan
-    got = widen_fp8(Fp8Stored(codes, np.array([[1.0], [2.0]], np.float32), 128))
+    got = dequantise_fp8(Fp8Stored(codes, np.array([[1.0], [2.0]], np.float32), 128))
     np.testing.assert_array_equal(got, want * [[1], [2]])
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.models.tiny import tiny_spec, tiny_weights, write_gguf
 
 from hotloop.core.errors import ModelError
-from hotloop.models.gguf import read_gguf_file, widen
+from hotloop.models.gguf import dequantise, read_gguf_file
 
 reuse = settings(max_examples=200)
 
@@ -60,13 +60,13 @@ def test_dequantises_as_the_gguf_package_does(tmp_path: Path, kind: str) -> None
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    read = widen(read_gguf_file(path).tensors["m"].stored())
+    read = dequantise(read_gguf_file(path).tensors["m"].stored())
     assert read.dtype == np.float32
     np.testing.assert_array_equal(read, gguf.quants.dequantize(data, quantised))
     np.testing.assert_allclose(read, matrix, atol=0.5)
 
 
-def test_a_type_that_cannot_be_widened_is_refused_with_the_header(tmp_path: Path) -> None:
+def test_a_type_that_cannot_be_dequantised_is_refused_with_the_header(tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
     writer.add_tensor("m", np.zeros((2, 4), np.int16))
     writer.write_header_to_file()

@@ -178,7 +178,7 @@ def test_an_unknown_architecture_is_named_with_what_is_supported(tmp_path: Path)
         ({"rope_scaling": {"type": "odd", "factor": 2.0}}, "rotary scaling of type 'odd' is not supported"),
         ({"rope_scaling": {"type": "linear"}}, "linear rotary scaling is incomplete: 'factor'"),
         ({"rope_scaling": {"rope_type": "llama3"}}, "llama3 rotary scaling is incomplete: 'low_freq_factor'"),
-        ({"rope_scaling": SENSELESS}, "its llama3 rotary scaling makes no sense: {"),
+        ({"rope_scaling": SENSELESS}, "its llama3 rotary scaling is invalid: {"),
         ({"rope_scaling": "yes"}, "the rotary scaling should be an object, not 'yes'"),
         ({"hidden_size": "64"}, "hidden_size should be a number above zero, not '64'"),
         ({"num_hidden_layers": None}, "num_hidden_layers should be a number above zero, not None"),

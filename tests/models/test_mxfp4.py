@@ -35,7 +35,7 @@ def write_packed(folder: Path, **changes: object) -> dict[str, np.ndarray]:
 VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 
 
-def widened(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
+def dequantised(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
     """[out, in]: one of sixteen numbers times a power of two; a byte has two neighbours, the first in its low half."""
     pairs = np.stack([VALUES[blocks & 15], VALUES[blocks >> 4]], axis=-1)
     return (pairs.reshape(*scales.shape, 32) * 2.0 ** (scales.astype(int) - 127)[..., None]).reshape(len(scales), -1)
@@ -45,7 +45,7 @@ def test_gate_and_up_are_every_second_row_of_packed_experts(tmp_path: Path) -> N
     tensors = write_packed(tmp_path / "m")
     weights = SafetensorsWeights(tmp_path / "m", config_spec(tmp_path / "m"))
     name = "model.layers.1.mlp.experts.gate_up_proj"
-    whole = widened(tensors[f"{name}_blocks"][2], tensors[f"{name}_scales"][2])
+    whole = dequantised(tensors[f"{name}_blocks"][2], tensors[f"{name}_scales"][2])
     np.testing.assert_array_equal(weights.read("layers.1.experts.2.gate"), whole[0::2])
     np.testing.assert_array_equal(weights.read("layers.1.experts.2.up"), whole[1::2])
     np.testing.assert_array_equal(weights.read("layers.1.experts.2.up_bias"), tensors[f"{name}_bias"][2, 1::2])

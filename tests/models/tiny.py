@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from hotloop.models.gguf import widen
+from hotloop.models.gguf import dequantise
 from hotloop.models.layout import tensor_places
 from hotloop.models.spec import ExpertsSpec, Family, LatentSpec, ModelSpec, Stored, Weights
 
@@ -70,7 +70,7 @@ class QuantisedWeights(DictWeights):
         tensors = {place.name: weights.read(place.name) for place in tensor_places(spec)}
         matrices = {name: tensor for name, tensor in tensors.items() if tensor.ndim == 2}
         self._rows = {name: Stored(gguf.quantize(each, kind), "Q4_0", each.shape) for name, each in matrices.items()}
-        super().__init__(tensors | {name: widen(rows) for name, rows in self._rows.items()})
+        super().__init__(tensors | {name: dequantise(rows) for name, rows in self._rows.items()})
 
     def stored(self, name: str) -> Stored:
         return self._rows.get(name) or super().stored(name)

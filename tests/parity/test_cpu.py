@@ -13,7 +13,7 @@ from tests.parity.models import CONFIGS, read_model, write_model
 
 from hotloop.backends.cpu import open_cpu
 from hotloop.backends.openvino.attention import numpy_kernel
-from hotloop.backends.openvino.gap import PortableBackend
+from hotloop.backends.openvino.placeholder import PortableBackend
 from hotloop.core.config import EngineConfig
 from hotloop.engine.engine import Engine
 from hotloop.models.model import Model

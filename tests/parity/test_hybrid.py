@@ -14,8 +14,8 @@ from tests.parity.states import OWN, differences, manners, step
 from hotloop.backends.backend import Backend
 from hotloop.backends.build import compiler
 from hotloop.backends.cpu import open_cpu
+from hotloop.backends.openvino.kernels.delta import open_delta
 from hotloop.backends.openvino.linear import DeltaNet, numpy_delta
-from hotloop.backends.openvino.native.delta import open_delta
 from hotloop.core.config import EngineConfig, KvPrecision
 from hotloop.engine.engine import Engine
 from hotloop.engine.kvcache.recurrent import EMPTY

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hotloop.ray.config import RayConfig, parse_fleet
+from hotloop.ray.config import RayConfig, parse_ray_config
 
 PAGE = (Path(__file__).parents[2] / "docs" / "ray.md").read_text("utf-8")
 
@@ -20,7 +20,7 @@ def blocks(language: str) -> list[str]:
 
 @pytest.mark.parametrize("text", blocks("toml"))
 def test_every_file_can_be_read(text: str):
-    parse_fleet(tomllib.loads(text)["fleet"])
+    parse_ray_config(tomllib.loads(text)["ray"])
 
 
 def test_the_manifest_deploys_the_application_that_is_there():
@@ -34,7 +34,7 @@ def test_the_manifest_deploys_the_application_that_is_there():
     assert found.origin
     tree = ast.parse(Path(found.origin).read_text("utf-8"))
     assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-    assert parse_fleet(application["args"]).max_replicas == 8
+    assert parse_ray_config(application["args"]).max_replicas == 8
     cluster = service["spec"]["rayClusterConfig"]
     assert cluster["headGroupSpec"]["template"]["spec"]["containers"]
     assert [group["maxReplicas"] for group in cluster["workerGroupSpecs"]] == [8]

@@ -1,4 +1,4 @@
-"""The door of a fleet, over replicas that a test plays: who is let in, who is asked again, how an answer ends."""
+"""The door of a deployment, over replicas that a test plays: who is let in, who is asked again, how an answer ends."""
 
 import importlib.util
 import warnings
@@ -80,7 +80,7 @@ def open_door(monkeypatch: pytest.MonkeyPatch) -> OpenDoor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Ray's own
         from hotloop.ray.ingress import Ingress  # noqa: PLC0415
-    monkeypatch.setenv("TEST_FLEET_KEY", "secret")
+    monkeypatch.setenv("TEST_HOTLOOP_API_KEY", "secret")
 
     def open_door(engines: Engines, *, api_key_env: str = "", max_body_bytes: int = 1000) -> httpx.AsyncClient:
         ingress = Ingress(engines, api_key_env=api_key_env, max_body_bytes=max_body_bytes)
@@ -89,7 +89,7 @@ def open_door(monkeypatch: pytest.MonkeyPatch) -> OpenDoor:
             response = await ingress(Request(scope, receive))
             await response(scope, receive, send)
 
-        return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://fleet")
+        return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://deployment")
 
     return open_door
 
@@ -119,7 +119,7 @@ async def test_an_answer_passes_with_a_word_on_where_it_was_made(open_door: Open
 
 async def test_only_who_carries_the_key_is_let_in(open_door: OpenDoor):
     engines = Engines([JSON, b"{}"], [JSON, b"{}"])
-    async with open_door(engines, api_key_env="TEST_FLEET_KEY") as http:
+    async with open_door(engines, api_key_env="TEST_HOTLOOP_API_KEY") as http:
         assert (await http.post("/v1/chat/completions", json=CHAT)).status_code == 401
         refused = await http.post("/v1/messages/batches", json={})
         assert (refused.status_code, refused.json()["error"]["type"]) == (401, "authentication_error")

@@ -28,8 +28,8 @@ LONG = 150
 """Tokens of an answer that takes three seconds."""
 
 
-class TinyFleet:
-    """The fleet's process, and ways to talk to it."""
+class TinyDeployment:
+    """The deployment's process, and ways to talk to it."""
 
     def __init__(self, temp_dir: str) -> None:
         with closing(bind("127.0.0.1", 0)) as listener:
@@ -45,7 +45,7 @@ class TinyFleet:
             pass
 
     def hotloop(self, *words: str) -> str:
-        command = [sys.executable, "-m", "hotloop", "fleet", *words]
+        command = [sys.executable, "-m", "hotloop", "ray", *words]
         done = subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -57,18 +57,18 @@ class TinyFleet:
     def _next_line(self) -> str:
         assert self.process.stdout
         line = self.process.stdout.readline().strip()
-        assert line, "the fleet has ended"
+        assert line, "the deployment has ended"
         return line
 
 
 class Load:
     """Clients that ask one thing after the other until they are told to stop. Every answer is checked."""
 
-    def __init__(self, fleet: TinyFleet, num_clients: int) -> None:
+    def __init__(self, deployment: TinyDeployment, num_clients: int) -> None:
         self.num_answers = 0
         self.failures: list[str] = []
         self.replicas: set[str] = set()
-        self._fleet = fleet
+        self._deployment = deployment
         self._is_over = threading.Event()
         self._threads = [threading.Thread(target=self._ask, args=(i,)) for i in range(num_clients)]
         for thread in self._threads:
@@ -85,7 +85,9 @@ class Load:
             turn += 1
             is_stream = (index + turn) % 2 == 0
             try:
-                answer = self._fleet.chat(f"client {index}, turn {turn}", LONG if is_stream else 20, stream=is_stream)
+                answer = self._deployment.chat(
+                    f"client {index}, turn {turn}", LONG if is_stream else 20, stream=is_stream
+                )
             except httpx.HTTPError as error:
                 self.failures.append(repr(error))
                 continue
@@ -96,20 +98,20 @@ class Load:
 
 
 @pytest.fixture(scope="module")
-def fleet() -> Iterator[TinyFleet]:
+def deployment() -> Iterator[TinyDeployment]:
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as temp_dir:
-        fleet = TinyFleet(temp_dir)
+        deployment = TinyDeployment(temp_dir)
         try:
-            fleet.until_running(1)
-            yield fleet
-            fleet.hotloop("down")
-            assert fleet.process.wait(120) == 0
+            deployment.until_running(1)
+            yield deployment
+            deployment.hotloop("down")
+            assert deployment.process.wait(120) == 0
         finally:
-            fleet.http.close()
-            fleet.process.terminate()
-            fleet.process.wait(120)
-            assert fleet.process.stdout
-            fleet.process.stdout.close()
+            deployment.http.close()
+            deployment.process.terminate()
+            deployment.process.wait(120)
+            assert deployment.process.stdout
+            deployment.process.stdout.close()
 
 
 @pytest.mark.parametrize(("num_failures", "said"), [(0, "up"), (2, "up"), (3, "no Ray on this machine: The current")])
@@ -144,24 +146,24 @@ with cluster.connected(None):
     assert done.stdout == "0\n", done.stderr
 
 
-def test_every_api_answers_and_placement_says_why(fleet: TinyFleet):
-    cold = fleet.chat("hello " * 300)
-    warm = fleet.chat("hello " * 300)
+def test_every_api_answers_and_placement_says_why(deployment: TinyDeployment):
+    cold = deployment.chat("hello " * 300)
+    warm = deployment.chat("hello " * 300)
     assert cold.json()["choices"][0]["finish_reason"] == "length"
     assert "; matched=0/" in cold.headers["x-hotloop-route"]
     assert re.search("; matched=[1-9]", warm.headers["x-hotloop-route"])
     assert warm.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 1000
     message = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4, "model": "tiny"}
-    assert fleet.http.post("/v1/messages", json=message).json()["type"] == "message"
-    made = fleet.http.post("/v1/responses", json={"input": "hello", "max_output_tokens": 20}).json()
-    assert fleet.http.get(f"/v1/responses/{made['id']}").json()["output"] == made["output"]
-    assert fleet.http.get("/v1/models").json()["data"][0]["id"] == "tiny"
-    assert fleet.http.get("/health").json() == {"status": "ok"}
+    assert deployment.http.post("/v1/messages", json=message).json()["type"] == "message"
+    made = deployment.http.post("/v1/responses", json={"input": "hello", "max_output_tokens": 20}).json()
+    assert deployment.http.get(f"/v1/responses/{made['id']}").json()["output"] == made["output"]
+    assert deployment.http.get("/v1/models").json()["data"][0]["id"] == "tiny"
+    assert deployment.http.get("/health").json() == {"status": "ok"}
 
 
-def test_a_stream_is_what_one_server_would_send(fleet: TinyFleet):
+def test_a_stream_is_what_one_server_would_send(deployment: TinyDeployment):
     body = {"prompt": "hello", "max_tokens": 12, "stream": True, "temperature": 0}
-    with fleet.http.stream("POST", "/v1/completions", json=body) as answer:
+    with deployment.http.stream("POST", "/v1/completions", json=body) as answer:
         pieces = list(answer.iter_raw())
     assert answer.headers["content-type"].startswith("text/event-stream")
     assert len(answer.headers.get_list("x-request-id")) == 1
@@ -169,38 +171,38 @@ def test_a_stream_is_what_one_server_would_send(fleet: TinyFleet):
     assert b"".join(pieces).endswith(b"data: [DONE]\n\n")
 
 
-def test_nothing_runs_on_for_a_client_that_has_hung_up(fleet: TinyFleet):
+def test_nothing_runs_on_for_a_client_that_has_hung_up(deployment: TinyDeployment):
     body = {"prompt": "hello", "max_tokens": 3000, "stream": True, "ignore_eos": True}
-    with fleet.http.stream("POST", "/v1/completions", json=body) as answer:
+    with deployment.http.stream("POST", "/v1/completions", json=body) as answer:
         next(answer.iter_raw())
-    until(lambda: "\nhotloop_requests_running 0.0\n" in fleet.http.get("/metrics").text)
+    until(lambda: "\nhotloop_requests_running 0.0\n" in deployment.http.get("/metrics").text)
 
 
-def test_what_is_wrong_is_said_in_the_shape_of_the_api(fleet: TinyFleet):
-    broken = fleet.http.post("/v1/messages", content=b"{", headers={"content-type": "application/json"})
+def test_what_is_wrong_is_said_in_the_shape_of_the_api(deployment: TinyDeployment):
+    broken = deployment.http.post("/v1/messages", content=b"{", headers={"content-type": "application/json"})
     assert broken.status_code == 400
     assert broken.json()["error"]["type"] == "invalid_request_error"
-    assert fleet.http.get("/nonsense").status_code == 404
+    assert deployment.http.get("/nonsense").status_code == 404
 
 
-def test_replicas_come_and_go_under_load_and_no_request_fails(fleet: TinyFleet):
-    many = Load(fleet, 12)
-    fleet.until_running(2)
+def test_replicas_come_and_go_under_load_and_no_request_fails(deployment: TinyDeployment):
+    many = Load(deployment, 12)
+    deployment.until_running(2)
     until(lambda: len(many.replicas) == 2)
-    few = Load(fleet, 2)
+    few = Load(deployment, 2)
     many.stop()
-    fleet.until_running(1)
+    deployment.until_running(1)
     few.stop()
     assert many.failures == few.failures == []
     assert few.num_answers > 0
 
 
-def test_a_replica_that_dies_in_the_middle_ends_its_stream_with_an_error(fleet: TinyFleet):
-    lost = fleet.chat(POISON, LONG, stream=True)
+def test_a_replica_that_dies_in_the_middle_ends_its_stream_with_an_error(deployment: TinyDeployment):
+    lost = deployment.chat(POISON, LONG, stream=True)
     assert lost.status_code == 200
     assert '"code":"replica_lost"' in lost.text.rpartition("data: ")[2]
-    assert fleet.chat("hello").status_code == 200
+    assert deployment.chat("hello").status_code == 200
 
 
-def test_status_says_how_the_fleet_is(fleet: TinyFleet):
-    assert '"state": "RUNNING"' in fleet.hotloop("status", "--json")
+def test_status_says_how_the_deployment_is(deployment: TinyDeployment):
+    assert '"state": "RUNNING"' in deployment.hotloop("status", "--json")

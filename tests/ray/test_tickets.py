@@ -41,70 +41,70 @@ def now(then: Callable[[], None]) -> None:
 
 
 def test_a_request_runs_until_its_answer_is_told():
-    fleet, outline = Watched("a"), Outline(KEY, 1000)
-    assert fleet.offer("1", outline, "a") == "a"
-    fleet.tickets.settle("1", "a", "r", now)
+    deployment, outline = Watched("a"), Outline(KEY, 1000)
+    assert deployment.offer("1", outline, "a") == "a"
+    deployment.tickets.settle("1", "a", "r", now)
     outline.trip.begun.set_result(None)
-    fleet.tickets.complete("a", "r", now)
-    assert fleet.num_running("a") == 1
+    deployment.tickets.complete("a", "r", now)
+    assert deployment.num_running("a") == 1
     outline.trip.ended.set_result(AnswerSummary(num_prompt=900, num_cached=0, num_output=5))
-    assert fleet.num_running("a") == 0
-    assert fleet.views["a"].work_tokens == 0
-    assert fleet.has_ended()
+    assert deployment.num_running("a") == 0
+    assert deployment.views["a"].work_tokens == 0
+    assert deployment.has_ended()
 
 
 def test_the_answer_may_be_told_before_serve_says_that_it_is_over():
-    fleet, outline = Watched("a"), Outline(KEY, 1000)
-    fleet.offer("1", outline, "a")
-    fleet.tickets.settle("1", "a", "r", now)
+    deployment, outline = Watched("a"), Outline(KEY, 1000)
+    deployment.offer("1", outline, "a")
+    deployment.tickets.settle("1", "a", "r", now)
     outline.trip.ended.set_result(AnswerSummary())
-    fleet.tickets.complete("a", "r", now)
-    assert fleet.num_running("a") == 0
-    assert fleet.has_ended()
+    deployment.tickets.complete("a", "r", now)
+    assert deployment.num_running("a") == 0
+    assert deployment.has_ended()
 
 
 def test_whoever_takes_it_instead_is_the_one_that_counts():
-    fleet, outline = Watched("a", "b"), Outline(KEY, 1000)
-    assert fleet.offer("1", outline, "a", "b") == "a"
-    fleet.tickets.settle("1", "b", "r", now)
-    assert (fleet.num_running("a"), fleet.num_running("b")) == (0, 1)
-    fleet.tickets.complete("b", "r", now)
+    deployment, outline = Watched("a", "b"), Outline(KEY, 1000)
+    assert deployment.offer("1", outline, "a", "b") == "a"
+    deployment.tickets.settle("1", "b", "r", now)
+    assert (deployment.num_running("a"), deployment.num_running("b")) == (0, 1)
+    deployment.tickets.complete("b", "r", now)
     outline.trip.ended.set_result(AnswerSummary())
-    assert fleet.num_running("b") == 0
+    assert deployment.num_running("b") == 0
 
 
 def test_what_nobody_took_is_offered_again_and_counted_once():
-    fleet, outline = Watched("a"), Outline(KEY, 1000)
-    fleet.offer("1", outline, "a")
-    fleet.offer("1", outline, "a")
-    assert fleet.num_running("a") == 1
-    fleet.tickets.settle("1", None, "r", now)
-    assert fleet.num_running("a") == 0
-    assert fleet.has_ended()
+    deployment, outline = Watched("a"), Outline(KEY, 1000)
+    deployment.offer("1", outline, "a")
+    deployment.offer("1", outline, "a")
+    assert deployment.num_running("a") == 1
+    deployment.tickets.settle("1", None, "r", now)
+    assert deployment.num_running("a") == 0
+    assert deployment.has_ended()
 
 
 def test_a_replica_that_has_no_room_after_all_is_tried_again():
-    fleet, outline = Watched("a"), Outline(KEY, 1000)
+    deployment, outline = Watched("a"), Outline(KEY, 1000)
     for attempt in ("1", "2"):
-        fleet.offer(attempt, outline, "a")
-        fleet.tickets.settle(attempt, "a", "r", now)
-    fleet.tickets.complete("a", "r", now)
-    fleet.tickets.complete("a", "r", now)
+        deployment.offer(attempt, outline, "a")
+        deployment.tickets.settle(attempt, "a", "r", now)
+    deployment.tickets.complete("a", "r", now)
+    deployment.tickets.complete("a", "r", now)
     outline.trip.ended.set_result(AnswerSummary())
-    assert fleet.num_running("a") == 0
-    assert fleet.has_ended()
+    assert deployment.num_running("a") == 0
+    assert deployment.has_ended()
 
 
 def test_a_replica_that_is_gone_takes_its_tickets_along():
-    fleet, outline = Watched("a", "b"), Outline(KEY, 1000)
-    fleet.offer("1", outline, "a")
-    fleet.tickets.settle("1", "a", "r", now)
-    fleet.tickets.remove_replica("a")
-    assert fleet.has_ended()
-    fleet.tickets.complete("a", "r", now)
+    deployment, outline = Watched("a", "b"), Outline(KEY, 1000)
+    deployment.offer("1", outline, "a")
+    deployment.tickets.settle("1", "a", "r", now)
+    deployment.tickets.remove_replica("a")
+    assert deployment.has_ended()
+    deployment.tickets.complete("a", "r", now)
     outline.trip.ended.set_result(AnswerSummary())
-    assert fleet.offer("2", Outline(), "a") is None
-    fleet.tickets.settle("2", "a", "r", now)
+    assert deployment.offer("2", Outline(), "a") is None
+    deployment.tickets.settle("2", "a", "r", now)
 
 
 def test_a_trip_stays_in_its_process():

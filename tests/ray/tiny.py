@@ -1,4 +1,4 @@
-"""A fleet of small engines, as a process of its own: Ray, and what it warns of, stays out of the tests' process.
+"""a deployment of small engines, as a process of its own: Ray, and what it warns of, stays out of the tests' process.
 
 python -m tests.ray.tiny PORT      prints how many replicas run, again and again
 """

@@ -37,7 +37,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/embeddings": {"model": MODEL, "input": "hello"},
 }
 STREAMED = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
-APART = {"GET /metrics": "each has numbers of its own, which docs/metrics.md and docs/fleet.md list"}
+APART = {"GET /metrics": "each has numbers of its own, which docs/metrics.md and docs/routing.md list"}
 """What the router answers otherwise, on purpose, and why."""
 PLAIN = {f"GET {each.path}": each.path for each in ROUTES if "GET" in (each.methods or ()) and "{" not in each.path}
 NAMED = {

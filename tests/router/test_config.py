@@ -1,4 +1,4 @@
-"""A fleet's file: strict, and clear about what is wrong."""
+"""The file of replicas: strict, and clear about what is wrong."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from hotloop.router.config import read_routing
 
 
 def write(tmp_path: Path, text: str) -> Path:
-    path = tmp_path / "fleet.toml"
+    path = tmp_path / "replicas.toml"
     path.write_text(text)
     return path
 

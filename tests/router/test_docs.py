@@ -1,10 +1,10 @@
-"""That docs/fleet.md says what is there, and nothing else."""
+"""That docs/routing.md says what is there, and nothing else."""
 
 import re
 from pathlib import Path
 
 from hotloop.core.config import RouterConfig
-from hotloop.router import config as fleet_config
+from hotloop.router import config
 from hotloop.router.config import ReplicaConfig, RoutingConfig
 from hotloop.router.kinds import KINDS
 from hotloop.router.metrics import RouterMetrics
@@ -15,7 +15,7 @@ from hotloop.router.tiers.tiers import Saved
 from hotloop.trace.tracer import NullTracer
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "fleet.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "routing.md").read_text(encoding="utf-8")
 FILES = [*(ROOT / "src/hotloop/router").rglob("*.py"), ROOT / "src/hotloop/http/keys.py"]
 SOURCES = [path.read_text(encoding="utf-8") for path in FILES]
 
@@ -40,7 +40,7 @@ def test_every_policy_kind_and_key_is_documented():
     for name, kind in KINDS.items():
         [row] = re.findall(rf"^\| `{name}` \| ([^|]*) \|", PAGE, re.MULTILINE)
         assert set(row.strip().split(", ")) == kind.apis
-    keys = fleet_config.REPLICA_KEYS
+    keys = config.REPLICA_KEYS
     assert sorted(first_cells("A file")) == sorted(keys)
 
 

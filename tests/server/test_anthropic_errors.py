@@ -32,7 +32,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": None}, "max_tokens is missing"),
     ({"max_tokens": -1}, "max_tokens"),
     ({"messages": []}, "messages"),
-    ({"messages": [{"role": "user", "content": []}]}, "nothing to answer"),
+    ({"messages": [{"role": "user", "content": []}]}, "at least one message"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
     (user({"type": "text"}), "messages[0].content[0].text is missing"),
     (user(IMAGE), "messages[0].content[0]: content of type 'image' is not supported here, only text is"),

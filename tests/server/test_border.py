@@ -159,4 +159,4 @@ def test_it_warns_where_whoever_reaches_it_may_use_it(
     host: str, key: str | None, warns: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Serving(ServerConfig(host=host, port=0, api_key=key)):
-        assert ("no API key is set, and 0.0.0.0 is no loopback address" in caplog.text) == warns
+        assert ("listening on 0.0.0.0 without an API key" in caplog.text) == warns

@@ -79,16 +79,16 @@ def test_what_cannot_go_on_is_refused(serving: Serving) -> None:
         ({"messages": HELLO} | CONTINUED, "must be the assistant's"),
         ({"messages": begun("So")} | CONTINUED | {"add_generation_prompt": True}, "add_generation_prompt"),
         ({"messages": begun("So")} | CONTINUED | {"continue_final_message": "yes"}, "continue_final_message"),
-        ({"messages": [*HELLO, {"role": "assistant", "tool_calls": [call]}]} | CONTINUED, "has calls"),
-        ({"messages": begun("So")[1:]} | CONTINUED, "nothing to answer"),
+        ({"messages": [*HELLO, {"role": "assistant", "tool_calls": [call]}]} | CONTINUED, "contains calls"),
+        ({"messages": begun("So")[1:]} | CONTINUED, "at least one message"),
         ({"messages": begun("No JSON")} | CONTINUED | SHAPE, "does not fit"),
         ({"messages": begun("So"), "tools": TOOLS, "tool_choice": "required"} | CONTINUED, "does not fit"),
     ]
     for fields, words in bad:
         assert words in check_error(serving.chat(**fields), 400)["message"]
-    assert "has calls" in check_failure(post(serving, messages=begun([use])), 400, "invalid_request_error")
+    assert "contains calls" in check_failure(post(serving, messages=begun([use])), 400, "invalid_request_error")
     failure = check_failure(post(serving, messages=begun("So")[1:]), 400, "invalid_request_error")
-    assert "nothing to answer" in failure
+    assert "at least one message" in failure
 
 
 def test_without_the_word_a_chat_is_answered(serving: Serving) -> None:

@@ -21,7 +21,7 @@ def test_latents_are_all_of_the_kv_and_on_one_gpu() -> None:
     spec = SHAPES["deepseek-v2-lite"]
     load = Load(context=999, tokens_out=1)
     [found] = estimate_all(spec, load, [GPUS["h200"]], num_gpus=None, min_tokens_s=20)
-    assert found.room.session_bytes == 1000 * spec.num_layers * 576 * 2
+    assert found.memory.session_bytes == 1000 * spec.num_layers * 576 * 2
     with pytest.raises(ConfigError, match="cannot be split over 2 GPUs"):
         estimate_all(spec, load, [GPUS["h200"]], num_gpus=2, min_tokens_s=20)
 

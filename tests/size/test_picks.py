@@ -62,7 +62,7 @@ def test_what_is_named_fits(hardware: Hardware):
     assert choices
     for choice in choices:
         assert choice.needed_bytes <= hardware.memory_bytes * hardware.memory_share
-        assert choice.needed_bytes > choice.estimate.room.weights_bytes
+        assert choice.needed_bytes > choice.estimate.memory.weights_bytes
 
 
 def test_more_memory_never_names_fewer():

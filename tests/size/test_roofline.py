@@ -67,11 +67,11 @@ def test_only_the_experts_that_rows_go_to_are_read():
 
 def test_room_is_what_an_engine_finds():
     """vLLM on an H200 had KV for 896,912 tokens beside these weights."""
-    room = estimate(LLAMA, H200, Load(context=8191, tokens_out=1)).room
-    assert room.session_bytes == 1 << 30
-    assert room.kv_bytes / (room.session_bytes / 8192) == pytest.approx(896_912, rel=0.05)
-    assert room.num_device == room.kv_bytes >> 30
-    assert room.num_host == 128
+    memory = estimate(LLAMA, H200, Load(context=8191, tokens_out=1)).memory
+    assert memory.session_bytes == 1 << 30
+    assert memory.kv_bytes / (memory.session_bytes / 8192) == pytest.approx(896_912, rel=0.05)
+    assert memory.num_device == memory.kv_bytes >> 30
+    assert memory.num_host == 128
 
 
 def test_a_model_that_does_not_fit_has_no_feel():
@@ -124,7 +124,7 @@ def test_a_hybrid_has_kv_in_some_layers_and_states_in_the_others():
     """Three of four layers of this one read and write a state for each token, and nothing of the past."""
     linear = LinearSpec(tuple(i for i in range(32) if i % 4 < 3), 16, 32, 128, 128, 4)
     hybrid, load = replace(LLAMA, linear=linear), Load(context=8191, tokens_out=1, sessions=1, gap_s=0.0)
-    dense, found = (estimate(spec, H200, load).room for spec in (LLAMA, hybrid))
+    dense, found = (estimate(spec, H200, load).memory for spec in (LLAMA, hybrid))
     assert found.session_bytes == dense.session_bytes // 4 + 3 * state_bytes(hybrid)
     assert found.num_host == 0
     long = {"context": 100_000, "tokens_in": 1, "tokens_out": 64, "sessions": 32}
@@ -138,8 +138,8 @@ def test_smaller_numbers_are_faster():
     assert 1.5 * alone["bf16"] < alone["fp8"] < alone["int4"]
     assert feel(H200, weights="fp8").ttft_cold_s < 0.65 * feel(H200).ttft_cold_s
     assert feel(GPUS["a100"], weights="fp8").ttft_cold_s == pytest.approx(feel(GPUS["a100"]).ttft_cold_s, rel=0.05)
-    assert estimate(LLAMA, H200, Load(kv="fp8")).room.num_host == 2 * estimate(LLAMA, H200, Load()).room.num_host
-    scaled, plain = (estimate(LLAMA, H200, Load(kv=kv)).room.session_bytes for kv in ("int8", "bf16"))
+    assert estimate(LLAMA, H200, Load(kv="fp8")).memory.num_host == 2 * estimate(LLAMA, H200, Load()).memory.num_host
+    scaled, plain = (estimate(LLAMA, H200, Load(kv=kv)).memory.session_bytes for kv in ("int8", "bf16"))
     assert scaled == plain * (128 + 4) // 256
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import pytest
 from tests.agent.predict.talks import clerk
 from tests.server.calls import write_call
-from tests.trace.fleet import RoutedFleet
+from tests.trace.routed import RoutedReplicas
 
 from hotloop.agent.agent import Agent
 from hotloop.agent.compaction import Compaction
@@ -222,7 +222,7 @@ COUNTS = {
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
     path = tmp_path_factory.mktemp("all") / "trace.db"
-    with RoutedFleet(path, says) as fleet:
+    with RoutedReplicas(path, says) as fleet:
         tracer = StoreTracer(path)
         ran = asyncio.run(Company(fleet.url, tracer).perform())
         tracer.close()

@@ -31,20 +31,6 @@ def test_a_run_is_carried_from_store_to_store(tmp_path):
         assert copy.spans(RUN.trace_id) == store.spans(RUN.trace_id) == [RUN, TURN]
 
 
-def test_an_export_with_older_names_still_counts(tmp_path):
-    asked = span(names.REQUEST, 0, 5, service="server:m", num_again=12)
-    ahead = span(names.REQUEST, 6, 7, service="server:m", num_again=3, is_reading=True)
-    add_spans(tmp_path / "one.db", parse_lines([render_line(each) for each in (asked, ahead)]))
-    with TraceStore(tmp_path / "one.db") as store:
-        [run] = store.runs()
-        spans = store.spans(run.trace_id)
-    assert run.num_recomputed == 12
-    assert [dict(each.attributes) for each in spans] == [
-        {names.NUM_RECOMPUTED: 12},
-        {names.NUM_RECOMPUTED: 3, names.IS_PREFILL_ONLY: True},
-    ]
-
-
 def line_with(**changes: object) -> bytes:
     return json.dumps(to_builtins(RUN) | changes).encode()
 

@@ -9,7 +9,6 @@ from tests.trace.spans import DAWN_NS, TRACE, span
 from hotloop.core.errors import ConfigError
 from hotloop.trace import names, store
 from hotloop.trace.content import Content
-from hotloop.trace.ledger import build_ledger
 from hotloop.trace.span import Span, new_trace_id
 from hotloop.trace.store import Bounds, RunSummary, StoreTracer, TraceStore, add_spans, bound
 from hotloop.trace.tables import open_to_write
@@ -119,43 +118,6 @@ def test_tokens_that_were_recomputed_are_in_the_list(path):
     with TraceStore(path) as reader:
         [run] = reader.runs()
     assert (run.num_recomputed, run.num_prompt, run.num_turns) == (30, 100, 2), "what nobody got is not counted"
-
-
-def make_older(path, version: int) -> None:
-    """A store as version 1 or 2 made them."""
-    connection = sqlite3.connect(path)
-    connection.executescript(
-        "ALTER TABLE runs RENAME COLUMN num_recomputed TO num_again; PRAGMA user_version = 2;"
-        "DROP INDEX runs_by_tenant; ALTER TABLE runs DROP COLUMN tenant; ALTER TABLE spans DROP COLUMN tenant;"
-        "UPDATE spans SET attributes = replace(attributes, 'num_recomputed', 'num_again');"
-        "UPDATE spans SET attributes = replace(attributes, 'is_prefill_only', 'is_reading')"
-    )
-    if version == 1:
-        connection.executescript(
-            "ALTER TABLE runs DROP COLUMN num_again; ALTER TABLE runs DROP COLUMN num_open; PRAGMA user_version = 1"
-        )
-    connection.close()
-
-
-@pytest.mark.parametrize("version", [1, 2])
-@pytest.mark.parametrize("opens", [TraceStore, StoreTracer])
-def test_a_store_of_an_older_version_is_brought_up_to_date(path, opens, version):
-    counts = {names.NUM_RECOMPUTED: 12, names.NUM_PROMPT: 30}
-    asked = span(names.REQUEST, 0, 5, service="server:m", **counts)
-    ahead = span(names.REQUEST, 6, 7, service="server:m", is_prefill_only=True, **counts)
-    add_spans(path, [asked, ahead])
-    make_older(path, version)
-    opens(path).close()
-    with TraceStore(path) as reader:
-        [run] = reader.runs()
-        spans = reader.spans(run.trace_id)
-    assert (run.num_recomputed, run.num_spans, run.is_running) == (12, 2, False)
-    assert spans == [asked, ahead], "attributes have today's names, whoever wrote them"
-    assert build_ledger(spans).tokens.recomputed == 12
-    add_spans(path, [replace(asked, end_ns=asked.end_ns + 1)])
-    with TraceStore(path) as reader:
-        assert reader.runs()[0].num_recomputed == 12, "what a span of the older version had added is taken off"
-    add_spans(path, a_run(50))
 
 
 def test_only_its_owner_may_read_it(path):

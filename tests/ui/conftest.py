@@ -1,4 +1,4 @@
-"""The page in a real browser: a store full of made-up runs, served on loopback, and Chromium to look at it."""
+"""The dashboard in a real browser: a store full of made-up runs, served on loopback, and Chromium to look at it."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ NUM_RUNS = 1000
 
 
 class PageServer(ThreadedServer):
-    """Serves the page."""
+    """Serves the dashboard."""
 
     def __init__(self, source: StoreSource, api_key: str | None = None) -> None:
         app = create_ui(source, keys=ApiKeys(read_keys(api_key, None)))
@@ -76,10 +76,12 @@ class Browsing:
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
     """For a module of such tests only: while it is there, no other test can have an event loop."""
-    sync_api = pytest.importorskip("playwright.sync_api", reason="the page is tested with playwright: pip install it")
+    sync_api = pytest.importorskip(
+        "playwright.sync_api", reason="the dashboard is tested with playwright: pip install it"
+    )
     path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if not path:
-        pytest.skip("the page is tested in Chromium, and there is none here")
+        pytest.skip("the dashboard is tested in Chromium, and there is none here")
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield browser

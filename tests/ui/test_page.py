@@ -1,4 +1,4 @@
-"""Every view of the page, in Chromium."""
+"""Every view of the dashboard, in Chromium."""
 
 from collections.abc import Callable
 

@@ -7,7 +7,6 @@ What never changes comes first in every prompt (instructions, tools in one order
 """
 
 import asyncio
-import warnings
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
@@ -69,11 +68,7 @@ class Agent(Generic[T]):
         extra: Mapping[str, Any] | None = None,
         name: str = "",
         tracer: Tracer | None = None,
-        can_read_ahead: bool | None = None,
     ) -> None:
-        if can_read_ahead is not None:
-            warnings.warn("can_read_ahead is now can_prefill_ahead", DeprecationWarning, stacklevel=2)
-            can_prefill_ahead = can_read_ahead
         if not 0 < max_result_share <= 1:
             raise ConfigError(f"max_result_share must be above 0 and at most 1, not {max_result_share}")
         self.instructions = instructions

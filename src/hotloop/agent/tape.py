@@ -218,7 +218,7 @@ def parse_event(line: list[Any]) -> tuple[float, Event]:
         value = _KINDS[kind](*fields)
         return float(at_s), ThoughtClosed(value) if kind == "thought" else value
     except (ValueError, TypeError, KeyError):
-        raise ConfigError(f"a tape has an event that makes no sense: {line!r:.80}") from None
+        raise ConfigError(f"invalid event in the record: {line!r:.80}") from None
 
 
 def _render_event(at_s: float, event: Event) -> list[Any]:

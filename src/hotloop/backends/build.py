@@ -96,13 +96,13 @@ def _decoder(attention: str, *flags: str, cpus: Cpus | None = None) -> Library:
     return Library(sources, ("-pthread", "-ffp-contract=off"), cpus, has_tbb=False)
 
 
-_PORTABLE, _TILES = "openvino/native/portable.cpp", "native/attention.cpp"
+_PORTABLE, _TILES = "openvino/kernels/portable.cpp", "native/attention.cpp"
 LIBRARIES = {
     "portable-float": Library({_PORTABLE: ("-DKV=float",)}),
     "portable-half": Library({_PORTABLE: ("-DKV=half",)}),
     "portable-int8_t": Library({_PORTABLE: ("-DKV=int8_t",)}),
-    "experts": Library({"openvino/native/experts.cpp": ()}),
-    "linear": Library({"openvino/native/linear.cpp": ()}),
+    "experts": Library({"openvino/kernels/experts.cpp": ()}),
+    "linear": Library({"openvino/kernels/linear.cpp": ()}),
     "decoder-bf16": _decoder(_TILES, cpus={"x86_64": _AMX}),
     "decoder-byte_tiles": _decoder(_TILES, "-DKV=int8_t", cpus={"x86_64": _AMX}),
     "decoder-float": _decoder(_PORTABLE, "-DKV=float"),

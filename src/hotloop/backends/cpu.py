@@ -14,9 +14,9 @@ from hotloop.backends.build import BUILD_ERRORS, cpu_features
 from hotloop.backends.native.backend import NativeBackend, are_quantised, strips_bytes, why_not
 from hotloop.backends.native.library import Format, KvType, load_kernel
 from hotloop.backends.openvino.attention import Kernel, numpy_kernel
-from hotloop.backends.openvino.gap import PortableBackend
-from hotloop.backends.openvino.native import AMX_HEAD_DIMS, has_amx, load_portable
+from hotloop.backends.openvino.kernels import AMX_HEAD_DIMS, has_amx, load_portable
 from hotloop.backends.openvino.paged import PagedBackend
+from hotloop.backends.openvino.placeholder import PortableBackend
 from hotloop.backends.openvino.store import cpu_property, has_graph
 from hotloop.core.config import EngineConfig, KvPrecision, Precision, WeightFormat, parse_bytes
 from hotloop.core.errors import ConfigError
@@ -32,7 +32,7 @@ _DTYPES: dict[KvPrecision, type[np.floating]] = {"f32": np.float32, "f16": np.fl
 _CPP_TYPES: dict[KvPrecision, KvType] = {"f32": "float", "f16": "half", "int8": "int8_t"}
 _TILE_TYPES: dict[KvPrecision, KvType] = {"auto": "bf16", "bf16": "bf16", "int8": "byte_tiles"}
 
-Kind = Literal["native", "paged", "portable"]
+CpuBackend = Literal["native", "paged", "portable"]
 
 
 def open_cpu(
@@ -53,12 +53,12 @@ def open_cpu(
     _check_kv(spec, kv, precision)
     obstacle = why_not_native(model, config, weight_format, precision)
     if form and obstacle is None:
-        _check_memory(model, config, "stored" if form == "strips" else form, precision, "native")
+        _check_memory(model, config, "stored" if form == "packed_ggml" else form, precision, "native")
         return NativeBackend(model, kv_bytes, load_kernel(_kv_type(spec, config)), form=form)
     if config.cpu_backend == "native":
-        raise ConfigError(f"cpu_backend native cannot be had: {obstacle}")
+        raise ConfigError(f"cpu_backend native is not supported: {obstacle}")
     if weight_format == "stored":
-        raise ConfigError(f"weights stored cannot be had: {obstacle}")
+        raise ConfigError(f"weights stored is not supported: {obstacle}")
     if weight_format == "auto":
         weight_format = "int8"
     if not _has_paged_attention() or spec.windows or spec.has_sinks or spec.linear or spec.latent:
@@ -76,7 +76,7 @@ def _check_kv(spec: ModelSpec, kv_precision: KvPrecision, precision: Precision) 
     if kv_precision == "fp8":
         raise ConfigError("kv_precision fp8 is for a GPU: on a CPU it can be bf16, f16, f32 or int8")
     if kv_precision == "int8" and precision == "exact":
-        raise ConfigError("kv_precision int8 does not go with precision exact")
+        raise ConfigError("kv_precision=int8 cannot be combined with precision=exact")
     if kv_precision == "int8" and spec.latent:
         raise ConfigError("kv_precision int8 is not to be had with latent attention (MLA), whose KV is small")
 
@@ -85,9 +85,9 @@ def _native_form(model: Model, weight_format: WeightFormat) -> Format | None:
     """How the native decoder would hold the weights; None if it cannot."""
     match weight_format:
         case "auto":  # tiles want bytes, and making these of codes in each step takes longer than reading them
-            return "strips" if are_quantised(model) and not has_amx() else "int8"
+            return "packed_ggml" if are_quantised(model) and not has_amx() else "int8"
         case "stored":
-            return "strips" if are_quantised(model) else None
+            return "packed_ggml" if are_quantised(model) else None
         case "int8" | "bf16":
             return weight_format
         case _:
@@ -97,10 +97,10 @@ def _native_form(model: Model, weight_format: WeightFormat) -> Format | None:
 def why_not_native(model: Model, config: EngineConfig, weight_format: WeightFormat, precision: Precision) -> str | None:
     """What keeps the native decoder from being used, which was measured to be the quicker one; None if nothing does."""
     spec, form = model.spec, _native_form(model, weight_format)
-    if not has_amx() and form != "strips":
+    if not has_amx() and form != "packed_ggml":
         return "this CPU has no AMX, without which the native decoder wants weights as a quantised GGUF file has them"
     if not has_amx() and not has_dot_products():
-        return "this CPU has no quick products of bytes, as AVX2 and ARM's dot products are"
+        return "this CPU has no int8 dot-product instructions (AVX2, or ARM's dot products)"
     obstacles = {
         "cpu_backend is openvino": config.cpu_backend == "openvino",
         f"precision is {precision}": precision != "fast",
@@ -145,7 +145,7 @@ def describe_cpu(model: Model, config: EngineConfig, weight_format: WeightFormat
     if obstacle:
         return f"by OpenVINO: {obstacle}"
     form = _native_form(model, weight_format)
-    weights = "weights as the file has them" if form == "strips" else f"weights in {form}"
+    weights = "weights as the file has them" if form == "packed_ggml" else f"weights in {form}"
     return f"by the native decoder, {'with' if has_amx() else 'without'} AMX, with {weights}"
 
 
@@ -177,7 +177,7 @@ def _paged_precisions(kv_precision: KvPrecision, precision: Precision) -> tuple[
 
 
 def _check_memory(
-    model: Model, config: EngineConfig, weight_format: WeightFormat, precision: Precision, kind: Kind
+    model: Model, config: EngineConfig, weight_format: WeightFormat, precision: Precision, kind: CpuBackend
 ) -> None:
     """Refuse now what would be killed later, and say what it takes: nothing of the weights has been read yet."""
     formats: tuple[WeightFormat, ...] = ("f32", "bf16", "int8", "int4")
@@ -195,7 +195,7 @@ def _check_memory(
     log.info("%s takes %s", model.name, takes)
 
 
-def _held_bytes(model: Model, weight_format: WeightFormat, precision: Precision, kind: Kind) -> int:
+def _held_bytes(model: Model, weight_format: WeightFormat, precision: Precision, kind: CpuBackend) -> int:
     """What is held of the weights: natively once; by OpenVINO a copy packed for the compiled graph, and beside it the
     graph's own, which are mapped from a file, and so cost nothing, once an earlier start has kept them.
     """

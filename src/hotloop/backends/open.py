@@ -21,7 +21,7 @@ class DeviceChoice:
 
 
 def choose_device(wanted: Device, num_gpus: int = 1) -> DeviceChoice:
-    """Raises ConfigError if a GPU, or several, were asked for and cannot be had."""
+    """Raises ConfigError if a GPU, or several, were asked for and are not available."""
     if wanted == "cpu":
         if num_gpus > 1:
             raise ConfigError(f"gpus {num_gpus} and device cpu contradict each other")

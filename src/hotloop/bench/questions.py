@@ -41,19 +41,19 @@ class AskOptions:
     """How all questions are asked."""
 
     agents: PositiveInt = 1
-    """How many questions are asked at a time."""
+    """Number of concurrent questions."""
     temperature: NonNegativeFloat = 0.0
-    """0 always takes the likeliest token."""
+    """Sampling temperature; 0 is greedy."""
     seed: int = 0
-    """Makes sampling, and generated workflows, reproducible."""
+    """Random seed of sampling and of generated workflows."""
     delivery: Literal["streamed", "whole", "both"] = "streamed"
-    """How answers come; both: streamed, then whole as well, which is checked but not timed."""
+    """How answers are requested; `both` streams, and then checks whole answers without timing them."""
     tool_choice: Literal["required", "auto"] = "required"
     """Whether a tool must be called."""
     strict: bool | None = None
-    """Whether calls must follow their schema; what the server does by itself if not given."""
+    """Whether calls must follow their schema; the server's default if not given."""
     max_tokens: PositiveInt = 512
-    """Most tokens of an answer."""
+    """Maximum tokens per answer."""
 
     def body(self, question: ToolQuestion) -> Json:
         tools: Sequence[Json] = question.tools

@@ -10,8 +10,6 @@ from rich.table import Table
 from hotloop.bench.replay import Replay
 from hotloop.bench.workload import AgentJob
 
-_OLD_NAMES = {"num_read_tokens": "num_prefilled_tokens", "num_reread_tokens": "num_recomputed_tokens"}
-"""The old names are in the JSON beside the new ones; they go with the next version."""
 _MORE_IS_BETTER = {"output_tokens_per_s"}
 
 
@@ -74,9 +72,7 @@ class Summary:
     num_output_tokens: int
 
     def to_json(self) -> dict[str, Any]:
-        figures = asdict(self)
-        figures |= {old: figures[new] for old, new in _OLD_NAMES.items()}
-        return rounded(figures)
+        return rounded(asdict(self))
 
 
 _SHOWN = shown(Summary)

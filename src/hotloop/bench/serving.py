@@ -17,7 +17,7 @@ from hotloop.bench.report import Summary, summarise
 from hotloop.bench.workload import AgentJob
 from hotloop.core.errors import RemoteError
 
-NAIVE = ("--no-prefix-cache", "--max-running", "1", "--no-drafts", "--no-forced-tokens")
+NAIVE = ("--disable", "prefix_cache,drafts,forced_tokens", "--max-running", "1")
 """The loop everybody starts with: nothing is reused or guessed, one request at a time."""
 
 _MAX_STOP_S = 10.0

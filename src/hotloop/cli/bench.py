@@ -1,4 +1,4 @@
-"""`hotloop bench`: what agents feel of a server, what a tool call costs there, and whether it is valid."""
+"""`hotloop bench`: how fast a server is for agents, what a tool call costs there, and whether it is valid."""
 
 import asyncio
 from collections.abc import Sequence
@@ -7,16 +7,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 from cyclopts.types import NonNegativeFloat, PositiveInt
 
 from hotloop.bench.questions import AskOptions, ToolQuestion, follows_schema
 from hotloop.bench.workflows import CATEGORY, generate_workflows
+from hotloop.cli.command_line import CommandLine
 from hotloop.cli.loading import lend_server
 from hotloop.cli.output import advance_by_turn, progress, show
 from hotloop.cli.settings import ApiKey, Json, Url, pick_names
 from hotloop.core.config import Precision
-from hotloop.core.errors import ConfigError, RemoteError
+from hotloop.core.errors import RemoteError
 
 if TYPE_CHECKING:
     from hotloop.bench import replay as agents
@@ -24,11 +25,7 @@ if TYPE_CHECKING:
     from hotloop.bench.tools import Measured
     from hotloop.bench.workload import AgentJob
 
-bench = App(name="bench", help="Measure a server as agents feel it.")
-
-_MOVED = {"agent": "agent", "cache": "cache", "overhead": "overhead", "route": "route", "seeds": "claims"}
-_MOVED |= {"soak": "soak", "tiers": "claims"}
-"""Where the commands went that measure hotloop itself."""
+bench = CommandLine(name="bench", help="Benchmark a server with agent workloads.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,15 +35,15 @@ class WorkloadFlags:
     data: Path | None = None
     """Recorded transcripts, .jsonl or .jsonl.gz; a generated workload if not given."""
     agents: PositiveInt = 4
-    """How many jobs run at a time."""
+    """Number of concurrent jobs."""
     turns: PositiveInt = 6
-    """Most turns of a job."""
+    """Maximum turns per job."""
     max_out: PositiveInt = 64
-    """Most tokens asked for in a turn."""
+    """Maximum output tokens per turn."""
     skip_chars: PositiveInt = 28_000
-    """Leave out transcripts whose last prompt has as many characters."""
+    """Skip transcripts whose last prompt is longer than this many characters."""
     model: str | None = None
-    """The model to ask for; the first that the server lists if not given."""
+    """Model to request; the first that the server lists if not given."""
 
     def load_jobs(self, max_jobs: int) -> "list[AgentJob]":
         from hotloop.bench.workload import load_jobs
@@ -60,18 +57,18 @@ class ReplayFlags(WorkloadFlags):
     """What is replayed, and how fast."""
 
     jobs: PositiveInt = 8
-    """How many jobs are run."""
+    """Number of jobs."""
     gap: NonNegativeFloat = 0.3
     """Seconds between an answer and the next turn, as if a tool ran."""
     rounds: PositiveInt = 1
-    """How often all of it is run; with --compare, both servers in turn, each first as often as the other."""
+    """Number of rounds. With --compare, the servers alternate and take turns going first."""
 
 
 @bench.command
 def replay(
     *,
     url: Url,
-    compare: Annotated[str | None, Parameter(help="A second server, to be measured against the first.")] = None,
+    compare: Annotated[str | None, Parameter(help="A second server to compare with the first.")] = None,
     flags: Annotated[ReplayFlags, Parameter(name="*")] = ReplayFlags(),
     api_key: ApiKey = None,
     as_json: Json = False,
@@ -115,21 +112,21 @@ class ToolsFlags:
     data: Path | None = None
     """A folder of questions such as simple_python.jsonl.gz, or one such file; downloaded if not given."""
     category: str = "simple,multiple,parallel,parallel_multiple"
-    """Which categories, separated by commas."""
+    """Question categories, separated by commas."""
     repeat_workload: Annotated[bool, Parameter(negative="", show_default=False)] = False
-    """Not these questions, but generated workflows: once to learn, then with new values, which is measured."""
+    """Ask generated workflows instead: a first pass to learn from, then a measured one with new values."""
     questions: PositiveInt | None = None
-    """Most questions of a category, or most workflows; all if not given."""
+    """Maximum questions per category, or maximum workflows; all if not given."""
     model: str | None = None
-    """The model to ask for or, without --url, to serve."""
+    """Model to request or, without --url, to serve."""
     precision: Precision = "fast"
-    """Without --url: how the server computes; `exact` makes answers comparable token for token."""
+    """Precision of the server that is started; `exact` makes answers comparable token for token."""
 
 
 @bench.command
 def tools(
     *,
-    url: Annotated[str | None, Parameter(help="A running server; without it one is started.")] = None,
+    url: Annotated[str | None, Parameter(help="Address of a running server; one is started if not given.")] = None,
     flags: Annotated[ToolsFlags, Parameter(name="*")] = ToolsFlags(),
     options: Annotated[AskOptions, Parameter(name="*")] = AskOptions(),
     api_key: ApiKey = None,
@@ -181,19 +178,3 @@ async def _measure_tools(
             for name, questions in parts.items():
                 measured[name] = await measure(client, questions, options, partial(bar.advance, tasks[name]))
     return measured
-
-
-def _add_moved(old: str, new: str) -> None:
-    """The old name says where to look; it goes with the next version."""
-
-    def moved(*_: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> None:
-        raise ConfigError(
-            f"`hotloop bench {old}` measures hotloop itself and left the package: run `python -m benchmarks.{new}` "
-            "in a checkout of the repository"
-        )
-
-    bench.command(moved, name=old, show=False, help_flags=())
-
-
-for _old, _new in _MOVED.items():
-    _add_moved(_old, _new)

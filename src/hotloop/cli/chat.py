@@ -15,8 +15,8 @@ from cyclopts import Parameter
 from cyclopts.types import NonNegativeFloat, PositiveInt
 
 from hotloop.cli.loading import load_engine
-from hotloop.cli.settings import ApiKey, ConfigFile, EngineFlags, ModelFlags
-from hotloop.core.config import EngineConfig, ModelConfig
+from hotloop.cli.settings import ApiKey, ConfigFile, Disable, EngineFlags, ModelFlags
+from hotloop.core.config import EngineConfig, ModelConfig, without
 from hotloop.core.errors import HotloopError
 from hotloop.core.message import Message
 from hotloop.core.request import SamplingParams
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Answer = Callable[[tuple[Message, ...]], AsyncGenerator["Delta", None]]
 """Deltas of text, the usage with the last."""
 
-HELP = "/reset starts anew, /system TEXT sets the system prompt and starts anew, /quit ends"
+HELP = "/reset clears the conversation, /system TEXT sets the system prompt and clears it, /quit exits"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,25 +36,28 @@ class ChatFlags:
     """How answers are chosen."""
 
     system: str = ""
-    """The system prompt; the model's own if not given."""
+    """System prompt; the model's own if not given."""
     temperature: NonNegativeFloat = 0.7
-    """0 always takes the likeliest token."""
+    """Sampling temperature; 0 is greedy."""
     max_tokens: PositiveInt = 512
-    """Most tokens of one answer."""
+    """Maximum tokens per answer."""
     seed: int | None = None
-    """Makes answers reproducible."""
+    """Random seed, for reproducible answers."""
 
 
 def chat(
     *,
-    url: Annotated[str | None, Parameter(help="A running server; without it the model is loaded here.")] = None,
+    url: Annotated[
+        str | None, Parameter(help="Address of a running server; the model is loaded here if not given.")
+    ] = None,
     api_key: ApiKey = None,
     chat: Annotated[ChatFlags, Parameter(name="*")] = ChatFlags(),
     model: ModelFlags = ModelConfig(),
     engine: EngineFlags = EngineConfig(),
+    disable: Disable = (),
     config: ConfigFile = None,
 ) -> None:
-    """Talk with a model: type a line, read the answer; /help lists the commands."""
+    """Chat with a model in the terminal; /help lists the commands."""
     sampling = SamplingParams(temperature=chat.temperature, max_tokens=chat.max_tokens, seed=chat.seed)
     with asyncio.Runner() as runner:
         if url is not None:
@@ -68,7 +71,7 @@ def chat(
                 runner.run(client.close())
             return
 
-        with load_engine(model, engine) as loaded:
+        with load_engine(model, without(engine, disable)) as loaded:
             Repl(answer_by_engine(loaded, sampling), runner, chat.system).run()
 
 

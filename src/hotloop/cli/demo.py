@@ -1,4 +1,4 @@
-"""`hotloop demo`: a small fleet of agents on the naive loop and then on hotloop, as it happens; then tool calls."""
+"""`hotloop demo`: A few agents on the naive loop and then on hotloop, as it happens; then tool calls."""
 
 import asyncio
 from collections.abc import Sequence
@@ -69,15 +69,15 @@ def demo(
     *,
     model: ModelName = DEFAULT_MODEL,
     agents: Annotated[
-        PositiveInt | None, Parameter(help="How many agents work at a time; 4 if not given, fewer on a slow machine.")
+        PositiveInt | None, Parameter(help="Number of concurrent agents; 4 if not given, fewer on a slow machine.")
     ] = None,
     turns: Annotated[
-        PositiveInt | None, Parameter(help="How many turns each takes; 4 if not given, fewer on a slow machine.")
+        PositiveInt | None, Parameter(help="Turns per agent; 4 if not given, fewer on a slow machine.")
     ] = None,
 ) -> int:
-    """Run a small fleet of agents twice, without reuse and batching and then with both; then tool calls, likewise.
+    """Run a few agents without and with prefix reuse and batching, then tool calls without and with shortcuts.
 
-    The machine is measured first, and the fleet is chosen so that all of it takes at most two minutes.
+    The machine is measured first, and the work is chosen so that all of it takes at most two minutes.
     """
     from hotloop.bench.report import table_of
     from hotloop.bench.serving import NAIVE, ChildServer, exit_on_sigterm
@@ -168,9 +168,9 @@ def _run(console: Console, label: str, what: str, url: str, jobs: "list[AgentJob
     from hotloop.bench.serving import replay_server
 
     console.print(f"[bold]{label}[/bold]: {what}")
-    fleet = AgentTable.of(jobs, None if console.is_terminal else console)
-    with Live(fleet, console=console, refresh_per_second=8) if console.is_terminal else nullcontext():
-        summary = replay_server(label, url, jobs, num_agents=len(jobs), gap_s=_GAP_S, watch=fleet.update)
+    agents = AgentTable.of(jobs, None if console.is_terminal else console)
+    with Live(agents, console=console, refresh_per_second=8) if console.is_terminal else nullcontext():
+        summary = replay_server(label, url, jobs, num_agents=len(jobs), gap_s=_GAP_S, watch=agents.update)
     console.print(f"done in {summary.wall_s:.1f} s\n")
     return summary
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, NoReturn
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import CycloptsError, Group, Parameter
 
 from hotloop.cli.advice.doctor import doctor
 from hotloop.cli.advice.lint import lint
@@ -16,10 +16,11 @@ from hotloop.cli.agent.predict import predict
 from hotloop.cli.agent.run import run_agent
 from hotloop.cli.bench import bench
 from hotloop.cli.chat import chat
+from hotloop.cli.command_line import CommandLine
 from hotloop.cli.demo import demo
 from hotloop.cli.exits import run_app
 from hotloop.cli.models import models, pull, rm, version
-from hotloop.cli.serving.fleet import fleet
+from hotloop.cli.serving.ray import ray
 from hotloop.cli.serving.serve import route, serve
 from hotloop.cli.serving.simulate import simulate
 from hotloop.cli.settings import Sources
@@ -28,7 +29,7 @@ from hotloop.core.config import TraceConfig
 from hotloop.core.errors import ConfigError
 from hotloop.core.version import __version__
 
-app = App(
+app = CommandLine(
     name="hotloop",
     help="The inference stack for agents: every turn pays only for what is new.",
     help_format="plaintext",
@@ -41,13 +42,20 @@ app.command(serve, config=Sources())
 app.command(chat, config=Sources())
 app.command(route, config=Sources())
 app.command(run_agent, name="run", config=Sources(only=TraceConfig))
-for command in (simulate, size, lint, doctor, pull, rm, demo, version):
+for command in (simulate, size, lint, doctor, pull, rm, demo, version, models, bench, predict, ray, trace):
     app.command(command)
-app.command(models)
-app.command(bench)
-app.command(predict)
-app.command(fleet)
-app.command(trace)
+
+_GROUPS = {
+    "Serving": ("serve", "chat", "route", "ray"),
+    "Agents": ("run", "predict"),
+    "Measuring and checking": ("trace", "bench", "doctor", "lint", "size", "simulate"),
+    "Models": ("models", "pull", "rm"),
+    "Other": ("demo", "version", "--help", "--version"),
+}
+for title, names in _GROUPS.items():
+    group = Group.create_ordered(title)
+    for name in names:
+        app[name].group = group
 
 
 app.meta.help_flags = app.meta.version_flags = ()  # for the command that they are given to

@@ -1,15 +1,16 @@
-"""`hotloop models`, `hotloop pull`, `hotloop rm` and `hotloop version`: what is here to run."""
+"""`hotloop models`, `hotloop pull`, `hotloop rm` and `hotloop version`: models and versions."""
 
 import platform
 from math import prod
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 from cyclopts.types import NonNegativeFloat, PositiveInt
 from rich.console import Group
 from rich.filesize import decimal
 from rich.table import Table
 
+from hotloop.cli.command_line import CommandLine
 from hotloop.cli.loading import console, pull_model
 from hotloop.cli.output import make_table, show
 from hotloop.cli.settings import Json
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
     from hotloop.models.model import Model
     from hotloop.size.picks import Choice
 
-models = App(name="models", help="List the models that can be loaded by name; show one; find one for this machine.")
+models = CommandLine(
+    name="models", help="List the models that can be loaded by name; show one; find one for this machine."
+)
 
 ModelName = Annotated[
     str,
@@ -48,7 +51,7 @@ def ls(*, as_json: Json = False) -> None:
 
 @models.command(name="show")
 def show_model(model: ModelName = DEFAULT_MODEL, /, *, as_json: Json = False) -> None:
-    """Show what was recognised of a model: family, precision, size, context, how it writes tool calls and thinks."""
+    """Show a model's family, precision, size, context, tool-call format and reasoning format."""
     from hotloop.chat.formats import choose_format
     from hotloop.chat.reasoning import choose_reasoning
     from hotloop.models.layout import tensor_places
@@ -83,18 +86,18 @@ def recommend(
     min_speed: NonNegativeFloat = 10.0,
     as_json: Json = False,
 ) -> None:
-    """Name good models that this machine has memory for, and the strongest of them that is quick enough.
+    """List recommended models that fit this machine, and mark the strongest that meets --min-speed.
 
     Parameters
     ----------
     gpu
-        A GPU `hotloop size` knows, such as h100, instead of this machine, whose speed is measured for some seconds.
+        A GPU that `hotloop size` knows, such as h100, instead of this machine, which takes some seconds to measure.
     sessions
-        Agents at once.
+        Concurrent agents.
     context
-        Tokens of a turn's prompt.
+        Prompt tokens per turn.
     min_speed
-        Tokens/s that each of them must see.
+        Minimum tokens/s per agent.
     """
     from hotloop.size.hardware import find_gpu
     from hotloop.size.load import Load
@@ -110,17 +113,17 @@ def recommend(
     winner = best(choices, min_speed)
     memory = f"{hardware.name}, {hardware.memory_bytes / _GIB:.1f} GiB: {sessions} sessions of {context:,} tokens\n"
     if winner:
-        verdict = f"> is the strongest with {min_speed:g} tokens/s for each: {winner.command}"
+        verdict = f"> is the strongest with {min_speed:g} tokens/s per agent: {winner.command}"
     elif choices:
-        verdict = f"none of these has {min_speed:g} tokens/s for each: fewer --sessions may, or take less (--min-speed)"
+        verdict = f"no model reaches {min_speed:g} tokens/s per agent; try fewer --sessions or a lower --min-speed"
     else:
-        verdict = f"none of the table fits; {DEFAULT_MODEL} may"
+        verdict = f"no recommended model fits in memory; try {DEFAULT_MODEL}"
     shown = Group(memory, _choices_table(choices, winner), f"\n{verdict}\nestimates: see docs/models.md")
     show([_as_json(each, each is winner) for each in choices], shown, as_json)
 
 
 def pull(model: ModelName = DEFAULT_MODEL, /, *, as_json: Json = False) -> None:
-    """Download a model, or make one on this machine known by its name.
+    """Download a model, or register a local one under its name.
 
     From a hub: org/name, org/name@revision, or org/name:Q4_K_M for one of many GGUF files.
     """
@@ -129,7 +132,7 @@ def pull(model: ModelName = DEFAULT_MODEL, /, *, as_json: Json = False) -> None:
 
 
 def rm(model: Annotated[str, Parameter(help="A name `hotloop models` lists.")], /, *, as_json: Json = False) -> None:
-    """Forget a model, and delete what was downloaded of it; a file of your own stays where it is."""
+    """Remove a model and its downloaded files. Your own files are not deleted."""
     from hotloop.models.model import remove
 
     entry, freed_bytes = remove(model)
@@ -139,7 +142,7 @@ def rm(model: Annotated[str, Parameter(help="A name `hotloop models` lists.")], 
 
 
 def version(*, as_json: Json = False) -> None:
-    """Print the version of hotloop and of what it runs on."""
+    """Print the versions of hotloop, Python and OpenVINO."""
     from importlib.metadata import version as installed
 
     versions = {"hotloop": __version__, "python": platform.python_version(), "openvino": installed("openvino")}

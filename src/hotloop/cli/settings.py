@@ -7,21 +7,30 @@ to have can stand in its own table, [serve] or [route].
 
 import os
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
-from cyclopts import App, ArgumentCollection, Parameter
+from cyclopts import App, ArgumentCollection, Parameter, Token
 from cyclopts.config import Dict
 
-from hotloop.core.config import EngineConfig, ModelConfig, RouterConfig, ServerConfig, TraceConfig
+from hotloop.cli.command_line import OUTPUT_GROUP, SETTING_GROUPS
+from hotloop.core.config import (
+    CONFIG_CLASSES,
+    FEATURES,
+    EngineConfig,
+    Feature,
+    ModelConfig,
+    RouterConfig,
+    ServerConfig,
+    TraceConfig,
+)
 from hotloop.core.errors import ConfigError
 from hotloop.core.files import read_toml
 
 CONFIG_FILE = "hotloop.toml"
-CONFIG_CLASSES: tuple[type, ...] = (ModelConfig, EngineConfig, ServerConfig, RouterConfig, TraceConfig)
 _OWN_TABLES: Mapping[str, tuple[type, ...]] = {
     "serve": (ModelConfig, EngineConfig, ServerConfig, TraceConfig),
     "route": (RouterConfig, TraceConfig),
@@ -33,18 +42,45 @@ ServerFlags = Annotated[ServerConfig, Parameter(name="*")]
 RouterFlags = Annotated[RouterConfig, Parameter(name="*")]
 TraceFlags = Annotated[TraceConfig, Parameter(name="*")]
 TRACED = TraceConfig()
-ConfigFile = Annotated[Path | None, Parameter(name="--config", help=f"Read this file, not ./{CONFIG_FILE}.")]
+
+
+def _split(_: Any, tokens: Sequence[Token]) -> tuple[str, ...]:
+    names = tuple(name for token in tokens for name in token.value.replace(",", " ").split())
+    for name in names:
+        if name not in FEATURES:
+            raise ValueError(f"there is no feature {name!r}; there are {', '.join(FEATURES)}")
+    return names
+
+
+Disable = Annotated[
+    tuple[Feature, ...],
+    Parameter(
+        name="--disable",
+        converter=_split,
+        group=SETTING_GROUPS["disable"],
+        help="Features to turn off, separated by commas; docs/configuration.md says what each does.",
+    ),
+]
+ConfigFile = Annotated[Path | None, Parameter(name="--config", help=f"Read this file instead of ./{CONFIG_FILE}.")]
 Reread = Annotated[Callable[[], Mapping[str, Any]] | None, Parameter(parse=False)]
 """The arguments of a command as they would be if it was started now. Raises ConfigError."""
-Json = Annotated[bool, Parameter(name="--json", negative="", show_default=False, help="Print JSON for a program.")]
+Json = Annotated[bool, Parameter(name="--json", negative="", group=OUTPUT_GROUP, help="Print machine-readable JSON.")]
 Url = Annotated[str, Parameter(help="Address of an OpenAI-compatible server, such as http://127.0.0.1:8700.")]
-ApiKey = Annotated[str | None, Parameter(env_var="HOTLOOP_API_KEY", help="Bearer token the server asks for.")]
+ApiKey = Annotated[str | None, Parameter(env_var="HOTLOOP_API_KEY", help="Bearer token for the server.")]
 
-_SPLIT = {field.name for cls in CONFIG_CLASSES for field in fields(cls) if "tuple" in str(field.type)}
+_SPLIT = {"disable", *(field.name for cls in CONFIG_CLASSES for field in fields(cls) if "tuple" in str(field.type))}
 _OTHER_VARIABLES = ("HOTLOOP_HOME", "HOTLOOP_OPENAI_SPEC")
-_TABLES = ("replicas", "tiers", "routes", "fleet", "prices")
+_TABLES = ("replicas", "tiers", "routes", "ray", "prices")
 """What a file holds beside settings, and others read: `hotloop.router`, `hotloop.ray`, `hotloop.cli.tracing`."""
-_NAMES = {field.name for cls in CONFIG_CLASSES for field in fields(cls)}
+
+
+def _names(*classes: type) -> set[str]:
+    """What may be set by environment and file; features by the list `disable`."""
+    names = {field.name for cls in classes for field in fields(cls)}
+    return names - {*FEATURES} | ({"disable"} if names & {*FEATURES} else set())
+
+
+_NAMES = _names(*CONFIG_CLASSES)
 
 
 def env_name(setting: str) -> str:
@@ -66,7 +102,7 @@ class Sources:
 
     def __call__(self, app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
         taken = {argument.name.removeprefix("--").replace("-", "_") for argument in arguments}
-        taken &= {field.name for field in fields(self.only)} if self.only else taken
+        taken &= _names(self.only) if self.only else taken
         command = commands[-1] if commands else ""
         path, is_shared = self._find_file(arguments)
         file = read_config(path, command, is_shared=is_shared) if path else {}
@@ -82,7 +118,7 @@ class Sources:
         for name in sorted(name for name in environ if name.startswith("HOTLOOP_") and name not in known):
             nearest = get_close_matches(name, known, 1)
             hint = f"; did you mean {nearest[0]}?" if nearest else ""
-            print(f"hotloop: there is no setting {name}{hint}", file=sys.stderr)
+            print(f"hotloop: unknown environment variable {name}{hint} (ignored)", file=sys.stderr)
         values = {name: environ[env_name(name)] for name in _NAMES if environ.get(env_name(name))}
         return {name: value.split() if name in _SPLIT else value for name, value in values.items()}
 
@@ -112,7 +148,7 @@ def read_config(path: Path, command: str = "", *, is_shared: bool = False) -> di
 
 
 def _check_values(place: str, values: Mapping[str, Any], classes: Collection[type]) -> None:
-    known = {field.name for cls in classes for field in fields(cls)}
+    known = _names(*classes)
     for name, value in values.items():
         if name not in known:
             raise ConfigError(f"{place}: there is no setting {name!r}")

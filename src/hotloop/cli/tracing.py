@@ -85,7 +85,7 @@ def _open_store(config: TraceConfig, content: "Content") -> "Tracer | None":
     except ConfigError as error:
         if config.trace != "auto":
             raise
-        print(f"hotloop: nothing is recorded: {error}", file=sys.stderr)  # nobody asked for it
+        print(f"hotloop: tracing disabled: {error}", file=sys.stderr)  # nobody asked for it
         return None
 
 

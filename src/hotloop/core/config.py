@@ -4,8 +4,9 @@ a field's name is its flag, the string below it is its help.
 
 import math
 import re
-from dataclasses import dataclass, field, fields
-from typing import Literal, get_args
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, TypeVar, get_args
 
 from hotloop.core.errors import ConfigError
 
@@ -38,6 +39,22 @@ CacheIsolation = Literal["auto", "none", "key"]
 Explanations = Literal["words", "causes", "off"]
 PolicyName = Literal["prefix", "session", "least_load", "round_robin", "random"]
 LogLevel = Literal["debug", "info", "warning", "error"]
+Feature = Literal[
+    "prefix_cache",
+    "shared_attention",
+    "retention",
+    "admission",
+    "forced_tokens",
+    "drafts",
+    "strict_tools",
+    "exact_turns",
+    "canonical_tools",
+    "move_volatile_lines",
+    "late_system_as_user",
+    "late_tools",
+]
+FEATURES: tuple[Feature, ...] = get_args(Feature)
+"""What is on unless it is disabled. Each is a field of its name in a class below; outside, `disable` lists them."""
 
 RELOADABLE = frozenset(
     {
@@ -59,19 +76,16 @@ class ModelConfig:
     model: str = DEFAULT_MODEL
     """A name `hotloop models` lists, a hub id such as Qwen/Qwen3-4B, a GGUF file, or a Hugging Face folder."""
     weights: WeightFormat = "auto"
-    """How weights are held on a CPU: `stored` is as a quantised GGUF file has them, by the native decoder; `auto` is
-    that on CPUs without AMX where it can be had, else int8, which with AMX decodes quicker, is a little less exact, and
-    takes half as much memory again as a file of 4 bits. On ARM int8 and int4 save memory with precision `fast` only,
-    bf16 never. On a GPU they are held in bf16, or in f32 or fp8 if that is asked for; fp8 (e4m3, a scale for each
-    output; the head in int8) is for a GPU only. There AWQ and GPTQ checkpoints stay in four bits, unless fp8 is asked
-    for, and FP8 checkpoints in e4m3, unless f32 is; those with scales for blocks get one for each output."""
+    """Weight format. CPU: `stored` (as in a quantised GGUF file), int8, int4, bf16 or f32; `auto` is int8 with AMX,
+    else `stored` if that is possible. GPU: bf16 (default), f32 or fp8; 4-bit and FP8 checkpoints keep their
+    format. See docs/cpu.md and docs/gpu.md."""
     precision: Precision = "fast"
-    """`fast` computes in bf16 where that is quick, and in int8 with AMX and weights in int8, with weights as a file has
-    them and on ARM; `exact` in float32, so batching and caching change no token (docs/architecture.md)."""
+    """`fast` computes in bf16, or in int8 with AMX, stored weights or ARM; `exact` computes in float32, so that
+    batching and caching change no token (docs/architecture.md)."""
     device: Device = "auto"
-    """Where the model runs; `auto` takes the GPU where there is one that PyTorch can use, else the CPU."""
+    """Device the model runs on; `auto` takes a GPU that PyTorch can use, else the CPU."""
     load_format: LoadFormat = "auto"
-    """`auto` reads the weights; `dummy` makes random ones for a folder's config.json, to measure speed without them."""
+    """`auto` reads the weights; `dummy` makes random ones for a folder's config.json, to measure speed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,65 +93,61 @@ class EngineConfig:
     """How requests share the hardware."""
 
     kv_memory: str = "2GiB"
-    """Memory for the KV cache on a CPU, such as 512MiB or 4GiB; the pool of blocks is sized from it. A GPU's is what
-    `gpu_memory` leaves."""
+    """Memory for the KV cache on a CPU, such as 512MiB or 4GiB; on a GPU it is what `gpu_memory` leaves."""
     cpu_backend: CpuDecoder = "auto"
-    """Who computes on a CPU: `native` is our decoder, for AMX, and for quantised GGUF files on any CPU since AVX2 or
-    ARM's dot products; `openvino` is for any CPU and model; `auto` is the native one where it can be had, as it was
-    measured to be the quicker."""
+    """CPU backend: `native` (AMX, or quantised GGUF on AVX2 or ARM), `openvino` (any CPU and model), `auto` (native if
+    supported)."""
     gpu_memory: float = 0.9
-    """Share of a GPU's memory that may be used in all: for weights, working memory, and KV, which gets the rest."""
+    """Share of a GPU's memory for weights, working memory and KV, which gets the rest."""
     gpus: int = 1
-    """How many GPUs the model is split over; each has a part of every layer. A draft model is on the first alone."""
+    """Number of GPUs to split every layer over (tensor parallel). A draft model runs on the first only."""
     host_kv: str = "auto"
-    """Host memory for KV that a GPU has no room for, such as 64GiB: it comes back quicker than it is computed again.
-    `auto` takes half of what is free, at most as much as the GPU has for KV; `off` takes none. A CPU needs none,
-    and several GPUs have none."""
+    """Host memory for KV that does not fit on a GPU, such as 64GiB. `auto` takes half of what is free, at most as much
+    as the GPU has for KV; `off` takes none. Only supported with a single GPU."""
     kv_precision: KvPrecision = "auto"
-    """Precision of the KV cache; `auto` follows the precision of the computation. On a CPU with precision `fast`, int8
-    (a scale for each token and head) holds nearly twice the tokens of f16 and bf16. A GPU knows no other than its own
-    but fp8 (e4m3, a scale for each layer and head), which is for a GPU only and holds twice the tokens."""
+    """Precision of the KV cache; `auto` follows `precision`. int8 is for a CPU with precision `fast`, fp8 (e4m3) for a
+    GPU; both hold about twice the tokens."""
     max_context: int | None = None
-    """Most tokens, prompt and answer together, that one request may have; the model's own limit if not given."""
+    """Maximum tokens of one request, prompt and answer together; the model's own limit if not given."""
     max_running: int = 64
-    """Most requests in one batch."""
+    """Maximum requests in one batch."""
     max_waiting: int = 512
-    """Most requests waiting for a place; one more is answered 429."""
+    """Maximum queued requests; further requests get 429."""
     max_step_tokens: int | None = None
-    """Most tokens computed in one step (at least a block); longer prompts are prefilled in chunks while others
-    decode, in smaller ones while others are served and, once it is known what steps take, always on a CPU. If not
-    given, 512 on a CPU and more on a GPU."""
+    """Maximum tokens computed per step; longer prompts are prefilled in chunks, smaller ones while other requests
+    decode. If not given, 512 on a CPU and more on a GPU."""
     prefix_cache: bool = True
-    """Whether prompts share KV that was already computed."""
+    """Prompts share KV that was already computed."""
     shared_attention: bool = True
-    """Whether a GPU attends to KV that many requests of a step share once for all of them; a CPU always does."""
+    """On a GPU, KV that many requests of a step share is read once for all of them; a CPU always does this."""
     kv_dir: str | None = None
-    """A folder where KV is kept as well, to survive a restart; as worthy of protection as the prompts."""
+    """Directory for a persistent KV cache, which survives restarts. Treat it as confidential: prompts can be recovered
+    from it."""
     kv_dir_size: str = "8GiB"
-    """Most that folder may hold; the longest unused goes first."""
+    """Maximum size of that directory; the least recently used prefix is deleted first."""
     kv_events: str | None = None
-    """Where it is published what the KV cache holds, such as tcp://127.0.0.1:5557, in vLLM's format, for routers; the
-    port after it replays. Anyone who can connect can read the prompts; those with a salt are left out."""
+    """ZeroMQ address to publish KV-cache events on (vLLM's format), such as tcp://127.0.0.1:5557; the next port serves
+    replays. Unauthenticated: subscribers can read prompts. Isolated prefixes are not published."""
     retention: bool = True
-    """Whether prompts are kept longer where a client asks for it, runs a tool or is expected back, and finished runs
-    are let go first; if not, the longest unused goes first, whatever it is."""
+    """Prompts are kept longer where a client asks for it, runs a tool or is expected back, and finished runs are
+    evicted first; else the least recently used prefix is."""
     admission: bool = True
-    """Whether new sessions wait while those under way, and what they will grow by, fill the KV cache, so that each of
-    them finds its prefix when it comes back; if not, all are served at a time, however much is recomputed."""
+    """New sessions wait while the KV cache is filled by active ones, so that active sessions keep their prefixes."""
     pinned_fraction: float = 0.5
-    """How much of the KV cache may be kept for those who ask for it (`cache_control`); given up last, never a lock."""
+    """Largest share of the KV cache that `cache_control` may pin. Pinned prefixes are evicted last, but can be
+    evicted."""
     forced_tokens: bool = True
-    """Whether tokens that a grammar leaves no choice about are appended without sampling them one by one."""
+    """Tokens that a grammar leaves no choice about are appended without sampling them one by one."""
     drafts: bool = True
-    """Whether likely continuations are guessed from earlier prompts and answers, and verified in one step."""
+    """Likely continuations are drafted from earlier prompts and answers, and verified in one step."""
     draft_model: str | None = None
-    """A smaller model of the same vocabulary that guesses as well: a name `hotloop models` lists, a hub id, a path."""
+    """A smaller model of the same vocabulary that drafts as well: a name `hotloop models` lists, a hub id, a path."""
     max_draft_tokens: int = 8
-    """Most tokens guessed for one request in one step; fewer while guesses fail or the batch is full."""
+    """Maximum tokens drafted for one request per step; fewer while drafts are rejected or the batch is full."""
     draft_history_tokens: int = 1_000_000
-    """How many tokens of past prompts and answers are remembered to guess from."""
+    """Number of tokens of past prompts and answers to draft from."""
     grammar_memory: str = "64MiB"
-    """Most that compiled grammars may take, roughly, which are kept for the next request of the same shape."""
+    """Maximum memory for compiled grammars, which are reused by requests with the same schemas."""
     debug_checks: bool = False
     """Check every invariant whenever the engine is idle."""
 
@@ -152,7 +162,7 @@ class EngineConfig:
             raise ConfigError(f"gpu_memory must be above 0 and at most 1, not {self.gpu_memory}")
         for name in ("kv_dir", "kv_events"):
             if getattr(self, name) and not self.prefix_cache:
-                raise ConfigError(f"{name} needs prefix_cache: without it nothing is kept")
+                raise ConfigError(f"{name} needs prefix_cache, which is disabled")
         if self.kv_events:
             check_endpoint("kv_events", self.kv_events)
         parse_bytes(self.kv_memory)
@@ -161,7 +171,7 @@ class EngineConfig:
         if self.host_kv not in ("auto", "off"):
             parse_bytes(self.host_kv)
             if self.gpus > 1:
-                raise ConfigError(f"host_kv {self.host_kv} cannot be had with {self.gpus} gpus: it serves one alone")
+                raise ConfigError("host_kv is only supported with a single GPU")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,60 +179,65 @@ class ServerConfig:
     """How the server listens, and what it does with prompts."""
 
     host: str = "127.0.0.1"
-    """Address to listen on; loopback unless told otherwise."""
+    """Address to listen on; loopback by default."""
     port: int = 8700
     """Port to listen on; 0 takes a free one."""
     api_key: str | None = field(default=None, repr=False)
-    """If given, every request but those that only ask for health must carry it as a bearer token."""
+    """Bearer token that every request must carry, except health checks."""
     api_key_file: str | None = None
-    """File with more such keys, one a line; behind a key may stand its role, `admin` or `metrics` (see docs/api.md)."""
+    """File with more API keys, one per line, each optionally followed by its role, `admin` or `metrics` (see
+    docs/api.md)."""
     allowed_hosts: tuple[str, ...] = ()
-    """Names this may be called by without a key, beside addresses, localhost and private names (see docs/api.md)."""
+    """Extra Host names to accept when no API key is set, besides IP addresses, localhost and private names (see
+    docs/api.md)."""
     served_name: str | None = None
-    """The model name clients use; the model's own name if not given."""
+    """Model name that clients use; the model's own name if not given."""
     cors_origins: tuple[str, ...] = ()
     """Origins a browser may call from; none by default."""
     drain_delay_s: float = 0.0
-    """How long a shutdown still takes new requests while /ready answers 503, for load balancers that notice late."""
+    """Seconds for which a shutdown still accepts requests while /ready returns 503, for slow load balancers."""
     drain_timeout_s: float = 30.0
-    """How long a shutdown waits for running requests."""
+    """Seconds for which a shutdown waits for running requests."""
     log_level: LogLevel = "info"
-    """Least severe messages that are logged."""
+    """Minimum severity of log messages."""
     tool_format: ToolFormatName = "auto"
-    """How the model writes tool calls; `auto` tells from its chat template."""
+    """How the model writes tool calls; `auto` detects it from the chat template."""
     strict_tools: bool = True
-    """Whether tool calls must follow their schema where the request does not say; if not, they are only looked for."""
+    """Tool calls must follow their schema, unless the request says otherwise."""
     thinking_format: ThinkingFormatName = "auto"
-    """How the model marks its thoughts; `auto` tells from its chat template and vocabulary, `off` leaves them text."""
+    """How the model marks its reasoning; `auto` detects it from chat template and vocabulary, `off` leaves it in the
+    text."""
     max_thinking: int | None = None
-    """Most tokens an answer may think, whatever is asked for; the thought is then closed and the answer goes on."""
+    """Maximum reasoning tokens per answer, whatever the request asks for."""
     exact_turns: bool = True
-    """Whether an answer that comes back in a prompt keeps the very tokens, and calls the words, it was generated in."""
+    """The exact tokens of a generated answer are reused when it comes back in the history."""
     prompt_memory_tokens: int = 4_000_000
-    """How many tokens of past prompts and answers are remembered, so that they need not be tokenized again."""
+    """Number of tokens of past prompts and answers to remember, so that they need not be tokenized again."""
     canonical_tools: bool = True
-    """Whether tools are sorted by name, and the keywords of their schemas put in one order, for the model to read."""
+    """Tools are sorted by name, and the keywords of their schemas put into one order."""
     move_volatile_lines: bool = True
-    """Whether what known clients write anew at the top of every request (see docs/caching.md) leaves the top."""
+    """Timestamps and similar per-request values that known clients put at the top of the prompt are moved to its end
+    (see docs/caching.md)."""
     late_system_as_user: bool = True
-    """Whether later system messages become words of the user's where the chat template would refuse or move them."""
+    """Late system messages become user text if the chat template would reject or move them."""
     late_tools: bool = True
-    """Whether tools that come while a conversation goes on are shown where they came, and the head of the prompt
-    stays as it was."""
+    """Tools added during a conversation are shown where they were added, so that the head of the prompt stays the
+    same."""
     cache_isolation: CacheIsolation = "auto"
-    """Who shares cached prefixes: everybody (`none`), only requests of one tenant (`key`), or the latter as soon as
-    there are several API keys, here or at a router that names its tenants (`auto`)."""
+    """Who shares cached prefixes: everybody (`none`), requests of one tenant (`key`), or the latter as soon as there
+    are several API keys, here or at a router that names its tenants (`auto`)."""
     explanations: Explanations = "words"
-    """Whether to explain why tokens were recomputed: by causes and in words of the prompt, by causes alone, or not."""
+    """Explain why tokens were recomputed: by cause and in words of the prompt (`words`), by cause alone (`causes`), or
+    not (`off`)."""
     explain_memory_tokens: int = 2_000_000
-    """How many tokens of past prompts and answers are remembered to compare new ones with."""
+    """Number of tokens of past prompts and answers to remember for explanations."""
     max_body: str = "16MiB"
-    """Largest request body that is read."""
+    """Maximum size of a request body."""
     body_memory: str = "32MiB"
-    """Most that bodies may take together while they arrive and wait to be parsed; past it the body that has been
-    arriving longest is answered 503, and one that would have to wait behind so much 429."""
+    """Maximum memory for request bodies while they arrive and wait to be parsed; beyond it the oldest arriving body
+    gets 503, and one that would have to wait behind so much 429."""
     write_timeout_s: float = 60.0
-    """How long a client may take nothing of its answer before the connection is closed and the request aborted."""
+    """Seconds for which a client may read nothing of its answer before the request is aborted."""
 
     def __post_init__(self) -> None:
         _check_listener(self)
@@ -233,55 +248,57 @@ class RouterConfig:
     """How the router listens, chooses a replica, and retries."""
 
     host: str = "127.0.0.1"
-    """Address to listen on; loopback unless told otherwise."""
+    """Address to listen on; loopback by default."""
     port: int = 8780
     """Port to listen on; 0 takes a free one."""
     api_key: str | None = field(default=None, repr=False)
-    """If given, every request but those that only ask for health must carry it; it is never sent on to a replica."""
+    """Bearer token that every request must carry, except health checks; never sent to a replica."""
     api_key_file: str | None = None
-    """File with more such keys, one a line; behind a key may stand its role, `admin` or `metrics` (see docs/api.md)."""
+    """File with more API keys, one per line, each optionally followed by its role, `admin` or `metrics` (see
+    docs/api.md)."""
     allowed_hosts: tuple[str, ...] = ()
-    """Names this may be called by without a key, beside addresses, localhost and private names (see docs/api.md)."""
+    """Extra Host names to accept when no API key is set, besides IP addresses, localhost and private names (see
+    docs/api.md)."""
     replica: tuple[str, ...] = ()
-    """Address of a replica, once for each; more can be said about one in a file (see docs/fleet.md)."""
+    """Address of a replica; repeat it for each. A file can say more about one (see docs/routing.md)."""
     cache_isolation: CacheIsolation = "auto"
-    """Whose cached prefixes are kept apart at replicas that are not hotloop: nobody's (`none`), every tenant's (`key`),
+    """Whose cached prefixes are kept apart at replicas other than hotloop: nobody's (`none`), every tenant's (`key`),
     or every tenant's as soon as there are several API keys (`auto`)."""
     policy: PolicyName = "prefix"
-    """How a replica is chosen: by what it has cached and to do, by session, by load alone, in turn, or by chance."""
+    """How a replica is chosen: by cached prefix and load, by session, by load alone, round robin, or at random."""
     max_body: str = "16MiB"
-    """Largest request body that is read, and largest whole answer that is held to be sent again if a replica fails."""
+    """Maximum size of a request body, and of an answer that is held to be sent again if a replica fails."""
     body_memory: str = "64MiB"
-    """Most that bodies may take together while they arrive; past it the one that has been arriving longest is answered
-    503."""
+    """Maximum memory for request bodies that are arriving; beyond it the oldest arriving body gets 503."""
     write_timeout_s: float = 60.0
-    """How long a client may take nothing of its answer before the connection is closed and the request aborted."""
+    """Seconds for which a client may read nothing of its answer before the request is aborted."""
     max_connections: int = 128
-    """Most requests at one replica at a time; others wait here, the most urgent class first."""
+    """Maximum requests at one replica; others wait at the router, the most urgent class first."""
     max_waiting: int = 1024
-    """Most requests waiting here for a place; one more is answered 429."""
+    """Maximum requests waiting at the router; further requests get 429."""
     queue_timeout_s: float = 30.0
-    """How long a request waits here for a place, or for any replica to be up, before it is answered 503."""
+    """Seconds for which a request waits for a free replica, or for any to be healthy, before it gets 503."""
     connect_timeout_s: float = 2.0
-    """How long connecting to a replica may take."""
+    """Seconds to connect to a replica."""
     first_byte_timeout_s: float = 600.0
-    """How long a replica may take to begin its answer."""
+    """Seconds until a replica must begin its answer."""
     idle_timeout_s: float = 300.0
-    """How long a stream may be silent before it counts as broken."""
+    """Seconds without data after which a stream counts as broken."""
     max_retries: int = 3
-    """How many other replicas are tried where one fails before the first byte of its answer."""
+    """Number of other replicas tried if one fails before the first byte of its answer."""
     retry_share: float = 0.2
-    """How many retries there may be as a share of requests, so that a failing fleet is not asked even more."""
+    """Retry budget as a share of requests, to avoid retry storms."""
     hedge_after_s: float | None = None
-    """Ask a second replica when the first has not begun to answer after this time, and take whichever begins first."""
+    """Ask a second replica if the first has not begun to answer after this many seconds, and use whichever begins
+    first."""
     health_interval_s: float = 1.0
-    """How often a replica's health is checked."""
+    """Seconds between health checks of a replica."""
     drain_delay_s: float = 0.0
-    """How long a shutdown still takes new requests while /ready answers 503, for load balancers that notice late."""
+    """Seconds for which a shutdown still accepts requests while /ready returns 503, for slow load balancers."""
     drain_timeout_s: float = 30.0
-    """How long a shutdown, or a replica that is taken out, waits for running requests."""
+    """Seconds for which a shutdown, or a replica that is removed, waits for running requests."""
     log_level: LogLevel = "info"
-    """Least severe messages that are logged."""
+    """Minimum severity of log messages."""
 
     def __post_init__(self) -> None:
         _check_listener(self)
@@ -302,15 +319,15 @@ class TraceConfig:
     trace: str = "auto"
     """Where spans are recorded: a file, `auto` for one in `HOTLOOP_HOME`, or `off`."""
     trace_content: bool = False
-    """Whether what was said (prompts, arguments, results) is recorded as well, not only how much and how long."""
+    """Record prompts, arguments and results as well, not only how much and how long."""
     trace_redact: tuple[str, ...] = ()
-    """Regular expressions (RE2's); what they match in recorded content is redacted."""
+    """Regular expressions (RE2); what they match in recorded content is redacted."""
     trace_max_size: str = "256MiB"
-    """Most the file may hold; the oldest runs go first."""
+    """Maximum size of the file; the oldest runs are deleted first."""
     trace_max_age_days: float = 30.0
-    """How long a run is kept."""
+    """Days for which a run is kept."""
     trace_otlp: str | None = None
-    """Address of an OpenTelemetry collector, such as http://127.0.0.1:4318, that gets spans as well (extra `otel`)."""
+    """Address of an OpenTelemetry collector to send spans to, such as http://127.0.0.1:4318 (extra `otel`)."""
 
     def __post_init__(self) -> None:
         parse_bytes(self.trace_max_size)
@@ -318,6 +335,19 @@ class TraceConfig:
             raise ConfigError(f"trace_max_age_days must be above zero, not {self.trace_max_age_days}")
         if self.trace_otlp and not self.trace_otlp.startswith(("http://", "https://")):
             raise ConfigError(f"trace_otlp must begin with http:// or https://, not {self.trace_otlp!r}")
+
+
+CONFIG_CLASSES: tuple[type, ...] = (ModelConfig, EngineConfig, ServerConfig, RouterConfig, TraceConfig)
+Config = TypeVar("Config", EngineConfig, ServerConfig)
+
+
+def without(config: Config, disabled: Iterable[str]) -> Config:
+    """With these features off, as far as this class has them. Raises ConfigError."""
+    off = {*disabled}
+    for name in sorted(off.difference(FEATURES)):
+        raise ConfigError(f"there is no feature {name!r} to disable; there are {', '.join(FEATURES)}")
+    values: dict[str, Any] = dict.fromkeys(off & {each.name for each in fields(config)}, False)
+    return replace(config, **values)
 
 
 _UNITS = {"": 1, "b": 1, "kb": 1000, "mb": 1000**2, "gb": 1000**3, "k": 1024, "m": 1024**2, "g": 1024**3}

@@ -59,7 +59,7 @@ class Wait(StrEnum):
     """Steps that were full, and more urgent requests."""
     BATCH = "batch"
     """A place among those who run: there are `max_running`."""
-    ROOM = "room"
+    KV_BLOCKS = "kv_blocks"
     """KV blocks that others use."""
     SESSIONS = "sessions"
     """Sessions under way, which will come back to what the cache has of theirs."""

@@ -32,7 +32,7 @@ _EVERYBODY: Mapping[str, str] = {
     UNENCRYPTED: "Put TLS before it, or listen on loopback only: a key that is overheard is no key.",
 }
 _BY_KIND: Mapping[tuple[str, str], str] = {
-    ("prefix cache", "hotloop"): "Leave `--no-prefix-cache` out; give the cache more room with `--kv-memory`.",
+    ("prefix cache", "hotloop"): "Do not disable `prefix_cache`; give the cache more room with `--kv-memory`.",
     ("prefix cache", "vllm"): "Leave `--no-enable-prefix-caching` out.",
     ("prefix cache", "sglang"): "Leave `--disable-radix-cache` out.",
     ("prefix cache", "tgi"): "Set `PREFIX_CACHING=1`, with `ATTENTION=flashinfer` or `flashdecoding`.",

@@ -22,11 +22,11 @@ def user(text: str) -> Json:
 
 def long_text(num_chars: int, nonce: str) -> str:
     """Words drawn by lot, other ones for every nonce; the first of them is the nonce itself."""
-    dice = random.Random(nonce)
+    rng = random.Random(nonce)
     words = [f"Note {nonce}:"]
     size = len(words[0])
     while size < num_chars:
-        words.append(dice.choice(_WORDS))
+        words.append(rng.choice(_WORDS))
         size += len(words[-1]) + 1
     return " ".join(words)[:num_chars]
 

@@ -11,9 +11,9 @@ import msgspec
 from hotloop.doctor import prompts
 from hotloop.doctor.deployment import Answered, Deployment
 from hotloop.doctor.facts import TimedAnswer
-from hotloop.router.kinds import METRICS_PATHS, Kind, kind_by_metrics, kind_by_url, read_load
+from hotloop.router.kinds import METRICS_PATHS, ReplicaKind, kind_by_metrics, kind_by_url, read_load
 
-_ROUTER = Kind(name="hotloop_router", running="hotloop_router_running", waiting="hotloop_router_waiting")
+_ROUTER = ReplicaKind(name="hotloop_router", running="hotloop_router_running", waiting="hotloop_router_waiting")
 _OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama_cpp", "library": "ollama", "hotloop": "hotloop"}
 """What the list of models says of itself. TGI, gateways and hosted APIs name others there."""
 _MANY_TOKENS = 2000  # enough for the time to show

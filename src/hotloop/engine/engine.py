@@ -296,7 +296,7 @@ class Engine:
             raise EngineClosed("the engine is not running: start it, or use it in a `with` statement")
         ids = {request.id for request in requests}
         if len(ids) < len(requests) or not ids.isdisjoint(self._arriving) or not ids.isdisjoint(self._core.listeners):
-            raise RequestError("a request of that id is here already", param="id")
+            raise RequestError("duplicate request id", param="id")
         num_waiting = len(self._core.scheduler.waiting) + len(self._arriving)
         if len(requests) > self.config.max_waiting:
             raise RequestError(

@@ -41,7 +41,7 @@ class EngineStats:
     num_evicted_blocks: int
     num_preemptions: int
     num_admitted: int  # sessions under way: those that are served, and those that are expected back
-    num_swapped: int  # sessions that had to make room for others, and wait in their turn
+    num_displaced: int  # sessions that had to make room for others, and wait in their turn
     num_finished: Mapping[FinishReason, int]
     disk: DiskStats
     host: HostStats
@@ -119,7 +119,7 @@ def count_up(core: EngineCore, grammars: Grammars) -> EngineStats:
         num_evicted_blocks=scheduler.tree.num_evicted,
         num_preemptions=scheduler.num_preemptions,
         num_admitted=len(scheduler.admission.admitted),
-        num_swapped=scheduler.admission.num_swapped,
+        num_displaced=scheduler.admission.num_displaced,
         num_finished=dict(core.num_finished),
         disk=core.disk.stats() if core.disk else DiskStats(),
         host=core.host.stats() if core.host else HostStats(),

@@ -8,7 +8,7 @@ from hotloop.core.errors import ConfigError
 def bind(host: str, port: int) -> socket.socket:
     """Raises ConfigError where that is not possible; port 0 takes a free one."""
     if not 0 <= port < 1 << 16:  # the resolver would quietly take the remainder
-        raise ConfigError(f"cannot listen on {host}:{port}: there is no such port")
+        raise ConfigError(f"cannot listen on {host}:{port}: port must be between 0 and 65535")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)

@@ -1,5 +1,5 @@
-"""A page beside an API: everything below /ui is the page's, which looks after its own key. And by which names both may
-be called where there is no key.
+"""The dashboard beside an API: everything below /ui is its own, with its own check of keys. And which host names both
+accept where there is no key.
 """
 
 import re

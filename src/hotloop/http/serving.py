@@ -95,7 +95,10 @@ class ApiServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         for address in {each.getsockname()[0] for each in sockets or ()} if self._is_open else ():
             if not ip_address(address.partition("%")[0]).is_loopback:
-                log.warning("no API key is set, and %s is no loopback address: whoever reaches it may use it", address)
+                log.warning(
+                    "listening on %s without an API key; anyone who can reach it can use it. Set --api-key-file.",
+                    address,
+                )
         try:
             await super().startup(sockets)
         except OSError as error:  # the port was free when it was bound, but another listens there by now

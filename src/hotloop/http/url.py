@@ -19,7 +19,7 @@ def check_url(url: str) -> str:
 def split_url(url: str) -> SplitResult:
     """Raises ConfigError where it is not the address of a server, or more than that."""
     if _CREDENTIALS.match(url):
-        raise ConfigError("an address of a server holds no credentials, which would be shown: give them as its API key")
+        raise ConfigError("URLs must not contain credentials (they would be logged): pass an API key instead")
     try:
         parts = urlsplit(url)
         _ = parts.port

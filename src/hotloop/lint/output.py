@@ -69,7 +69,6 @@ def render_json(report: LintReport) -> Json:
             "requests": report.num_requests,
             "prompt_tokens": report.num_prompt,
             "predicted_recomputed_tokens": report.num_recomputed,
-            "predicted_reread_tokens": report.num_recomputed,  # the old name; it goes with the next version
             "reported_lost_tokens": report.num_lost,
             "findings": {s.label: sum(f.severity is s for f in report.findings) for s in Severity},
         },
@@ -125,7 +124,6 @@ def _requests_by_index(report: LintReport) -> dict[int, LintedRequest]:
 def _finding_json(finding: Finding, requests: dict[int, LintedRequest]) -> Json:
     place, *others = (_place_json(place, requests) for place in finding.places)
     names = {"name": _NAMES[finding.rule], "severity": finding.severity.label}
-    names["mend"] = finding.fix  # the old name; it goes with the next version
     return asdict(finding) | names | {"place": place, "others": others}
 
 

@@ -26,7 +26,7 @@ from hotloop.wire.sse import EventReader
 from hotloop.wire.usage import ApiUsage, read_usage
 
 Json = dict[str, Any]
-Kind = Literal["system", "tool", "text", "thinking", "call", "result"]
+PartKind = Literal["system", "tool", "text", "thinking", "call", "result"]
 
 PICTURE = "picture"
 """The label of what is no text: its text is only a name for it."""
@@ -37,7 +37,7 @@ _SYSTEM = ("system", "developer")
 class Part:
     """`label` is the name of a tool or of the tool called. `message` counts messages, or items of an input."""
 
-    kind: Kind
+    kind: PartKind
     path: str
     text: str
     role: str = ""
@@ -106,7 +106,7 @@ def _tool_parts(body: Json) -> Iterator[Part]:
 
 def message_parts(message: Json, index: int) -> Iterator[Part]:
     role, path = str(message.get("role", "")), f"messages[{index}]"
-    kind: Kind = "system" if role in _SYSTEM else "result" if role in ("tool", "function") else "text"
+    kind: PartKind = "system" if role in _SYSTEM else "result" if role in ("tool", "function") else "text"
     for name in ("reasoning_content", "reasoning"):
         if isinstance(text := message.get(name), str) and text:
             yield Part("thinking", f"{path}.{name}", text, role, message=index)
@@ -119,7 +119,7 @@ def message_parts(message: Json, index: int) -> Iterator[Part]:
         yield Part("call", where, arguments, role, name, index)
 
 
-def _content_parts(content: Any, kind: Kind, path: str, role: str, index: int | None) -> Iterator[Part]:
+def _content_parts(content: Any, kind: PartKind, path: str, role: str, index: int | None) -> Iterator[Part]:
     """A text, or a list of pieces; one that is no text is known by a digest."""
     if isinstance(content, str):
         if content or kind == "result":
@@ -199,7 +199,7 @@ def item_parts(item: Json, index: int, path: str) -> Iterator[Part]:
             yield Part("thinking", path, _thought(item), "assistant", message=index)
         case "message":
             role = str(item.get("role", ""))
-            kind: Kind = "system" if role in _SYSTEM else "text"
+            kind: PartKind = "system" if role in _SYSTEM else "text"
             yield from _content_parts(item.get("content"), kind, f"{path}.content", role, index)
         case _:
             yield Part("text", path, text_of(item), "assistant", "item", index)

@@ -1,4 +1,4 @@
-"""What a config.json says beyond a plain dense model, each family in its words: experts, windows, how much turns."""
+"""What a config.json says beyond a plain dense model, each family in its words: experts, windows, rotary dimension."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -39,7 +39,7 @@ _WHOLE_WINDOWS = ("mistral", "mixtral")  # whose window is every layer's
 
 
 def is_known(config: Config) -> bool:
-    """Whether the architecture is one of ours; of those that see, that of their text."""
+    """Whether the architecture is supported; of a vision model, that of its text layers."""
     text = config.get("text_config")
     model_type = (text if isinstance(text, dict) else config).get("model_type")
     return not isinstance(model_type, str) or model_type in FAMILIES

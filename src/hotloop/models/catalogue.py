@@ -19,7 +19,7 @@ from hotloop.core.config import DEFAULT_MODEL
 from hotloop.core.errors import ModelError
 from hotloop.models.fetch import WheelFile, replace_atomically
 
-Kind = Literal["gguf", "huggingface"]
+ModelKind = Literal["gguf", "huggingface"]
 
 _REFERENCE = re.compile(
     r"(?P<repo>\w[\w.-]*/\w[\w.-]*?)(?<!\.gguf)(?:@(?P<revision>[\w./-]+))?(?::(?P<file>[\w./ +-]+))?", re.ASCII
@@ -31,7 +31,7 @@ class Entry:
     """One line of `hotloop models`. Whatever is known of a model without opening it."""
 
     name: str
-    kind: Kind
+    kind: ModelKind
     path: Path
     size_bytes: int
     family: str

@@ -78,7 +78,7 @@ def fp8_stored(data: NDArray[np.uint8], scales: NDArray[np.float32], block: tupl
     return Fp8Stored(data, scales[np.arange(num_out) // rows], columns)
 
 
-def widen_fp8(stored: Fp8Stored) -> NDArray[np.float32]:
+def dequantise_fp8(stored: Fp8Stored) -> NDArray[np.float32]:
     groups = np.arange(stored.shape[1]) // stored.group_size
     return np.asarray(_VALUES[stored.data] * stored.scales[:, groups], np.float32)
 

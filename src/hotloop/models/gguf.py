@@ -59,7 +59,7 @@ class GgufFile:
         return values
 
 
-def widen(stored: Stored) -> NDArray[np.float32]:
+def dequantise(stored: Stored) -> NDArray[np.float32]:
     """Stored rows, of any kind that a GGUF file may have, as float32."""
     rows = dequantize(stored.data, GGMLQuantizationType[stored.kind])
     return np.ascontiguousarray(rows, np.float32).reshape(stored.shape)
@@ -120,7 +120,7 @@ def _parse(path: Path, header: "_Header") -> GgufFile:
 
 @cache
 def _is_readable(name: str) -> bool:
-    """Whether the package can widen this type: it says so only when asked to, so ask for one block of zeros."""
+    """Whether the package can dequantise this type: it says so only when asked to, so ask for one block of zeros."""
     kind = GGMLQuantizationType[name]
     try:
         dequantize(np.zeros((1, GGML_QUANT_SIZES[kind][1]), np.uint8), kind)

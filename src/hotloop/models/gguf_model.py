@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hotloop.core.errors import ModelError
 from hotloop.models.architecture import GPT_OSS_LIMIT, GPT_OSS_SLOPE, parse_experts
-from hotloop.models.gguf import GgufFile, read_beginning, widen
+from hotloop.models.gguf import GgufFile, dequantise, read_beginning
 from hotloop.models.heads import head_orders, pairs_apart, rows_in_order
 from hotloop.models.latent import parse_latent
 from hotloop.models.layout import TensorPlace, check_spec, check_tensors, tensor_places
@@ -64,7 +64,7 @@ class GgufWeights:
         self._orders = _orders(spec)
 
     def read(self, name: str) -> NDArray[np.float32]:
-        return widen(self.stored(name))
+        return dequantise(self.stored(name))
 
     def stored(self, name: str) -> Stored:
         place = self._places[name]
@@ -78,7 +78,7 @@ class GgufWeights:
 
     def _joined(self, place: TensorPlace) -> Stored:
         """Of each head the rows that make its key, which the file has as columns, then those that make its value."""
-        keys, values = (widen(self._file.tensors[name].stored()) for name in self._halves[place.name])
+        keys, values = (dequantise(self._file.tensors[name].stored()) for name in self._halves[place.name])
         rows = np.concatenate([keys.swapaxes(1, 2), values], axis=1).reshape(place.shape)
         return Stored(rows.view(np.uint8), "F32", place.shape)
 
@@ -130,7 +130,7 @@ def gguf_spec(file: GgufFile) -> ModelSpec:
     turning = latent.rope_dim if latent else rotary_dim or head_dim
     scaling: RopeScaling | None
     if _ROPE_DIVISORS in file.tensors:
-        divisors = widen(file.tensors[_ROPE_DIVISORS].stored())
+        divisors = dequantise(file.tensors[_ROPE_DIVISORS].stored())
         scaling = scaling_from_divisors(divisors, turning, str(file.path))
     else:
         scaling = scaling_from_config(

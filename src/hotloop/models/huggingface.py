@@ -27,11 +27,11 @@ from hotloop.models.architecture import (
     parse_rotary_dim,
     parse_windows,
 )
-from hotloop.models.fp8 import E4M3, fp8_stored, parse_fp8, scales_of, widen_fp8
-from hotloop.models.gguf import widen
+from hotloop.models.fp8 import E4M3, dequantise_fp8, fp8_stored, parse_fp8, scales_of
+from hotloop.models.gguf import dequantise
 from hotloop.models.heads import head_orders, rows_in_order
 from hotloop.models.hybrid import StackedExperts
-from hotloop.models.int4 import Part, check_groups, int4_parts, parse_int4, widen_int4
+from hotloop.models.int4 import Part, check_groups, dequantise_int4, int4_parts, parse_int4
 from hotloop.models.latent import parse_latent
 from hotloop.models.layout import check_spec, check_tensors, tensor_places
 from hotloop.models.modeling import PublishedTensors, can_probe, probe_spec
@@ -48,7 +48,7 @@ _ITEM_BYTES = _FLOAT_BYTES | {"I32": 4, "I64": 8, "U8": 1, E4M3: 1}
 _LENGTH_BYTES, _MAX_HEADER_BYTES = 8, 100_000_000
 _MAX_RANK, _MAX_SIZE = 8, 1 << 63
 _IGNORED = ["rotary_emb.inv_freq", "lm_head.weight"]
-_BEYOND = ("mtp.", "model.visual.")  # layers that predict tokens further on, and those that see
+_BEYOND = ("mtp.", "model.visual.")  # multi-token prediction and vision layers
 _IGNORED_INT4 = [*_IGNORED, ".weight_shape"]  # which the model's own shape says
 
 
@@ -91,10 +91,10 @@ class SafetensorsWeights:
     def read(self, name: str) -> NDArray[np.float32]:
         stored = self.stored(name)
         if isinstance(stored, Int4Stored):
-            return widen_int4(stored)
+            return dequantise_int4(stored)
         if isinstance(stored, Fp8Stored):
-            return widen_fp8(stored)
-        return widen(stored) if stored.kind == "MXFP4" else stored.floats()
+            return dequantise_fp8(stored)
+        return dequantise(stored) if stored.kind == "MXFP4" else stored.floats()
 
     def stored(self, name: str) -> AnyStored:
         place, names = self._places[name], self._int4_names.get(name)

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from hotloop.models.fp8 import widen_fp8
+from hotloop.models.fp8 import dequantise_fp8
 from hotloop.models.heads import halves_first
 from hotloop.models.layout import layer_shapes
 from hotloop.models.spec import (
@@ -45,7 +45,7 @@ class HybridWeights:
     def read(self, name: str) -> Array:
         stored = self.stored(name)
         if isinstance(stored, Fp8Stored):
-            return widen_fp8(stored)
+            return dequantise_fp8(stored)
         assert isinstance(stored, Stored), "four bits and heads that turn in part are refused together"
         return stored.floats()
 

@@ -117,7 +117,7 @@ def _unpack(words: Any, axis: int, order: Iterable[int], stack: Stack) -> Any:
     return stack([words >> 4 * place & 15 for place in order], axis + 1).reshape(shape)
 
 
-def widen_int4(stored: Int4Stored) -> NDArray[np.float32]:
+def dequantise_int4(stored: Int4Stored) -> NDArray[np.float32]:
     numbers, zeros, scales = unpack_int4(stored.spec, stored.words, stored.zeros, stored.scales.floats(), _stack)
     groups, num_in = stored.group_ids, stored.shape[1]
     if groups is None:

@@ -9,7 +9,7 @@ from hotloop.core.config import LoadFormat
 from hotloop.core.errors import ModelError
 from hotloop.models.catalogue import (
     Entry,
-    Kind,
+    ModelKind,
     Reference,
     find,
     forget,
@@ -124,7 +124,7 @@ def remove(name: str) -> tuple[Entry, int]:
     """Forget a model, and delete what was fetched of it: the bytes that this frees. A file of the user's own stays."""
     found = find(name)
     if not isinstance(found, Entry):
-        raise ModelError(f"{name} is none of the models that `hotloop models` lists")
+        raise ModelError(f"unknown model {name}; run `hotloop models` for the list")
     is_shared = any(each.path == found.path and each.name != found.name for each in list_models())
     freed_bytes = 0
     try:
@@ -142,7 +142,7 @@ def remove(name: str) -> tuple[Entry, int]:
 def _register(name: str, path: Path, commit: str = "") -> Entry:
     """Read the model once, to be sure that it can be, and remember where it is."""
     model = read_model(name, path)
-    kind: Kind = "huggingface" if path.is_dir() else "gguf"
+    kind: ModelKind = "huggingface" if path.is_dir() else "gguf"
     entry = Entry(name, kind, path, model.size_bytes, model.spec.family, model.spec.max_context, commit=commit)
     register(entry)
     return entry

@@ -59,7 +59,7 @@ def scaling_from_config(
         raise ModelError(f"{where}: its {kind} rotary scaling is incomplete: {error}") from None
     numbers = (*scaling.divisors, scaling.magnitude)
     if len(scaling.divisors) != len(wavelengths) or not all(isfinite(each) and each > 0 for each in numbers):
-        raise ModelError(f"{where}: its {kind} rotary scaling makes no sense: {dict(config)!r:.200}")
+        raise ModelError(f"{where}: its {kind} rotary scaling is invalid: {dict(config)!r:.200}")
     return scaling
 
 

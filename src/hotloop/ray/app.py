@@ -1,4 +1,4 @@
-"""The fleet as a Serve application. `hotloop.ray.app:app` is what a Serve config names as its `import_path`.
+"""The deployment as a Serve application. `hotloop.ray.app:app` is what a Serve config names as its `import_path`.
 
 client ── Serve's proxy ── Ingress ──placement── EngineReplica, as many as there is work for
 """
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from hotloop.ray.config import RayConfig, parse_fleet
+from hotloop.ray.config import RayConfig, parse_ray_config
 from hotloop.ray.ingress import Ingress
 from hotloop.ray.placing import PlacementRouter
 from hotloop.ray.replica import EngineReplica
@@ -26,8 +26,8 @@ _LOGGING = {"log_level": "WARNING", "enable_access_log": False}
 
 
 def app(args: Mapping[str, Any]) -> serve.Application:
-    """From the `args` of a Serve config, which are what `[fleet]` may say."""
-    return build(parse_fleet(args))
+    """From the `args` of a Serve config, which are what `[ray]` may say."""
+    return build(parse_ray_config(args))
 
 
 def build(config: RayConfig, open_engine: OpenResident | None = None) -> serve.Application:

@@ -36,7 +36,7 @@ _ENVIRONMENT = {
 }
 _LOOK_S = 0.2
 _FAREWELL_S = 3.0
-"""Whoever took the fleet off is still connected: to them a cluster that ends too soon looks like a failure."""
+"""Whoever removed the deployment is still connected: to them a cluster that ends too soon looks like a failure."""
 
 
 class ClusterError(HotloopError):
@@ -45,7 +45,7 @@ class ClusterError(HotloopError):
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """How the fleet is. States and counts are Serve's words."""
+    """Its status. States and counts are Serve's words."""
 
     state: str
     message: str = ""
@@ -121,7 +121,7 @@ def deploy(application: serve.Application, config: RayConfig) -> None:
         serve.run(application, name=NAME)
     except RuntimeError as error:
         status = read_status()
-        raise ClusterError(f"the fleet did not come up: {status.message if status else error}") from None
+        raise ClusterError(f"deployment failed: {status.message if status else error}") from None
 
 
 def read_status() -> Status | None:

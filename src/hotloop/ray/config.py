@@ -1,8 +1,8 @@
-"""What `[fleet]` of a fleet's file says: which engine, how many of it, where. Knows nothing of Ray.
+"""What `[ray]` of the configuration file says: which engine, how many of it, where. Knows nothing of Ray.
 
-    [fleet]
+    [ray]
     max_replicas = 4
-    [fleet.hotloop]                   what hotloop.toml may say of the model, the engine and the server
+    [ray.hotloop]                   what hotloop.toml may say of the model, the engine and the server
     model = "smollm2-135m"
 
 The same keys are the `args` of a Serve config. An unknown key or a wrong type is an error that names its place.
@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from hotloop.core.config import EngineConfig, ModelConfig, PolicyName, ServerConfig, parse_bytes
+from hotloop.core.config import FEATURES, EngineConfig, Feature, ModelConfig, PolicyName, ServerConfig, parse_bytes
 from hotloop.core.errors import ConfigError
 from hotloop.core.files import read_toml
 
@@ -49,47 +49,48 @@ NotNegative = Annotated[float, Meta(ge=0)]
 
 
 class RayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A fleet on Ray Serve."""
+    """Replicas on Ray Serve."""
 
     engine: Literal["hotloop", "vllm"] = "hotloop"
-    """What runs in a replica; vLLM must be installed there."""
+    """Engine that runs in a replica; vLLM must be installed there."""
     address: str | None = None
-    """The Ray cluster, such as auto or 10.0.0.1:6379; without one Ray is started here while the fleet is up."""
+    """Address of the Ray cluster, such as auto or 10.0.0.1:6379; if not given, Ray is started here while the deployment
+    is up."""
     host: str = "127.0.0.1"
-    """Address to listen on; loopback unless told otherwise. A Serve that is running already keeps its own."""
+    """Address to listen on; loopback by default. A Serve that is already running keeps its own."""
     port: int = 8790
     """Port to listen on."""
     api_key_env: str = ""
-    """The variable that holds the key every request must carry but those that only ask for health; read where the
-    ingress runs."""
+    """Environment variable with the API key that every request must carry, except health checks; read where the ingress
+    runs."""
     policy: PolicyName = "prefix"
-    """How a replica is chosen: by what it has cached and to do, by session, by load alone, in turn, or by chance."""
+    """How a replica is chosen: by cached prefix and load, by session, by load alone, round robin, or at random."""
     min_replicas: Count = 1
-    """Fewest replicas."""
+    """Minimum number of replicas."""
     max_replicas: Count = 1
-    """Most replicas."""
+    """Maximum number of replicas."""
     target_ongoing: Positive = 16.0
-    """How many requests a replica should have: with more there will be more replicas, with fewer fewer."""
+    """Target number of requests per replica, for autoscaling."""
     max_ongoing: Count = 64
-    """Most requests at one replica at a time; others wait in front."""
+    """Maximum requests at one replica; others wait at the ingress."""
     max_waiting: Count = 1024
-    """Most requests waiting in front; one more is answered 429."""
+    """Maximum requests waiting at the ingress; further requests get 429."""
     upscale_delay_s: NotNegative = 10.0
-    """How long there must be too few replicas before more are started."""
+    """Seconds of too few replicas before more are started."""
     downscale_delay_s: NotNegative = 300.0
-    """How long there must be too many before some are stopped: what they have cached goes with them."""
+    """Seconds of too many replicas before some are stopped, and their caches lost."""
     look_back_s: Positive = 10.0
-    """Over how long requests are counted."""
+    """Seconds over which requests are averaged for autoscaling."""
     drain_timeout_s: Positive = 600.0
-    """How long a replica that is to stop may go on with what it has begun."""
+    """Seconds for which a replica that is being stopped may finish its requests."""
     cpus: NotNegative = 1.0
-    """CPUs that Ray sets aside for a replica."""
+    """CPUs reserved by Ray for a replica."""
     gpus: NotNegative = 0.0
-    """GPUs that Ray sets aside for a replica."""
+    """GPUs reserved by Ray for a replica."""
     capacity_tokens: Count = 1_000_000
-    """How many tokens a replica keeps cached, roughly; hotloop's own engine says so itself."""
+    """Estimate of the tokens that a replica can cache; hotloop's engine reports its own."""
     max_body: str = "16MiB"
-    """Largest request body that is read."""
+    """Maximum size of a request body."""
     hotloop: HotloopConfig = HotloopConfig()
     vllm: VllmConfig = VllmConfig()
 
@@ -97,7 +98,7 @@ class RayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         if self.max_replicas < self.min_replicas:
             raise ConfigError(f"max_replicas must be at least min_replicas, {self.min_replicas}")
         if self.engine == "vllm" and not self.vllm.model:
-            raise ConfigError('vLLM needs a model: [fleet.vllm] model = "..."')
+            raise ConfigError('vLLM needs a model: [ray.vllm] model = "..."')
         parse_bytes(self.max_body)
 
     @property
@@ -110,31 +111,32 @@ _NOT_OF_A_REPLICA = {
     *("host", "port", "api_key", "api_key_file", "allowed_hosts", "drain_timeout_s", "max_body", "body_memory"),
     "write_timeout_s",
 }
-"""Settings of a server that a fleet has for all of its replicas."""
+"""Settings of a server that a deployment has for all of its replicas."""
 
 
-def read_fleet(path: Path) -> RayConfig:
+def read_ray_config(path: Path) -> RayConfig:
     """Raises ConfigError."""
     tables = read_toml(path)
-    if not isinstance(tables.get("fleet"), dict):
-        raise ConfigError(f"{path} has no [fleet]: that is where it says what to deploy")
+    if not isinstance(tables.get("ray"), dict):
+        raise ConfigError(f"{path} has no [ray]: that is where it says what to deploy")
     try:
-        return parse_fleet(tables["fleet"])
+        return parse_ray_config(tables["ray"])
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
 
 
-def parse_fleet(table: Mapping[str, Any]) -> RayConfig:
+def parse_ray_config(table: Mapping[str, Any]) -> RayConfig:
     """Raises ConfigError."""
     given = table.get("hotloop", {})
     if not isinstance(given, Mapping):
-        raise ConfigError("[fleet.hotloop] must be a table")
-    for name in given.keys() - (_names(*_PARTS.values()) - _NOT_OF_A_REPLICA):
-        raise ConfigError(f"[fleet.hotloop]: there is no setting {name!r}")
+        raise ConfigError("[ray.hotloop] must be a table")
+    for name in given.keys() - (_names(*_PARTS.values()) - _NOT_OF_A_REPLICA - {*FEATURES} | {"disable"}):
+        raise ConfigError(f"[ray.hotloop]: there is no setting {name!r}")
     try:
-        return msgspec.convert({**table, "hotloop": _nest(given)}, RayConfig)
+        off: dict[str, Any] = dict.fromkeys(msgspec.convert(given.get("disable", ()), tuple[Feature, ...]), False)
+        return msgspec.convert({**table, "hotloop": _nest({**given, **off})}, RayConfig)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"[fleet]: {error}".replace("`", "").replace("$.", "")) from None
+        raise ConfigError(f"[ray]: {error}".replace("`", "").replace("$.", "")) from None
 
 
 def _nest(flat: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The door of a fleet on Ray: reads a request once, has it placed and answered, and passes the answer on as it comes.
+"""The ingress on Ray: reads a request once, has it placed and answered, and passes the answer on as it comes.
 
 A replica that is lost before the first byte of its answer costs another try, one lost later a clear last event.
 """
@@ -129,7 +129,7 @@ class Ingress:
             except BackPressureError:
                 raise Overloaded("too many requests are waiting already") from None
             except RayServeException:
-                raise RouteError(503, "no_replica", "the fleet has no replica to answer", retry_after_s=5) from None
+                raise RouteError(503, "no_replica", "no replica is available", retry_after_s=5) from None
             except RayError as error:  # it was lost, or its engine was, before it said anything
                 log.warning("a replica did not begin to answer: %s", error)
         raise RouteError(502, "replica_failed", f"{MAX_TRIES} replicas were asked, and none began to answer")

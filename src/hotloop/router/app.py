@@ -228,7 +228,7 @@ class RouterApp:
                 continue  # an explanation quotes other prompts, whoever asks for it
             if await self._ask(replica, method, target, caller):
                 return
-        raise RouteError(404, OWNED[prefix], f"nobody here knows {name!r:.200}, or no longer")
+        raise RouteError(404, OWNED[prefix], f"no replica has {name!r:.200}; it may have expired")
 
     async def _ask_any(self, path: str, caller: ClientCall) -> None:
         """GET what every hotloop tells alike."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from hotloop.router.kinds import WITHOUT_STAND_IN, Kind
+from hotloop.router.kinds import WITHOUT_STAND_IN, ReplicaKind
 from hotloop.router.replicas.replica import Replica
 from hotloop.router.request import RoutedRequest, change
 from hotloop.router.translate import Translation, can_translate, translate
@@ -71,7 +71,7 @@ def usage_options(request: RoutedRequest) -> dict[str, Any] | None:
     return {**change(given, {"continuous_usage_stats": None}), "include_usage": True}
 
 
-def takes_priority(kind: Kind, given: Any) -> bool:
+def takes_priority(kind: ReplicaKind, given: Any) -> bool:
     """hotloop knows classes, and says itself what is wrong with another. A class has no number elsewhere: whether a
     low one goes first, or any but 0 is refused, depends on how the engine was started."""
     return kind.priority is str or (kind.priority is int and type(given) is int)

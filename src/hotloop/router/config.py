@@ -1,4 +1,4 @@
-"""What `fleet.toml` says beyond settings: replicas, one `[[replicas]]` each. Unknown keys and wrong types are errors.
+"""What the configuration file says beyond settings: one `[[replicas]]` each. Unknown keys and wrong types are errors.
 
 url = "http://10.0.0.7:8000"      all that is needed
 name = "a"                        how it is called here; its host and port if not given

@@ -45,7 +45,7 @@ _SALTED = _ALL - {"messages"}  # neither vLLM nor SGLang looks for a salt there
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ReplicaKind:
     name: str
     apis: frozenset[Api] = _OPENAI
     metrics_path: str | None = None
@@ -77,7 +77,7 @@ class Kind:
 
 
 _KINDS = (
-    Kind(
+    ReplicaKind(
         "hotloop",
         _ALL | _COMPACTING | {"tokenize"},
         "/metrics",
@@ -90,7 +90,7 @@ _KINDS = (
         takes_tenants=True,
         keeps_tenants=True,
     ),
-    Kind(
+    ReplicaKind(
         "vllm",
         _ALL | {"tokenize", "embeddings"},
         "/metrics",
@@ -101,7 +101,7 @@ _KINDS = (
         priority=int,
         salted=_SALTED,
     ),
-    Kind(
+    ReplicaKind(
         "sglang",
         _ALL | {"tokenize", "embeddings"},
         "/metrics",
@@ -112,19 +112,21 @@ _KINDS = (
         priority=int,
         salted=_SALTED,
     ),
-    Kind("tgi", _OPENAI, "/metrics", "tgi_", "batch_current_size", "queue_size"),
-    Kind("tensorrt_llm", _OPENAI | {"responses"}, "/prometheus/metrics", "trtllm_"),
-    Kind("llama_cpp", _OPENAI_ALL | {"messages"}, "/metrics", "llamacpp:", "requests_processing", "requests_deferred"),
-    Kind("ollama", _ALL | {"embeddings"}, health_path="/api/version"),
-    Kind(
+    ReplicaKind("tgi", _OPENAI, "/metrics", "tgi_", "batch_current_size", "queue_size"),
+    ReplicaKind("tensorrt_llm", _OPENAI | {"responses"}, "/prometheus/metrics", "trtllm_"),
+    ReplicaKind(
+        "llama_cpp", _OPENAI_ALL | {"messages"}, "/metrics", "llamacpp:", "requests_processing", "requests_deferred"
+    ),
+    ReplicaKind("ollama", _ALL | {"embeddings"}, health_path="/api/version"),
+    ReplicaKind(
         "openai_compatible",
         _OPENAI_ALL,
         health_path="/v1/models",
         has_stream_usage=False,
         takes_tenants=True,  # it may be ours, its metrics out of reach
     ),
-    Kind("openai", _OPENAI_ALL | _COMPACTING, health_path=None, models_path=None, is_strict=True),
-    Kind(
+    ReplicaKind("openai", _OPENAI_ALL | _COMPACTING, health_path=None, models_path=None, is_strict=True),
+    ReplicaKind(
         "anthropic",
         frozenset({"messages"}),
         health_path=None,
@@ -134,7 +136,7 @@ _KINDS = (
         fixed_headers=((b"anthropic-version", b"2023-06-01"),),
     ),
 )
-KINDS: Mapping[str, Kind] = {kind.name: kind for kind in _KINDS}
+KINDS: Mapping[str, ReplicaKind] = {kind.name: kind for kind in _KINDS}
 
 
 def kinds_that_speak(api: Api) -> list[str]:
@@ -154,7 +156,7 @@ def is_unknown_path(status: int, body: bytes) -> bool:
     return status == 405 or (status == 404 and _NO_SUCH_PATH.fullmatch(message.strip()) is not None)
 
 
-def kind_by_url(url: str) -> Kind | None:
+def kind_by_url(url: str) -> ReplicaKind | None:
     parts = urlsplit(url)
     name = _HOSTS.get(parts.hostname or "", "ollama" if parts.port == 11434 else "")
     return KINDS.get(name)
@@ -164,14 +166,14 @@ MAX_LOAD, MAX_SERIES = 1_000_000, 1_000
 METRICS_PATHS = tuple(dict.fromkeys(kind.metrics_path for kind in KINDS.values() if kind.metrics_path))
 
 
-def kind_by_metrics(page: str) -> Kind | None:
+def kind_by_metrics(page: str) -> ReplicaKind | None:
     for kind in KINDS.values():
         if kind.metrics_prefix and f"\n{kind.metrics_prefix}" in f"\n{page}":
             return kind
     return None
 
 
-def read_load(kind: Kind, page: str) -> int | None:
+def read_load(kind: ReplicaKind, page: str) -> int | None:
     """How many requests a replica has: all series of two metrics together. None if its page does not say, or says
     what cannot be."""
     names = "|".join(re.escape(kind.metrics_prefix + name) for name in (kind.running, kind.waiting) if name)

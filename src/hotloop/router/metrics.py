@@ -1,4 +1,4 @@
-"""What Prometheus sees of the router. Every name is documented in docs/fleet.md, which a test checks."""
+"""What Prometheus sees of the router. Every name is documented in docs/routing.md, which a test checks."""
 
 from collections.abc import Callable, Iterator, Mapping
 

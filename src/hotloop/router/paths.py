@@ -46,8 +46,8 @@ def find_path(method: str, path: str) -> By:
             return each.by
     if path in PATHS or found:
         allowed = _POST if path in PATHS else found[0].methods
-        raise RouteError(405, "method_not_allowed", f"{path:.200} does not answer {method:.40}", allowed=allowed)
-    raise RouteError(404, "unknown_url", f"there is nothing at {path:.200}")
+        raise RouteError(405, "method_not_allowed", f"method {method:.40} not allowed for {path:.200}", allowed=allowed)
+    raise RouteError(404, "unknown_url", f"unknown URL: {path:.200}")
 
 
 def is_path(path: str) -> bool:

@@ -86,7 +86,7 @@ def create_app(
 
 def _check_isolation(engine: Engine, config: ServerConfig, keys: Keys) -> None:
     if engine.kv_events and config.cache_isolation == "key":
-        raise ConfigError("kv_events publishes nothing under cache_isolation key: leave one of the two out")
+        raise ConfigError("kv_events and cache_isolation=key cannot be combined: isolated prefixes are never published")
     if engine.kv_events and config.cache_isolation == "auto" and keys.is_shared:
         reason = "with several API keys prefixes are shared by none of them, and kv_events publishes nothing"
         raise ConfigError(f"{reason}: leave it out, or share prefixes between keys (cache_isolation none)")

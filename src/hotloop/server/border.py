@@ -68,8 +68,8 @@ async def read_json(request: Request, max_bytes: int) -> bytes:
     send anything else unasked."""
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
-        raise HttpError(415, "the body must be JSON, and say so: send `Content-Type: application/json`")
-    too_large = HttpError(413, f"the body is larger than the {max_bytes} bytes that are read")
+        raise HttpError(415, "unsupported media type: send `Content-Type: application/json`")
+    too_large = HttpError(413, f"request body exceeds the limit of {max_bytes} bytes (--max-body)")
     if int(request.headers.get("content-length", "0")) > max_bytes:
         raise too_large
     body = JsonBody()

@@ -63,10 +63,10 @@ def _parse_beginning(messages: Sequence[Message], param: str) -> str:
     """The last message, as the beginning of the answer."""
     *before, last = messages
     if not before:
-        raise RequestError(f"{param}: there is nothing to answer", param=param)
+        raise RequestError(f"{param} must contain at least one message before the one to continue", param=param)
     if last.tool_calls or last.thoughts:
         what = "calls" if last.tool_calls else "reasoning"
-        raise RequestError(f"{param}: the last turn has {what}, and cannot be continued", param=param)
+        raise RequestError(f"{param}: the last assistant message contains {what} and cannot be continued", param=param)
     return last.content
 
 

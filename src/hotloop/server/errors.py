@@ -157,7 +157,7 @@ async def on_error(request: Request, error: Exception) -> Response:
 async def on_bug(request: Request, error: Exception) -> Response:
     """The last resort. The client learns no details; Starlette raises the error again, so that the log has them."""
     request_id = request.state.request_id
-    mistake = HotloopError("the server made a mistake; its log says more")
+    mistake = HotloopError("internal server error; see the server log")
     response = error_response(mistake, request_id, for_anthropic=is_for_anthropic(request.scope))
     response.raw_headers += render_ids(request.scope, request_id)
     return response
@@ -165,7 +165,7 @@ async def on_bug(request: Request, error: Exception) -> Response:
 
 def _http_message(request: Request, error: HTTPException) -> str:
     if error.status_code == HTTPStatus.NOT_FOUND:
-        return f"there is nothing at {request.url.path}"
+        return f"unknown URL: {request.method} {request.url.path}"
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        return f"{request.url.path} does not answer {request.method}"
+        return f"method {request.method} not allowed for {request.url.path}"
     return error.detail

@@ -48,7 +48,7 @@ async def ready(request: Request) -> Response:
     if service.is_draining:
         raise EngineClosed("the server is shutting down")
     if not service.engine.is_running:
-        raise EngineClosed("the engine admits no requests")
+        raise EngineClosed("the server is shutting down or not ready")
     return JSONResponse({"status": "ready"})
 
 

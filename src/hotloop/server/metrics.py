@@ -63,14 +63,14 @@ _TOTALS: tuple[Row, ...] = (
     ("output_tokens", "Tokens generated.", "usage.num_output"),
     ("sampled_tokens", "Generated tokens that were sampled.", "usage.num_sampled"),
     ("forced_tokens", "Generated tokens that a grammar left no choice about.", "usage.num_forced"),
-    ("drafted_tokens", "Tokens guessed and computed ahead.", "usage.num_drafted"),
-    ("accepted_draft_tokens", "Guessed tokens that were right.", "usage.num_accepted"),
+    ("drafted_tokens", "Draft tokens proposed.", "usage.num_drafted"),
+    ("accepted_draft_tokens", "Draft tokens accepted.", "usage.num_accepted"),
     ("grammar_cache_hits", "Grammars found compiled.", "num_grammar_hits"),
     ("grammar_cache_misses", "Grammars compiled.", "num_grammar_misses"),
-    ("evicted_blocks", "Cached blocks given up for room.", "num_evicted_blocks"),
-    ("evicted_states", "Recurrent states given up for room.", "states.num_evicted"),
-    ("displaced_sessions", "Sessions put back for lack of room.", "num_swapped"),
-    ("preemptions", "Requests put back for lack of blocks.", "num_preemptions"),
+    ("evicted_blocks", "Cached blocks evicted.", "num_evicted_blocks"),
+    ("evicted_states", "Recurrent states evicted.", "states.num_evicted"),
+    ("displaced_sessions", "Sessions displaced for lack of memory.", "num_displaced"),
+    ("preemptions", "Requests preempted for lack of blocks.", "num_preemptions"),
     ("kv_host_offloaded_bytes", "KV copied to host memory.", "host.num_bytes_out"),
     ("kv_host_restored_bytes", "KV copied back from there.", "host.num_bytes_in"),
     ("kv_host_restores", "Times that a prefix was copied back.", "host.num_restores"),
@@ -92,10 +92,7 @@ class Metrics:
         self._requests = self._counter("requests", "Requests that ended.", "endpoint", "finish_reason")
         self._http_errors = self._counter("http_errors", "HTTP responses of 400 and above.", "status")
         self._explained = self._counter("explained_prompt_tokens", "Where prompt tokens came from.", "kind")
-        self._recomputed = [
-            self._counter("prompt_tokens_recomputed", "Why prompt tokens were recomputed.", "cause"),
-            self._counter("prompt_tokens_read_again", "The old name of hotloop_prompt_tokens_recomputed.", "cause"),
-        ]
+        self._recomputed = self._counter("prompt_tokens_recomputed", "Why prompt tokens were recomputed.", "cause")
         self._waits = self._counter("wait_seconds", "What requests waited for.", "reason")
         first_token = "From arrival to the first token."
         self._first_token = self._histogram("time_to_first_token_seconds", first_token, _LATENCIES)
@@ -139,8 +136,7 @@ class Metrics:
         self._explained.labels("recomputed").inc(account.num_recomputed)
         for cause in account.causes:
             if cause.reason != "cold":
-                for counter in self._recomputed:
-                    counter.labels(cause.reason).inc(cause.num_tokens)
+                self._recomputed.labels(cause.reason).inc(cause.num_tokens)
 
     def count_http_error(self, status: int) -> None:
         self._http_errors.labels(str(status)).inc()

@@ -69,7 +69,7 @@ def parse_transcript(request: ApiRequest) -> Transcript:
     Reading().check(request.turns)
     messages, breakpoints, changes, late = parse_turns(request.turns, request.api)
     if not messages:
-        raise RequestError(f"{request.turns_param}: there is nothing to answer", param=request.turns_param)
+        raise RequestError(f"{request.turns_param} must contain at least one message", param=request.turns_param)
     if request.api != "messages":
         return Transcript(messages, [], changes, late)
     # Built-in ones are left out of the prompt, and late ones are not told of with the others.

@@ -11,19 +11,19 @@ class Load:
     """Sessions that each take a turn, wait, and take the next."""
 
     sessions: int = 64
-    """Agents at once."""
+    """Concurrent agents."""
     context: int = 8192
-    """Tokens of a turn's prompt, history and new ones together."""
+    """Prompt tokens per turn, history included."""
     tokens_in: int = 512
-    """New tokens of a turn: what the tool or the user said."""
+    """New prompt tokens per turn: tool result or user message."""
     tokens_out: int = 128
-    """Tokens of an answer."""
+    """Output tokens per turn."""
     gap_s: float = 2.0
-    """Seconds from the end of an answer to the next turn: a tool, or a user."""
+    """Seconds from the end of an answer to the next turn."""
     weights: Literal["bf16", "fp8", "int8", "int4"] = "bf16"
-    """What the weights are stored in."""
+    """Weight format."""
     kv: Literal["bf16", "fp8", "int8"] = "bf16"
-    """What keys and values are stored in: fp8 is for a GPU, int8 for a CPU."""
+    """KV-cache format: fp8 is for a GPU, int8 for a CPU."""
 
     def check(self, max_context: int) -> None:
         for name, value in asdict(self).items():

@@ -53,9 +53,9 @@ class Choice:
     @property
     def needed_bytes(self) -> int:
         """Weights, working memory, and KV of all sessions."""
-        room = self.estimate.room
-        kv_bytes = self.estimate.load.sessions * room.session_bytes
-        return room.weights_bytes + self.estimate.hardware.working_bytes + kv_bytes
+        memory = self.estimate.memory
+        kv_bytes = self.estimate.load.sessions * memory.session_bytes
+        return memory.weights_bytes + self.estimate.hardware.working_bytes + kv_bytes
 
 
 def choose(hardware: Hardware, load: Load, picks: Iterable[Pick] = PICKS) -> list[Choice]:
@@ -67,7 +67,7 @@ def choose(hardware: Hardware, load: Load, picks: Iterable[Pick] = PICKS) -> lis
         if load.context + load.tokens_out > spec.max_context:
             continue
         tried = [estimate(spec, hardware, replace(load, weights=weights)) for weights in formats]
-        fitting = next((each for each in tried if each.room.num_device >= load.sessions), None)
+        fitting = next((each for each in tried if each.memory.num_device >= load.sessions), None)
         if fitting:
             weights = formats[tried.index(fitting)]
             chosen.append(Choice(pick, weights, weights == formats[0], fitting))

@@ -29,7 +29,7 @@ _SESSION_STATES = 3  # that a session of a hybrid keeps: fewer cost it hits, mor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
+class MemoryFit:
     weights_bytes: int
     kv_bytes: int
     session_bytes: int
@@ -63,7 +63,7 @@ class Latency:
 class Estimate:
     hardware: Hardware
     load: Load
-    room: Room
+    memory: MemoryFit
     feel: Latency | None
     """None where not even one session fits."""
 
@@ -79,10 +79,10 @@ class Estimate:
     @property
     def is_all_hot(self) -> bool:
         """Whether every session's KV is kept, on the device or in host memory."""
-        return self.fits and self.room.num_device + self.room.num_host >= self.load.sessions
+        return self.fits and self.memory.num_device + self.memory.num_host >= self.load.sessions
 
     def keeps_up(self, min_tokens_s: float) -> bool:
-        """Whether every session stays hot, none waits for room, and a user sees that many tokens a second."""
+        """Whether every session stays hot, none waits for memory, and a user sees that many tokens a second."""
         return (
             self.feel is not None
             and self.is_all_hot
@@ -123,14 +123,14 @@ class Roofline(NamedTuple):
     def token_bytes(self) -> int:
         return kv_token_bytes(self.spec, *_KV_BYTES[self.load.kv])
 
-    def room(self) -> Room:
+    def memory(self) -> MemoryFit:
         weights_bytes = self._weight_bytes(self.spec)
         allowed_bytes = int(self.hardware.memory_bytes * self.hardware.memory_share)
         kv_bytes = max(0, allowed_bytes - weights_bytes - self.hardware.working_bytes)
         session_bytes = (self.load.context + self.load.tokens_out) * self.token_bytes()
         session_bytes += _SESSION_STATES * state_bytes(self.spec)
         has_host = self.hardware.link_bytes_s and not self.spec.linear
-        return Room(
+        return MemoryFit(
             weights_bytes=weights_bytes,
             kv_bytes=kv_bytes,
             session_bytes=session_bytes,
@@ -151,20 +151,20 @@ class Roofline(NamedTuple):
 def estimate(spec: ModelSpec, hardware: Hardware, load: Load) -> Estimate:
     load.check(spec.max_context)
     line = Roofline(spec, hardware, load)
-    room = line.room()
-    feel = _feel(line, room) if room.num_device else None
-    return Estimate(hardware=hardware, load=load, room=room, feel=feel)
+    memory = line.memory()
+    feel = _feel(line, memory) if memory.num_device else None
+    return Estimate(hardware=hardware, load=load, memory=memory, feel=feel)
 
 
-def _feel(line: Roofline, room: Room) -> Latency:
+def _feel(line: Roofline, memory: MemoryFit) -> Latency:
     load, hardware = line.load, line.hardware
     step_s, row_s = line.step_s(load.sessions), line.row_s(load.context + load.tokens_out / 2)
     alone_step_s, prompt_step_s = line.step_s(1), line.step_s(load.tokens_in)
     cold_s, warm_s = line.prefill_s(load.context, 0), line.prefill_s(load.tokens_in, load.context - load.tokens_in)
-    fetch_s = room.session_bytes / hardware.link_bytes_s if room.num_host else 0.0
+    fetch_s = memory.session_bytes / hardware.link_bytes_s if memory.num_host else 0.0
 
-    on_device = min(1.0, room.num_device / load.sessions)
-    on_host = min(1.0 - on_device, room.num_host / load.sessions)
+    on_device = min(1.0, memory.num_device / load.sessions)
+    on_host = min(1.0 - on_device, memory.num_host / load.sessions)
     prefill_s = (on_device + on_host) * warm_s + (1 - on_device - on_host) * cold_s
     alone_s = prefill_s + load.tokens_out * (step_s + row_s)
     shared_s = prefill_s + load.tokens_out * row_s  # what a turn adds to the time of everybody else
@@ -172,15 +172,15 @@ def _feel(line: Roofline, room: Room) -> Latency:
     fetched_s, wait_s = on_host * fetch_s, 0.0
     cycle_s, busy = _cycle(load.sessions, alone_s, shared_s, load.gap_s + fetched_s)
     num_running = load.sessions * alone_s / (1 - busy) / cycle_s
-    if load.sessions > room.num_device and num_running > room.num_device:
+    if load.sessions > memory.num_device and num_running > memory.num_device:
         # No room for all that want to run: as many as fit run all the time, the others wait.
-        turn_s, busy = _cycle(room.num_device, alone_s, shared_s, 0.0)
-        cycle_s = max(cycle_s, load.sessions * turn_s / room.num_device)
+        turn_s, busy = _cycle(memory.num_device, alone_s, shared_s, 0.0)
+        cycle_s = max(cycle_s, load.sessions * turn_s / memory.num_device)
         wait_s = cycle_s - load.gap_s - fetched_s - turn_s
     return Latency(
         ttft_cold_s=cold_s + prompt_step_s,
         ttft_warm_s=warm_s + prompt_step_s,
-        ttft_host_s=warm_s + prompt_step_s + fetch_s if room.num_host else None,
+        ttft_host_s=warm_s + prompt_step_s + fetch_s if memory.num_host else None,
         tokens_s_alone=1 / (alone_step_s + row_s),
         wait_s=wait_s,
         ttft_loaded_s=wait_s + fetched_s + (prefill_s + prompt_step_s) / (1 - busy),

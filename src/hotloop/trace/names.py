@@ -78,7 +78,6 @@ NUM_FROM_HOST: Final = "num_from_host"
 NUM_PREEMPTIONS: Final = "num_preemptions"
 WAITS: Final = "waits"  # what was waited for before anything was read: a list of {reason, wait_s}
 IS_PREFILL_ONLY: Final = "is_prefill_only"  # the prompt is only prefilled ahead; its one output token is discarded
-RENAMED: Final = {"num_again": NUM_RECOMPUTED, "is_reading": IS_PREFILL_ONLY}  # as older files say
 
 # What was said: recorded only where it is asked for, and redacted.
 CONTENT: Final = "content."

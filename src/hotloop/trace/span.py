@@ -16,10 +16,8 @@ from typing import Annotated, Any
 
 import msgspec
 from cachetools import FIFOCache
-from msgspec.structs import replace
 
 from hotloop.core.errors import ConfigError
-from hotloop.trace import names
 
 TRACEPARENT = "traceparent"  # the header
 
@@ -135,11 +133,7 @@ def parse_lines(lines: Iterable[bytes]) -> Iterator[Span]:
                     raise ValueError(f"it lasts from {span.start_ns} to {span.end_ns}")
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
                 raise ConfigError(f"line {number} is not a span: {error}") from None
-            yield replace(span, attributes=with_current_names(span.attributes))
-
-
-def with_current_names(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    return {names.RENAMED.get(name, name): value for name, value in attributes.items()}
+            yield span
 
 
 class RecentTraces:

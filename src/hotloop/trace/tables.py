@@ -17,7 +17,7 @@ from msgspec.structs import astuple, replace
 
 from hotloop.core.errors import ConfigError
 from hotloop.trace import names
-from hotloop.trace.span import Span, with_current_names
+from hotloop.trace.span import Span
 from hotloop.trace.tree import SpanNode, is_open
 
 
@@ -31,27 +31,6 @@ BUSY_S = 5.0  # how long a writer waits for another; each holds the lock for a f
 _LAYERS = {names.CHAT: "chat", names.ROUTE: "route", names.REQUEST: "request"}
 _BY_LAYER = (f"{layer}_{what}" for layer in _LAYERS.values() for what in ("calls", "prompt", "cached", "output"))
 _SUMS = ("num_spans", "num_errors", "num_turns", *_BY_LAYER, "num_recomputed", "num_open")
-
-# From one version to the next, so that what an older one recorded is kept.
-_MIGRATIONS = {
-    1: f"""
-ALTER TABLE runs ADD COLUMN num_again INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE runs ADD COLUMN num_open INTEGER NOT NULL DEFAULT 0;
-UPDATE runs SET num_again = coalesce((
-    SELECT sum(json_extract(attributes, '$.num_again')) FROM spans
-    WHERE spans.trace_id = runs.trace_id AND name = '{names.REQUEST}' AND error = ''
-    AND json_extract(attributes, '$.is_reading') IS NULL
-), 0);
-PRAGMA user_version = 2;
-""",
-    2: "ALTER TABLE runs RENAME COLUMN num_again TO num_recomputed; PRAGMA user_version = 3",
-    3: """
-ALTER TABLE spans ADD COLUMN tenant TEXT NOT NULL DEFAULT '';
-ALTER TABLE runs ADD COLUMN tenant TEXT NOT NULL DEFAULT '';
-CREATE INDEX runs_by_tenant ON runs (tenant, start_ns);
-PRAGMA user_version = 4;
-""",
-}
 
 _SCHEMA = f"""
 CREATE TABLE spans (
@@ -102,10 +81,10 @@ def open_to_write(path: Path, *, is_doubted: bool = False) -> sqlite3.Connection
 
 
 def open_to_read(path: Path) -> sqlite3.Connection:
-    """Raises ConfigError, also where there is none. One of an older version is brought up to date first."""
+    """Raises ConfigError, also where there is none."""
     if not path.exists():
         raise ConfigError(f"there is no trace store at {path}: nothing was recorded there yet")
-    return _connect(path, f"{path.resolve().as_uri()}?mode=ro", _update)
+    return _connect(path, f"{path.resolve().as_uri()}?mode=ro", _check_version)
 
 
 def _connect(path: Path, address: str, prepare: Callable[[sqlite3.Connection, Path], None]) -> sqlite3.Connection:
@@ -140,12 +119,6 @@ def set_aside(path: Path) -> Path | None:
     return aside
 
 
-def _update(connection: sqlite3.Connection, path: Path) -> None:
-    if _version(connection) in _MIGRATIONS:
-        open_to_write(path).close()
-    _check_version(connection, path)
-
-
 def _check(connection: sqlite3.Connection, path: Path) -> None:
     _prepare(connection, path)
     if (found := connection.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
@@ -161,8 +134,8 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     with transaction(connection):  # two processes may find it empty at once
         if not _version(connection) and connection.execute("SELECT 1 FROM sqlite_master").fetchone():
             raise ConfigError(f"{path} is a database of another program: name another file")
-        while change := {0: _SCHEMA, **_MIGRATIONS}.get(_version(connection)):
-            for statement in change.split(";"):
+        if not _version(connection):
+            for statement in _SCHEMA.split(";"):
                 connection.execute(statement)
         _check_version(connection, path)
 
@@ -240,7 +213,7 @@ def _text(text: str) -> str:
 def as_span(row: Iterable[Any]) -> Span:
     """Raises msgspec's errors for a row that is none."""
     values = dict(zip(Span.__struct_fields__, row, strict=True))
-    attributes = with_current_names(_decoder.decode(values["attributes"]))
+    attributes = _decoder.decode(values["attributes"])
     return msgspec.convert(values | {"attributes": attributes}, Span)
 
 

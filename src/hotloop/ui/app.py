@@ -1,6 +1,6 @@
-"""The page as an ASGI application: its files, and the API it asks. It writes nothing, and loads nothing from elsewhere.
+"""The dashboard as an ASGI application: its files, and its API. It writes nothing, and loads nothing from elsewhere.
 
-The page is for everybody, what it shows only for who carries the key: it asks for the key and sends it with each
+The dashboard is for everybody, what it shows only for who carries the key: it asks for the key and sends it with each
 request. No text of a user's is ever put into HTML here: there is one HTML file, and it is always the same.
 """
 
@@ -84,7 +84,7 @@ class _Guard:
 
 
 class _Files(StaticFiles):
-    """The page's own files, checked with the server before they are used again."""
+    """The dashboard's own files, checked with the server before they are used again."""
 
     def file_response(self, *args: Any, **kwargs: Any) -> Response:
         response = super().file_response(*args, **kwargs)
@@ -100,7 +100,7 @@ async def _leave_slash(request: Request) -> Response:
 
 
 class _Api:
-    """What the page asks."""
+    """What the dashboard asks."""
 
     def __init__(self, source: StoreSource) -> None:
         self._source = source

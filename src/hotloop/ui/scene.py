@@ -1,4 +1,4 @@
-"""A run as the page draws it: the ledger's turns, each with the rows of its waterfall, in milliseconds from the start.
+"""A run as the dashboard draws it: the ledger's turns, each with the rows of its waterfall, in ms from the start.
 
     turn 3   chat    queue│ recomputed │ new │ decode .....
              tool                                  └ search ────────

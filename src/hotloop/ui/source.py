@@ -1,4 +1,4 @@
-"""What the page is told, field by field: what is renamed here is renamed in static/*.js."""
+"""What the dashboard is told, field by field: what is renamed here is renamed in static/*.js."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -70,7 +70,7 @@ class Live:
     """By class."""
     totals: Mapping[str, float] = field(default_factory=dict)
     """Tokens since the process started, by the names of `core.request.Usage`, as far as they are known. They only
-    grow, so that the page can tell rates.
+    grow, so that the dashboard can tell rates.
     """
     kv: KvUse | None = None
     requests: tuple[LiveRequest, ...] = ()

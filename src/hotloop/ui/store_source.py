@@ -1,4 +1,4 @@
-"""A page over a store of recorded runs. Who has more to tell hands it in: what runs now, what the linter finds.
+"""What the dashboard shows: a store of recorded runs and, if passed in, what runs now and what the linter finds.
 
 A run that was killed cannot say so. One that has not ended is believed to go on until nothing was heard of it for
 `LOST_S`; a tool, or an answer, that takes longer makes it seem lost, until it is heard of again.
@@ -22,7 +22,7 @@ _SCAN = 1000
 
 
 class StoreSource:
-    """Where the page's facts come from. `live` and `lint` are left out where there is nothing to ask.
+    """Where the dashboard's facts come from. `live` and `lint` are left out where there is nothing to ask.
 
     `live` is asked on the event loop, all else on threads, and may wait. Of runs a `tenant` is shown its own alone.
     """

@@ -49,7 +49,7 @@ class ThreadUnsupported(RequestError):
     details: ClassVar[Json] = {"error_code": "thread_unsupported_request"}
 
     def __init__(self) -> None:
-        super().__init__("thread: no conversation is kept here: send all of it, without thread", param="thread")
+        super().__init__("thread is not supported: send the full conversation instead", param="thread")
 
 
 def read_failure(status: int, body: bytes) -> RemoteError:
@@ -70,7 +70,7 @@ def read_event_failure(error: Any) -> RemoteError:
 
 
 def bad_answer(what: object) -> RemoteError:
-    return RemoteError(f"the answer makes no sense: {what}"[:_MAX_CHARS], status=_BAD_ANSWER)
+    return RemoteError(f"invalid response from upstream: {what}"[:_MAX_CHARS], status=_BAD_ANSWER)
 
 
 def broke_off() -> RemoteError:

@@ -19,7 +19,7 @@ class ApiUsage:
     """None if the server does not tell."""
     num_output: int = 0
     num_written: int = 0
-    num_thought: int = 0
+    num_reasoning: int = 0
     hotloop: Any = None
     """What a hotloop server tells beyond the API."""
 
@@ -29,7 +29,7 @@ class ApiUsage:
             (self.num_cached or 0) + (other.num_cached or 0),
             self.num_output + other.num_output,
             self.num_written + other.num_written,
-            self.num_thought + other.num_thought,
+            self.num_reasoning + other.num_reasoning,
         )
 
     @property
@@ -51,7 +51,7 @@ class ApiUsage:
             "input_tokens": self.num_prompt,
             "input_tokens_details": self._prompt_details,
             "output_tokens": self.num_output,
-            "output_tokens_details": {"reasoning_tokens": self.num_thought},
+            "output_tokens_details": {"reasoning_tokens": self.num_reasoning},
             "total_tokens": self.num_tokens,
             **present(hotloop=self.hotloop),
         }
@@ -72,7 +72,7 @@ class ApiUsage:
         return {"cached_tokens": self.num_cached or 0, "cache_write_tokens": self.num_written}
 
     def _thoughts(self, details: str, name: str) -> Json:
-        return {details: {name: self.num_thought}} if self.num_thought else {}
+        return {details: {name: self.num_reasoning}} if self.num_reasoning else {}
 
 
 def read_usage(given: object) -> ApiUsage | None:
@@ -88,9 +88,9 @@ def read_usage(given: object) -> ApiUsage | None:
     if prompt == "input" and "input_tokens_details" not in usage:  # Anthropic's
         num_cached, num_written = counts.get("cache_read_input_tokens"), counts.get("cache_creation_input_tokens", 0)
         num_prompt += (num_cached or 0) + num_written
-    num_thought = of_output.get("reasoning_tokens") or of_output.get("thinking_tokens") or 0
+    num_reasoning = of_output.get("reasoning_tokens") or of_output.get("thinking_tokens") or 0
     num_output = counts.get(f"{output}_tokens", 0)
-    return ApiUsage(num_prompt, num_cached, num_output, num_written, num_thought, usage.get("hotloop"))
+    return ApiUsage(num_prompt, num_cached, num_output, num_written, num_reasoning, usage.get("hotloop"))
 
 
 def merge_usage(earlier: Json, later: object) -> Json:

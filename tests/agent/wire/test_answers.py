@@ -323,8 +323,8 @@ def test_unknown_events_and_blocks_are_ignored() -> None:
         (openai, data(chunk({"content": "It"}), done=False), "before it was whole"),
         (openai, b"", "before it was whole"),
         (openai, data(), "before it was whole"),
-        (openai, b"data: {nonsense\n\n", "makes no sense"),
-        (openai, b'data: {"choices": 7}\n\n', "makes no sense"),
+        (openai, b"data: {nonsense\n\n", "invalid response"),
+        (openai, b'data: {"choices": 7}\n\n', "invalid response"),
         (openai, b"data: \xff\n\n", "not UTF-8"),
         (openai, data({"error": {"message": "the GPU\nis on fire", "code": 500}}), "the GPU is on fire"),
         (openai, b'event: error\ndata: {"message": "gone"}\n\n', "gone"),
@@ -336,7 +336,7 @@ def test_unknown_events_and_blocks_are_ignored() -> None:
             "Busy",
         ),
         (anthropic, events(started(), *stopped("refusal")), "refused"),
-        (anthropic, b"event: x\ndata: []\n\n", "makes no sense"),
+        (anthropic, b"event: x\ndata: []\n\n", "invalid response"),
     ],
 )
 def test_what_is_wrong_with_a_stream_is_said(hear_all: Any, wire: bytes, words: str) -> None:

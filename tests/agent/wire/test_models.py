@@ -313,7 +313,7 @@ async def test_of_a_key_not_even_the_beginning_is_told() -> None:
 
 
 def test_an_empty_prompt_is_refused_and_a_careless_schema_is_for_the_server_to_refuse() -> None:
-    with pytest.raises(RequestError, match="nothing to answer"):
+    with pytest.raises(RequestError, match="at least one message"):
         render_ask(Ask(messages=(Message("user", " "),)), "claude", max_tokens=9)
     assert is_closed({"type": "object", "additionalProperties": False, "properties": None, "required": None})
 

@@ -19,7 +19,7 @@ from hotloop.backends.cuda.layers.delta.convolution import _convolve
 from hotloop.backends.cuda.layers.delta.recurrence import _recur
 from hotloop.backends.cuda.layers.experts import _few_gated, _grouped
 from hotloop.backends.cuda.layers.routing import _route
-from hotloop.backends.cuda.quant.mxfp4 import _widen
+from hotloop.backends.cuda.quant.mxfp4 import _dequantise
 
 ATTENTION = {
     "q": "*bf16", "k_cache": "*bf16", "v_cache": "*bf16", "row_begins": "*i32", "lens": "*i32", "block_ids": "*i32",
@@ -112,7 +112,7 @@ def experts() -> None:
     for weights, scales, limit in (("*bf16", None, None), ("*fp8e4nv", "*fp32", None), ("*u8", "*u8", 7.0)):
         for kernel in (_few_gated, _grouped):
             compile_kernel(kernel, EXPERTS | {"w": weights, "scales": scales, "limit": limit})
-    compile_kernel(_widen, MXFP4)
+    compile_kernel(_dequantise, MXFP4)
     compile_kernel(_route, ROUTED)
 
 

@@ -196,9 +196,9 @@ def test_settings_that_a_gpu_has_not(device: str) -> None:
     model = tiny_model("llama")
     with pytest.raises(ConfigError, match="kv_precision int8 is not to be had on a GPU: there it is bf16 or fp8"):
         open_cuda(model, EngineConfig(kv_precision="int8"), weight_format="bf16", precision="fast")
-    with pytest.raises(ConfigError, match="kv_precision fp8 does not go with precision exact"):
+    with pytest.raises(ConfigError, match="kv_precision=fp8 cannot be combined with precision=exact"):
         open_cuda(model, EngineConfig(kv_precision="fp8"), weight_format="bf16", precision="exact")
-    with pytest.raises(ConfigError, match="weights fp8 does not go with precision exact"):
+    with pytest.raises(ConfigError, match="weights=fp8 cannot be combined with precision=exact"):
         open_cuda(model, EngineConfig(), weight_format="fp8", precision="exact")
 
 

@@ -44,7 +44,7 @@ def make_weights(spec: ExpertsSpec, device: str) -> ExpertWeights:
 
 
 def wide(matrix: Matrices) -> torch.Tensor:
-    return matrix if isinstance(matrix, torch.Tensor) else matrix.widened()
+    return matrix if isinstance(matrix, torch.Tensor) else matrix.dequantised()
 
 
 def defined_scores(logits: torch.Tensor, spec: ExpertsSpec) -> torch.Tensor:
@@ -143,11 +143,11 @@ def test_the_shares_of_several_ranks_come_to_the_whole(family: Family, device: s
     torch.testing.assert_close(mixed(0, 2) + mixed(1, 2), mixed(0, 1), rtol=1e-4, atol=1e-2)
 
 
-@pytest.mark.parametrize(("num_rows", "min_widened"), [(2, 1024), (21, 1024), (21, 16)])
+@pytest.mark.parametrize(("num_rows", "min_dequantised"), [(2, 1024), (21, 1024), (21, 16)])
 def test_experts_in_mxfp4_are_read_as_they_are(
-    device: str, num_rows: int, min_widened: int, monkeypatch: pytest.MonkeyPatch
+    device: str, num_rows: int, min_dequantised: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(experts, "_MIN_WIDENED_ROWS", min_widened)
+    monkeypatch.setattr(experts, "_MIN_DEQUANTISED_ROWS", min_dequantised)
     hidden, spec = 96, ExpertsSpec(num_experts=5, num_chosen=2, size=64)
 
     def packed(num_rows: int, num_columns: int) -> Mxfp4Matrix:
@@ -156,7 +156,7 @@ def test_experts_in_mxfp4_are_read_as_they_are(
         blocks[..., 0] = 122 + blocks[..., 0] % 4
         matrix.fill(blocks.flatten(1).to(device))
         want = gguf.dequantize(blocks.flatten(1).numpy(), gguf.GGMLQuantizationType.MXFP4)
-        torch.testing.assert_close(matrix.widened().cpu(), torch.from_numpy(want))
+        torch.testing.assert_close(matrix.dequantised().cpu(), torch.from_numpy(want))
         return matrix
 
     router = torch.randn(spec.num_experts, hidden, device=device)
@@ -176,7 +176,7 @@ def test_packed_files_are_held_packed(tmp_path: Path, device: str, rank: int, nu
     assert isinstance(layer.experts.down, Mxfp4Matrix)
     width = 96 // num_ranks
     part = slice(rank * width, (rank + 1) * width)
-    down, gate_up = (each.widened().cpu() for each in (layer.experts.down, layer.experts.gate_up))
+    down, gate_up = (each.dequantised().cpu() for each in (layer.experts.down, layer.experts.gate_up))
     want = torch.from_numpy(model.weights.read("layers.1.experts.4.down"))
     torch.testing.assert_close(down.view(6, 64, width)[4], want[:, part])
     want = torch.from_numpy(model.weights.read("layers.1.experts.2.up"))

@@ -137,7 +137,7 @@ def test_the_first_build_that_is_right_is_used(operator: Any, device: str, caplo
     assert "more of it" not in caplog.text
     assert "differ from ours by 0." in caplog.text
     assert usable([*bad, ("E", lambda: Calls(operator))], device) == "E"
-    assert "chunks are attended to by E" in caplog.text
+    assert "prefill attention backend: E" in caplog.text
 
 
 def test_what_is_installed_on_the_card_is_right() -> None:

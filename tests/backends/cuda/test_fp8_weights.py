@@ -21,7 +21,7 @@ from tests.parity.models import CONFIGS, HYBRIDS
 
 from hotloop.backends.cuda.quant.fp8 import ScaledMatrix, keep_fp8
 from hotloop.backends.cuda.weights import load_weights
-from hotloop.models.fp8 import widen_fp8
+from hotloop.models.fp8 import dequantise_fp8
 from hotloop.models.huggingface import SafetensorsWeights, config_spec
 from hotloop.models.hybrid import HybridWeights
 from hotloop.models.model import Model, load_model
@@ -38,7 +38,7 @@ def fp8_model(folder: Path, spec: ModelSpec, recipe: Fp8Recipe, **others: Any) -
 
 def test_every_byte_is_what_torch_makes_of_it() -> None:
     codes = torch.arange(256, dtype=torch.uint8).view(2, 128)
-    got = widen_fp8(Fp8Stored(codes.numpy(), np.ones((2, 1), np.float32), 128))
+    got = dequantise_fp8(Fp8Stored(codes.numpy(), np.ones((2, 1), np.float32), 128))
     np.testing.assert_array_equal(got, codes.view(torch.float8_e4m3fn).float().numpy())
 
 
@@ -61,7 +61,7 @@ def test_blocks_share_the_largest_scale_of_their_row(tmp_path: Path, device: str
     assert isinstance(got, ScaledMatrix)
     scales = model.weights.stored("layers.1.down").scales
     np.testing.assert_array_equal(got.scales.cpu().numpy(), scales.max(1))
-    error = np.abs(got.widened().cpu().numpy() - want)
+    error = np.abs(got.dequantised().cpu().numpy() - want)
     assert (error <= np.abs(want) / 16 + scales.max(1, keepdims=True) / 1024).all()
     for row in range(0, 64, 32):  # a block that has the largest is what it was
         block = scales[row].argmax()
@@ -74,10 +74,10 @@ def test_scales_that_differ_by_powers_of_two_cost_nothing(device: str) -> None:
     groups = torch.arange(64, device=device) // 40
     kept = ScaledMatrix.empty(4, 64, torch.device(device))
     keep_fp8(values, scales, groups, kept)
-    torch.testing.assert_close(kept.widened(), values.float() * scales[:, groups], rtol=0, atol=2**-8)
+    torch.testing.assert_close(kept.dequantised(), values.float() * scales[:, groups], rtol=0, atol=2**-8)
 
 
-def test_what_is_not_all_in_fp8_or_not_to_be_kept_is_widened(tmp_path: Path, device: str) -> None:
+def test_what_is_not_all_in_fp8_or_not_to_be_kept_is_dequantised(tmp_path: Path, device: str) -> None:
     spec = tiny_spec("llama")
     model, meant = fp8_model(tmp_path / "m", spec, Fp8Recipe(), plain=("v",))
     want = expected_layer(spec, meant, 1)
@@ -111,7 +111,7 @@ def test_experts_are_kept_and_routers_are_not(tmp_path: Path, device: str) -> No
     assert isinstance(experts.down, ScaledMatrix)
     names = [f"layers.0.experts.{i}.{part}" for i in range(3) for part in ("gate", "up")]
     want = np.concatenate([meant[name] for name in names])
-    np.testing.assert_array_equal(experts.gate_up.widened().cpu(), want)
+    np.testing.assert_array_equal(experts.gate_up.dequantised().cpu(), want)
     assert isinstance(experts.router, torch.Tensor)
 
 
@@ -121,12 +121,12 @@ def test_dummy_weights_are_in_fp8_too(tmp_path: Path, device: str) -> None:
     write_json(tmp_path / "m" / "config.json", config)
     loaded = load_weights(load_model(str(tmp_path / "m"), "dummy"), device, torch.bfloat16)
     assert isinstance(loaded.layers[1].gate_up, ScaledMatrix)
-    assert loaded.layers[1].gate_up.widened().std().item() == pytest.approx(0.02, rel=0.1)
+    assert loaded.layers[1].gate_up.dequantised().std().item() == pytest.approx(0.02, rel=0.1)
 
 
 @pytest.mark.parametrize("keeps_fp8", [True, False])
 def test_a_model_computes_with_what_its_files_stand_for(tmp_path: Path, keeps_fp8: bool, device: str) -> None:
-    """Alone the weights are widened, as they are if not kept; in a chunk inputs are rounded to e4m3 as well."""
+    """Alone the weights are dequantised, as they are if not kept; in a chunk inputs are rounded to e4m3 as well."""
     spec = tiny_spec("qwen2", num_layers=1)
     model, meant = fp8_model(tmp_path / "m", spec, Fp8Recipe(PACKED, "channel"))
     prompt = [random.Random(2).randrange(250) for _ in range(4)]
@@ -152,7 +152,7 @@ def test_two_ranks_compute_what_one_does(tmp_path: Path, device: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen3_next", "deepseek_v3"])
-def test_hybrids_are_widened_and_latents_kept(tmp_path: Path, name: str, device: str) -> None:
+def test_hybrids_are_dequantised_and_latents_kept(tmp_path: Path, name: str, device: str) -> None:
     """What a hybrid's files fuse is taken apart; what makes keys and values of latents is multiplied otherwise."""
     config = {**CONFIGS, **HYBRIDS}[name]
     (tmp_path / "c").mkdir()

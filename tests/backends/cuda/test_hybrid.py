@@ -129,7 +129,7 @@ def test_what_says_how_much_fades_is_not_in_e4m3(small: Model, device: str) -> N
     for part in ("qkvz", "o"):
         matrix = getattr(same, part)
         assert isinstance(matrix, ScaledMatrix)
-        torch.testing.assert_close(matrix.widened(), getattr(one, part), rtol=0.07, atol=0.01)
+        torch.testing.assert_close(matrix.dequantised(), getattr(one, part), rtol=0.07, atol=0.01)
 
 
 def test_an_engine_says_the_same_from_host_memory(small: Model, device: str) -> None:

@@ -6,7 +6,7 @@ from tests.backends.cuda.test_kernels import assert_close, poison
 
 from hotloop.backends.cuda.layers.linear import gated, linear
 from hotloop.backends.cuda.quant import int4_product
-from hotloop.backends.cuda.quant.int4 import Int4Matrix, widen
+from hotloop.backends.cuda.quant.int4 import Int4Matrix, dequantise
 from hotloop.backends.cuda.quant.int4_product import Tile, is_tiled, multiply, tile_product
 
 SIZES = [(64, 128, 128), (48, 96, 32), (40, 272, 16), (72, 320, 64), (24, 512, 256), (32, 200, None)]
@@ -36,11 +36,11 @@ def assert_nearly(actual: torch.Tensor, expected: torch.Tensor) -> None:
 def test_weights_are_held_to_the_last_bit(n: int, k: int, group_size: int | None, device: str) -> None:
     matrix, exact = random_matrix(n, k, group_size, device)
     assert matrix.shape == (n, k)
-    assert torch.equal(matrix.widened(), exact.float())
-    assert torch.equal(matrix[8:16].widened(), exact[8:16].float())
-    assert torch.equal(torch.cat([part.widened() for part in matrix.split([8, n - 8])]), exact.float())
+    assert torch.equal(matrix.dequantised(), exact.float())
+    assert torch.equal(matrix[8:16].dequantised(), exact[8:16].float())
+    assert torch.equal(torch.cat([part.dequantised() for part in matrix.split([8, n - 8])]), exact.float())
     out = poison(n, k, dtype=torch.float32, device=device)
-    assert torch.equal(widen(matrix, out), exact.float())
+    assert torch.equal(dequantise(matrix, out), exact.float())
     num_pieces, num_groups = -(-k // 256), k // (group_size or k)
     assert matrix.nbytes == n * (128 * num_pieces + 4 * num_groups)
 
@@ -63,7 +63,7 @@ def test_some_rows(n: int, k: int, group_size: int | None, num_rows: int, dtype:
     close(gated(x, matrix), gate * torch.sigmoid(gate) * up)
 
 
-def test_groups_that_are_too_small_are_widened(device: str) -> None:
+def test_groups_that_are_too_small_are_dequantised(device: str) -> None:
     matrix, exact = random_matrix(40, 272, 16, device)
     x = torch.randn(3, 272, device=device)
     assert not is_tiled(3, matrix)
@@ -75,8 +75,8 @@ def test_groups_that_are_too_small_are_widened(device: str) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES if torch.cuda.is_available() else DTYPES[:1])
 def test_many_rows(dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The weights are widened some rows at a time, the last time fewer."""
-    monkeypatch.setattr(int4_product, "WIDENED", 256 * 200)
+    """The weights are dequantised some rows at a time, the last time fewer."""
+    monkeypatch.setattr(int4_product, "DEQUANTISED_WEIGHTS", 256 * 200)
     matrix, exact = random_matrix(600, 200, None, device)
     x, bias = torch.randn(300, 200, device=device).to(dtype), torch.randn(600, device=device).to(dtype)
     want = x.double() @ exact.to(dtype).double().t()
@@ -91,7 +91,7 @@ def test_columns_in_another_order(num_rows: int, device: str) -> None:
     matrix = Int4Matrix(matrix.words, matrix.scales, matrix.zeros, 256, 64, order)
     own = torch.empty_like(exact)
     own[:, order] = exact
-    assert torch.equal(matrix.widened(), own.float())
+    assert torch.equal(matrix.dequantised(), own.float())
     x = torch.randn(num_rows, 256, device=device)
     assert_close(linear(x, matrix[:24]), x.double() @ own[:24].t())
 

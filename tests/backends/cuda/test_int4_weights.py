@@ -52,7 +52,7 @@ def exact_matrices(loaded: DeviceWeights, spec: ModelSpec, meant: Tensors) -> It
         want = expected_layer(spec, meant, i)
         for name in MATRICES:
             matrix = getattr(layer, name)
-            np.testing.assert_array_equal(matrix.widened().cpu().numpy(), want[name], err_msg=name)
+            np.testing.assert_array_equal(matrix.dequantised().cpu().numpy(), want[name], err_msg=name)
             yield matrix
 
 
@@ -81,7 +81,7 @@ def test_the_sum_of_the_memory_is_what_is_held(tmp_path: Path, device: str) -> N
         assert gpu_weight_bytes(model.spec, "bf16", num_ranks) == pytest.approx(held, abs=half_a_row)
 
 
-def test_what_is_not_all_in_four_bits_is_widened(tmp_path: Path, device: str) -> None:
+def test_what_is_not_all_in_four_bits_is_dequantised(tmp_path: Path, device: str) -> None:
     spec = tiny_spec("llama")
     model, meant = int4_model(tmp_path / "m", spec, Recipe("gptq", has_act_order=True), plain=("v", "down"))
     layer = load_weights(model, device, torch.float32, chunk_bytes=CHUNK_BYTES).layers[1]
@@ -89,7 +89,7 @@ def test_what_is_not_all_in_four_bits_is_widened(tmp_path: Path, device: str) ->
     for name, is_int4 in (("qkv", False), ("o", True), ("gate_up", True), ("down", False)):
         matrix = getattr(layer, name)
         assert isinstance(matrix, Int4Matrix) == is_int4
-        numbers = matrix.widened() if isinstance(matrix, Int4Matrix) else matrix
+        numbers = matrix.dequantised() if isinstance(matrix, Int4Matrix) else matrix
         np.testing.assert_array_equal(numbers.cpu().numpy(), want[name], err_msg=name)
 
 
@@ -99,7 +99,7 @@ def test_e4m3_is_made_of_what_the_files_stand_for(tmp_path: Path, device: str) -
     layer = load_weights(model, device, torch.bfloat16, is_fp8=True).layers[1]
     assert isinstance(layer.down, ScaledMatrix)
     want = quantise(torch.tensor(meant["layers.1.down"], device=device))
-    assert torch.equal(layer.down.widened(), want.widened())
+    assert torch.equal(layer.down.dequantised(), want.dequantised())
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_ranks_load_their_shares(tmp_path: Path, recipe: Recipe, device: str) ->
             "down": layer["down"].chunk(2, 1)[rank],
         }
         for name, want in wanted.items():
-            assert torch.equal(getattr(share, name).widened().cpu(), want), name
+            assert torch.equal(getattr(share, name).dequantised().cpu(), want), name
 
 
 def test_what_cannot_be_split_is_refused(tmp_path: Path, device: str) -> None:
@@ -147,7 +147,7 @@ def test_dummy_weights_are_in_four_bits_too(tmp_path: Path, device: str) -> None
     model = load_model(str(folder), "dummy")
     matrix = load_weights(model, device, torch.bfloat16).layers[1].gate_up
     assert isinstance(matrix, Int4Matrix)
-    assert matrix.widened().std().item() == pytest.approx(0.02, rel=0.1)
+    assert matrix.dequantised().std().item() == pytest.approx(0.02, rel=0.1)
 
 
 @pytest.mark.parametrize("recipe", [Recipe("awq"), Recipe("gptq", has_act_order=True)], ids=str)

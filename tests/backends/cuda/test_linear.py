@@ -46,8 +46,8 @@ def test_weights_in_e4m3(n: int, k: int, num_rows: int, device: str) -> None:
     x, w = (random(rows, k, dtype=torch.bfloat16, device=device) for rows in (num_rows, n))
     bias = random(n, dtype=torch.bfloat16, device=device)
     weight = quantise(w / k**0.5)
-    rounded = x if num_rows < 3 else quantise(x).widened()
-    want = rounded.double() @ weight.widened().double().t()
+    rounded = x if num_rows < 3 else quantise(x).dequantised()
+    want = rounded.double() @ weight.dequantised().double().t()
     assert_close(linear(x, weight), want)
     assert_close(linear(x, weight, bias), want + bias.double())
     gate, up = want.chunk(2, -1)
@@ -61,9 +61,9 @@ def test_rows_become_e4m3(num_rows: int, size: int, dtype: torch.dtype, device: 
     x[0, : size // 2] = 0
     found = quantise(x)
     assert torch.equal(found.values.float().abs().amax(1), torch.full((num_rows,), 448.0, device=device))
-    error = (found.widened().double() - x.double()).abs()
+    error = (found.dequantised().double() - x.double()).abs()
     assert bool((error <= x.double().abs() / 16 + found.scales[:, None].double() / 512).all())
-    zero = quantise(torch.zeros(1, size, dtype=dtype, device=device)).widened()
+    zero = quantise(torch.zeros(1, size, dtype=dtype, device=device)).dequantised()
     assert not zero.any()
 
 
@@ -80,7 +80,7 @@ def test_a_head_in_int8(n: int, k: int, num_rows: int, dtype: torch.dtype, devic
     head = int8(w * torch.logspace(-2, 2, n, device=device, dtype=dtype)[:, None])
     out = logits(x, head)
     assert (out.dtype, out.shape) == (torch.float32, (num_rows, n))
-    wide = head.widened().double()
+    wide = head.dequantised().double()
     error = (out - x.double() @ wide.t()).norm(dim=0)
     assert bool((error <= 1e-6 * x.double().norm() * wide.norm(dim=1)).all())  # of each token: their scales differ
 
@@ -90,7 +90,7 @@ def test_rows_become_int8(dtype: torch.dtype, device: str) -> None:
     x = random(5, 200, dtype=dtype, device=device) * torch.logspace(-3, 3, 5, device=device)[:, None]
     found = int8(x)
     assert bool((found.values.int().abs().amax(1) == 127).all())
-    assert bool(((found.widened() - x.float()).abs() <= 0.5001 * found.scales[:, None]).all())
+    assert bool(((found.dequantised() - x.float()).abs() <= 0.5001 * found.scales[:, None]).all())
 
 
 def test_no_rows(device: str) -> None:

@@ -80,7 +80,7 @@ def test_matrices_of_layers_become_e4m3_a_row_at_a_time(tmp_path: Path, device: 
     for name in ("qkv", "o", "gate_up", "down"):
         matrix, exact = getattr(loaded.layers[1], name), torch.tensor(want[name]).double()
         assert isinstance(matrix, ScaledMatrix)
-        error = (matrix.widened().cpu().double() - exact).abs()
+        error = (matrix.dequantised().cpu().double() - exact).abs()
         assert bool((error <= exact.abs() / 16 + matrix.scales.cpu().double()[:, None] / 512).all()), name
     assert isinstance(loaded.layers[1].qkv_bias, torch.Tensor)
 
@@ -88,7 +88,7 @@ def test_matrices_of_layers_become_e4m3_a_row_at_a_time(tmp_path: Path, device: 
 def check_int8(head: object, exact: torch.Tensor) -> None:
     assert isinstance(head, ScaledMatrix)
     assert head.values.dtype == torch.int8
-    error = (head.widened().cpu() - exact).abs()
+    error = (head.dequantised().cpu() - exact).abs()
     assert bool((error <= 0.5001 * head.scales.cpu()[:, None]).all())
     assert bool((head.scales.cpu() <= 1.0001 * exact.abs().amax(1) / 127).all())
 
@@ -137,7 +137,7 @@ def test_no_prompt_exceeds_the_scales_of_its_keys_and_values(
     ]
     layer, size = whole.layers[1], spec.num_kv_heads * spec.head_dim
     matrix = layer.qkv[-2 * size :]
-    rows = (matrix.widened() if isinstance(matrix, ScaledMatrix) else matrix).double() * layer.attn_norm
+    rows = (matrix.dequantised() if isinstance(matrix, ScaledMatrix) else matrix).double() * layer.attn_norm
     normed = spec.hidden_size**0.5 * rows / rows.norm(dim=1, keepdim=True)
     made = rows @ torch.cat((normed, -normed)).t()  # [2 * size, inputs]
     if layer.qkv_bias is not None:
@@ -211,7 +211,7 @@ def test_ranks_round_their_own_shares_to_e4m3(tmp_path: Path, device: str) -> No
             rounded = quantise(want.contiguous())
             got = getattr(share, name)
             assert torch.equal(got.scales, rounded.scales), name
-            assert torch.equal(got.widened(), rounded.widened()), name
+            assert torch.equal(got.dequantised(), rounded.dequantised()), name
 
 
 def test_the_head_of_a_rank_is_rows_of_a_tied_embedding(tmp_path: Path, device: str) -> None:
@@ -241,4 +241,4 @@ def test_dummy_weights_are_made_on_the_device(tmp_path: Path, device: str) -> No
     loaded = load_weights(model, device, torch.bfloat16, is_fp8=True)
     for narrow in (loaded.layers[1].gate_up, loaded.head):
         assert isinstance(narrow, ScaledMatrix)
-        assert narrow.widened().std().item() == pytest.approx(0.02, rel=0.1)
+        assert narrow.dequantised().std().item() == pytest.approx(0.02, rel=0.1)

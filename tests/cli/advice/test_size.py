@@ -18,7 +18,7 @@ def test_all_gpus_in_one_table(capsys: pytest.CaptureFixture[str], monkeypatch: 
     monkeypatch.setenv("COLUMNS", "80")
     assert run(["size", "llama-3.1-8b", *TURN]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "llama-3.1-8b: weights bf16 15.0 GiB, KV bf16 1.0 GiB a session"
+    assert lines[0] == "llama-3.1-8b: weights bf16 15.0 GiB, KV bf16 1.0 GiB per session"
     for gpu in GPUS.values():
         assert sum(gpu.name in line.split()[:4] or f"{gpu.name}*" in line.split()[:4] for line in lines) == 1
     assert len([line for line in lines if line.startswith("> ")]) == 2  # the GPU, and what the mark means
@@ -39,7 +39,7 @@ def test_json(capsys: pytest.CaptureFixture[str]):
     assert (found["model"], found["load"]["kv"]) == ("qwen2.5-32b", "fp8")
     assert [each["hardware"]["num_gpus"] for each in found["hardware"]] == [4] * len(GPUS)
     assert [each["is_cheapest"] for each in found["hardware"]].count(True) == 1
-    assert found["hardware"][0]["room"].keys() >= {"weights_bytes", "kv_bytes", "session_bytes", "num_device"}
+    assert found["hardware"][0]["memory"].keys() >= {"weights_bytes", "kv_bytes", "session_bytes", "num_device"}
     assert found["hardware"][-1]["feel"]["tokens_s_all"] > 0
 
 
@@ -50,7 +50,7 @@ def test_a_file_and_a_shape_by_its_numbers(tmp_path: Path, capsys: pytest.Captur
     sizes = []
     for more in ([], ["--num-layers", "4"]):
         assert run(["size", str(path), *argv, *more]) == 0
-        room = json.loads(capsys.readouterr().out)["hardware"][0]["room"]
+        room = json.loads(capsys.readouterr().out)["hardware"][0]["memory"]
         assert room["num_host"] == 0
         sizes.append(room["session_bytes"])
     assert sizes[1] == 2 * sizes[0] == 2 * 72 * 2 * 2 * 2 * 16 * 2
@@ -69,7 +69,7 @@ def test_a_checkpoint_in_four_bits_is_counted_as_one(tmp_path: Path, capsys: pyt
     bytes_of_layers = num_weights // 2 + num_weights // 128 * 4
     for each in found:
         assert each["load"]["weights"] == "int4"
-        size = each["hardware"][0]["room"]["weights_bytes"]
+        size = each["hardware"][0]["memory"]["weights_bytes"]
         assert size == bytes_of_layers + 2 * 2 * 128_256 * 4096 + 4 * 65 * 4096
 
 

@@ -126,7 +126,7 @@ def test_the_prompt_may_come_from_stdin(weather: str, hotloop_run: Callable[...,
     assert hotloop_run(weather, stdin="How warm is it?\n").stdout == "It says: 18 degrees in Rome\n"
     empty = hotloop_run(weather)
     assert empty.returncode == 2
-    assert "nothing to ask" in empty.stderr
+    assert "no prompt given" in empty.stderr
 
 
 def test_events_as_json(weather: str, capsys: pytest.CaptureFixture[str]):
@@ -158,7 +158,7 @@ def test_a_person_is_asked(weather: str, typed: str, answer: str):
     command = [sys.executable, "-m", "hotloop", "run", weather, "Please book it."]
     with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as process:
         os.close(theirs)
-        shown = read_until(ours, "run it?")
+        shown = read_until(ours, "Run this call?")
         os.write(ours, f"{typed}\n".encode())
         shown += read_until(ours, None)
         assert process.wait(60) == 0
@@ -176,7 +176,7 @@ def test_what_is_approved_is_what_is_shown(tmp_path: Path):
     command = [sys.executable, "-m", "hotloop", "run", path, "Please book it."]
     with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as process:
         os.close(theirs)
-        shown = read_until(ours, "run it?")
+        shown = read_until(ours, "Run this call?")
         os.write(ours, b"no\n")
         shown += read_until(ours, None)
         assert process.wait(60) == 0
@@ -229,7 +229,7 @@ def test_a_run_is_recorded_and_replayed_without_its_model_and_tools(
 @pytest.mark.parametrize(
     ("text", "flags", "reason"),
     [
-        ("x = 1", [], "makes no Agent"),
+        ("x = 1", [], "does not define an Agent"),
         ("import nonsense_module", [], "line 1: ModuleNotFoundError"),
         ("def broken(:", [], "line 1: SyntaxError"),
         ("\n\nraise ValueError('too early')", [], "line 3: ValueError: too early"),
@@ -241,7 +241,7 @@ def test_a_run_is_recorded_and_replayed_without_its_model_and_tools(
         (WEATHER, ["--agent", "smith"], "no agent 'smith'; it has: agent"),
         (WEATHER + "\ncontext = 7", [], "`context` must be a list"),
         (WEATHER, ["--resume", "nowhere.json"], "cannot read nowhere.json"),
-        (WEATHER, ["--record", "a", "--replay", "b"], "exclude each other"),
+        (WEATHER, ["--record", "a", "--replay", "b"], "cannot be used together"),
         (WEATHER, ["--approve", "maybe"], "--approve"),
         (WEATHER, ["--url", "nonsense"], "no model at"),
     ],

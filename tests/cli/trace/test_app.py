@@ -72,7 +72,7 @@ def ask(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 
 
 def test_runs_are_listed_the_newest_first(db: str, capsys: pytest.CaptureFixture[str]):
-    lines = ask(capsys, "ls", "--db", db).splitlines()
+    lines = ask(capsys, "ls", "--trace", db).splitlines()
     assert lines[0].split() == ["RUN", "WHEN", "AGENT,", "SESSION", "TURNS", "WALL", "TOKENS", "CACHED", "MONEY"]
     assert [line.split()[0] for line in lines[1:4]] == [NEW[:8], OLD[:8], "c3c3c3c3"]
     assert lines[2].split()[3:] == ["errors:", "clerk,", "s-1", "2", "1.00", "s", "330", "0%", "0.0021"]
@@ -81,7 +81,7 @@ def test_runs_are_listed_the_newest_first(db: str, capsys: pytest.CaptureFixture
 
 def test_runs_are_filtered(db: str, capsys: pytest.CaptureFixture[str]):
     def listed(*argv: str) -> list[str]:
-        return [each["trace_id"][:2] for each in json.loads(ask(capsys, "ls", "--db", db, "--json", *argv))]
+        return [each["trace_id"][:2] for each in json.loads(ask(capsys, "ls", "--trace", db, "--json", *argv))]
 
     assert listed("--limit", "1") == ["b2"]
     assert listed("--session", "s-1") == ["b2", "a1", "c3"]
@@ -91,18 +91,18 @@ def test_runs_are_filtered(db: str, capsys: pytest.CaptureFixture[str]):
 
 
 def test_what_a_program_gets_of_a_list(db: str, capsys: pytest.CaptureFixture[str]):
-    first = json.loads(ask(capsys, "ls", "--db", db, "--json"))[0]
+    first = json.loads(ask(capsys, "ls", "--trace", db, "--json"))[0]
     assert first.keys() >= {"trace_id", "session", "agent", "num_turns", "num_prompt", "num_cached", "money", "wall_s"}
     assert (first["agent"], first["wall_s"]) == ("clerk", 1.2)
 
 
 def test_a_run_is_named_by_how_it_begins_or_as_the_last(db: str, capsys: pytest.CaptureFixture[str]):
     for name, found in (("a1", OLD), (OLD, OLD), ("last", NEW)):
-        assert json.loads(ask(capsys, "show", name, "--db", db, "--json"))["trace_id"] == found
+        assert json.loads(ask(capsys, "show", name, "--trace", db, "--json"))["trace_id"] == found
 
 
 def test_a_run_is_shown(db: str, capsys: pytest.CaptureFixture[str]):
-    out = ask(capsys, "show", "b2", "--db", db)
+    out = ask(capsys, "show", "b2", "--trace", db)
     words = " ".join(out.split())
     assert "clerk, session s-1, done" in out
     assert "2 turns in 1.20 s, 280 prompt tokens (6% cached), 50 output, 0.0021 cost" in words
@@ -115,19 +115,19 @@ def test_a_run_is_shown(db: str, capsys: pytest.CaptureFixture[str]):
 
 
 def test_words_of_a_prompt_are_neither_markup_nor_commands_to_the_terminal(db: str, capsys: pytest.CaptureFixture[str]):
-    out = " ".join(ask(capsys, "show", "b2", "--db", db).split())
+    out = " ".join(ask(capsys, "show", "b2", "--trace", db).split())
     assert "“[red]12:04”, which was “12:03?[2J”" in out
     assert "\x1b" not in out
 
 
 def test_some_turns_of_a_run(db: str, capsys: pytest.CaptureFixture[str]):
-    out = ask(capsys, "show", "a1", "--db", db, "--turns", "2")
+    out = ask(capsys, "show", "a1", "--trace", db, "--turns", "2")
     assert "turn 2" in out
     assert "turn 1" not in out
     assert "search" not in out
     assert ["all", "400", "ms"] in [line.split() for line in out.splitlines()]
     assert "prefill 40 ms → decode 360 ms" in out
-    assert "turn 1" in ask(capsys, "show", "a1", "--db", db, "--turns", "1-2")
+    assert "turn 1" in ask(capsys, "show", "a1", "--trace", db, "--turns", "1-2")
 
 
 def test_a_turns_number_is_that_of_the_agent_who_was_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -139,19 +139,19 @@ def test_a_turns_number_is_that_of_the_agent_who_was_asked(tmp_path: Path, capsy
     for number in (1, 2):
         trace.add(names.TURN, "agent", 50 * number - 50, 50 * number, inner, turn=number)
     db = str(fill(tmp_path / "trace.db", trace.spans))
-    out = ask(capsys, "show", "--db", db, "--turns", "7")
+    out = ask(capsys, "show", "--trace", db, "--turns", "7")
     assert out.count("run inner") == 1
-    assert "turn 7" not in ask(capsys, "show", "--db", db, "--turns", "1")
+    assert "turn 7" not in ask(capsys, "show", "--trace", db, "--turns", "1")
 
 
 def test_what_a_plain_client_asked_is_a_run_too(db: str, capsys: pytest.CaptureFixture[str]):
-    out = ask(capsys, "show", "c3", "--db", db)
+    out = ask(capsys, "show", "c3", "--trace", db)
     assert "2 turns in 900 ms, 20 prompt tokens (0% cached), 6 output" in out
     assert "the client" in out
 
 
 def test_two_runs_are_compared(db: str, capsys: pytest.CaptureFixture[str]):
-    out = ask(capsys, "diff", "a1", "b2", "--db", db)
+    out = ask(capsys, "diff", "a1", "b2", "--trace", db)
     rows = {line.split()[0]: line.split() for line in out.splitlines() if line.strip()}
     assert rows["1"] == ["1", "100", "0", "0", "20", "600", "ms"]
     assert rows["2"] == ["2", "180", "16", "-96", "104", "+96", "30", "600", "ms", "+200", "ms"]
@@ -160,7 +160,7 @@ def test_two_runs_are_compared(db: str, capsys: pytest.CaptureFixture[str]):
 
 
 def test_what_a_program_gets_of_a_comparison(db: str, capsys: pytest.CaptureFixture[str]):
-    found = json.loads(ask(capsys, "diff", "a1", "c3", "--db", db, "--json"))
+    found = json.loads(ask(capsys, "diff", "a1", "c3", "--trace", db, "--json"))
     assert found["runs"] == [OLD, "c3" * 16]
     assert [turn["prompt"] for turn in found["turns"]] == [[100, 10], [180, 10]]
     assert found["turns"][1]["causes"] == [{"block": 8}, {}]
@@ -173,15 +173,15 @@ def test_turns_that_only_one_run_has(tmp_path: Path, capsys: pytest.CaptureFixtu
     short, *_, long = make_runs(5)
     db = str(fill(tmp_path / "trace.db", short, long))
     ids = short[0].trace_id, long[0].trace_id
-    assert "new 2" in ask(capsys, "diff", *ids, "--db", db)
-    assert "gone 2" in ask(capsys, "diff", *reversed(ids), "--db", db)
+    assert "new 2" in ask(capsys, "diff", *ids, "--trace", db)
+    assert "gone 2" in ask(capsys, "diff", *reversed(ids), "--trace", db)
 
 
 @pytest.mark.parametrize("spans", [long_run(), hostile_run()], ids=["long", "hostile"])
 def test_anything_fits_a_terminal(spans: list[Span], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     db = str(fill(tmp_path / "trace.db", spans))
     for command in (["ls"], ["show"], ["diff", "last", "last"]):
-        out = ask(capsys, *command, "--db", db)
+        out = ask(capsys, *command, "--trace", db)
         assert all(character.isprintable() for character in out.replace("\n", "")), command
 
 
@@ -206,7 +206,7 @@ def test_anything_fits_a_terminal(spans: list[Span], tmp_path: Path, capsys: pyt
     ],
 )
 def test_what_was_asked_wrongly_is_one_line(argv: list[str], reason: str, db: str, capsys: pytest.CaptureFixture[str]):
-    assert run(["trace", *argv, "--db", db]) == 2
+    assert run(["trace", *argv, "--trace", db]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith("hotloop: ")
@@ -215,10 +215,10 @@ def test_what_was_asked_wrongly_is_one_line(argv: list[str], reason: str, db: st
 
 
 def test_where_nothing_was_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    assert run(["trace", "ls", "--db", str(tmp_path / "none.db")]) == 2
+    assert run(["trace", "ls", "--trace", str(tmp_path / "none.db")]) == 2
     assert "there is no trace store" in capsys.readouterr().err
-    assert run(["trace", "ls", "--db", "off"]) == 2
-    assert "nothing is recorded" in capsys.readouterr().err
+    assert run(["trace", "ls", "--trace", "off"]) == 2
+    assert "tracing is off" in capsys.readouterr().err
 
 
 def test_the_store_is_the_one_the_settings_name(
@@ -236,16 +236,16 @@ def test_the_store_is_the_one_the_settings_name(
 
 def test_jsonl_goes_out_and_comes_back(db: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     lines, other = tmp_path / "run.jsonl", str(tmp_path / "other.db")
-    ask(capsys, "export", "a1", "--db", db, "--output", str(lines))
+    ask(capsys, "export", "a1", "--trace", db, "--output", str(lines))
     assert lines.stat().st_mode & 0o777 == 0o600
-    assert "1 run: 19 spans are new" in ask(capsys, "import", str(lines), "--db", other)
-    assert "0 spans are new, 19 were here" in ask(capsys, "import", str(lines), "--db", other)
-    shown = [ask(capsys, "show", "a1", "--db", each, "--json") for each in (db, other)]
+    assert "1 run: 19 spans are new" in ask(capsys, "import", str(lines), "--trace", other)
+    assert "0 spans are new, 19 were here" in ask(capsys, "import", str(lines), "--trace", other)
+    shown = [ask(capsys, "show", "a1", "--trace", each, "--json") for each in (db, other)]
     assert shown[0] == shown[1]
 
 
 def test_a_file_for_perfetto(db: str, capsys: pytest.CaptureFixture[str]):
-    assert run(["trace", "export", "a1", "--format", "perfetto", "--db", db]) == 0
+    assert run(["trace", "export", "a1", "--format", "perfetto", "--trace", db]) == 0
     document = json.loads(capsys.readouterr().out)
     assert {"run clerk", "tool search", "decode"} <= {event["name"] for event in document["traceEvents"]}
 
@@ -254,41 +254,41 @@ def test_a_file_for_perfetto(db: str, capsys: pytest.CaptureFixture[str]):
 def test_a_damaged_file_is_one_line(text: str, db: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     damaged = tmp_path / "run.jsonl"
     damaged.write_bytes(b"\n" + text.encode("latin-1"))
-    assert run(["trace", "import", str(damaged), "--db", db]) == 2
+    assert run(["trace", "import", str(damaged), "--trace", db]) == 2
     error = capsys.readouterr().err
     assert "line 2 is not a span" in error
     assert error.count("\n") == 1
-    assert "3 runs" in ask(capsys, "ls", "--db", db)
+    assert "3 runs" in ask(capsys, "ls", "--trace", db)
 
 
 def test_a_run_goes_to_a_collector(db: str, capsys: pytest.CaptureFixture[str]):
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
     with Collector() as collector:
-        assert ask(capsys, "export", "a1", "--format", "otlp", "--endpoint", collector.url, "--db", db) == ""
+        assert ask(capsys, "export", "a1", "--format", "otlp", "--endpoint", collector.url, "--trace", db) == ""
         assert collector.asked == ["/v1/traces"]
         collector.status = 400
-        assert run(["trace", "export", "a1", "--format", "otlp", "--endpoint", collector.url, "--db", db]) == 1
+        assert run(["trace", "export", "a1", "--format", "otlp", "--endpoint", collector.url, "--trace", db]) == 1
     assert capsys.readouterr().err == f"hotloop: {collector.url} did not take the spans\n"
 
 
 def test_prices_are_those_of_a_file(db: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     prices = tmp_path / "prices.toml"
     prices.write_text("[tiny]\nprompt = 1e6\ncached = 0\noutput = 0\n")
-    assert json.loads(ask(capsys, "show", "c3", "--db", db, "--prices", str(prices), "--json"))["money"] == 20
+    assert json.loads(ask(capsys, "show", "c3", "--trace", db, "--prices", str(prices), "--json"))["money"] == 20
 
 
 def test_prices_are_those_of_the_settings_file(
     db: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.chdir(tmp_path)
-    assert json.loads(ask(capsys, "show", "c3", "--db", db, "--json"))["money"] == 0
+    assert json.loads(ask(capsys, "show", "c3", "--trace", db, "--json"))["money"] == 0
     Path("hotloop.toml").write_text('port = 1\n[prices."ti*"]\nprompt = 1e6\n')
-    assert json.loads(ask(capsys, "show", "c3", "--db", db, "--json"))["money"] == 20
-    assert "20.0000 cost" in ask(capsys, "show", "c3", "--db", db)
-    assert json.loads(ask(capsys, "ls", "--db", db, "--json"))[2]["money"] == 20
+    assert json.loads(ask(capsys, "show", "c3", "--trace", db, "--json"))["money"] == 20
+    assert "20.0000 cost" in ask(capsys, "show", "c3", "--trace", db)
+    assert json.loads(ask(capsys, "ls", "--trace", db, "--json"))[2]["money"] == 20
     for wrong in ("[prices]\ntiny = 3\n", "prices = 3\n"):
         Path("hotloop.toml").write_text(wrong)
-        assert run(["trace", "ls", "--db", db]) == 2
+        assert run(["trace", "ls", "--trace", db]) == 2
         error = capsys.readouterr().err
         assert "hotloop.toml: " in error
         assert error.count("\n") == 1
@@ -299,22 +299,22 @@ def test_a_run_that_goes_on_is_shown_as_far_as_it_has_come(tmp_path: Path, capsy
     begun = trace.add(names.RUN, "agent", 0, 0, agent="clerk")
     trace.add(names.TURN, "agent", 0, 70, begun, turn=1)
     db = str(fill(tmp_path / "trace.db", trace.spans))
-    assert "running: clerk" in ask(capsys, "ls", "--db", db)
-    assert json.loads(ask(capsys, "ls", "--db", db, "--json"))[0]["is_running"] is True
-    out = ask(capsys, "show", "--db", db)
+    assert "running: clerk" in ask(capsys, "ls", "--trace", db)
+    assert json.loads(ask(capsys, "ls", "--trace", db, "--json"))[0]["is_running"] is True
+    out = ask(capsys, "show", "--trace", db)
     assert "running, as far as it has come" in " ".join(out.split())
     assert "1 turn in 70 ms" in out
-    assert json.loads(ask(capsys, "show", "--db", db, "--json"))["is_running"] is True
+    assert json.loads(ask(capsys, "show", "--trace", db, "--json"))["is_running"] is True
 
 
 def test_the_page_of_a_server(db: str, capsys: pytest.CaptureFixture[str]):
-    assert ask(capsys, "open", "--url", "http://x:1/", "--db", db) == "http://x:1/ui#/runs\n"
-    assert run(["trace", "open", "a1", "--url", "http://x:1", "--db", db]) == 0
+    assert ask(capsys, "open", "--url", "http://x:1/", "--trace", db) == "http://x:1/ui#/runs\n"
+    assert run(["trace", "open", "a1", "--url", "http://x:1", "--trace", db]) == 0
     assert capsys.readouterr().out == f"http://x:1/ui#/runs/{OLD}\n"
 
 
 def test_the_page_is_served_until_interrupted(db: str):
-    command = [sys.executable, "-m", "hotloop", "trace", "open", "a1", "--db", db]
+    command = [sys.executable, "-m", "hotloop", "trace", "open", "a1", "--trace", db]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout

@@ -120,7 +120,7 @@ def test_those_who_outgrow_the_cache_make_the_last_who_came_give_up_its_seat() -
     loop.add("back", [*first, *prompt(16, 500)], session="first")
     loop.step()
     assert loop.scheduler.admission.admitted.keys() == {"first"}
-    assert loop.scheduler.admission.num_swapped == 1
+    assert loop.scheduler.admission.num_displaced == 1
     assert not loop.scheduler.tree.has_held_prefix(array("i", [*second, 1])), "nothing is kept for it"
     loop.add("later", [*second, 1], session="second")
     assert "later" not in loop.step()
@@ -143,7 +143,7 @@ def test_it_is_told_what_was_waited_for() -> None:
     large.step(1.0)
     large.finish(runs)
     large.step(5.0)
-    assert waits.usage.waits_s == pytest.approx({Wait.TURN: 1.0, Wait.ROOM: 5.0})
+    assert waits.usage.waits_s == pytest.approx({Wait.TURN: 1.0, Wait.KV_BLOCKS: 5.0})
 
 
 def test_who_is_back_and_has_to_wait_keeps_its_prefix_beyond_the_time_it_was_expected() -> None:

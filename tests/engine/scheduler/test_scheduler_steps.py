@@ -155,7 +155,7 @@ def test_nobody_passes_one_who_waits_for_room(max_step_tokens: int) -> None:
     large = loop.add("large", prompt(40, 100))
     loop.add("small", prompt(2, 200))
     assert loop.step().keys() == {"runs"}
-    assert large.waits_for is Wait.ROOM
+    assert large.waits_for is Wait.KV_BLOCKS
 
 
 def test_of_newcomers_without_a_seat_so_many_are_looked_at_and_who_is_awaited_is_let_in() -> None:

@@ -167,7 +167,7 @@ def blocks(num_blocks: int, prompt: int = 0) -> bytes:
     return b"".join((prompt << 32 | j).to_bytes(8, "big") for j in range(num_blocks))
 
 
-def fleet_of(*names: str, capacity_blocks: int = 1000) -> Placement:
+def placement_of(*names: str, capacity_blocks: int = 1000) -> Placement:
     placement = Placement(prefix, block_tokens=64, seed=1)
     for name in names:
         placement.add_replica(name, capacity_tokens=64 * capacity_blocks)
@@ -182,7 +182,7 @@ def ask(placement: Placement, key: bytes, session: str = "s", num_output: int = 
 
 def test_a_sessions_last_prompt_is_matched_to_its_end() -> None:
     """Keys end with the last whole block; but what was left of its blocks, if some are lost, is all that counts."""
-    placement = fleet_of("a", capacity_blocks=12)
+    placement = placement_of("a", capacity_blocks=12)
     placement.place(PromptDigest(blocks(2), 150, session="s"))
     again = placement.place(PromptDigest(blocks(4), 300, session="s"))
     assert again
@@ -194,7 +194,7 @@ def test_a_sessions_last_prompt_is_matched_to_its_end() -> None:
 
 
 def test_what_was_given_longer_ago_counts_for_less() -> None:
-    placement = fleet_of("a")
+    placement = placement_of("a")
     for prompt in range(3):
         ask(placement, blocks(10, prompt))
     faded = math.exp(-1 / LATELY)
@@ -202,7 +202,7 @@ def test_what_was_given_longer_ago_counts_for_less() -> None:
 
 
 def test_what_was_not_cached_after_all_is_work() -> None:
-    placement = fleet_of("a")
+    placement = placement_of("a")
     ask(placement, blocks(10))
     ticket = ask(placement, blocks(10))
     assert ticket.work_tokens == 0
@@ -214,7 +214,7 @@ def test_what_was_not_cached_after_all_is_work() -> None:
 
 
 def test_an_answer_tells_what_share_of_its_prompt_was_cached() -> None:
-    placement = fleet_of("a")
+    placement = placement_of("a")
     ask(placement, blocks(10))
     ticket = ask(placement, blocks(10))
     before = placement._views["a"].recent_tokens
@@ -223,7 +223,7 @@ def test_an_answer_tells_what_share_of_its_prompt_was_cached() -> None:
 
 
 def test_a_session_in_a_tool_gap_is_awaited_to_the_end_of_its_time() -> None:
-    placement = fleet_of("a")
+    placement = placement_of("a")
     placement.finish(ask(placement, blocks(9), now=1.0), AnswerSummary(num_output=7, has_calls=True), now=2.0)
     for now, returning in ((TOOL_GAP_S + 1, OUTPUT_COST * 7), (TOOL_GAP_S + 2, 0)):
         ask(placement, b"", "other", now=now)
@@ -231,14 +231,14 @@ def test_a_session_in_a_tool_gap_is_awaited_to_the_end_of_its_time() -> None:
 
 
 def test_beginnings_are_counted_by_where_prompts_part() -> None:
-    placement, shared = fleet_of("a"), blocks(4)
+    placement, shared = placement_of("a"), blocks(4)
     for i in range(1, 4):
         ask(placement, shared + blocks(2, i), f"s{i}")
     assert placement._starts.get(shared[-8:]) == 2
 
 
 def test_neither_strangers_nor_a_conversation_that_goes_on_are_counted_as_alike() -> None:
-    placement = fleet_of("a")
+    placement = placement_of("a")
     for i in range(1, 4):
         ask(placement, blocks(2, i), f"s{i}")
     for num_blocks in (4, 6, 8):
@@ -247,7 +247,7 @@ def test_neither_strangers_nor_a_conversation_that_goes_on_are_counted_as_alike(
 
 
 def test_requests_from_others_are_taken_for_some_of_ours() -> None:
-    placement = fleet_of("a", "b")
+    placement = placement_of("a", "b")
     ask(placement, blocks(10), among=frozenset("a"))
     ask(placement, blocks(5, 1), among=frozenset("b"))
     placement.note_elsewhere("b", 3)
@@ -255,7 +255,7 @@ def test_requests_from_others_are_taken_for_some_of_ours() -> None:
 
 
 def test_what_a_replica_publishes_is_believed_rather_than_the_index() -> None:
-    placement = fleet_of("a", "b")
+    placement = placement_of("a", "b")
     first = ask(placement, blocks(10)).choice.name
     other = "b" if first == "a" else "a"
     choice = ask(placement, blocks(10), known={first: 0, other: 640, "gone": 640}).choice
@@ -263,13 +263,13 @@ def test_what_a_replica_publishes_is_believed_rather_than_the_index() -> None:
 
 
 def test_only_those_named_are_chosen_from() -> None:
-    placement = fleet_of("a", "b", "c")
+    placement = placement_of("a", "b", "c")
     ask(placement, blocks(10), among=frozenset("a"))
     assert ask(placement, blocks(10), among=frozenset("bc")).choice.name in "bc"
 
 
 def test_who_lost_a_prompt_has_less_room_than_was_thought() -> None:
-    placement = fleet_of("a", capacity_blocks=100)
+    placement = placement_of("a", capacity_blocks=100)
     for prompt in range(10):
         ask(placement, blocks(10, prompt))
     ticket = ask(placement, blocks(10, 5))
@@ -285,7 +285,7 @@ def test_who_lost_a_prompt_has_less_room_than_was_thought() -> None:
 
 @pytest.mark.parametrize(("num_cached", "capacity"), [(320, 6400), (319, 576)])
 def test_it_has_less_room_if_more_than_half_of_what_was_counted_on_is_lost(num_cached: int, capacity: int) -> None:
-    placement = fleet_of("a", capacity_blocks=100)
+    placement = placement_of("a", capacity_blocks=100)
     ask(placement, blocks(10))
     ticket = ask(placement, blocks(10))
     ticket.prompt = PromptDigest(ticket.prompt.key, num_tokens=1)
@@ -294,7 +294,7 @@ def test_it_has_less_room_if_more_than_half_of_what_was_counted_on_is_lost(num_c
 
 
 def test_an_answer_corrects_nothing_where_nothing_was_counted_on_or_nobody_is_left() -> None:
-    placement = fleet_of("a", capacity_blocks=100)
+    placement = placement_of("a", capacity_blocks=100)
     ask(placement, blocks(10))
     placement.correct(ask(placement, blocks(10)), 0)
     view = placement._views["a"]
@@ -308,7 +308,7 @@ def test_an_answer_corrects_nothing_where_nothing_was_counted_on_or_nobody_is_le
 
 
 def test_a_replica_that_restarted_holds_nothing_but_has_still_to_answer() -> None:
-    placement = fleet_of("a")
+    placement = placement_of("a")
     ask(placement, blocks(10))
     placement.forget_replica("a")
     assert placement._views["a"].num_running == 1
@@ -318,7 +318,7 @@ def test_a_replica_that_restarted_holds_nothing_but_has_still_to_answer() -> Non
 
 
 def test_a_prompt_that_was_read_is_not_waited_for() -> None:
-    placement = fleet_of("a")
+    placement = placement_of("a")
     ticket = ask(placement, blocks(10), num_output=5)
     view = placement._views["a"]
     assert view.work_tokens == 640 + OUTPUT_COST * 5
@@ -329,7 +329,7 @@ def test_a_prompt_that_was_read_is_not_waited_for() -> None:
 
 
 def test_a_session_is_awaited_back_from_its_tool_for_a_while() -> None:
-    placement = fleet_of("a")
+    placement = placement_of("a")
     view = placement._views["a"]
     for come_back in (lambda: ask(placement, blocks(9), now=3.0), lambda: ask(placement, b"", "t", now=TOOL_GAP_S + 2)):
         placement.finish(ask(placement, blocks(9), now=1.0), AnswerSummary(num_output=7, has_calls=True), now=2.0)
@@ -341,14 +341,14 @@ def test_a_session_is_awaited_back_from_its_tool_for_a_while() -> None:
 
 @pytest.mark.parametrize(("has_calls", "session"), [(True, ""), (False, "s")])
 def test_only_a_session_with_calls_is_awaited(has_calls: bool, session: str) -> None:
-    placement = fleet_of("a")
+    placement = placement_of("a")
     placement.finish(ask(placement, blocks(9), session), AnswerSummary(num_output=7, has_calls=has_calls))
     assert placement._views["a"].returning_tokens == 0
     assert not placement._gaps
 
 
 def test_a_new_replica_is_not_sent_everything() -> None:
-    placement = fleet_of("a", "b")
+    placement = placement_of("a", "b")
     for prompt in range(50):
         placement.finish(ask(placement, blocks(10, prompt), f"s{prompt}"))
     placement.add_replica("c", capacity_tokens=64_000)

@@ -105,11 +105,11 @@ class Decoder:
         normed = torch.empty_like(residual)
         embed(step.token_ids, step.sources, chosen, self._weights.embed, residual)
         added = None
-        rooms = {mixing: mixing.room(shape) for mixing in dict.fromkeys(kind for kind, _ in self._mixings)}
+        buffers = {mixing: mixing.buffers(shape) for mixing in dict.fromkeys(kind for kind, _ in self._mixings)}
         counts = self._no_counts()
         for layer, (mixing, index), count in zip(self._weights.layers, self._mixings, counts, strict=True):
             add_norm(added, residual, layer.attn_norm, self.spec.rms_eps, normed)
-            mixed = self._group.all_reduce(mixing.mix(index, layer, normed, step, shape, rooms[mixing]))
+            mixed = self._group.all_reduce(mixing.mix(index, layer, normed, step, shape, buffers[mixing]))
             add_norm(mixed, residual, layer.mlp_norm, self.spec.rms_eps, normed)
             added = self._group.all_reduce(self._mlp(layer, normed, step.slots, count))
         assert added is not None

@@ -174,7 +174,7 @@ def working_bytes(spec: ModelSpec, config: EngineConfig, item_bytes: int) -> int
     width = 4 * spec.hidden_size + mlp + num_heads * spec.head_dim
     made_bytes = 0
     if experts and experts.is_mxfp4:
-        made_bytes = 2 * experts.num_experts * experts.size * spec.hidden_size * item_bytes  # one matrix, widened
+        made_bytes = 2 * experts.num_experts * experts.size * spec.hidden_size * item_bytes  # one matrix, dequantised
     if spec.latent:
         width += 2 * spec.num_heads * spec.latent.kv_rank
         made_bytes = (MAX_MADE_ITEMS + spec.max_context * spec.latent.width) * item_bytes

@@ -26,10 +26,10 @@ from hotloop.backends.cuda.quant.dequantise import FLOATS, can_dequantise, dequa
 from hotloop.backends.cuda.quant.fp8 import ALIGNMENT, E4M3, ScaledMatrix, keep_fp8, kv_scales, quantise
 from hotloop.backends.cuda.quant.int4 import Int4Matrix
 from hotloop.backends.cuda.quant.mxfp4 import GROUP, Mxfp4Matrix
-from hotloop.backends.cuda.quant.repack import fp8_rows, repack, room_for, widen_stored
+from hotloop.backends.cuda.quant.repack import dequantise_stored, fp8_rows, repack, room_for
 from hotloop.core.errors import ConfigError
+from hotloop.models import gguf
 from hotloop.models.dummy import SEED, STD, DummyWeights, dummy_value
-from hotloop.models.gguf import widen
 from hotloop.models.hybrid import HybridWeights, split_shapes
 from hotloop.models.layout import share_begin, share_of
 from hotloop.models.model import Model
@@ -104,7 +104,7 @@ def _kv_scales(spec: ModelSpec, layer: LayerWeights, qkv: Matrix) -> Tensor:
     """Of what the norm in front of a layer and its weights make, whatever the prompt."""
     size = spec.num_kv_heads * spec.head_dim
     made = qkv[-2 * size :]
-    rows = made.widened() if isinstance(made, ScaledMatrix | Int4Matrix) else made.float()
+    rows = made.dequantised() if isinstance(made, ScaledMatrix | Int4Matrix) else made.float()
     shape = (2, spec.num_kv_heads, spec.head_dim)
     bias = None if layer.qkv_bias is None else layer.qkv_bias[-2 * size :].float().view(shape)
     scales = kv_scales((rows * layer.attn_norm.float()).view(*shape, -1), bias, layer.k_norm)
@@ -341,7 +341,7 @@ class _Staging:
         for begin in range(0, len(rows), step):
             part, kind = rows[begin : begin + step], stored.kind
             if not is_known:
-                part, kind = widen(Stored(part, kind, (len(part), num_columns))).view(np.uint8), "F32"
+                part, kind = gguf.dequantise(Stored(part, kind, (len(part), num_columns))).view(np.uint8), "F32"
             _put(dequantise(self._upload(part), kind)[:, columns], room[begin : begin + step])
 
     def send_int4(self, stored: Int4Stored, place: Place, rank: int) -> None:
@@ -350,7 +350,7 @@ class _Staging:
             repack(stored, place, rank, self._upload_all)
             return
         assert not isinstance(place, Mxfp4Matrix)
-        numbers = widen_stored(stored, self._upload_all, self._device.device)
+        numbers = dequantise_stored(stored, self._upload_all, self._device.device)
         row, column = (share_begin(*sizes, rank) for sizes in zip(stored.shape, place.shape, strict=True))
         _put(numbers[row : row + len(place), column : column + place.shape[1]], place)
 

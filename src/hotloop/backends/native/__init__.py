@@ -5,9 +5,10 @@
     workers.h    threads
     layout.h     the order of numbers in memory
     lanes.h      a register of the CPU's own width
-    kinds.h      quantised rows as GGUF files hold them
-    strips.h     the same in the order of products
+    ggml_types.h    quantised rows as GGUF files hold them
+    packed_ggml.h   the same in the order of products, in strips of columns
     grouped.h    rows in bytes, and their products with strips
+    outliers.h   channels too large for one byte
     quants.h     weights as they are held, and as tiles
     rows.h       rows as tiles or grouped
     matmul.h     their products with weights

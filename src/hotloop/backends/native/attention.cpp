@@ -52,8 +52,8 @@ constexpr int ROWS = 32;          // query rows computed at once: two tiles
 constexpr int MAX_STACK = 8;      // times ROWS that go over a chunk of keys while it is in the cache
 constexpr int MAX_ROWS = MAX_STACK * ROWS;
 constexpr int CHUNK = 512;        // keys whose weights are multiplied with values at once
-constexpr int SCORE_KEYS = 64;       // keys whose scores become weights while they are in the first cache
-constexpr int DEQUANT_KEYS = 128;      // and those that few rows widen at once: they stay in the first cache
+constexpr int SCORE_KEYS = 64;       // keys whose scores become weights while they are in the L1 cache
+constexpr int DEQUANT_KEYS = 128;      // and those that few rows dequantise at once: they stay in the L1 cache
 constexpr int GRAIN = 256;        // keys of which an item of split rows covers a multiple
 constexpr int SPLIT = 1024;       // and those that an item of few such rows covers at most
 constexpr int MIN_JOBS = 8;       // pieces of a layer's work, so that no worker waits long for the last
@@ -552,22 +552,22 @@ inline void put_pairs(Vector first, Vector second, bf16* to) {
 
 // A chunk of bytes as tiles of bf16, which hold a key's bytes as they are.
 template <int D>
-struct alignas(64) Widened {
+struct alignas(64) Dequantised {
     bf16 keys[CHUNK / BLOCK][D * BLOCK], values[CHUNK / BLOCK][D * BLOCK];
     float scales[CHUNK / BLOCK][BLOCK];
 
-    Chunk widen(const Attention& a, int layer, int head, const int* table, int num_blocks) {
+    Chunk dequantise(const Attention& a, int layer, int head, const int* table, int num_blocks) {
         for (int i = 0; i < num_blocks; i++) {
             const Head<D> from{a.place(layer, table[i], head)};
             if (i + 1 < num_blocks) fetch(a.place(layer, table[i + 1], head), head_bytes(D));
             memcpy(scales[i], from.scales(), sizeof(scales[i]));
-            widen_block(from, keys[i], values[i]);
+            dequantise_block(from, keys[i], values[i]);
         }
         constexpr size_t stride = sizeof(keys[0]);
         return {{(uint8_t*)keys, stride, nullptr}, {(uint8_t*)values, stride, nullptr}, scales[0], 0, 0};
     }
 
-    static void widen_block(Head<D> from, bf16* to_keys, bf16* to_values) {
+    static void dequantise_block(Head<D> from, bf16* to_keys, bf16* to_values) {
         const KV *keys = from.keys(), *values = from.values();
         for (int i = 0; i < D * BLOCK; i += BLOCK) put_pairs(load(keys + i), load(keys + i + LANES), to_keys + i);
         alignas(64) float scale[BLOCK];  // by as much more as cutting off takes away
@@ -603,8 +603,8 @@ int gather_rows(const Attention& a, int head, const Item& item, Queries<D>* stac
 template <int D>
 Chunk chunk_at(const Attention& a, int layer, int head, const int* table, int num_blocks, int num_left) {
     if constexpr (ARE_BYTES) {
-        static thread_local Widened<D> widened;
-        return widened.widen(a, layer, head, table, num_blocks);
+        static thread_local Dequantised<D> dequantised;
+        return dequantised.dequantise(a, layer, head, table, num_blocks);
     } else {
         const Head<D> first{a.place(layer, 0, head)};
         const Blocks values{(uint8_t*)first.values(), a.block_bytes(), table};
@@ -614,19 +614,19 @@ Chunk chunk_at(const Attention& a, int layer, int head, const int* table, int nu
 
 // A worker's own. Not inlined: the compiler would look up where it is at every use.
 template <int D>
-struct Room {
+struct Workspace {
     Queries<D> stack[MAX_STACK];
     Scratch scratch;
 
-    __attribute__((noinline)) static Room& own() {
-        static thread_local Room room;
+    __attribute__((noinline)) static Workspace& own() {
+        static thread_local Workspace room;
         return room;
     }
 };
 
 template <int D>
 void run_item(Attention& a, int layer, int head, const Item& item, float* output) {
-    auto& [stack, scratch] = Room<D>::own();
+    auto& [stack, scratch] = Workspace<D>::own();
     const int height = gather_rows<D>(a, head, item, stack), group = a.group();
     const int most_keys = ARE_BYTES && height == 1 ? DEQUANT_KEYS : CHUNK;
     for (int key = item.begin; key < item.end; key += most_keys) {

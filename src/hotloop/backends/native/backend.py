@@ -28,7 +28,7 @@ from hotloop.backends.native.library import (
 )
 from hotloop.backends.openvino.attention import BLOCK_SIZE, Kernel
 from hotloop.backends.openvino.blocks import KernelBackend
-from hotloop.backends.openvino.native import NativeAttention
+from hotloop.backends.openvino.kernels import NativeAttention
 from hotloop.backends.openvino.store import describe_kv
 from hotloop.core.errors import BackendError
 from hotloop.models.gguf import quantise
@@ -130,7 +130,7 @@ class Decoder:
     def load(self, model: Model) -> None:
         spec, norm = self._spec, self._norm(model, "final_norm")
         # Of codes the embedding stays where it is, and as it is.
-        if self._form == "strips" or (self._form == "int8" and are_quantised(model)):
+        if self._form == "packed_ggml" or (self._form == "int8" and are_quantised(model)):
             self._table = coded(model.weights, "embed")
             self._library.decoder_set_table(self._handle, ctypes.byref(Part.of(self._table)))
             embed = head = self._pack(model, "embed" if spec.has_tied_head else "head")

@@ -32,7 +32,7 @@ Weights* native_pack_parts(Context* context, int format, int num_parts, const Pa
                            int is_gated) {
     try {
         std::unique_ptr<Weights> strips(pack_strips(context->workers, {parts, parts + num_parts}, bias, num_in, is_gated));
-        if (!strips || (Format)format == Format::STRIPS) return strips.release();
+        if (!strips || (Format)format == Format::PACKED_GGML) return strips.release();
         return unpack_strips(context->workers, *strips);
     } catch (const std::bad_alloc&) {
         return nullptr;

@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "strips.h"
+#include "packed_ggml.h"
 #include "vectors.h"
 
 constexpr int MAX_ROWS = LANE_BYTES == 64 ? 8 : 4;  // as many as registers hold

@@ -23,10 +23,10 @@ constexpr int TILE_COLUMNS = 16, TILE_SUMS = 16 * TILE_COLUMNS, UNIT_SUMS = 4 * 
 inline int divide_up(int a, int b) { return (a + b - 1) / b; }
 
 #ifndef CHUNK_STEPS
-#define CHUNK_STEPS 24  // 48 KiB of weights: as much as the first cache
+#define CHUNK_STEPS 24  // 48 KiB of weights: as much as the L1 cache
 #endif
 
-// K in parts of as many steps each, but for the last, as the first cache has room for the weights of.
+// K in parts of as many steps each, but for the last, as the L1 cache has room for the weights of.
 struct Chunks {
     int num_steps = 1, count = divide_up(num_steps, CHUNK_STEPS), size = divide_up(num_steps, count);
     int begin(int chunk) const { return chunk * size; }

@@ -12,18 +12,18 @@ from numpy.typing import NDArray
 
 from hotloop.backends.build import load_library as load_shipped
 from hotloop.backends.openvino.attention import Kernel
-from hotloop.backends.openvino.native import ITEM_BYTES, SOURCES, kernel_of
+from hotloop.backends.openvino.kernels import ITEM_BYTES, SOURCES, kernel_of
 from hotloop.core.errors import BackendError
 from hotloop.models.spec import Stored
 
 Array = NDArray[np.float32]
-Format = Literal["int8", "bf16", "strips"]
+Format = Literal["int8", "bf16", "packed_ggml"]
 Then = Literal["store", "add", "gate"]
 KvType = Literal["float", "half", "int8_t", "bf16", "byte_tiles"]
 """What keys and values are, as C++ calls it; for AMX they stand in tiles, in bf16 or as bytes (`int8_t`)."""
 TILES: tuple[KvType, ...] = ("bf16", "byte_tiles")
 
-_FORMATS: tuple[Format, ...] = ("int8", "bf16", "strips")
+_FORMATS: tuple[Format, ...] = ("int8", "bf16", "packed_ggml")
 STRIP, GROUP = 16, 32
 STRIP_KINDS = {
     "Q4_0": (2, 4.5), "Q4_1": (3, 5), "Q5_0": (6, 5.5), "Q5_1": (7, 6), "Q8_0": (8, 8.5),

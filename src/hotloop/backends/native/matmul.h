@@ -53,13 +53,13 @@ class Unfinished {
     void finish(int count) {
         const int begin = row_, end = std::min(begin + count, end_), column = panel_ * PANEL_COLUMNS;
         row_ = end;
-        if (FORM == RowForm::BYTES && chunk_ + 1 < rows_.chunks.count) {
+        if (FORM == RowForm::INT8 && chunk_ + 1 < rows_.chunks.count) {
             float* to = partial_;
             return each_row<FORM>(begin, end, [=](int, int place, Vector first, Vector second) {
                 store(to + place, first), store(to + place + TILE_SUMS, second);
             });
         }
-        const bool are_integers = FORM == RowForm::BYTES || FORM == RowForm::INT16;
+        const bool are_integers = FORM == RowForm::INT8 || FORM == RowForm::INT16;
         const Vector one = Vector{} + 1.0f, scale[2] = {are_integers ? load(&w_.scales[column]) : one,
                                                         are_integers ? load(&w_.scales[column + TILE_COLUMNS]) : one};
         const Vector bias[2] = {load(&w_.bias[column]), load(&w_.bias[column + TILE_COLUMNS])};
@@ -97,11 +97,11 @@ class Unfinished {
     void each_row(int begin, int end, Work work) const {
         const float *sums = sums_, *partial = partial_;
         const int first = first_, low_sums = rows_.low_sums(), chunk = chunk_;
-        const size_t stride = FORM == RowForm::BYTES ? rows_.chunks.count : 1;
-        const float* scales = rows_.scales.data() + (FORM == RowForm::BYTES ? chunk : 0);
+        const size_t stride = FORM == RowForm::INT8 ? rows_.chunks.count : 1;
+        const float* scales = rows_.scales.data() + (FORM == RowForm::INT8 ? chunk : 0);
         const int32_t* columns = w_.sums.data() + (FORM == RowForm::INT16 ? panel_ * PANEL_COLUMNS : 0);
         auto sum = [=](int row, int place, int half) {
-            if constexpr (FORM == RowForm::BYTES) {
+            if constexpr (FORM == RowForm::INT8) {
                 const Vector scaled = floats(load_integers(sums + place)) * scales[row * stride];
                 return chunk ? scaled + load(partial + place) : scaled;
             } else if constexpr (FORM == RowForm::INT16) {
@@ -167,7 +167,7 @@ template <RowForm FORM>
 void multiply(const uint8_t* rows, const uint8_t* weights, int num_steps, const uint8_t* last, bool one, bool goes_on,
               float* sums, Meanwhile meanwhile) {
 #define DOT(sums, rows, weights) \
-    if constexpr (FORM == RowForm::BYTES) tile_dot_bytes(sums, rows, weights); \
+    if constexpr (FORM == RowForm::INT8) tile_dot_bytes(sums, rows, weights); \
     else if constexpr (FORM == RowForm::INT16) tile_dot_unsigned(sums, rows, weights); \
     else tile_dot(sums, rows, weights)
     settle_memory();
@@ -211,9 +211,9 @@ struct Job {
     int block_begin, block_end, panel_begin, panel_end;
 };
 
-// Room for the chunk of a panel that a worker unpacked, for the weights of its slots, and for the sums that it has under way.
+// Room for the chunk of a panel that a worker unpacked, for the weights of its outliers, and for the sums that it has under way.
 struct Scratch {
-    Memory chunk{(size_t)CHUNK_STEPS * PAIR_BYTES}, slots{PAIR_BYTES};
+    Memory chunk{(size_t)CHUNK_STEPS * PAIR_BYTES}, outliers{PAIR_BYTES};
     Memory sums{(size_t)(MAX_JOB_BLOCKS * MAX_JOB_PANELS + 2) * UNIT_SUMS * sizeof(float)};
     Unpacked unpacked;
 
@@ -223,7 +223,7 @@ struct Scratch {
 
 template <RowForm FORM>
 void run_job(const Rows& rows, const Weights& w, const Target& target, const Job& job, Scratch& scratch) {
-    constexpr bool are_bytes = FORM == RowForm::BYTES, are_words = FORM == RowForm::INT16;
+    constexpr bool are_bytes = FORM == RowForm::INT8, are_words = FORM == RowForm::INT16;
     const int num_blocks = job.block_end - job.block_begin, num_steps = w.num_steps;
     const bool is_read_once = num_blocks == 1 && !are_bytes;
     const Chunks chunks = is_read_once ? Chunks{num_steps, 1} : rows.chunks;
@@ -233,11 +233,11 @@ void run_job(const Rows& rows, const Weights& w, const Target& target, const Job
     auto run_chunk = [&](int chunk, int panel) {
         const int step = chunks.begin(chunk), count = chunks.end(chunk) - step;
         const uint8_t* weights = tiles_of(w, panel, step, count, scratch.chunk.data());
-        if (are_bytes) gather_slots(rows.slots[chunk], weights, scratch.slots.data());
+        if (are_bytes) gather_outliers(rows.outliers[chunk], weights, scratch.outliers.data());
         const uint8_t* next = is_read_once                ? weights + FETCH_BYTES
                               : panel + 1 < job.panel_end ? w.place(panel + 1, step)
                                                           : w.place(job.panel_begin, step + count);
-        const int lines = w.format == Format::STRIPS ? 0 : divide_up(PAIR_BYTES / LINE_BYTES, num_blocks);
+        const int lines = w.format == Format::PACKED_GGML ? 0 : divide_up(PAIR_BYTES / LINE_BYTES, num_blocks);
         for (int i = 0; i < num_blocks; i++, num_done++) {
             const int block = job.block_begin + i;
             const bool one = rows.are_few() || (!are_words && rows.num_rows - block * 32 <= 16);
@@ -246,7 +246,7 @@ void run_job(const Rows& rows, const Weights& w, const Target& target, const Job
             const Meanwhile meanwhile = {next + (size_t)i * count * lines * LINE_BYTES, lines, unfinished,
                                          std::max(divide_up(rows.block_rows(), count), MIN_FINISHED_ROWS)};
             const uint8_t* from = rows.block(block) + (are_bytes ? rows.chunk_offset(chunk) : (size_t)step * PAIR_BYTES);
-            multiply<FORM>(from, weights, count, are_bytes ? scratch.slots.data() : nullptr, one, !are_bytes && step > 0,
+            multiply<FORM>(from, weights, count, are_bytes ? scratch.outliers.data() : nullptr, one, !are_bytes && step > 0,
                            sums, meanwhile);
             if (are_bytes || chunk + 1 == chunks.count) unfinished.begin(block, panel, chunk, sums, unit);
         }
@@ -331,7 +331,7 @@ inline void matmul(Context& context, const Rows& rows, const Weights& w, const T
     if (!rows.num_blocks()) return;
     const Jobs jobs(rows.num_blocks(), w.num_panels, context.workers.num_workers);
     const auto run_one = rows.form == RowForm::BF16    ? run_job<RowForm::BF16>
-                         : rows.form == RowForm::BYTES ? run_job<RowForm::BYTES>
+                         : rows.form == RowForm::INT8 ? run_job<RowForm::INT8>
                          : rows.form == RowForm::INT16 ? run_job<RowForm::INT16>
                                                        : run_job<RowForm::GROUPED>;
     auto run = [&](int i, int worker) { run_one(rows, w, target, jobs.at(i), context.scratches[worker]); };

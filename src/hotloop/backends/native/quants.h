@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "layout.h"
-#include "strips.h"
+#include "packed_ggml.h"
 #include "vectors.h"
 #include "workers.h"
 
-enum class Format { INT8, BF16, STRIPS };
+enum class Format { INT8, BF16, PACKED_GGML };
 
 // Numbers of K.
 inline int step_of(Format format) { return format == Format::BF16 ? 32 : 64; }
@@ -92,7 +92,7 @@ inline void narrow_strip(const Strip& strip, int first, int count, Vector invers
 
 // Steps [step, step + count) of a panel as tiles: where they stand, or made from strips in `room`.
 inline const uint8_t* tiles_of(const Weights& w, int panel, int step, int count, uint8_t* room) {
-    if (w.format != Format::STRIPS) return w.place(panel, step);
+    if (w.format != Format::PACKED_GGML) return w.place(panel, step);
     const int group = 2 * step, num_groups = std::min(2 * count, w.num_in / GROUP - group);
     for (int half = 0; half < 2; half++) {
         const int strip = 2 * panel + half;
@@ -188,7 +188,7 @@ inline Weights* pack_strips(Workers& workers, const std::vector<Part>& parts, co
     for (const Part& part : parts)
         for (int i = 0; i < part.num_rows; i++)
             rows.emplace_back(part.kind, part.rows + (size_t)i * row_bytes(part.kind, num_in));
-    auto w = shape_weights(Format::STRIPS, num_out, num_in, is_gated);
+    auto w = shape_weights(Format::PACKED_GGML, num_out, num_in, is_gated);
     const int num_groups = num_in / GROUP, num_panels = w->num_panels;
     std::vector<GgmlType> kinds;
     std::vector<size_t> offsets = {0};

@@ -1,6 +1,6 @@
 // Rows of a batch on their way into products: normalised, rounded, and in the order of tiles, or grouped.
 //
-// In front of int8 weights, and of strips that become such, rows are rounded to bytes (slots.h). Where they are few, and
+// In front of int8 weights, and of strips that become such, rows are rounded to bytes (outliers.h). Where they are few, and
 // products take less time than reading the weights, they are rounded to integers of 16 bits, by a scale for each row: a
 // product is then the sum of two of bytes, and is exact. Those have 2^15 added, so that no byte has a sign. Up to eight
 // rows have their high and their low bytes in the same tile, one below the other, for half of the products.
@@ -11,7 +11,7 @@
 
 #include "grouped.h"
 #include "quants.h"
-#include "slots.h"
+#include "outliers.h"
 #include "tiles.h"
 
 #ifndef MAX_GROUPED_ROWS
@@ -21,7 +21,7 @@
 constexpr int MAX_WORD_ROWS = 16;
 constexpr int LEAST = 1 << 15, MOST = 127 * 256;  // what is added to integers, and the largest of them before that
 
-enum class RowForm { BF16, BYTES, INT16, GROUPED };
+enum class RowForm { BF16, INT8, INT16, GROUPED };
 
 struct Rows {
     RowForm form;
@@ -29,7 +29,7 @@ struct Rows {
     Chunks chunks;
     Memory tiles;
     std::vector<float> scales;  // of each row, if they are integers; of each of its chunks, if they are bytes
-    std::vector<Slots> slots;   // of each chunk, if they are bytes
+    std::vector<Outliers> outliers;   // of each chunk, if they are bytes
     std::vector<float> factors; // of each row, by which it is normalised, if they are bytes
     GroupedRows grouped;
 
@@ -39,7 +39,7 @@ struct Rows {
     int low_sums() const { return are_few() ? num_rows * TILE_COLUMNS : 2 * TILE_SUMS; }
     int block_rows() const { return form == RowForm::INT16 ? 16 : 32; }
     int num_blocks() const { return divide_up(num_rows, block_rows()); }
-    int num_steps() const { return chunks.num_steps + (form == RowForm::BYTES ? chunks.count : 0); }
+    int num_steps() const { return chunks.num_steps + (form == RowForm::INT8 ? chunks.count : 0); }
     uint8_t* block(int i) const { return tiles.data() + (size_t)i * num_steps() * PAIR_BYTES; }
     uint8_t* row(int i) const { return block(i / block_rows()) + i % block_rows() * STEP_BYTES; }
     // Where a chunk of bytes begins in a block.
@@ -50,8 +50,8 @@ struct Rows {
 inline RowForm form_for(const Weights& w, int num_rows) {
     switch (w.format) {
         case Format::BF16: return RowForm::BF16;
-        case Format::INT8: return num_rows <= MAX_WORD_ROWS ? RowForm::INT16 : RowForm::BYTES;
-        case Format::STRIPS: return num_rows <= MAX_GROUPED_ROWS ? RowForm::GROUPED : RowForm::BYTES;
+        case Format::INT8: return num_rows <= MAX_WORD_ROWS ? RowForm::INT16 : RowForm::INT8;
+        case Format::PACKED_GGML: return num_rows <= MAX_GROUPED_ROWS ? RowForm::GROUPED : RowForm::INT8;
     }
     return RowForm::BF16;
 }
@@ -121,7 +121,7 @@ void raise_to(float* most, const Number* x, float factor, int count) {
 // What is largest in each channel decides. All rows are looked at: in most texts there is one that has channels a
 // thousand times as large as the others have them, and it would lose all else.
 template <typename Number>
-void choose_slots(Workers& workers, Rows& rows, const Source<Number>& source) {
+void choose_outliers(Workers& workers, Rows& rows, const Source<Number>& source) {
     const Chunks& chunks = rows.chunks;
     const int size = chunks.num_steps * STEP_BYTES, piece = 8;
     rows.factors.resize(rows.num_rows);
@@ -138,10 +138,10 @@ void choose_slots(Workers& workers, Rows& rows, const Source<Number>& source) {
         for (int i = 0; i < size; i++) largest[0][i] = std::max(largest[0][i], largest[worker][i]);
     for (int i = 0; source.weight && i < size; i++)
         largest[0][i] = std::max(0.0f, largest[0][i] * fabsf(source.weight[i]));
-    rows.slots.resize(chunks.count);
+    rows.outliers.resize(chunks.count);
     for (int i = 0; i < chunks.count; i++) {
         const int begin = chunks.begin(i) * STEP_BYTES, end = chunks.end(i) * STEP_BYTES;
-        rows.slots[i].choose(&largest[0][begin], end - begin);
+        rows.outliers[i].choose(&largest[0][begin], end - begin);
     }
 }
 
@@ -152,7 +152,7 @@ void put_chunks(Rows& rows, int i, Row<Number> row) {
     for (int chunk = 0; chunk < rows.chunks.count; chunk++) {
         uint8_t* to = rows.row(i) + rows.chunk_offset(chunk);
         const int begin = rows.chunks.begin(chunk) * STEP_BYTES;
-        rows.scales[rows.scale_place(i, chunk)] = put_bytes(row, begin, rows.slots[chunk], room.data(), to);
+        rows.scales[rows.scale_place(i, chunk)] = put_bytes(row, begin, rows.outliers[chunk], room.data(), to);
     }
 }
 
@@ -178,15 +178,15 @@ void pack_rows(Workers& workers, Rows& rows, const Weights& next, int num_rows, 
     if (rows.form == RowForm::GROUPED) rows.grouped.resize(num_rows, next.num_in);
     else rows.tiles.reserve((size_t)rows.num_blocks() * rows.num_steps() * PAIR_BYTES);
     rows.scales.resize((size_t)num_rows * rows.chunks.count);
-    if (rows.form == RowForm::BYTES) choose_slots(workers, rows, source);
+    if (rows.form == RowForm::INT8) choose_outliers(workers, rows, source);
     workers.split(num_rows, 4, [&](int begin, int end) {
         for (int i = begin; i < end; i++) {
-            const float factor = rows.form == RowForm::BYTES ? rows.factors[i] : source.factor(i);
+            const float factor = rows.form == RowForm::INT8 ? rows.factors[i] : source.factor(i);
             const Row<Number> row = {source.row(i), source.weight, factor};
             switch (rows.form) {
                 case RowForm::GROUPED: round_row(rows.grouped, i, row); break;
                 case RowForm::INT16: rows.scales[i] = put_words(row, next.num_steps, rows.row(i), rows.low_bytes()); break;
-                case RowForm::BYTES: put_chunks(rows, i, row); break;
+                case RowForm::INT8: put_chunks(rows, i, row); break;
                 case RowForm::BF16: put_bf16(row, next.num_steps, rows.row(i));
             }
         }

@@ -25,7 +25,7 @@
 #define HAS_AMX 1
 #define tile_zero(tile) _tile_zero(tile)
 #define tile_load(tile, from) _tile_loadd(tile, from, 64)
-#define tile_load_once(tile, from) _tile_stream_loadd(tile, from, 64)  // leaves the first cache to others
+#define tile_load_once(tile, from) _tile_stream_loadd(tile, from, 64)  // leaves the L1 cache to others
 #define tile_store(tile, to) _tile_stored(tile, to, 64)
 #define tile_dot(sums, rows, weights) _tile_dpbf16ps(sums, rows, weights)
 #define tile_dot_bytes(sums, rows, weights) _tile_dpbssd(sums, rows, weights)

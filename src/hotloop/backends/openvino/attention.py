@@ -1,4 +1,4 @@
-"""What fills the gap a graph leaves for attention: the protocol, and numpy for where there is nothing better."""
+"""What fills a graph's placeholder for attention: the protocol, and numpy for where there is nothing better."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -4,8 +4,8 @@ They are mapped from a file that the first start makes, so a step reads those th
 
     [ layer 0: values, scales, zero points of gate and up | the same of down | layer 1: ... ]
 
-The graph leaves a gap for them. Routers, biases and shared experts are small: the former are held as float32, the
-latter are a part of the graph.
+The graph leaves a placeholder for them. Routers, biases and shared experts are small: the former are held as float32,
+the latter are a part of the graph.
 """
 
 import os
@@ -202,7 +202,7 @@ def _layer(spec: ModelSpec, weights: Weights, layer: int, views: list[NDArray[np
 
 
 class NumpyExperts:
-    """Needs no compiler, and is slower for it. Weights are widened, and what they are multiplied with is exact."""
+    """Needs no compiler, and is slower for it. Weights are dequantised, and what they are multiplied with is exact."""
 
     def __init__(self, spec: ModelSpec, layers: dict[int, ExpertLayer], held: Held) -> None:
         assert spec.experts

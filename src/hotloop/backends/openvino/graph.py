@@ -1,9 +1,10 @@
 """A transformer as an OpenVINO graph: plain operations in, an `ov.Model` out. Knows nothing of blocks or batches.
 
 One decoder, two ways to attend. `PagedStyle` writes attention in the shape OpenVINO's paged-attention pass looks for (a
-cache that is read, gathered, appended to and widened for grouped heads, then scaled-dot-product attention).
-`NativeStyle` leaves a marked gap, from the fused projection to the mixed heads, that the runner fills with our kernel;
-a graph with a gap can be saved, one with a kernel cannot. Experts are such a gap in either, and so is linear attention.
+cache that is read, gathered, appended to and repeated for grouped heads, then scaled-dot-product attention).
+`PlaceholderStyle` leaves a marked placeholder, from the fused projection to the mixed heads, that the runner fills with
+our kernel; a graph with a placeholder can be saved, one with a kernel cannot. Experts are such a placeholder in either,
+and so is linear attention.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,9 +24,9 @@ from hotloop.models.memory import INT4_GROUP
 from hotloop.models.rope import rotary_frequencies
 from hotloop.models.spec import ModelSpec, Weights
 
-GAP = "attention."
-EXPERTS_GAP = "experts."
-LINEAR_GAP = "linear."
+PLACEHOLDER = "attention."
+EXPERTS_PLACEHOLDER = "experts."
+LINEAR_PLACEHOLDER = "linear."
 
 
 class Style(Protocol):
@@ -66,8 +67,8 @@ class DecoderGraph:
         experts = self.spec.experts
         if experts is None or not self.spec.has_experts(layer):
             return op.add(x, self._mlp(name, h, self.spec.intermediate_size))
-        gap = op.slice(h, _ints(0), _ints(self.spec.hidden_size), _ints(1), _ints(-1))
-        gap.set_friendly_name(f"{EXPERTS_GAP}{layer}")
+        placeholder = op.slice(h, _ints(0), _ints(self.spec.hidden_size), _ints(1), _ints(-1))
+        placeholder.set_friendly_name(f"{EXPERTS_PLACEHOLDER}{layer}")
         if experts.shared_size:
             shared = self._mlp(name + "shared_", h, experts.shared_size)
             if experts.has_shared_gate:
@@ -75,7 +76,7 @@ class DecoderGraph:
                 logit = op.reduce_sum(op.multiply(h, router), _ints(-1), True)  # a matmul's sum depends on other rows
                 shared = op.multiply(shared, op.sigmoid(logit))
             x = op.add(x, shared)
-        return op.add(x, gap)
+        return op.add(x, placeholder)
 
     def _mixer(self, layer: int) -> Callable[[int, Node], Node]:
         """What a layer has before its MLP."""
@@ -100,7 +101,7 @@ class DecoderGraph:
         return op.add(out, op.constant(self._read(name + "o_bias"))) if self.spec.has_o_bias else out
 
     def _latent(self, layer: int, h: Node) -> Node:
-        """Queries, latents and rotary keys go into the gap; what makes keys and values of latents is the kernel's."""
+        """Queries, latents and rotary keys go into the placeholder; the kernel makes keys and values of latents."""
         spec, latent, name = self.spec, self.spec.latent, f"layers.{layer}."
         assert latent
         first, width = ("q_a", latent.q_rank) if latent.q_rank else ("q", spec.num_heads * spec.head_dim)
@@ -115,15 +116,15 @@ class DecoderGraph:
         return op.matmul(mixed, self._matrix(name + "o"), False, True)
 
     def _linear(self, layer: int, h: Node) -> Node:
-        """Its gap is from the projections, those that say what fades and what is written never compressed, to `o`."""
+        """A placeholder from the projections, of which those for decay and writing are never compressed, to `o`."""
         assert self.spec.linear
         name = f"layers.{layer}."
         fused = op.matmul(h, self._matrix(name + "linear_qkv", name + "linear_z"), False, True)
         rates = op.matmul(h, op.constant(self._read(name + "linear_b", name + "linear_a")), False, True)
         width = self.spec.linear.value_size
-        gap = op.slice(op.concat([fused, rates], -1), _ints(0), _ints(width), _ints(1), _ints(-1))
-        gap.set_friendly_name(f"{LINEAR_GAP}{self.spec.linear.layers.index(layer)}")
-        return op.matmul(gap, self._matrix(name + "linear_o"), False, True)
+        placeholder = op.slice(op.concat([fused, rates], -1), _ints(0), _ints(width), _ints(1), _ints(-1))
+        placeholder.set_friendly_name(f"{LINEAR_PLACEHOLDER}{self.spec.linear.layers.index(layer)}")
+        return op.matmul(placeholder, self._matrix(name + "linear_o"), False, True)
 
     def _mlp(self, name: str, x: Node, size: int) -> Node:
         fused = op.matmul(x, self._matrix(name + "gate", name + "up"), False, True)
@@ -138,8 +139,8 @@ class DecoderGraph:
         return tensors[0] if len(tensors) == 1 else np.concatenate(tensors)
 
 
-class NativeStyle:
-    """A row a token. Attention is a gap, marked by its name: until it is filled, it passes the queries through."""
+class PlaceholderStyle:
+    """A row per token. Attention is a placeholder, marked by its name; unfilled, it passes queries through."""
 
     def __init__(self, spec: ModelSpec) -> None:
         self.parameters = [parameter("input_ids", [-1], np.int64)]
@@ -147,9 +148,9 @@ class NativeStyle:
         self._width = spec.mixed_size
 
     def attend(self, layer: int, qkv: Node) -> Node:
-        gap = op.slice(qkv, _ints(0), _ints(self._width), _ints(1), _ints(1))
-        gap.set_friendly_name(f"{GAP}{layer}")
-        return gap
+        placeholder = op.slice(qkv, _ints(0), _ints(self._width), _ints(1), _ints(1))
+        placeholder.set_friendly_name(f"{PLACEHOLDER}{layer}")
+        return placeholder
 
 
 class PagedStyle:
@@ -211,7 +212,7 @@ class PagedStyle:
         return op.add(op.multiply(x, self.cos), op.multiply(turned, self.sin))
 
     def _remember(self, name: str, x: Node) -> Node:
-        """Append x to the cache of that name and widen it to one key or value head per query head."""
+        """Append x to the cache of that name and repeat it to one key or value head per query head."""
         spec = self.spec
         info = VariableInfo()
         info.data_shape = ov.PartialShape([-1, spec.num_kv_heads, -1, spec.head_dim])

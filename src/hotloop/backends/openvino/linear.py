@@ -1,4 +1,4 @@
-"""Linear attention by the gated delta rule: what fills the gap a graph leaves for it.
+"""Linear attention by the gated delta rule: what fills the placeholder a graph leaves for it.
 
 A layer has for each value head a memory S [key_dim, value_dim]. A token with query q, key k and value v first lets it
 fade, then corrects what it says of k by a share of the error, and reads it:

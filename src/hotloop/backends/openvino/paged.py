@@ -13,9 +13,9 @@ from openvino._offline_transformations import paged_attention_transformation
 
 from hotloop.backends.backend import Batch
 from hotloop.backends.host import HostCopy
-from hotloop.backends.openvino.gap import KernelOp, fill_gaps, release
-from hotloop.backends.openvino.graph import EXPERTS_GAP, DecoderGraph, PagedStyle, gather_wanted_rows
-from hotloop.backends.openvino.native.mixture import open_experts
+from hotloop.backends.openvino.graph import EXPERTS_PLACEHOLDER, DecoderGraph, PagedStyle, gather_wanted_rows
+from hotloop.backends.openvino.kernels.mixture import open_experts
+from hotloop.backends.openvino.placeholder import KernelOp, fill_placeholders, release
 from hotloop.backends.openvino.store import CpuBackend, compile_graph, describe_kv, load_graph
 from hotloop.core.config import WeightFormat
 from hotloop.models.model import Model
@@ -34,7 +34,7 @@ class PagedBackend(CpuBackend):
         self._nodes: list[KernelOp] = []
         if model.spec.experts:
             experts = open_experts(model, weight_format, "exact" if inference == "f32" else "fast")
-            fill_gaps(graph, EXPERTS_GAP, experts.run, model.spec.hidden_size, self._nodes)
+            fill_placeholders(graph, EXPERTS_PLACEHOLDER, experts.run, model.spec.hidden_size, self._nodes)
         gather_wanted_rows(graph)
         options = {"INFERENCE_PRECISION_HINT": inference, "KV_CACHE_PRECISION": kv_precision}
         if inference == "f32":

@@ -24,20 +24,20 @@ def doctor(
     api_key: ApiKey = None,
     as_json: Json = False,
 ) -> int:
-    """Go through the production checklist with a live deployment: what was measured, and what to do about it.
+    """Check a live deployment for common production problems and suggest fixes.
 
-    Ends with 1 if a check failed. It sends some 50 requests, and begins a few that it gives up.
+    Exits with 1 if a check failed. Sends about 50 requests, a few of which it aborts.
 
     Parameters
     ----------
     url
-        A hotloop, vLLM, SGLang, TGI, hosted API or gateway; where `hotloop serve` listens if not given.
+        Address of a hotloop, vLLM, SGLang or TGI server, hosted API or gateway; that of `hotloop serve` if not given.
     model
-        The model to ask for; the first that is listed if not given.
+        Model to request; the first that is listed if not given.
     idle
-        Seconds for which a connection should stay open between two turns, as if a tool ran.
+        Seconds that a connection must stay open between two turns, as if a tool ran.
     timeout
-        Seconds that one check may take.
+        Time limit of one check, in seconds.
     """
     from hotloop.doctor.examine import TimeLimits, examination_json, examination_table
 

@@ -1,4 +1,4 @@
-"""`hotloop lint`: what in prompts makes a model read, wait or cost for nothing."""
+"""`hotloop lint`: what in prompts wastes tokens, time or money."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,44 +14,46 @@ FailOn = Literal["note", "warning", "error", "never"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LintFlags:
-    """What is looked for, how it is weighed, and how it is told."""
+    """Rules, costs and output."""
 
     select: tuple[str, ...] = ()
     """Only these rules, by id or name."""
     ignore: tuple[str, ...] = ()
     """Not these rules."""
     fail_on: FailOn = "warning"
-    """Exit with 1 where something as severe was found."""
+    """Exit with 1 if a finding is at least this severe."""
     format: Format = "text"
-    """For people, programs, code scanners, or a pull request."""
+    """Output format: for people, programs, code scanners, or a pull request."""
     tokenizer: str | None = None
-    """Count tokens as this model does: `default`, a name, a GGUF file or a folder. Estimated if not given."""
+    """Tokenizer to count with (`default`, model name, GGUF file or folder). Estimated at 4 bytes per token if not
+    given."""
     prefill_speed: float | None = None
-    """Prompt tokens a second that the server reads; measured where the input has times."""
+    """Prefill speed of the server, tokens/s; measured if the input has times."""
     prices: Path | None = None
-    """A TOML file of what models cost, by name; goes before the prices that are known."""
+    """TOML file of model prices; overrides the built-in price table."""
     trace: str = "auto"
-    """The file that --run is in; `auto` is the one in `HOTLOOP_HOME`."""
+    """Trace file that --run is in; `auto` is the one in `HOTLOOP_HOME`."""
     host: str = "127.0.0.1"
-    """Where --proxy listens."""
+    """Address that --proxy listens on."""
     port: int = 8720
     """Port that --proxy listens on; 0 takes a free one."""
 
 
 def lint(
     *paths: Annotated[Path, Parameter(help="JSON lines of requests or transcripts; .gz if compressed.")],
-    run: Annotated[str | None, Parameter(help="A recorded run: how its id begins, or `last`.")] = None,
-    proxy: Annotated[str | None, Parameter(help="Sit before the API at this address and lint what goes by.")] = None,
+    run: Annotated[str | None, Parameter(help="A recorded run: its id (or a unique prefix of it), or `last`.")] = None,
+    proxy: Annotated[str | None, Parameter(help="Run as a proxy in front of this API and lint live traffic.")] = None,
     fix: Annotated[
-        bool, Parameter(negative="", help="Rewrite what is safe; needs --out. Told is what is left.")
+        bool,
+        Parameter(negative="", help="Apply safe fixes and write the result to --out; remaining findings are reported."),
     ] = False,
-    out: Annotated[Path | None, Parameter(help="Where --fix writes the requests.")] = None,
+    out: Annotated[Path | None, Parameter(help="File that --fix writes the requests to.")] = None,
     list_rules: Annotated[bool, Parameter(name="--list", negative="", help="List the rules.")] = False,
     flags: Annotated[LintFlags, Parameter(name="*")] = LintFlags(),
 ) -> int:
-    """Find what in prompts makes a model read, wait or cost for nothing, where exactly, and how to fix it.
+    """Find patterns in prompts that waste tokens, time or money, and suggest fixes.
 
-    Exits with 1 where something at or above --fail-on was found.
+    Exits with 1 if a finding is at or above --fail-on.
     """
     from hotloop.cli.advice import linting
     from hotloop.cli.tracing import load_prices
@@ -66,7 +68,7 @@ def lint(
             print(f"{rule.id}  {rule.severity.label:8} {rule.name:28} {rule.summary}")
         return 0
     if [bool(paths), run is not None, proxy is not None].count(True) != 1:
-        raise ConfigError("say what to lint: files, --run RUN or --proxy URL")
+        raise ConfigError("nothing to lint: pass files, --run RUN or --proxy URL")
     if fix != (out is not None) or (fix and len(paths) != 1):
         raise ConfigError("--fix needs one file of requests, and --out to write them to")
     meter, costs = linting.make_meter(flags.tokenizer), Costs(load_prices(flags.prices).find, flags.prefill_speed)

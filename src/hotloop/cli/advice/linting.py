@@ -39,7 +39,7 @@ def make_meter(name: str | None) -> Meter:
 
 
 def lint_spans(spans: Sequence[Span]) -> list[LintLine]:
-    """The findings of a recorded run, as the page shows them; none where its prompts were not recorded."""
+    """The findings of a recorded run, as the dashboard shows them; none where its prompts were not recorded."""
     try:
         runs = sort_into_runs(read_spans(spans), Meter())
     except ConfigError:
@@ -83,9 +83,11 @@ def lint_all(
 def watch(url: str, rules: Sequence[Rule], meter: Meter, costs: Costs, listener: socket) -> int:
     console = Console(highlight=False, soft_wrap=True)
     live = LiveLint(rules, lambda finding: console.print(render_finding(finding)), meter=meter, costs=costs)
-    server = ProxyServer(LintProxy(url, live.see), lambda address: print(f"{url} is at {address}, linted", flush=True))
+    server = ProxyServer(
+        LintProxy(url, live.see), lambda address: print(f"linting proxy for {url} listening at {address}", flush=True)
+    )
     server.run([listener])
-    print(f"{live.num_requests:,d} requests went by; {render_waste(live.waste) or 'nothing wasted'}", file=sys.stderr)
+    print(f"{live.num_requests:,d} requests linted; {render_waste(live.waste) or 'no waste found'}", file=sys.stderr)
     return 0
 
 

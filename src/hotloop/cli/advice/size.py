@@ -1,4 +1,4 @@
-"""`hotloop size`: which hardware for which load, and what it will feel like."""
+"""`hotloop size`: which hardware a load needs, and how fast it will be."""
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -22,24 +22,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapeFlags:
-    """What to replace of the model's shape."""
+    """Overrides of the model's shape."""
 
     num_layers: PositiveInt | None = None
-    """Layers."""
+    """Number of layers."""
     hidden_size: PositiveInt | None = None
-    """Width of a token."""
+    """Hidden size."""
     intermediate_size: PositiveInt | None = None
-    """Width of the MLP."""
+    """MLP size."""
     num_heads: PositiveInt | None = None
-    """Attention heads."""
+    """Number of attention heads."""
     num_kv_heads: PositiveInt | None = None
-    """Heads of keys and values."""
+    """Number of key-value heads."""
     head_dim: PositiveInt | None = None
-    """Width of a head."""
+    """Head size."""
     vocab_size: PositiveInt | None = None
-    """Tokens of the vocabulary."""
+    """Vocabulary size."""
     max_context: PositiveInt | None = None
-    """Tokens of the longest context."""
+    """Maximum context, in tokens."""
 
 
 def size(
@@ -54,22 +54,22 @@ def size(
     shape: Annotated[ShapeFlags, Parameter(name="*", group="Shape")] = ShapeFlags(),
     as_json: Json = False,
 ) -> None:
-    """Estimate which hardware a load needs and what it will feel like: memory, TTFT, tokens/s, cost. Runs no model.
+    """Estimate the hardware a load needs: memory, TTFT, tokens/s, cost. Runs no model.
 
     Parameters
     ----------
     model
-        A well-known shape, such as qwen3-32b; a model by name, a hub id, a GGUF file, a folder with config.json.
+        A well-known shape, such as qwen3-32b, or a model: name, hub id, GGUF file, or folder with config.json.
     gpu
-        A GPU of the table, such as h200, or `this` to measure this machine; all of the table if not given.
+        A GPU from the built-in table, such as h200, or `this` to measure this machine; the whole table if not given.
     gpus
-        How many of it, tensor parallel; 1 if not given, or as few of 1, 2, 4 and 8 as are enough when all are compared.
+        Number of GPUs, tensor parallel; if not given 1, or the fewest of 1, 2, 4 and 8 that suffice.
     host_memory
-        Host memory for KV that left the device; if not given 128GiB, or half of what is free on this machine.
+        Host memory for offloaded KV; if not given 128GiB, or half of what is free on this machine.
     price
-        What one GPU costs an hour; the table's if not given.
+        Price of one GPU per hour; the table's if not given.
     min_speed
-        Tokens/s that a user must see for hardware to be enough.
+        Minimum tokens/s per user for hardware to count as sufficient.
     """
     from hotloop.models.layout import check_spec
     from hotloop.size.roofline import cheapest, estimate_all
@@ -114,9 +114,10 @@ def _as_json(each: "Estimate", is_cheapest: bool) -> dict[str, Any]:
 
 
 def _titled(name: str, first: "Estimate", table: Any) -> Group:
-    load, room = first.load, first.room
+    load, memory = first.load, first.memory
     turn = f"{load.tokens_in:,} in, {load.tokens_out:,} out, {load.gap_s:g} s between turns"
-    sizes = f"weights {load.weights} {_size(room.weights_bytes)}, KV {load.kv} {_size(room.session_bytes)} a session"
+    weights = f"weights {load.weights} {_size(memory.weights_bytes)}"
+    sizes = f"{weights}, KV {load.kv} {_size(memory.session_bytes)} per session"
     return Group(f"{name}: {sizes}", f"{load.sessions:,} sessions of {load.context:,} tokens: {turn}\n", table)
 
 
@@ -131,31 +132,31 @@ def _comparison(estimates: "list[Estimate]", best: "Estimate | None", min_speed:
         note = "" if each.hardware.is_supported else "*"
         table.add_row(mark + each.hardware.name + note, *_cells(each))
     verdict = "> is the cheapest" if best else "none of these is enough; enough"
-    means = f"with every session hot, nobody waiting for room, and {min_speed:g} tokens/s for a user"
+    means = f"with every session hot, nobody waiting for memory, and {min_speed:g} tokens/s for a user"
     return Group(table, f"\n{verdict}: {means}\n* hotloop does not run there\nestimates: see docs/sizing.md")
 
 
 def _cells(each: "Estimate") -> list[str]:
     if each.feel is None:
         return ["too small"]
-    room, feel = each.room, each.feel
+    memory, feel = each.memory, each.feel
     waits = [_seconds(wait) for wait in (feel.ttft_cold_s, feel.ttft_warm_s, feel.ttft_loaded_s)]
     rates = [f"{rate:,.0f}" for rate in (feel.tokens_s_alone, feel.tokens_s_user, feel.tokens_s_all)]
-    return [f"{room.num_device:,}", f"{room.num_host:,}", *waits, *rates, _cost(each)]
+    return [f"{memory.num_device:,}", f"{memory.num_host:,}", *waits, *rates, _cost(each)]
 
 
 def _details(each: "Estimate") -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
-    hardware, room, feel = each.hardware, each.room, each.feel
+    hardware, memory, feel = each.hardware, each.memory, each.feel
     source = "measured" if hardware.is_measured else "datasheet"
     rates = f"{hardware.bytes_s / 1e9:,.0f} GB/s, {hardware.flop_s / 1e12:,.4g} TFLOP/s ({source})"
     table.add_row("hardware", f"{hardware.name}: {_size(hardware.memory_bytes)}, {rates}")
-    table.add_row("room for KV", _size(room.kv_bytes))
+    table.add_row("memory for KV", _size(memory.kv_bytes))
     if feel is None:
         table.add_row("fits", "no: not even one session beside the weights")
         return table
     rest = "all of them" if each.is_all_hot else "the others are computed again every turn"
-    table.add_row("sessions hot", f"{room.num_device:,} on the device, {room.num_host:,} in host memory: {rest}")
+    table.add_row("sessions hot", f"{memory.num_device:,} on the device, {memory.num_host:,} in host memory: {rest}")
     table.add_row("TTFT, cold prompt", f"{_seconds(feel.ttft_cold_s)} alone")
     host = "" if feel.ttft_host_s is None else f", {_seconds(feel.ttft_host_s)} from host memory"
     table.add_row("TTFT, warm turn", f"{_seconds(feel.ttft_warm_s)} alone{host}")

@@ -37,7 +37,12 @@ class _Asking:
             with self._view.pause():
                 _forget_typed()
                 print(_show(f"{call.name} {call.arguments}"), file=sys.stderr)
-                print("run it? yes, no, or what to do instead: ", end="", file=sys.stderr, flush=True)
+                print(
+                    "Run this call? [y]es / [n]o / or type feedback for the model: ",
+                    end="",
+                    file=sys.stderr,
+                    flush=True,
+                )
                 answer = await _read_line()
         match answer.lower():
             case "y" | "yes":

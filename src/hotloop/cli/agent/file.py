@@ -37,7 +37,7 @@ def load_agent_file(path: Path, name: str | None = None) -> AgentFile:
 def _choose(path: Path, agents: dict[str, "Agent[Any]"], name: str | None) -> str:
     there = ", ".join(sorted(agents))
     if not agents:
-        raise ConfigError(f"{path} makes no Agent")
+        raise ConfigError(f"{path} does not define an Agent")
     if name is not None:
         if name not in agents:
             raise ConfigError(f"{path} has no agent {name!r}; it has: {there}")

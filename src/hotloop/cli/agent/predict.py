@@ -4,31 +4,32 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 from cyclopts.types import PositiveInt
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from hotloop.cli import output
+from hotloop.cli.command_line import CommandLine
 from hotloop.cli.settings import Json
 
 if TYPE_CHECKING:
     from hotloop.agent.predict.predictor import Pattern
 
-predict = App(name="predict", help="Look at what an agent's speculation has learned.")
+predict = CommandLine(name="predict", help="Inspect what speculative tool execution has learned.")
 
-StorePath = Annotated[Path, Parameter(help="Where it is kept, as given to SpeculativeTools.")]
+StorePath = Annotated[Path, Parameter(help="File given to SpeculativeTools.")]
 
 
 @predict.command
 def show(
     path: StorePath = Path("speculation.json"),
     *,
-    limit: Annotated[PositiveInt, Parameter(help="Most patterns to show.")] = 40,
+    limit: Annotated[PositiveInt, Parameter(help="Maximum patterns to show.")] = 40,
     as_json: Json = False,
 ) -> None:
-    """List what was learned, the most often right first: after this comes that call, with arguments from there."""
+    """List learned patterns, the most often right first: the call that follows, and where its arguments come from."""
     from hotloop.agent.predict.predictor import load_predictor
 
     predictor = load_predictor(path)

@@ -36,34 +36,36 @@ _MAX_KNOCK_S = 1.0
 
 
 def run_agent(
-    file: Annotated[Path, Parameter(help="A Python file that makes an Agent.")],
-    prompt: Annotated[str | None, Parameter(help="What to ask; else stdin, or a conversation on a terminal.")] = None,
+    file: Annotated[Path, Parameter(help="Python file that defines an Agent.")],
+    prompt: Annotated[
+        str | None, Parameter(help="Prompt; if not given, stdin, or a conversation on a terminal.")
+    ] = None,
     /,
     *,
-    agent: Annotated[str | None, Parameter(help="The agent's name in the file, if it has several.")] = None,
-    url: Annotated[str | None, Parameter(help="Where the model is, such as http://localhost:8700/v1.")] = None,
+    agent: Annotated[str | None, Parameter(help="Name of the agent, if the file defines several.")] = None,
+    url: Annotated[str | None, Parameter(help="Address of the model, such as http://localhost:8700/v1.")] = None,
     model: Annotated[
-        str | None, Parameter(help="The model's name at --url; without that, a model to load here, as for `serve`.")
+        str | None, Parameter(help="Model name at --url; without --url, a model to load here, as for `serve`.")
     ] = None,
     api_key: ApiKey = None,
     approve: Annotated[
         Approval | None,
-        Parameter(help="Calls that need approval: ask you, let all run, or none."),
+        Parameter(help="Tool calls that need approval: ask, run all, or run none."),
     ] = None,
-    record: Annotated[Path | None, Parameter(help="Write down all that the model and the tools say.")] = None,
-    replay: Annotated[Path | None, Parameter(help="Answer from such a record instead of the model and tools.")] = None,
-    save: Annotated[Path | None, Parameter(help="Keep the conversation in this file, after every turn.")] = None,
-    resume: Annotated[Path | None, Parameter(help="Go on with the conversation in this file.")] = None,
+    record: Annotated[Path | None, Parameter(help="Record all model and tool output to this file.")] = None,
+    replay: Annotated[Path | None, Parameter(help="Replay such a file instead of calling the model and tools.")] = None,
+    save: Annotated[Path | None, Parameter(help="Save the conversation to this file after every turn.")] = None,
+    resume: Annotated[Path | None, Parameter(help="Continue the conversation in this file.")] = None,
     trace: TraceFlags = TRACED,
     json: Json = False,
 ) -> None:
-    """Run the agent in a file, and watch it: its turns, its tools over time, what was cached and what it cost."""
+    """Run the agent defined in a file, showing turns, tools, cached tokens and cost."""
     from hotloop.agent.conversation import Conversation
     from hotloop.cli.agent.file import load_agent_file
     from hotloop.cli.agent.view import make_view, reserved_stdout
 
     if record and replay:
-        raise ConfigError("--record and --replay exclude each other")
+        raise ConfigError("--record and --replay cannot be used together")
     with contextlib.ExitStack() as stack:
         out = stack.enter_context(reserved_stdout())
         found = load_agent_file(file, agent)
@@ -189,7 +191,7 @@ def _prompts(prompt: str | None) -> Iterator[str]:
     elif not sys.stdin.isatty():
         text = sys.stdin.read().strip()
         if not text:
-            raise ConfigError("there is nothing to ask: give a prompt, or write one to stdin")
+            raise ConfigError("no prompt given: pass one as an argument or on stdin")
         yield text
     else:
         import readline  # noqa: F401 - gives `input` its line editing and history

@@ -1,1 +1,1 @@
-"""`hotloop serve`, `route`, `fleet` and `simulate`: what answers requests, and where they would go."""
+"""`hotloop serve`, `route`, `ray` and `simulate`: what answers requests, and where they would go."""

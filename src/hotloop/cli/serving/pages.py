@@ -1,4 +1,4 @@
-"""The page at /ui, put together: the store it reads, and what goes on right now in a server or a router."""
+"""The dashboard at /ui, put together: the store it reads, and what goes on right now in a server or a router."""
 
 import asyncio
 import time
@@ -60,7 +60,7 @@ async def live_of_engine(engine: "Engine", max_running: int, *, patience_s: floa
     try:
         snapshot = await asyncio.wait_for(seen, patience_s)
     except TimeoutError:
-        raise Overloaded(f"the engine has been at one step for {patience_s:g} s") from None
+        raise Overloaded(f"the engine has not finished its current step for {patience_s:g} s") from None
     stats = snapshot.stats
     return Live(
         at_s=snapshot.at_s,

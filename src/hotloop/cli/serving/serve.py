@@ -17,6 +17,7 @@ from hotloop.cli.settings import (
     CONFIG_FILE,
     TRACED,
     ConfigFile,
+    Disable,
     EngineFlags,
     ModelFlags,
     Reread,
@@ -25,7 +26,7 @@ from hotloop.cli.settings import (
     TraceFlags,
 )
 from hotloop.cli.tracing import tracing
-from hotloop.core.config import EngineConfig, ModelConfig, RouterConfig, ServerConfig
+from hotloop.core.config import EngineConfig, ModelConfig, RouterConfig, ServerConfig, without
 from hotloop.core.errors import DeviceLost
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from hotloop.router.config import RoutingConfig
     from hotloop.ui.source import Live
 
-_MODEL_HELP = "What to serve, as --model takes it, and before what that or a setting says."
+_MODEL_HELP = "Model to serve: a name, hub id, GGUF file or folder. Overrides --model and settings."
 MIN_LIFE_S = 60.0
 _SWITCH_S = 0.0005  # so long the engine's thread waits at most for the one that answers clients
 
@@ -47,28 +48,29 @@ def serve(
     model: ModelFlags = ModelConfig(),
     engine: EngineFlags = EngineConfig(),
     server: ServerFlags = ServerConfig(),
+    disable: Disable = (),
     trace: TraceFlags = TRACED,
     config: ConfigFile = None,
     reread: Reread = None,
 ) -> None:
-    """Serve a model over the OpenAI API.
+    """Serve a model over the OpenAI and Anthropic APIs.
 
-    For the loop everybody starts with, no reuse and one request at a time: --no-prefix-cache --max-running 1
-    SIGHUP reads the settings again and applies what can change while it runs: API keys and the log level.
+    Baseline for comparisons (no prefix cache, no batching): --disable prefix_cache --max-running 1. SIGHUP reads the
+    settings again and applies what can change at run time: API keys and the log level.
     """
     from hotloop.cli.serving.pages import live_of_engine, opened_store, page_of
     from hotloop.cli.serving.reload import Reload, Settings, start_logging
     from hotloop.http.listen import bind
 
     began_at = time.monotonic()
-    if given:
-        model = replace(model, model=given)
+    model = replace(model, model=given or model.model)
+    engine, server = without(engine, disable), without(server, disable)
 
     def read() -> "Settings[ServerConfig]":
         assert reread
         now = reread()
-        named = replace(now["model"], model=given) if given else now["model"]
-        return Settings(now["server"], now["trace"], (named, now["engine"]))
+        named, off = replace(now["model"], model=given or now["model"].model), now["disable"]
+        return Settings(without(now["server"], off), now["trace"], (named, without(now["engine"], off)))
 
     if reread:
         _hold_hangups()
@@ -81,9 +83,11 @@ def serve(
         name = server.served_name or loaded.name
 
         def announce(url: str, curl: str) -> None:
-            look = f"\nlook: {url}/ui" if store else ""
+            dashboard = f"\ndashboard: {url}/ui" if store else ""
             room = f"context {loaded.max_context:,} tokens, KV for {loaded.num_kv_tokens:,} tokens"
-            print(f"{name} is at {url}\n{loaded.device_note}\n{room}, precision {model.precision}{look}\ntry: {curl}")
+            print(
+                f"{name} is at {url}\n{loaded.device_note}\n{room}, precision {model.precision}{dashboard}\ntry: {curl}"
+            )
             sys.stdout.flush()
 
         async def show() -> "Live":
@@ -133,7 +137,7 @@ def _shorten_pauses() -> None:
 
 def _say_draining(num_running: int) -> None:
     if num_running:
-        print(f"still running: {num_running}; once more to abort", file=sys.stderr)
+        print(f"{count(num_running, 'request')} still running; press Ctrl-C again to abort", file=sys.stderr)
 
 
 def route(
@@ -143,10 +147,10 @@ def route(
     config: ConfigFile = None,
     reread: Reread = None,
 ) -> None:
-    """Put one address in front of many replicas: each request goes where its prefix is warm.
+    """Route requests to many replicas: each goes to the one that has its prefix cached.
 
-    Replicas may be hotloop, vLLM, SGLang, TGI, TensorRT-LLM, llama.cpp, Ollama, or hosted APIs; what they are is found
-    out. A file (--config fleet.toml) can say more about each; SIGHUP reads it again, and no stream is dropped.
+    Replicas may be hotloop, vLLM, SGLang, TGI, TensorRT-LLM, llama.cpp, Ollama, or hosted APIs; their type is detected
+    automatically. Use --config replicas.toml for per-replica settings; SIGHUP reloads it without dropping streams.
     """
     from hotloop.cli.serving.pages import live_of_router, opened_store, page_of
     from hotloop.cli.serving.reload import Reload, Settings, start_logging
@@ -166,11 +170,9 @@ def route(
 
     def announce(url: str) -> None:
         names = ", ".join(each.name for each in routing.replicas)
-        look = f"\nlook: {url}/ui" if store else ""
-        print(
-            f"the router is at {url}\n{count(len(routing.replicas), 'replica')}, policy {router.policy}: {names}{look}",
-            flush=True,
-        )
+        dashboard = f"\ndashboard: {url}/ui" if store else ""
+        replicas = f"{count(len(routing.replicas), 'replica')}, policy {router.policy}: {names}"
+        print(f"the router is at {url}\n{replicas}{dashboard}", flush=True)
 
     def make_page(app: "RouterApp") -> "Application":
         assert store

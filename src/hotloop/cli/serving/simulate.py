@@ -1,4 +1,4 @@
-"""`hotloop simulate`: recorded traffic against a fleet on paper, placed by the router's own code."""
+"""`hotloop simulate`: recorded traffic against simulated replicas, placed by the router's own code."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -19,26 +19,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulateFlags:
-    """What is played, and on what."""
+    """What is replayed, and on what."""
 
     policy: str = "prefix,session,least_load,round_robin,random,consistent_hash,cache_aware"
-    """Which policies, separated by commas; the last two are for comparison only."""
+    """Policies, separated by commas; the last two are for comparison only."""
     replicas: PositiveInt = 64
-    """How many replicas there are."""
+    """Number of replicas."""
     requests: PositiveInt | None = None
-    """How many requests are played, the trace's sessions over and over; all of the trace once if not given."""
+    """Number of requests, repeating the trace's sessions as needed; the whole trace once if not given."""
     sessions_per_s: PositiveFloat = 0.25
-    """How many sessions begin in a second."""
+    """Sessions started per second."""
     capacity: PositiveInt = 8_000_000
-    """How many tokens one replica keeps cached."""
-    read_speed: PositiveFloat = 20_000.0
-    """Tokens a replica reads in a second."""
-    write_speed: PositiveFloat = 60.0
-    """Tokens of one answer that it writes in a second."""
+    """Tokens that one replica can cache."""
+    prefill_speed: PositiveFloat = 20_000.0
+    """Prefill speed of a replica, tokens/s."""
+    decode_speed: PositiveFloat = 60.0
+    """Decode speed of one answer, tokens/s."""
     seed: NonNegativeInt = 0
-    """The same seed gives the same figures."""
+    """Random seed; the same seed gives the same figures."""
     svg: Path | None = None
-    """Where to put a picture of it."""
+    """Write a chart to this SVG file."""
 
 
 def simulate(
@@ -47,26 +47,26 @@ def simulate(
     flags: Annotated[SimulateFlags, Parameter(name="*")] = SimulateFlags(),
     as_json: Json = False,
 ) -> None:
-    """Play recorded traffic against many replicas that exist only on paper, and compare ways to place requests."""
+    """Replay recorded traffic against simulated replicas and compare routing policies."""
     from hotloop.router.simulation.plot import draw
-    from hotloop.router.simulation.simulate import SIMULATED, SimulatedFleet, Simulation
+    from hotloop.router.simulation.simulate import SIMULATED, SimulatedReplicas, Simulation
     from hotloop.router.simulation.trace import read_trace
 
     policies = pick_names(flags.policy, SIMULATED, "policy")
     recorded = read_trace(trace)
     num_requests = flags.requests or recorded.num_requests
-    fleet = SimulatedFleet(
+    replicas = SimulatedReplicas(
         num_replicas=flags.replicas,
         capacity_tokens=flags.capacity,
-        prefill_tokens_per_s=flags.read_speed,
-        decode_tokens_per_s=flags.write_speed,
+        prefill_tokens_per_s=flags.prefill_speed,
+        decode_tokens_per_s=flags.decode_speed,
         sessions_per_s=flags.sessions_per_s,
     )
     figures: list[Figures] = []
     with progress() as bar:
         for name in policies:
             task = bar.add_task(name, total=num_requests)
-            simulation = Simulation(recorded, fleet, name, seed=flags.seed)
+            simulation = Simulation(recorded, replicas, name, seed=flags.seed)
             figures.append(simulation.run(num_requests, partial(_advance, bar, task)))
     if flags.svg:
         flags.svg.write_text(draw(figures, f"{figures[0].num_requests:,} requests, {flags.replicas} replicas"))

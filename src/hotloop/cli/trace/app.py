@@ -11,9 +11,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 from cyclopts.types import NonNegativeInt, PositiveInt
 
+from hotloop.cli.command_line import CommandLine
 from hotloop.cli.output import count
 from hotloop.cli.settings import Json, Sources
 from hotloop.cli.tracing import load_prices, store_path
@@ -26,9 +27,7 @@ if TYPE_CHECKING:
     from hotloop.trace.span import Span
     from hotloop.trace.store import TraceStore
 
-trace = App(
-    name="trace", help="See where the time and the tokens of recorded runs went.", config=Sources(only=TraceConfig)
-)
+trace = CommandLine(name="trace", help="Analyse recorded runs: time, tokens, cache.", config=Sources(only=TraceConfig))
 
 Format = Literal["jsonl", "perfetto", "otlp"]
 _LOOPBACK = "127.0.0.1"
@@ -39,14 +38,14 @@ _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 class StoreFlags:
     """Which store."""
 
-    db: Annotated[str, Parameter(name=("--trace", "--db"))] = "auto"
-    """The file runs are recorded in; `auto` is the one in `HOTLOOP_HOME`."""
+    trace: str = "auto"
+    """Trace file; `auto` is the one in `HOTLOOP_HOME`."""
     prices: Path | None = None
-    """A TOML file of what models cost, by name, instead of the table `prices` in hotloop.toml."""
+    """TOML file of model prices, instead of the table `prices` in hotloop.toml."""
 
 
 Store = Annotated[StoreFlags, Parameter(name="*")]
-Run = Annotated[str, Parameter(help="How the run's id begins, or `last`.")]
+Run = Annotated[str, Parameter(help="Run id (or a unique prefix of it), or `last`.")]
 _DEFAULTS = StoreFlags()
 
 
@@ -55,13 +54,14 @@ def ls(
     *,
     session: Annotated[str | None, Parameter(help="Only runs of this session.")] = None,
     since: Annotated[
-        str | None, Parameter(help="Only runs begun since then: 30m, 2h or 7d ago, or a date as 2026-01-31T12:00.")
+        str | None,
+        Parameter(help="Only runs started since then: 30m, 2h or 7d ago, or a date such as 2026-01-31T12:00."),
     ] = None,
-    limit: Annotated[PositiveInt, Parameter(help="Most runs to list.")] = 20,
+    limit: Annotated[PositiveInt, Parameter(help="Maximum runs to list.")] = 20,
     store: Store = _DEFAULTS,
     as_json: Json = False,
 ) -> None:
-    """List recorded runs, the newest first."""
+    """List recorded runs, newest first."""
     since_ns = _parse_since(since) if since else None
     with _open(store) as opened:
         runs = opened.runs(limit, session=session, since_ns=since_ns)
@@ -81,11 +81,11 @@ def ls(
 def show(
     run: Run = "last",
     *,
-    turns: Annotated[str | None, Parameter(help="Only these turns, as 3 or 3-7: the picture is of their time.")] = None,
+    turns: Annotated[str | None, Parameter(help="Only these turns, such as 3 or 3-7.")] = None,
     store: Store = _DEFAULTS,
     as_json: Json = False,
 ) -> None:
-    """Show a run: what happened when, the tokens of each turn, what was recomputed and why, what was waited for."""
+    """Show a run: timeline, tokens per turn, what was recomputed and why, and waits."""
     chosen = _parse_turns(turns) if turns else None
     with _open(store) as opened:
         spans, ledger = _read(opened, run, store)
@@ -102,7 +102,7 @@ def show(
 
 @trace.command
 def diff(old: Run, new: Run, *, store: Store = _DEFAULTS, as_json: Json = False) -> None:
-    """Compare two runs turn by turn: tokens, time, what the cache had, and why not."""
+    """Compare two runs turn by turn: tokens, time, cache hits and the causes of misses."""
     from hotloop.cli.trace.diff import compare, show_diff
     from hotloop.cli.trace.view import make_console
 
@@ -118,14 +118,14 @@ def diff(old: Run, new: Run, *, store: Store = _DEFAULTS, as_json: Json = False)
 def export(
     run: Run = "last",
     *,
-    format: Annotated[Format, Parameter(help="jsonl and perfetto go to a file; otlp to a collector.")] = "jsonl",  # noqa: A002
-    output: Annotated[Path | None, Parameter(alias="-o", help="The file; stdout if not given.")] = None,
+    format: Annotated[Format, Parameter(help="jsonl and perfetto write a file, otlp sends to a collector.")] = "jsonl",  # noqa: A002
+    output: Annotated[Path | None, Parameter(alias="-o", help="Output file; stdout if not given.")] = None,
     endpoint: Annotated[
         str, Parameter(env_var="OTEL_EXPORTER_OTLP_ENDPOINT", help="Address of the collector, for otlp.")
     ] = "http://127.0.0.1:4318",
     store: Store = _DEFAULTS,
 ) -> None:
-    """Hand a run on: spans as JSON lines, a file for ui.perfetto.dev, or to an OpenTelemetry collector."""
+    """Export a run as JSON lines, a Perfetto trace, or to an OpenTelemetry collector."""
     with _open(store) as opened:
         spans = opened.spans(opened.find(run))
     if format == "otlp":
@@ -141,9 +141,9 @@ def export(
 
 @trace.command(name="import")
 def import_file(
-    path: Annotated[Path, Parameter(help="Spans as JSON lines, as `export` writes them.")], *, store: Store = _DEFAULTS
+    path: Annotated[Path, Parameter(help="JSON lines written by `hotloop trace export`.")], *, store: Store = _DEFAULTS
 ) -> None:
-    """Add runs from a file to the store; what is there already is not added twice."""
+    """Import runs from a file; spans that are there already are skipped."""
     from hotloop.trace.store import add_spans
 
     spans = _read_file(path)
@@ -154,14 +154,18 @@ def import_file(
 
 @trace.command(name="open")
 def open_page(
-    run: Annotated[str | None, Parameter(help="How the run's id begins, or `last`; the list if not given.")] = None,
+    run: Annotated[
+        str | None, Parameter(help="Run id (or a unique prefix of it), or `last`; the list of runs if not given.")
+    ] = None,
     *,
-    url: Annotated[str | None, Parameter(help="The page of this server or router; served here if not given.")] = None,
-    port: Annotated[NonNegativeInt, Parameter(help="Port of 127.0.0.1 to serve the page on; 0 takes a free one.")] = 0,
-    browser: Annotated[bool, Parameter(negative="", help="Open it in a browser, too.")] = False,
+    url: Annotated[
+        str | None, Parameter(help="Use the dashboard of this server or router; serve it here if not given.")
+    ] = None,
+    port: Annotated[NonNegativeInt, Parameter(help="Port to serve the dashboard on; 0 takes a free one.")] = 0,
+    browser: Annotated[bool, Parameter(negative="", help="Also open it in a browser.")] = False,
     store: Store = _DEFAULTS,
 ) -> None:
-    """Say where the page of recorded runs is: served from here until interrupted, or, with --url, by a server."""
+    """Open the dashboard: serve it locally, or print the URL of a running server's (--url)."""
     with _open(store) as opened:
         place = f"#/runs/{opened.find(run)}" if run else "#/runs"
         if url:
@@ -223,9 +227,9 @@ def _read_file(path: Path) -> "list[Span]":
 
 
 def _path(flags: StoreFlags) -> Path:
-    path = store_path(TraceConfig(trace=flags.db))
+    path = store_path(TraceConfig(trace=flags.trace))
     if path is None:
-        raise ConfigError("nothing is recorded, since `trace` is off: say with --db which file to look at")
+        raise ConfigError("tracing is off; pass --trace FILE to choose a trace file")
     return path
 
 

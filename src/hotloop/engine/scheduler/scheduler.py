@@ -325,7 +325,7 @@ class Scheduler:
         staying = [other for other in self.running.values() if other.rank <= request.rank]
         if not self._fits(request, known, staying):
             is_full = len(staying) >= self.max_running
-            request.wait_for(Wait.BATCH if is_full else Wait.ROOM, self.fairness.now)
+            request.wait_for(Wait.BATCH if is_full else Wait.KV_BLOCKS, self.fairness.now)
             plan.is_closed = True
             return False
         while not self._fits(request, known, self.running.values()):
@@ -333,7 +333,7 @@ class Scheduler:
         if self.host and self.host.fetch(request):
             return False
         if not self.states.begin(request, self.waiting.values()):
-            request.wait_for(Wait.ROOM, self.fairness.now)
+            request.wait_for(Wait.KV_BLOCKS, self.fairness.now)
             plan.is_closed = True
             return False
         self.sessions.begin(request)

@@ -63,7 +63,7 @@ class Admission:
         self.num_tokens = num_tokens  # room in all tiers of the cache
         self.growth = 0.0  # by how many tokens a session grows from one request to the next, lately
         self.admitted: dict[str, Session] = {}
-        self.num_swapped = 0  # sessions that were displaced
+        self.num_displaced = 0  # sessions that were displaced
         self._known: OrderedDict[str, Session] = OrderedDict()
         self._index = SessionIndex(block_size)
         self._recent = {is_named: deque[float](maxlen=_MAX_RECENT) for is_named in (False, True)}
@@ -132,7 +132,7 @@ class Admission:
                 break
             num_over -= session.size
             lost.append(self._unseat(session))
-        self.num_swapped += len(lost)
+        self.num_displaced += len(lost)
         return lost
 
     def leave(self, request: Request, cache_refill_s: float, *, is_answered: bool) -> float:
@@ -196,7 +196,7 @@ class Admission:
         if num_taken + size > self.num_tokens:
             return False
         self._lost += map(self._unseat, lost)
-        self.num_swapped += len(lost)
+        self.num_displaced += len(lost)
         cost_s = token_s * sum(each.size for each in lost)
         self._may_swap_at = self.now + min(MAX_SWAP_S, cost_s / SWAP_SHARE)
         return True

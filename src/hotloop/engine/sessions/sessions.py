@@ -41,7 +41,7 @@ class Sessions:
         self._let_go(self.admission.take_lost())
         if not may_enter:
             is_room = self.admission.has_room(size, self._num_shared())
-            request.wait_for(Wait.SESSIONS if is_room else Wait.ROOM, self.admission.now)
+            request.wait_for(Wait.SESSIONS if is_room else Wait.KV_BLOCKS, self.admission.now)
             if not self.admission.has_waited_long(request):
                 request.retry_at = self.admission.now + RETRY_S
         return may_enter

@@ -51,7 +51,7 @@ class Breaker:
 
 @dataclass(slots=True)
 class RetryBudget:
-    """Each request earns a share of a retry; some are free, or a small fleet could never try again."""
+    """Each request earns a share of a retry; some are free, or few replicas could never try again."""
 
     share: float
     most: float = 100.0

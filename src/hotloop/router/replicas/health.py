@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from hotloop.router.kinds import KINDS, METRICS_PATHS, Kind, kind_by_metrics, kind_by_url, read_load
+from hotloop.router.kinds import KINDS, METRICS_PATHS, ReplicaKind, kind_by_metrics, kind_by_url, read_load
 from hotloop.router.replicas.replica import Replica, State
 from hotloop.router.upstream.wire import UpstreamFailed, UpstreamRequest, fetch, parse_json
 from hotloop.wire.models import ServedModel, parse_model
@@ -122,7 +122,7 @@ def _card(name: str, listed: dict[str, Any]) -> ServedModel:
     return replace(parse_model(name, listed), rest=rest)
 
 
-async def _recognise(replica: Replica) -> Kind:
+async def _recognise(replica: Replica) -> ReplicaKind:
     for path in METRICS_PATHS:
         status, page = await _get(replica, path)
         if status == 200 and (kind := kind_by_metrics(page.decode("utf-8", "replace"))):

@@ -15,7 +15,7 @@ import msgspec
 from hotloop.core.config import RouterConfig
 from hotloop.http.keys import TENANT_HEADER, Tenant
 from hotloop.router.config import ReplicaConfig
-from hotloop.router.kinds import KINDS, Api, Kind
+from hotloop.router.kinds import KINDS, Api, ReplicaKind
 from hotloop.router.replicas.breaker import Breaker
 from hotloop.router.request import NOBODY, RoutedRequest
 from hotloop.router.upstream.open_upstream import open_upstream
@@ -46,7 +46,7 @@ class Replica:
     config: ReplicaConfig
     upstream: Upstream
     probes: Upstream
-    kind: Kind
+    kind: ReplicaKind
     state: State = "new"
     why: str = "not probed yet"
     models: Mapping[str, str] = field(default_factory=dict)

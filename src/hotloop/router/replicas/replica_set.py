@@ -235,7 +235,7 @@ class ReplicaSet:
         if any(self._may_continue(each, request) for each in serving):
             return
         if serving:
-            why = f"there is no response {request.follows!r:.100}, or no longer"
+            why = f"response {request.follows!r:.100} not found; it may have been deleted or evicted"
             raise RouteError(404, "previous_response_not_found", why)
         names = sorted({name for each in self.replicas.values() for name in each.models})
         what = WITHOUT_STAND_IN.get(request.api)

@@ -1,1 +1,1 @@
-"""A fleet on paper, played recorded traffic."""
+"""Recorded traffic against simulated replicas."""

@@ -1,4 +1,4 @@
-"""Recorded traffic against a fleet that exists only on paper, placed by the very code that places real requests.
+"""Recorded traffic against replicas that are simulated, placed by the very code that places real requests.
 
 A replica prefills one prompt after the other at one speed, decodes all answers at another, and evicts what was unused
 longest, just as the placement's own index takes it to. A session's next request comes its recorded time after the
@@ -25,7 +25,7 @@ USUAL_OUTPUT = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SimulatedFleet:
+class SimulatedReplicas:
     num_replicas: int = 64
     capacity_tokens: int = 4_000_000
     prefill_tokens_per_s: float = 20_000.0
@@ -70,18 +70,18 @@ class Figures:
 
 
 class Simulation:
-    """One policy, one fleet, one trace. A process is a generator of the times at which it goes on."""
+    """One policy, one set of replicas, one trace. A process is a generator of the times at which it goes on."""
 
-    def __init__(self, trace: Trace, fleet: SimulatedFleet, policy: str, *, seed: int = 0) -> None:
+    def __init__(self, trace: Trace, replicas: SimulatedReplicas, policy: str, *, seed: int = 0) -> None:
         self.figures = Figures(policy)
         self._trace = trace
-        self._fleet = fleet
+        self._replicas = replicas
         self._rng = random.Random(seed)
         self._placement = Placement(SIMULATED[policy], block_tokens=trace.block_tokens, seed=seed)
-        self._free_at = {f"r{i}": 0.0 for i in range(fleet.num_replicas)}
+        self._free_at = {f"r{i}": 0.0 for i in range(replicas.num_replicas)}
         self._busy_s = dict.fromkeys(self._free_at, 0.0)
         for name in self._free_at:
-            self._placement.add_replica(name, capacity_tokens=fleet.capacity_tokens)
+            self._placement.add_replica(name, capacity_tokens=replicas.capacity_tokens)
         self._waiting: list[tuple[float, int, Iterator[float]]] = []
         self._order = count()
 
@@ -104,11 +104,11 @@ class Simulation:
         now = 0.0
         for world, session in repeat(self._trace, num_requests):
             self._go_on(self._play(world, session, now))
-            now += self._rng.expovariate(self._fleet.sessions_per_s)
+            now += self._rng.expovariate(self._replicas.sessions_per_s)
             yield now
 
     def _play(self, world: int, session: Session, now: float) -> Iterator[float]:
-        fleet, name = self._fleet, "" if self._trace.is_shared else str(world)
+        replicas, name = self._replicas, "" if self._trace.is_shared else str(world)
         for turn, arrival in enumerate(session):
             if turn:
                 now += arrival.think_s
@@ -117,13 +117,13 @@ class Simulation:
             ticket = self._placement.place(prompt, now=now)
             assert ticket
             replica = ticket.choice.name
-            prefill_s = (arrival.num_tokens - ticket.choice.matched_tokens) / fleet.prefill_tokens_per_s
+            prefill_s = (arrival.num_tokens - ticket.choice.matched_tokens) / replicas.prefill_tokens_per_s
             prefilled_at = self._free_at[replica] = max(now, self._free_at[replica]) + prefill_s
-            self._busy_s[replica] += prefill_s + OUTPUT_COST * arrival.num_output / fleet.prefill_tokens_per_s
+            self._busy_s[replica] += prefill_s + OUTPUT_COST * arrival.num_output / replicas.prefill_tokens_per_s
             self.figures.count(ticket.choice, arrival, prefilled_at - now)
             yield prefilled_at
             self._placement.begin(ticket)
-            now = prefilled_at + arrival.num_output / fleet.decode_tokens_per_s
+            now = prefilled_at + arrival.num_output / replicas.decode_tokens_per_s
             yield now
             answer = AnswerSummary(num_output=arrival.num_output, has_calls=arrival.is_tool_call)
             self._placement.finish(ticket, answer, now=now)
@@ -137,7 +137,7 @@ def consistent_hash(views: Sequence[ReplicaView], placing: PlacementRequest) -> 
 
 def cache_aware(views: Sequence[ReplicaView], placing: PlacementRequest) -> ReplicaChoice:
     """A published policy: the longest match if it is over 0.3 of the prompt, else whoever runs least; and whoever runs
-    least at all times while the fleet is out of balance by more than 64 requests and a half.
+    least at all times while the replicas are out of balance by more than 64 requests and a half.
     """
     numbers = [view.num_running for view in views]
     is_balanced = max(numbers) - min(numbers) <= 64 or max(numbers) <= 1.5 * min(numbers)

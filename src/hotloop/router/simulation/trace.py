@@ -27,7 +27,7 @@ _WORLD_IDS = 1 << 32
 _WANTED = (
     "wanted is a JSON object a line with the lengths and block ids of prompts, not the prompts: "
     "sessions (`block_size`, `requests` with `in`, `out`, `hash_ids_rle`) or single requests "
-    "(`timestamp`, `input_length`, `output_length`, `hash_ids`); see docs/fleet.md#traffic-to-simulate"
+    "(`timestamp`, `input_length`, `output_length`, `hash_ids`); see docs/routing.md#traffic-to-simulate"
 )
 
 

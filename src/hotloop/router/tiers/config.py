@@ -1,4 +1,4 @@
-"""Tiers and routes as a fleet's file has them: frozen values, checked when they are parsed; complaints name the key.
+"""Tiers and routes as the configuration file has them: frozen values, checked as they are parsed; errors name the key.
 
 Tiers stand from the smallest model to the largest: that order is what "up" means everywhere in this folder.
 """

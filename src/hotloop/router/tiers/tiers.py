@@ -54,7 +54,7 @@ class Stay:
 
 
 class Tiers:
-    """One for a fleet. Bounded memory: a few numbers for each of the last sessions."""
+    """One for all replicas. Bounded memory: a few numbers for each of the last sessions."""
 
     def __init__(self, config: TiersConfig) -> None:
         self.config = config

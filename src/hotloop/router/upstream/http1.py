@@ -1,5 +1,5 @@
 """Plain HTTP/1.1 to one replica over kept connections, by hand: its cost is added to every request, and
-aiohttp's is about three times as much (docs/fleet.md, "What it costs").
+aiohttp's is about three times as much (docs/routing.md, "What it costs").
 
 A reused connection that ends before any byte of a response was probably closed by the replica while it lay idle: the
 request is sent once more on a fresh one, if the caller allows it. Nothing else is ever sent twice.

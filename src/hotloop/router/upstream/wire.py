@@ -118,7 +118,7 @@ class UpstreamFailed(HotloopError):
 
     @classmethod
     def removed(cls) -> Self:
-        return cls("it was taken out of the fleet", stage="connect")
+        return cls("it was taken out", stage="connect")
 
     @property
     def is_gone(self) -> bool:

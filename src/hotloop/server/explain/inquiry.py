@@ -205,7 +205,7 @@ class Explainer:
         for key in ((name,), (viewer.owner, viewer.scope, name)):
             if (found := self._kept.find(key)) and (viewer.tenant.is_admin or is_same(found.caller, viewer)):
                 return replace(found, prompts=self._prompts.find(found.answer_id) or ())
-        unknown = f"nothing is known about the prompt of {name!r:.100}, or no longer"
+        unknown = f"no explanation for {name!r:.100}: unknown, still running, or expired"
         raise UnknownExplanation("explanations are switched off" if self.level == "off" else unknown)
 
     def name_beneficiary(self, request_id: str, viewer: Caller) -> str | None:

@@ -99,11 +99,9 @@ def render_explanation(explanation: Explanation, viewer: Caller, explainer: Expl
 
 
 def _render_counts(accounts: Sequence[PromptAccount]) -> Json:
-    num_recomputed = sum(account.num_recomputed for account in accounts)
     return {
         "new_tokens": sum(account.num_new for account in accounts),
-        "recomputed_tokens": num_recomputed,
-        "reread_tokens": num_recomputed,  # the old name; it goes with the next version
+        "recomputed_tokens": sum(account.num_recomputed for account in accounts),
         "block_tokens": sum(account.num_block for account in accounts),
     }
 

@@ -142,7 +142,7 @@ class ResponseStore:
     def find_ended(self, response_id: str, tenant: Tenant) -> EndedResponse:
         ended = self._ended.find(response_id)
         if not ended or not tenant.may_see(ended.owner):
-            raise UnknownResponse(f"there is no response {response_id!r:.100}, or no longer")
+            raise UnknownResponse(f"response {response_id!r:.100} not found; it may have been deleted or evicted")
         return ended
 
 

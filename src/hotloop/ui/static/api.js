@@ -1,4 +1,4 @@
-// Asking the page's own API. The key, where one is needed, is typed once and kept for this tab only; it is never in an
+// Asking the dashboard's own API. The key, where one is needed, is typed once and kept for this tab only; it is never in an
 // address.
 
 const ROOT = new URL("../api/", import.meta.url);
@@ -6,7 +6,7 @@ const KEY = "hotloop-key";
 const REST = 4; // times as long as an answer took: who answers has other things to do
 const MAX_REST_MS = 5000;
 
-/** Set by the page: asks the user for the key, and resolves when there is one. */
+/** Set by the dashboard: asks the user for the key, and resolves when there is one. */
 export const door = { askKey: async () => {} };
 
 export function keepKey(key) {
@@ -39,7 +39,7 @@ async function refusal(answer) {
 }
 
 /** Asks again and again until the signal, or until `onAnswer` says false: `everyMs` after the last answer, later if
- * that took long, and only while the page can be seen. What is asked, `path()` says each time; `seen` as in `ask`. */
+ * that took long, and only while the dashboard can be seen. What is asked, `path()` says each time; `seen` as in `ask`. */
 export async function follow(path, everyMs, signal, onAnswer, onTrouble = () => {}, seen = {}) {
   while (!signal.aborted) {
     const began = performance.now();

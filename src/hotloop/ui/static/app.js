@@ -1,4 +1,4 @@
-// The page as a whole: which view the address asks for, the theme, the keys. A view is a function of
+// The dashboard as a whole: which view the address asks for, the theme, the keys. A view is a function of
 // (main, parameters, signal) that fills `main`, and may return what it does with a key; the signal ends it.
 
 import { ask, door, keepKey } from "./api.js";

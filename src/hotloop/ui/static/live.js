@@ -1,4 +1,4 @@
-// What goes on: whether answers still come, said in the corner of the page, and times that tick. One timer for all of
+// What goes on: whether answers still come, said in the corner of the dashboard, and times that tick. One timer for all of
 // them, whatever is shown.
 
 import { follow } from "./api.js";
@@ -7,7 +7,7 @@ import { duration } from "./format.js";
 
 const TICK_MS = 1000;
 
-/** As `follow`, and the corner of the page says how it goes. */
+/** As `follow`, and the corner of the dashboard says how it goes. */
 export async function followLive(path, everyMs, signal, onAnswer, seen) {
   const pulse = document.getElementById("pulse");
   const say = (words, isLost = false) => {

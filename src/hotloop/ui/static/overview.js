@@ -20,7 +20,7 @@ export async function showOverview(main, _, signal) {
   showLatest(latest, signal);
   if (!about.has_live) {
     live.append(panel("Nothing runs here", "", empty("These are recorded runs.",
-      "The page of a running ", el("code", {}, "hotloop serve"), " or ", el("code", {}, "hotloop route"),
+      "The dashboard of a running ", el("code", {}, "hotloop serve"), " or ", el("code", {}, "hotloop route"),
         " shows what it is doing, here.")));
     return undefined;
   }

@@ -24,7 +24,7 @@ def parse_request(body: Mapping[str, Any], notes: Notes | None = None) -> ApiReq
     given = Body(body)
     turns = tuple(_parse_message(message, notes) for message in Field(given).need("messages").each())
     if not turns:
-        raise RequestError("messages: there is nothing to answer", param="messages")
+        raise RequestError("messages must contain at least one message", param="messages")
     return _parse_fields(given, turns)
 
 

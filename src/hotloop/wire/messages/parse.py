@@ -45,7 +45,7 @@ def parse_request(body: Mapping[str, Any], notes: Notes | None = None) -> ApiReq
     given = Field(fields)
     messages = given.need("messages").each()
     if not messages:
-        raise RequestError("messages: there is nothing to answer", param="messages")
+        raise RequestError("messages must contain at least one message", param="messages")
     metadata, config = given.get("metadata"), given.get("output_config")
     labels = metadata.object() if metadata else {}
     tier, top_k = read_text(given, "service_tier"), given.get("top_k")

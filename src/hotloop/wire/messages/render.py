@@ -80,7 +80,7 @@ def _render_turns(request: ApiRequest, target: RenderTarget) -> Json:
     system = [block for turn in turns[:num_system] for block in _render_blocks(turn.parts, target)]
     messages = _join(turns[num_system:], request, target)
     if not messages:
-        raise RequestError(f"{request.turns_param}: there is nothing to answer", param=request.turns_param)
+        raise RequestError(f"{request.turns_param} must contain at least one message", param=request.turns_param)
     return {**present(system=system or None), "messages": messages}
 
 

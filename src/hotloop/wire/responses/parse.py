@@ -68,7 +68,7 @@ def parse_request(body: Mapping[str, Any], notes: Notes | None = None) -> ApiReq
     if instructions and instructions.text():
         turns.insert(0, Turn("system", (Text(instructions.text()),), is_plain=True, at=instructions))
     if not turns:
-        raise RequestError("input: there is nothing to answer", param="input")
+        raise RequestError("input must contain at least one message", param="input")
     request = ApiRequest(
         api="responses",
         model=given.need("model").text(),

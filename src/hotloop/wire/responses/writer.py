@@ -213,7 +213,7 @@ class BuiltinItem(CallItem):
             yield {"type": f"response.shell_call_command.{kind}", **self._place, "command_index": index, **said}
 
 
-Kind = TypeVar("Kind", TextItem, ReasoningItem)
+ItemType = TypeVar("ItemType", TextItem, ReasoningItem)
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,7 +334,7 @@ class ResponsesWriter:
         }
         return [*events, self._tell(f"response.{status}")]
 
-    def _continue(self, kind: type[Kind]) -> tuple[Kind, list[Json]]:
+    def _continue(self, kind: type[ItemType]) -> tuple[ItemType, list[Json]]:
         """The open item, if it is of this kind; else a new one, and what tells of it."""
         if isinstance(self._open, kind):
             return self._open, []

@@ -114,7 +114,7 @@ def first_right(
             log.warning("%s is installed, but not used: %s", name, next(iter(str(reason).splitlines()), repr(reason)))
             continue
         if error <= _TOLERANCE:
-            log.info("chunks are attended to by %s", name)
+            log.info("prefill attention backend: %s", name)
             return flash
         log.warning("%s is installed, but not used: its results differ from ours by %.3f", name, error)
     return None

@@ -28,7 +28,7 @@ from hotloop.backends.cuda.quant.mxfp4 import Mxfp4Matrix, column_of, high, load
 from hotloop.models.spec import ExpertsSpec
 
 _MAX_FEW_ROWS = 4
-_MIN_WIDENED_ROWS = 1024  # of a step, for which MXFP4 is widened first
+_MIN_DEQUANTISED_ROWS = 1024  # of a step, for which MXFP4 is dequantised first
 _LANE = 8  # weights in a row that a thread reads at a time
 _FEW_GATED, _FEW_MIXED = (4, 4), (4, 4)  # rows of an expert that a program has, and its warps
 
@@ -219,8 +219,8 @@ def grouped_products(
         (x, weights.gate_up, weights.gate_up_bias, hidden, True),
         (hidden, weights.down, weights.down_bias, mixed, False),
     ):
-        if isinstance(matrix, Mxfp4Matrix) and num_rows >= _MIN_WIDENED_ROWS:
-            matrix = matrix.widened(x.dtype)  # once, not for every tile of pairs
+        if isinstance(matrix, Mxfp4Matrix) and num_rows >= _MIN_DEQUANTISED_ROWS:
+            matrix = matrix.dequantised(x.dtype)  # once, not for every tile of pairs
         num_out, k = target.shape[1], source.shape[1]
         _grouped[(triton.cdiv(num_out, tiles.outs), num_tiles)](
             source, *_parts(matrix), bias, routed.counts, routed.order, target, num_rows, num_out, k, spec.num_experts,

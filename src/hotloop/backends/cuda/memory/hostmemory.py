@@ -67,8 +67,8 @@ def ring_bytes(state_bytes: int) -> int:
 
 
 def open_host_memory(kv: torch.Tensor, config: EngineConfig, deltas: DeltaNet | None = None) -> "CudaHostMemory | None":
-    """As it was asked for, in as many blocks for each state as on the device; if it cannot be had, the log says so, and
-    it goes on without.
+    """As it was asked for, in as many blocks for each state as on the device; if it cannot be allocated, the log
+    says so, and it goes on without.
     """
     device_bytes = kv.nbytes + (4 * deltas.num_slots * deltas.state_items if deltas else 0)
     num_bytes = wanted_bytes(config, device_bytes, is_cuda=kv.is_cuda)
@@ -301,7 +301,7 @@ def _wait(stream: Stream, event: Event | None) -> None:
 
 class PinnedBytes:
     """Host memory that the GPU copies from and to by itself: pages of our own, for PyTorch's pinned memory comes in
-    powers of two. Raises MemoryError with a reason if they cannot be had.
+    powers of two. Raises MemoryError with a reason if they cannot be allocated.
     """
 
     def __init__(self, num_bytes: int, *, is_cuda: bool) -> None:

@@ -2,7 +2,7 @@
 head, whose errors are the logits', int8 in the same way.
 
 Weights become so once, when they are loaded. A product of many rows makes its input so too, row by row, and runs on the
-tensor cores at twice the speed of bf16; one of a row or two (see gemv) widens the weights and leaves its input alone.
+tensor cores at twice the speed of bf16; one of a row or two (see gemv) dequantises the weights only.
 
 Keys and values can be so as well, by a scale for each layer and head that never changes, for blocks are shared.
 """
@@ -34,7 +34,7 @@ TILE_ROWS = (16, 64, 128)
 def check_device(what: str, precision: Precision) -> None:
     """Refuse `what`, a setting, where e4m3 is not to be had."""
     if precision == "exact":
-        raise ConfigError(f"{what} fp8 does not go with precision exact: eight bits are not")
+        raise ConfigError(f"{what}=fp8 cannot be combined with precision=exact")
     capability = torch.cuda.get_device_capability()
     if capability < FP8_CAPABILITY:
         name = torch.cuda.get_device_name()
@@ -76,7 +76,7 @@ class ScaledMatrix:
         parts = zip(self.values.split(sizes), self.scales.split(sizes), strict=True)
         return [ScaledMatrix(values, scales) for values, scales in parts]
 
-    def widened(self) -> torch.Tensor:
+    def dequantised(self) -> torch.Tensor:
         return self.values.float() * self.scales[:, None]
 
 
@@ -129,7 +129,7 @@ def multiply(x: torch.Tensor, weight: ScaledMatrix) -> torch.Tensor:
     """[rows, out] of x [rows, in] and a weight [out, in], whose sizes are multiples of ALIGNMENT."""
     x_fp8 = quantise(x)
     if not x.is_cuda:
-        return (x_fp8.widened() @ weight.widened().t()).to(x.dtype)
+        return (x_fp8.dequantised() @ weight.dequantised().t()).to(x.dtype)
     out = torch._scaled_mm(
         x_fp8.values, weight.values.t(), scale_a=x_fp8.scales[:, None], scale_b=weight.scales[None, :],
         out_dtype=torch.bfloat16, use_fast_accum=True,
@@ -138,8 +138,8 @@ def multiply(x: torch.Tensor, weight: ScaledMatrix) -> torch.Tensor:
 
 
 def int8_logits(x: torch.Tensor, head: ScaledMatrix) -> torch.Tensor:
-    """[rows, vocabulary] float32 of x [rows, hidden]: the head is widened on the way to the tensor cores, and rows stay
-    what they are. It is the larger side, so it is the first factor, which the tensor cores take from registers:
+    """[rows, vocabulary] float32 of x [rows, hidden]: the head is dequantised on the way to the tensor cores, and
+    rows stay what they are. It is the larger side, so the first factor, which the tensor cores take from registers:
 
     out.T [vocabulary, rows] = head [vocabulary, hidden] @ x.T [hidden, rows]
     """

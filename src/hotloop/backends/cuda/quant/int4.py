@@ -1,4 +1,4 @@
-"""Matrices in four bits: how they are held, and how they are widened. Products with them are in `int4_product`.
+"""Matrices in four bits: how they are held, and how they are dequantised. Products with them are in `int4_product`.
 
 One layout, whoever made the checkpoint. A row is cut into pieces of 256 columns, each of 32 words; word i of a piece
 has the columns i, 32 + i, 64 + i, ... 224 + i, the first in its lowest four bits. So the words of a piece, shifted
@@ -23,7 +23,7 @@ from hotloop.models.memory import INT4_PIECE as PIECE
 
 NUM_WORDS = tl.constexpr(32)  # of a piece, and columns of it that meet at a time
 _NUM_SHIFTS = 8
-WIDEN_ROWS, WIDEN_WARPS = 16, 4  # of a program
+DEQUANTISED_ROWS, WIDEN_WARPS = 16, 4  # of a program
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Int4Matrix:
         self.scales.copy_(scales)
         self.zeros.fill_(zeros) if isinstance(zeros, int) else self.zeros.copy_(zeros)
 
-    def widened(self) -> torch.Tensor:
+    def dequantised(self) -> torch.Tensor:
         """In float32, and in the matrix's own order."""
         shifts = torch.arange(0, 4 * _NUM_SHIFTS, 4, dtype=torch.int32, device=self.words.device)
         pieces = self.words.unflatten(1, (-1, 1, NUM_WORDS.value)) >> shifts[:, None] & 15
@@ -113,23 +113,23 @@ def shared_shifts(weight: Int4Matrix) -> int:
 
 @cache
 def is_packed(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether two numbers are widened at once, by instructions that Ampere was the first to have."""
+    """Whether two numbers are dequantised at once, by instructions that Ampere was the first to have."""
     return dtype == torch.bfloat16 and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-def widen(weight: Int4Matrix, out: torch.Tensor) -> torch.Tensor:
+def dequantise(weight: Int4Matrix, out: torch.Tensor) -> torch.Tensor:
     """All of it in `out` [rows, columns], in the order it is held in."""
     num_pieces = weight.words.shape[1] // NUM_WORDS.value
-    _widen[(num_pieces, triton.cdiv(len(weight), WIDEN_ROWS))](
+    _dequantise[(num_pieces, triton.cdiv(len(weight), DEQUANTISED_ROWS))](
         weight.words, weight.scales, weight.zeros, out, len(weight), weight.num_columns, num_pieces,
-        weight.scales.shape[1], weight.group_size, shared_shifts(weight), WIDEN_ROWS,
+        weight.scales.shape[1], weight.group_size, shared_shifts(weight), DEQUANTISED_ROWS,
         is_packed(out.device, out.dtype), num_warps=WIDEN_WARPS, **overlap(out.device),
     )  # fmt: skip
     return out
 
 
 @triton.jit(do_not_specialize=["n", "num_pieces", "num_groups"])
-def _widen(
+def _dequantise(
     words, scales, zeros, out, n, k, num_pieces, num_groups, group_size: tl.constexpr, shared: tl.constexpr,
     tile_n: tl.constexpr, is_packed: tl.constexpr, is_overlapped: tl.constexpr,
 ):  # fmt: skip

@@ -1,11 +1,11 @@
 """out = x @ w.T with matrices in four bits.
 
-Up to some hundred rows go through the tensor cores, the numbers widened on the way there, two at a time. The weights
-are the larger side, so they are the first factor, which the tensor cores take from registers:
+Up to some hundred rows go through the tensor cores, the numbers dequantised on the way there, two at a time. The
+weights are the larger side, so they are the first factor, which the tensor cores take from registers:
 
     out.T [n, rows] = weights [n, k] @ x.T [k, rows]
 
-For more rows it is quicker to widen a part of the weights first and leave the product to cuBLAS.
+For more rows it is quicker to dequantise a part of the weights first and leave the product to cuBLAS.
 """
 
 from dataclasses import dataclass
@@ -20,16 +20,16 @@ from hotloop.backends.cuda.quant.int4 import (
     NUM_WORDS,
     Int4Matrix,
     centred,
+    dequantise,
     is_packed,
     load_group,
     shared_shifts,
-    widen,
 )
 from hotloop.models.memory import INT4_PIECE as PIECE
 
 _MAX_SPLIT_TILES = 1 << 15
-_ALIGNMENT = 256  # of the rows widened at a time: cuBLAS is slow at an odd place
-WIDENED = 32 << 20  # weights at a time, 64 MiB in bf16
+_ALIGNMENT = 256  # of the rows dequantised at a time: cuBLAS is slow at an odd place
+DEQUANTISED_WEIGHTS = 32 << 20  # weights at a time, 64 MiB in bf16
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +70,12 @@ def multiply(
         return tile_product(x, weight, out, bias=bias, is_gated=is_gated)
     assert not is_gated
     out = x.new_empty(num_rows, len(weight))
-    num_parts = triton.cdiv(len(weight) * weight.num_columns, WIDENED)
-    num_widened = triton.cdiv(len(weight), num_parts * _ALIGNMENT) * _ALIGNMENT
-    room = x.new_empty(min(len(weight), num_widened), weight.num_columns)
-    for begin in range(0, len(weight) if num_rows else 0, num_widened):
-        part = weight[begin : begin + num_widened]
-        torch.mm(x, widen(part, room[: len(part)]).t(), out=out[:, begin : begin + len(part)])
+    num_parts = triton.cdiv(len(weight) * weight.num_columns, DEQUANTISED_WEIGHTS)
+    num_dequantised = triton.cdiv(len(weight), num_parts * _ALIGNMENT) * _ALIGNMENT
+    room = x.new_empty(min(len(weight), num_dequantised), weight.num_columns)
+    for begin in range(0, len(weight) if num_rows else 0, num_dequantised):
+        part = weight[begin : begin + num_dequantised]
+        torch.mm(x, dequantise(part, room[: len(part)]).t(), out=out[:, begin : begin + len(part)])
     return out if bias is None else out.add_(bias)
 
 

@@ -18,7 +18,7 @@ import triton.language as tl
 from hotloop.backends.cuda.overlap import let_next_begin, overlap, wait_for_previous
 
 GROUP = 32
-_WIDENED_GROUPS = 256  # that a program widens
+_DEQUANTISED_GROUPS = 256  # that a program dequantises
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +52,17 @@ class Mxfp4Matrix:
         self.scales.copy_(groups[..., 0])
         self.values.copy_(groups[..., 1:].reshape(self.values.shape))
 
-    def widened(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    def dequantised(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         out = torch.empty(self.shape, dtype=dtype, device=self.values.device)
         num_groups = self.scales.numel()
-        _widen[(triton.cdiv(num_groups, _WIDENED_GROUPS),)](
-            self.values, self.scales, out, num_groups, _WIDENED_GROUPS, **overlap(out.device)
+        _dequantise[(triton.cdiv(num_groups, _DEQUANTISED_GROUPS),)](
+            self.values, self.scales, out, num_groups, _DEQUANTISED_GROUPS, **overlap(out.device)
         )
         return out
 
 
 @triton.jit
-def _widen(values, scales, out, num_groups, tile: tl.constexpr, is_overlapped: tl.constexpr):
+def _dequantise(values, scales, out, num_groups, tile: tl.constexpr, is_overlapped: tl.constexpr):
     let_next_begin(is_overlapped)
     wait_for_previous(is_overlapped)
     group = tl.program_id(0).to(tl.int64) * tile + tl.arange(0, tile)

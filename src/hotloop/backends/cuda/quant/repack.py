@@ -55,11 +55,11 @@ def repack(stored: Int4Stored, place: Int4Matrix, rank: int, upload: Upload) -> 
     place.fill(numbers[rows, columns], own_zeros, scales[rows, groups])
 
 
-def widen_stored(stored: Int4Stored, upload: Upload, device: torch.device) -> Tensor:
+def dequantise_stored(stored: Int4Stored, upload: Upload, device: torch.device) -> Tensor:
     """All of a matrix in float32."""
     whole = room_for([stored], *stored.shape, device)
     repack(stored, whole, 0, upload)
-    return whole.widened()
+    return whole.dequantised()
 
 
 def fp8_rows(

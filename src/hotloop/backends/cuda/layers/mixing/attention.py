@@ -6,7 +6,7 @@ from hotloop.backends.cuda.attention.paged import PagedAttention
 from hotloop.backends.cuda.layers.kernels import gate_heads, rotate_and_store
 from hotloop.backends.cuda.layers.layer_weights import LayerWeights
 from hotloop.backends.cuda.layers.linear import linear
-from hotloop.backends.cuda.layers.mixing.mixing import Room
+from hotloop.backends.cuda.layers.mixing.mixing import Buffers
 from hotloop.backends.cuda.steps.step import Shape, Views
 from hotloop.models.spec import ModelSpec
 
@@ -18,14 +18,14 @@ class Attention:
         self._spec, self._paged, self._cos_sin, self._dtype = spec, paged, cos_sin, dtype
         self._scale = spec.head_dim**-0.5
 
-    def room(self, shape: Shape) -> Room:
+    def buffers(self, shape: Shape) -> Buffers:
         heads = (shape.num_rows, self._spec.num_heads, self._spec.head_dim)
         return (torch.zeros(heads, dtype=self._dtype, device=self._cos_sin.device),)
 
     def mix(
-        self, index: int, layer: LayerWeights, x: torch.Tensor, step: Views, shape: Shape, room: Room
+        self, index: int, layer: LayerWeights, x: torch.Tensor, step: Views, shape: Shape, buffers: Buffers
     ) -> torch.Tensor:
-        (out,) = room
+        (out,) = buffers
         assert layer.qkv is not None
         assert layer.o is not None
         qkv, rows = linear(x, layer.qkv, layer.qkv_bias), out.view(len(out), -1)

@@ -11,7 +11,7 @@ from hotloop.backends.cuda.layers.delta.convolution import convolve
 from hotloop.backends.cuda.layers.delta.recurrence import recur
 from hotloop.backends.cuda.layers.layer_weights import LayerWeights
 from hotloop.backends.cuda.layers.linear import linear
-from hotloop.backends.cuda.layers.mixing.mixing import Room
+from hotloop.backends.cuda.layers.mixing.mixing import Buffers
 from hotloop.backends.cuda.steps.step import Shape, Views
 from hotloop.models.spec import LinearSpec
 
@@ -45,13 +45,13 @@ class DeltaNet:
             (self.memories, memories.view(self.memories[:, 0].shape)),
         ]
 
-    def room(self, shape: Shape) -> Room:
+    def buffers(self, shape: Shape) -> Buffers:
         return (torch.zeros(shape.num_rows, self._spec.value_size, dtype=self._dtype, device=self.inputs.device),)
 
     def mix(
-        self, index: int, layer: LayerWeights, x: torch.Tensor, step: Views, shape: Shape, room: Room
+        self, index: int, layer: LayerWeights, x: torch.Tensor, step: Views, shape: Shape, buffers: Buffers
     ) -> torch.Tensor:
-        (out,), weights = room, layer.linear
+        (out,), weights = buffers, layer.linear
         assert weights is not None
         spec, inputs, memories = self._spec, self.inputs[index], self.memories[index]
         fused, rates = linear(x, weights.qkvz), linear(x, weights.rates)

@@ -9,7 +9,7 @@ from hotloop.backends.cuda.attention.latent import heads_product, latent_attenti
 from hotloop.backends.cuda.attention.latent_prefill import MIN_ROWS, made_attention
 from hotloop.backends.cuda.layers.layer_weights import LayerWeights
 from hotloop.backends.cuda.layers.linear import linear
-from hotloop.backends.cuda.layers.mixing.mixing import Room
+from hotloop.backends.cuda.layers.mixing.mixing import Buffers
 from hotloop.backends.cuda.steps.step import Shape, Views
 from hotloop.models.spec import LatentSpec
 
@@ -34,7 +34,7 @@ class LatentAttention:
         self._spec, self._num_heads, self._kv = spec, num_heads, kv
         self._cos_sin, self._workspace, self._dtype = cos_sin, workspace, dtype
 
-    def room(self, shape: Shape) -> Room:
+    def buffers(self, shape: Shape) -> Buffers:
         """What rows find among latents: all rows, or those of sequences with few where the others have keys and values
         made for them; and what becomes of it.
         """
@@ -42,9 +42,9 @@ class LatentAttention:
         return self._zeros(num_rows, self._spec.kv_rank), self._zeros(shape.num_rows, self._spec.value_dim)
 
     def mix(
-        self, index: int, layer: LayerWeights, x: torch.Tensor, step: Views, shape: Shape, room: Room
+        self, index: int, layer: LayerWeights, x: torch.Tensor, step: Views, shape: Shape, buffers: Buffers
     ) -> torch.Tensor:
-        found, out = room
+        found, out = buffers
         assert layer.qkv is not None
         assert layer.o is not None
         q, kept = linear(x, layer.qkv).tensor_split([len(layer.qkv) - self._spec.width], 1)

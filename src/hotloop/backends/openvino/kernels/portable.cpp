@@ -297,7 +297,7 @@ void attend(Row* rows, int K, int V, const Chunk& chunk, const Sight* sights) {
     mix_values<N>(rows, V, chunk, scores, shrinks);
 }
 
-// A block's keys or values as floats: where they are, or widened into `room`.
+// A block's keys or values as floats: where they are, or dequantised into `room`.
 [[maybe_unused]] const float* as_floats(const float* stored, int, float*) { return stored; }
 template <typename Number>
 const float* as_floats(const Number* stored, int size, float* room) {

@@ -1,4 +1,4 @@
-"""Batches on a CPU whose attention is ours: OpenVINO for the matmuls, a kernel in the gap each layer's graph leaves."""
+"""Batches on a CPU with hotloop's attention: OpenVINO for the matmuls, a kernel in each layer's placeholder."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,17 +12,17 @@ from hotloop.backends.host import HostCopy
 from hotloop.backends.openvino.attention import BLOCK_SIZE, Kernel
 from hotloop.backends.openvino.blocks import KernelBackend
 from hotloop.backends.openvino.graph import (
-    EXPERTS_GAP,
-    GAP,
-    LINEAR_GAP,
+    EXPERTS_PLACEHOLDER,
+    LINEAR_PLACEHOLDER,
+    PLACEHOLDER,
     DecoderGraph,
-    NativeStyle,
+    PlaceholderStyle,
     divide_by_roots,
     gather_wanted_rows,
 )
+from hotloop.backends.openvino.kernels.delta import open_delta
+from hotloop.backends.openvino.kernels.mixture import open_experts
 from hotloop.backends.openvino.linear import DeltaNet
-from hotloop.backends.openvino.native.delta import open_delta
-from hotloop.backends.openvino.native.mixture import open_experts
 from hotloop.backends.openvino.store import compile_graph, describe_kv, load_graph
 from hotloop.core.config import Precision, WeightFormat
 from hotloop.models.hybrid import HybridWeights
@@ -33,7 +33,7 @@ _WARM_UP = (1, 16)
 """Tokens of steps that are run at once: the plugin makes its kernels when it first meets a shape."""
 
 Run = Callable[[int, NDArray[np.float32], NDArray[np.float32]], None]
-"""What fills the gap of a layer: (layer, what comes in, room for what comes out)."""
+"""What fills the placeholder of a layer: (layer, what comes in, room for what comes out)."""
 
 
 class PortableBackend(KernelBackend):
@@ -91,13 +91,13 @@ class PortableBackend(KernelBackend):
         self._experts = None
 
     def _compile(self, model: Model, weight_format: WeightFormat, precision: Precision) -> ov.InferRequest:
-        decoder = DecoderGraph(model.spec, model.weights, weight_format, NativeStyle(model.spec))
+        decoder = DecoderGraph(model.spec, model.weights, weight_format, PlaceholderStyle(model.spec))
         graph = load_graph(model, f"native-{weight_format}", decoder.build)
-        fill_gaps(graph, GAP, self._attend, model.spec.mixed_size, self._nodes)
+        fill_placeholders(graph, PLACEHOLDER, self._attend, model.spec.mixed_size, self._nodes)
         if self._experts:
-            fill_gaps(graph, EXPERTS_GAP, self._experts.run, model.spec.hidden_size, self._nodes)
+            fill_placeholders(graph, EXPERTS_PLACEHOLDER, self._experts.run, model.spec.hidden_size, self._nodes)
         if self._linear and model.spec.linear:
-            fill_gaps(graph, LINEAR_GAP, self._linear.run, model.spec.linear.value_size, self._nodes)
+            fill_placeholders(graph, LINEAR_PLACEHOLDER, self._linear.run, model.spec.linear.value_size, self._nodes)
         gather_wanted_rows(graph)
         divide_by_roots(graph)
         options = {
@@ -112,7 +112,7 @@ class PortableBackend(KernelBackend):
         attention.run(number, qkv, output)
 
 
-def fill_gaps(graph: ov.Model, prefix: str, run: Run, width: int, made: "list[KernelOp]") -> None:
+def fill_placeholders(graph: ov.Model, prefix: str, run: Run, width: int, made: "list[KernelOp]") -> None:
     """Put a kernel where the graph left room for it. All nodes that are ever made for it are added to `made`."""
     for node in graph.get_ordered_ops():
         if node.get_friendly_name().startswith(prefix):

@@ -132,7 +132,7 @@ struct Row {
     const float *scales, *shifts;
 };
 
-struct Room {
+struct Workspace {
     std::vector<float> numbers, scales, shifts;
     std::vector<int8_t> bytes;
 };
@@ -155,7 +155,7 @@ inline void unpack(const uint8_t* packed, int8_t* to) {
     memcpy(to + sizeof(low), &high, sizeof(high));
 }
 
-Row read_row(const Experts& e, const Matrix& m, size_t row, int width, Room& room) {
+Row read_row(const Experts& e, const Matrix& m, size_t row, int width, Workspace& room) {
     const uint8_t* stored = m.values + row * row_bytes(e.format, width);
     const int num_groups = (width + GROUP - 1) / GROUP;
     Row read = {};
@@ -328,11 +328,11 @@ void experts_run(const Experts* experts, const Layer* layer, int num_tokens, con
         tbb::parallel_for(0, (int)used.size() * jobs, [&](int job) {
             const int expert = used[job / jobs], begin = job % jobs * NUM_ROWS;
             std::vector<float> sums(pairs[expert].size()), others(sums.size());
-            thread_local Room room;
+            thread_local Workspace room;
             for (int n = begin; n < std::min(begin + NUM_ROWS, num_rows); n++) act(expert, n, sums, others, room);
         });
     };
-    each_row(e.size, [&](int expert, int n, std::vector<float>& gates, std::vector<float>& ups, Room& room) {
+    each_row(e.size, [&](int expert, int n, std::vector<float>& gates, std::vector<float>& ups, Workspace& room) {
         const Matrix& m = layer->gate_up;
         const size_t gate = (size_t)expert * 2 * e.size + n, up = gate + e.size;
         multiply_all(read_row(e, m, gate, e.hidden, room), tokens, owners[expert], gates.data());
@@ -344,7 +344,7 @@ void experts_run(const Experts* experts, const Layer* layer, int num_tokens, con
     });
     if (has_bytes) tbb::parallel_for(0, num_pairs, [&](int p) { middles.round(p); });
     std::vector<float> mixed((size_t)num_pairs * e.hidden);
-    each_row(e.hidden, [&](int expert, int n, std::vector<float>& sums, std::vector<float>&, Room& room) {
+    each_row(e.hidden, [&](int expert, int n, std::vector<float>& sums, std::vector<float>&, Workspace& room) {
         const size_t row = (size_t)expert * e.hidden + n;
         const float bias = layer->down.bias ? layer->down.bias[row] : 0;
         multiply_all(read_row(e, layer->down, row, e.size, room), middles, pairs[expert], sums.data());

@@ -68,7 +68,7 @@ class Mortal:
         self._thread.join()
 
 
-class RoutedFleet:
+class RoutedReplicas:
     """`says` makes the servers' models. A third replica dies when the router has seen it well."""
 
     def __init__(self, path: Path, says: Says) -> None:
@@ -78,7 +78,7 @@ class RoutedFleet:
         self._mortal = Mortal()
         self._stack = ExitStack()
 
-    def __enter__(self) -> "RoutedFleet":
+    def __enter__(self) -> "RoutedReplicas":
         for _ in range(2):
             serving = Serving(backend=CastBackend(self._says), tracer=self._tracer())
             self.servers.append(self._stack.enter_context(serving))

@@ -10,7 +10,7 @@
 
 #pragma once
 
-#include "kinds.h"
+#include "ggml_types.h"
 
 constexpr int STRIP = 16, WORD_ROWS = 8, GROUP_CODES = GROUP * STRIP;
 

@@ -1,11 +1,12 @@
-"""`hotloop fleet`: engines on Ray Serve, as many as there is work for."""
+"""`hotloop ray`: engines on Ray Serve, as many as there is work for."""
 
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
+from hotloop.cli.command_line import CommandLine
 from hotloop.cli.output import show
 from hotloop.cli.settings import Json
 from hotloop.core.errors import ConfigError
@@ -15,26 +16,26 @@ if TYPE_CHECKING:
 
     from hotloop.ray.cluster import Status
 
-fleet = App(name="fleet", help="Deploy engines and their placement on Ray Serve (needs the extra `ray`).")
+ray = CommandLine(name="ray", help="Deploy replicas and their router on Ray Serve (needs the extra `ray`).")
 
-Address = Annotated[str, Parameter(help="The Ray cluster; auto is the one this machine belongs to.")]
+Address = Annotated[str, Parameter(help="Address of the Ray cluster; `auto` is the one this machine belongs to.")]
 
 
-@fleet.command
-def up(path: Annotated[Path, Parameter(help="What to deploy: the file's [fleet], see docs/ray.md.")]) -> None:
-    """Deploy a fleet, or make the one that is there as the file says.
+@ray.command
+def up(path: Annotated[Path, Parameter(help="TOML file with what to deploy in [ray]; see docs/ray.md.")]) -> None:
+    """Deploy replicas, or update the running deployment to match the file.
 
-    Without an address in the file, Ray is started on this machine, and ends with this command.
+    Without an address in the file, Ray is started on this machine and stopped with this command.
     """
-    from hotloop.ray.config import read_fleet
+    from hotloop.ray.config import read_ray_config
 
-    config = read_fleet(path)
+    config = read_ray_config(path)
     cluster = _cluster()
     from hotloop.ray.app import build
 
     with cluster.connected(config.address):
         cluster.deploy(build(config), config)
-        print(f"the fleet is at http://{config.host}:{config.port}", flush=True)
+        print(f"the deployment is at http://{config.host}:{config.port}", flush=True)
         if config.address is None:
             try:
                 cluster.watch(lambda found: print(_words(found), flush=True))
@@ -42,19 +43,19 @@ def up(path: Annotated[Path, Parameter(help="What to deploy: the file's [fleet],
                 cluster.withdraw()
 
 
-@fleet.command
+@ray.command
 def status(*, address: Address = "auto", as_json: Json = False) -> int:
-    """Say how the fleet is; the exit code is 1 if there is none, or it does not answer."""
+    """Show the status. Exits with 1 if nothing is deployed or it does not respond."""
     cluster = _cluster()
     with cluster.connected(address):
         found: Status | None = cluster.read_status()
-    show(asdict(found) if found else None, _words(found) if found else "there is no fleet", as_json)
+    show(asdict(found) if found else None, _words(found) if found else "nothing is deployed", as_json)
     return 0 if found and found.num_running else 1
 
 
-@fleet.command
+@ray.command
 def down(*, address: Address = "auto") -> None:
-    """Take the fleet off the cluster; requests that run are answered first."""
+    """Remove the deployment from the cluster after finishing running requests."""
     cluster = _cluster()
     with cluster.connected(address):
         cluster.withdraw()
@@ -70,5 +71,5 @@ def _cluster() -> "ModuleType":
     try:
         from hotloop.ray import cluster
     except ImportError as error:
-        raise ConfigError(f"a fleet needs Ray: pip install 'hotloop[ray]' ({error})") from None
+        raise ConfigError(f"`hotloop ray` needs Ray: pip install 'hotloop[ray]' ({error})") from None
     return cluster

@@ -17,7 +17,7 @@ from tests.models.tiny import DictWeights, QuantisedWeights
 from hotloop.backends.build import LIBRARIES, compiler, usable_cpus
 from hotloop.backends.native.backend import NativeBackend, are_quantised, parts_of
 from hotloop.backends.native.library import STRIP_KINDS, Array, Format, Native, load_kernel, load_library
-from hotloop.models.gguf import widen
+from hotloop.models.gguf import dequantise
 from hotloop.models.model import Model
 from hotloop.models.spec import Family, Stored
 
@@ -71,9 +71,9 @@ def in_bytes(rows: Stored) -> Array:
     for codes in (0x80, 0x7F) if rows.kind == "Q8_0" else (0, 0xFF):
         blocks = rows.data.reshape(len(rows.data), -1, block_bytes).copy()
         blocks[..., begin:end] = codes
-        extremes.append(np.abs(widen(replace(rows, data=blocks.reshape(rows.data.shape)))).max(-1, keepdims=True))
+        extremes.append(np.abs(dequantise(replace(rows, data=blocks.reshape(rows.data.shape)))).max(-1, keepdims=True))
     step = np.maximum(*extremes) / np.float32(127)
-    return np.rint(widen(rows) / step) * step
+    return np.rint(dequantise(rows) / step) * step
 
 
 def grouped(x: Array) -> Array:
@@ -85,7 +85,7 @@ def grouped(x: Array) -> Array:
 def multiply(native: Native, x: Array, *parts: Stored, bias: Array | None = None) -> Array:
     out = np.full((len(x), sum(len(part.data) for part in parts)), np.nan, np.float32)
     native.pack_rows(x)
-    native.matmul(native.pack_parts(parts, "strips", bias=bias), out)
+    native.matmul(native.pack_parts(parts, "packed_ggml", bias=bias), out)
     return out
 
 
@@ -93,7 +93,7 @@ def multiply(native: Native, x: Array, *parts: Stored, bias: Array | None = None
 def test_every_row_is_what_the_package_reads(native: Native, kind: str):
     rows = random_rows(kind, 48, 512)
     out = multiply(native, np.eye(512, dtype=np.float32), rows).T
-    expected = widen(rows)
+    expected = dequantise(rows)
     assert_rows_close(out, expected, 2 * SCALE_ERROR)
     if kind[1:].endswith(("_0", "_1")):  # whose scales are halves in the file
         np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-6)
@@ -103,7 +103,7 @@ def test_every_row_is_what_the_package_reads(native: Native, kind: str):
 @pytest.mark.parametrize("kind", STRIP_KINDS)
 def test_products_are_those_of_rounded_rows(native: Native, kind: str, num_rows: int):
     rows, x = random_rows(kind, 72, 768), draw(num_rows, 768)
-    assert_rows_close(multiply(native, x, rows), grouped(x) @ widen(rows).T, 2 * SCALE_ERROR)
+    assert_rows_close(multiply(native, x, rows), grouped(x) @ dequantise(rows).T, 2 * SCALE_ERROR)
 
 
 def other_cpus() -> list[str]:
@@ -157,7 +157,7 @@ def test_a_row_is_the_same_whatever_else_is_in_the_batch(native: Native, kind: s
 def test_a_matrix_may_have_parts_of_several_kinds(native: Native, tiled: Native, num_rows: int):
     parts = [random_rows(kind, count, 256, seed=count) for kind, count in (("Q4_K", 96), ("Q4_K", 16), ("Q6_K", 32))]
     x, bias = draw(num_rows, 256), draw(144)
-    matrix = np.concatenate([widen(part) for part in parts])
+    matrix = np.concatenate([dequantise(part) for part in parts])
     assert_rows_close(multiply(native, x, *parts, bias=bias), grouped(x) @ matrix.T + bias, 2 * SCALE_ERROR)
     assert_rows_close(multiply(tiled, x, *parts, bias=bias), x @ matrix.T + bias, 0.03)
 
@@ -181,9 +181,9 @@ def test_a_gate_meets_an_up_of_another_kind(native: Native, size: int):
     gate, up, x = random_rows("Q4_K", size, 256), random_rows("Q6_K", size, 256, seed=1), draw(34, 256) / 32
     out = np.zeros((34, size), np.uint16)
     native.pack_rows(x)
-    native.matmul(native.pack_parts([gate, up], "strips", is_gated=True), out, "gate")
+    native.matmul(native.pack_parts([gate, up], "packed_ggml", is_gated=True), out, "gate")
     rows = grouped(x)
-    assert_rows_close(from_bf16(out), silu(rows @ widen(gate).T) * (rows @ widen(up).T), 0.01)
+    assert_rows_close(from_bf16(out), silu(rows @ dequantise(gate).T) * (rows @ dequantise(up).T), 0.01)
 
 
 def test_rows_of_zeros_stay_zeros(native: Native):
@@ -195,7 +195,7 @@ def test_what_strips_cannot_be_made_of_becomes_bytes_in_groups():
     weights = DictWeights({"a": matrix, "b": draw(24, 64)})
     (part,) = parts_of(weights, ["a"])
     assert part.kind == "Q8_0"
-    np.testing.assert_allclose(widen(part), grouped(matrix), rtol=2e-3, atol=1e-3)
+    np.testing.assert_allclose(dequantise(part), grouped(matrix), rtol=2e-3, atol=1e-3)
 
 
 def test_parts_whose_strips_would_mix_kinds_become_alike():
@@ -207,7 +207,7 @@ def test_parts_whose_strips_would_mix_kinds_become_alike():
     assert [part.kind for part in parts] == ["Q8_0", "Q8_0"]
 
 
-@pytest.mark.parametrize("form", ["strips", "int8"])
+@pytest.mark.parametrize("form", ["packed_ggml", "int8"])
 @pytest.mark.parametrize("is_tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_a_model_computes_with_the_rows_of_its_file(family: Family, is_tied: bool, form: Format, empty_home: Path):

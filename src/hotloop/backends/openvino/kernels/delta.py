@@ -6,8 +6,8 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
+from hotloop.backends.openvino.kernels import load_or_warn
 from hotloop.backends.openvino.linear import Array, DeltaRule, numpy_delta
-from hotloop.backends.openvino.native import load_or_warn
 from hotloop.models.spec import LinearSpec
 
 

@@ -15,7 +15,7 @@ from hotloop.backends.openvino.experts import (
     held_format,
     load_experts,
 )
-from hotloop.backends.openvino.native import load_or_warn
+from hotloop.backends.openvino.kernels import load_or_warn
 from hotloop.core.config import Precision, WeightFormat
 from hotloop.models.model import Model
 from hotloop.models.spec import ModelSpec

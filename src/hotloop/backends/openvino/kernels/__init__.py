@@ -125,7 +125,7 @@ def load_portable(kv_type: str) -> Kernel | None:
 
 
 def load_or_warn(name: str, what: str) -> ctypes.CDLL | None:
-    """The library of that name; None, with a warning, where it cannot be had and numpy has to do."""
+    """The library of that name; None, with a warning, where it is not available and numpy is used."""
     try:
         return load_library(name)
     except BUILD_ERRORS as error:
