@@ -24,11 +24,12 @@ from hotloop.agent.tools.result import MAX_CHARS
 from hotloop.agent.tools.tool import AgentTool, FunctionTool, RunContext
 from hotloop.core.errors import ConfigError
 
-SERVER = str(Path(__file__).with_name("mcp_server.py"))
+SERVER, PLAIN = (str(Path(__file__).with_name(name)) for name in ("mcp_server.py", "plain_mcp_server.py"))
 
 
 def child(*args: str, **options: object) -> McpServer:
-    return McpServer.stdio(sys.executable, SERVER, *args, **options)  # type: ignore[arg-type]
+    """One that starts at once, for tests of how it is started and ends."""
+    return McpServer.stdio(sys.executable, PLAIN, *args, **options)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,7 @@ def served() -> Iterator[ServedMcp]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=["stdio", "http"])
 async def tools(request: pytest.FixtureRequest, served: ServedMcp) -> AsyncIterator[dict[str, AgentTool]]:
     async with AsyncExitStack() as stack:
-        source = child() if request.param == "stdio" else McpServer.http(served.url)
+        source = McpServer.stdio(sys.executable, SERVER) if request.param == "stdio" else McpServer.http(served.url)
         yield {tool.spec.name: tool for tool in await source.open(stack)}
 
 
@@ -248,8 +249,9 @@ async def test_a_server_over_http_that_came_back_is_connected_to_again():
         await agent.__aexit__()
 
 
-async def test_a_run_may_be_closed_by_another_task():
-    agent = Agent(ScriptedModel([ScriptedCall("hang")]), tools=[child()])
+@pytest.mark.parametrize("program", [SERVER, PLAIN], ids=["real", "plain"])
+async def test_a_run_may_be_closed_by_another_task(program: str):
+    agent = Agent(ScriptedModel([ScriptedCall("hang")]), tools=[McpServer.stdio(sys.executable, program)])
     events = agent.stream("Hang.")
     async for event in events:
         if isinstance(event, CallDispatched):
