@@ -57,7 +57,12 @@ class Client:
         requests = [Request(f"q{self._num_asked + i}", prompt, params) for i, prompt in enumerate(prompts)]
         self._num_asked += len(requests)
         began_at = time.perf_counter()
-        self.engine.submit(requests, lambda event: events.put((time.perf_counter() - began_at, event)))
+
+        def on_events(told: Sequence[TokenEvent]) -> None:
+            for event in told:
+                events.put((time.perf_counter() - began_at, event))
+
+        self.engine.submit(requests, on_events)
         answers = Answers({request.id: [] for request in requests})
         num_open = len(requests)
         while num_open:

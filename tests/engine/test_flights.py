@@ -2,6 +2,7 @@
 
 import random
 import threading
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from queue import SimpleQueue
@@ -96,7 +97,7 @@ class Turned:
         request.grammar, request.max_tokens, request.seed = SHAPES[shape], max_tokens, params.seed or 0
         request.session_id = self.rng.choice(self.sessions)
         self.said[name] = []
-        self.core.add(request, self.said[name].append, GRAMMARS.matcher(request.grammar) if request.grammar else None)
+        self.core.add(request, self.said[name].extend, GRAMMARS.matcher(request.grammar) if request.grammar else None)
 
     def turn(self) -> None:
         try:
@@ -303,12 +304,12 @@ def test_a_device_lost_in_a_command_leaves_nobody_waiting() -> None:
     def lose() -> None:
         raise DeviceLost("gone")
 
-    gate, events = threading.Event(), SimpleQueue[TokenEvent]()
+    gate, events = threading.Event(), SimpleQueue[Sequence[TokenEvent]]()
     with make_engine(depth=2) as engine:
         engine._post(lambda: assert_opened(gate))
         engine._post(lose)
         engine.submit([make_request([1, 2, 3], "x", sampling=greedy(4))], events.put)
         gate.set()
-        assert events.get(timeout=30).error
+        assert events.get(timeout=30)[-1].error
         engine._thread.join(30)
         assert engine.failure
