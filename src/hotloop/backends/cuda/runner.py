@@ -199,7 +199,7 @@ class CudaBackend:
     """
 
     depth = 2
-    step_sizes = MIXED_ROWS
+    step_sizes: Sequence[int] = MIXED_ROWS
     max_solo_prefill = math.inf
     block_size = BLOCK_SIZE
     num_window_blocks = window = 0
