@@ -9,6 +9,7 @@ import statistics
 import threading
 import time
 from array import array
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -28,7 +29,7 @@ from hotloop.engine.kvcache.blocks import BlockPool
 from hotloop.engine.kvcache.radix import RadixTree
 
 VOCAB_SIZE = 49_152
-NUM_RUNNING = (16, 256)
+NUM_RUNNING = (16, 64, 256)
 
 _BLOCK_SIZE = 32
 _SHARED_TOKENS = 1024
@@ -106,13 +107,13 @@ def _wait_for_all(engine: Engine, requests: list[Request]) -> None:
     all_over = threading.Event()
     num_open = len(requests)
 
-    def on_event(event: TokenEvent) -> None:
+    def on_events(events: Sequence[TokenEvent]) -> None:
         nonlocal num_open
-        num_open -= event.finish_reason is not None
+        num_open -= sum(event.finish_reason is not None for event in events)
         if not num_open:
             all_over.set()
 
-    engine.submit(requests, on_event)
+    engine.submit(requests, on_events)
     all_over.wait()
 
 

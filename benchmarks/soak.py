@@ -259,7 +259,7 @@ class _Load:
         )
         self._num_open += 1
         asked = Asked(request, rng.randint(1, 32) if rng.random() < 0.15 else None)
-        self._engine.submit([request], lambda event: self._hear(asked, event))
+        self._engine.submit([request], lambda events: self._hear(asked, events))
 
     def _sampling(self) -> SamplingParams:
         """Two thirds are plain; the others have each of these now and then."""
@@ -284,8 +284,12 @@ class _Load:
         chosen = {} if rng.random() < 0.67 else {name: make() for name, make in changes.items() if rng.random() < 0.15}
         return SamplingParams(temperature=0 if rng.random() < 0.7 else 0.8, max_tokens=max_tokens, **chosen)
 
-    def _hear(self, asked: Asked, event: TokenEvent) -> None:
+    def _hear(self, asked: Asked, events: Sequence[TokenEvent]) -> None:
         """On the engine's thread."""
+        for event in events:
+            self._hear_one(asked, event)
+
+    def _hear_one(self, asked: Asked, event: TokenEvent) -> None:
         if asked.last:
             self.faults.append(f"request {asked.request.id} heard of something after its end")
             return

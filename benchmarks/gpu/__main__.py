@@ -17,6 +17,7 @@ from benchmarks.gpu.figures import (
     decode_limit,
     idle_share,
     lockstep,
+    long_prompts,
     measure_limits,
     open_engine,
     prefill,
@@ -26,7 +27,7 @@ from benchmarks.gpu.models import SHAPES
 from hotloop.backends.cuda.runner import CudaBackend
 
 
-def run(shape: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def run(shape: str, *, is_short: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:
     """All figures of one sitting, each as soon as it is there: its repeats beside its limit."""
     limits = measure_limits()
     began_at = time.perf_counter()
@@ -48,16 +49,28 @@ def run(shape: str) -> Iterator[tuple[str, dict[str, Any]]]:
         client = Client(engine)
         client.ask([client.prompt(2048)], 8)
         client.ask([client.prompt(8192)], 2)
+        yield from _host_figures(client)
+        if is_short:
+            return
         for context in (2048, 32768):
             rates = decode_alone(client, context)
             yield f"decode alone at {context:,}", _figure(rates, decode_limit(spec, limits, 1, context))
         for num_tokens in (2048, 8192, 32768, 100_000):
             rates = prefill(client, num_tokens, repeats=1 if num_tokens == 100_000 else 3)
             yield f"prefill of {num_tokens:,}", _figure(rates, prefill_limit(spec, limits, num_tokens))
-        yield "64 running", idle_share(client, 64)
-        for count in (64, 256):
-            yield f"{count} x (1,024 + 128)", _figure(batch(client, count), None)
         yield "64 agents in lockstep", _figure(lockstep(client), None)
+
+
+def _host_figures(client: Client) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What steps cost the host, and in which order prompts are prefilled."""
+    for count in (64, 192, 256):
+        yield f"{count} running", idle_share(client, count)
+    yield "256 running, drawn, min_tokens", idle_share(client, 256, temperature=1.0, top_p=0.9, min_tokens=128)
+    times_s = long_prompts(client)
+    runs = [round(each_s, 3) for each_s in times_s]
+    yield "3 x 8,000, mean TTFT", {"seconds": round(statistics.median(times_s), 3), "runs": runs}
+    for count in (64, 256):
+        yield f"{count} x (1,024 + 128)", _figure(batch(client, count), None)
 
 
 def _figure(rates: list[float], limit: float | None) -> dict[str, Any]:
@@ -70,7 +83,9 @@ def main() -> None:
         sys.exit("PyTorch finds no CUDA device: this runs on a machine with a card")
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
     parser.add_argument("--shape", choices=SHAPES, default="llama-8b", help="of the model, whose weights are random")
-    for name, figure in run(parser.parse_args().shape):
+    parser.add_argument("--short", action="store_true", help="what steps cost the host, and long prompts, alone")
+    options = parser.parse_args()
+    for name, figure in run(options.shape, is_short=options.short):
         print(json.dumps({name: figure}), flush=True)
 
 

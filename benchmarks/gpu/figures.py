@@ -50,14 +50,19 @@ class Client:
     def prompt(self, num_tokens: int) -> list[int]:
         return self.rng.choices(self._vocab, k=num_tokens)
 
-    def ask(self, prompts: Sequence[list[int]], num_tokens: int) -> "Answers":
+    def ask(self, prompts: Sequence[list[int]], num_tokens: int, **changes: Any) -> "Answers":
         """All at once; waits for the last."""
-        params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
+        params = SamplingParams(**{"temperature": 0, "max_tokens": num_tokens, "ignore_eos": True, **changes})
         events: queue.SimpleQueue[tuple[float, TokenEvent]] = queue.SimpleQueue()
         requests = [Request(f"q{self._num_asked + i}", prompt, params) for i, prompt in enumerate(prompts)]
         self._num_asked += len(requests)
         began_at = time.perf_counter()
-        self.engine.submit(requests, lambda event: events.put((time.perf_counter() - began_at, event)))
+
+        def on_events(told: Sequence[TokenEvent]) -> None:
+            for event in told:
+                events.put((time.perf_counter() - began_at, event))
+
+        self.engine.submit(requests, on_events)
         answers = Answers({request.id: [] for request in requests})
         num_open = len(requests)
         while num_open:
@@ -82,6 +87,10 @@ class Answers:
     @property
     def first_s(self) -> float:
         return min(times[0] for times in self.times.values())
+
+    @property
+    def mean_first_s(self) -> float:
+        return statistics.fmean(times[0] for times in self.times.values())
 
     @property
     def num_tokens(self) -> int:
@@ -187,7 +196,12 @@ def lockstep(client: Client, num_agents: int = 64, num_turns: int = 8, repeats: 
     return rates
 
 
-def idle_share(client: Client, count: int, num_in: int = 1024, num_out: int = 128) -> dict[str, Any]:
+def long_prompts(client: Client, count: int = 3, num_tokens: int = 8000, repeats: int = 5) -> list[float]:
+    """Mean time to the first token of prompts that are asked at once, in seconds."""
+    return [client.ask([client.prompt(num_tokens) for _ in range(count)], 8).mean_first_s for _ in range(repeats)]
+
+
+def idle_share(client: Client, count: int, num_in: int = 1024, num_out: int = 128, **changes: Any) -> dict[str, Any]:
     """How much of the time of steps that only decode the card had nothing to do, by its own clock. The prompts are
     cached by then, so all decode from the first step on.
     """
@@ -205,7 +219,7 @@ def idle_share(client: Client, count: int, num_in: int = 1024, num_out: int = 12
     backend.launch = launch_recorded  # type: ignore[method-assign]
     reports: list[StepReport] = []
     client.engine.on_step = reports.append
-    client.ask(prompts, num_out)
+    client.ask(prompts, num_out, **changes)
     backend.launch = launch  # type: ignore[method-assign]
     client.engine.on_step = None
     torch.cuda.synchronize()

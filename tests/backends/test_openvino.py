@@ -223,7 +223,7 @@ from hotloop.core.request import Request
 engine = Engine.load(sys.argv[1], EngineConfig(kv_memory="8MiB"), device="cpu").start()
 has_begun = threading.Event()
 request = Request("r", engine.tokenizer.encode("the fox"), SamplingParams(max_tokens=400, ignore_eos=True))
-engine.submit([request], lambda event: has_begun.set())
+engine.submit([request], lambda events: has_begun.set())
 has_begun.wait()
 """
 

@@ -1,7 +1,7 @@
 """Whatever fails ends those it concerns, exactly once, and nobody else."""
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -148,7 +148,7 @@ def test_a_bug_in_the_loop_leaves_nobody_waiting() -> None:
 
 
 def test_a_listener_that_fails_ends_its_own_request_only() -> None:
-    def fail(event: TokenEvent) -> None:
+    def fail(events: Sequence[TokenEvent]) -> None:
         raise RuntimeError("the caller has gone")
 
     listener = Listener()

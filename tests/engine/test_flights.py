@@ -2,6 +2,7 @@
 
 import random
 import threading
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from queue import SimpleQueue
@@ -60,7 +61,7 @@ def alone(prompt: tuple[int, ...], sampling: int, shape: int, max_tokens: int, n
 def add(core: EngineCore, request: Request, shape: int, events: list[TokenEvent]) -> None:
     request.grammar, request.max_tokens = SHAPES[shape], request.sampling.max_tokens or 0
     request.seed = request.sampling.seed or 0
-    core.add(request, events.append, GRAMMARS.matcher(request.grammar) if request.grammar else None)
+    core.add(request, events.extend, GRAMMARS.matcher(request.grammar) if request.grammar else None)
 
 
 class Turned:
@@ -314,12 +315,12 @@ def test_a_device_lost_in_a_command_leaves_nobody_waiting() -> None:
     def lose() -> None:
         raise DeviceLost("gone")
 
-    gate, events = threading.Event(), SimpleQueue[TokenEvent]()
+    gate, events = threading.Event(), SimpleQueue[Sequence[TokenEvent]]()
     with make_engine(depth=2) as engine:
         engine._post(lambda: assert_opened(gate))
         engine._post(lose)
         engine.submit([make_request([1, 2, 3], "x", sampling=greedy(4))], events.put)
         gate.set()
-        assert events.get(timeout=30).error
+        assert events.get(timeout=30)[-1].error
         engine._thread.join(30)
         assert engine.failure

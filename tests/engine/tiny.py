@@ -69,8 +69,9 @@ class Listener:
         self._queue: SimpleQueue[TokenEvent] = SimpleQueue()
         self.events: dict[str, list[TokenEvent]] = {}
 
-    def __call__(self, event: TokenEvent) -> None:
-        self._queue.put(event)
+    def __call__(self, events: Sequence[TokenEvent]) -> None:
+        for event in events:
+            self._queue.put(event)
 
     def wait(self, *request_ids: str) -> None:
         """Until these have ended."""

@@ -67,9 +67,9 @@ class RememberingEngine(Engine):
         super().__init__(*args, **settings)
         self.requests: list[Request] = []
 
-    def submit(self, requests: Sequence[Request], on_event: Callable[[TokenEvent], None]) -> None:
+    def submit(self, requests: Sequence[Request], on_events: Callable[[Sequence[TokenEvent]], None]) -> None:
         self.requests += requests
-        super().submit(requests, on_event)
+        super().submit(requests, on_events)
 
 
 class ModelServing:

@@ -124,7 +124,7 @@ class SamplingParams:
 
     @property
     def has_penalties(self) -> bool:
-        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +219,8 @@ class Request:
     """Tokens that a step in flight is choosing."""
     pending_row: int = 0
     """Which wanted row of that step chooses it."""
+    is_serial: bool = False
+    """Whether its next token can only be computed once the value of the last is known."""
     has_draft: bool = False
     """Whether it is worth knowing its tokens before the next step, since what follows them can be guessed."""
     num_cached: int = 0
@@ -292,11 +294,6 @@ class Request:
         return self.num_output + self.num_pending >= self.max_tokens
 
     @property
-    def can_overlap(self) -> bool:
-        """Whether its next token can be computed before the value of the last is known."""
-        return not (self.has_draft or self.is_guided or self.sampling.has_penalties)
-
-    @property
     def is_guided(self) -> bool:
         """Whether something says which tokens may come next: a grammar, or an end of its reasoning."""
         reasoning = self.reasoning
@@ -314,17 +311,19 @@ class Request:
     @property
     def usage(self) -> Usage:
         """Made for every token, so nothing is looked up that need not be: `waits_s` is in the order of `Wait`."""
-        num_restored = min(self.num_restored, self.num_cached)
-        return Usage(
-            self.num_prompt,
-            self.num_cached,
-            self.num_output,
+        num_prompt, num_cached = len(self.prompt_ids), self.num_cached
+        num_restored = min(self.num_restored, num_cached) if self.num_restored else 0
+        counts = (
+            num_prompt,
+            num_cached,
+            len(self.token_ids) - num_prompt,
             self.num_forced,
             self.num_drafted,
             self.num_accepted,
             self.num_steps,
             num_restored,
-            min(self.num_from_host, self.num_cached - num_restored),
+            min(self.num_from_host, num_cached - num_restored) if self.num_from_host else 0,
             self.num_reasoning,
             *self.waits_s.values(),
         )
+        return tuple.__new__(Usage, counts)

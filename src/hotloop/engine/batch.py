@@ -16,11 +16,12 @@ _UNKNOWN = array("i", [0]).tobytes()
 def make_batch(step: Step, block_size: int, slot_of: "array[int] | None" = None) -> Batch:
     """Tokens whose values are not known yet are named by the row of the step before that chooses them."""
     slices = step.slices
-    lengths = [part.num_tokens for part in slices]
-    tables = [part.request.block_ids[: -(-(part.begin + part.num_tokens) // block_size)] for part in slices]
+    lengths = [part.end - part.begin + len(part.draft_ids) for part in slices]
+    ends = [part.end + len(part.draft_ids) for part in slices]
+    tables = [part.request.block_ids[: -(-end // block_size)] for part, end in zip(slices, ends, strict=True)]
     past_lens = np.array([part.begin for part in slices], np.int32)
     begins = _begins(lengths)
-    block_ids = _join(table.tobytes() for table in tables)
+    block_ids = _join(tables)
     return Batch(
         token_ids=_join(map(_token_bytes, slices)).astype(np.int64),
         positions=np.arange(begins[-1], dtype=np.int64) + np.repeat(past_lens - begins[:-1], lengths),
@@ -36,15 +37,16 @@ def make_batch(step: Step, block_size: int, slot_of: "array[int] | None" = None)
 
 
 def _token_bytes(part: Slice) -> bytes:
-    computed = part.request.token_ids[part.begin : part.end].tobytes()
-    if part.end > part.request.num_tokens:
+    token_ids = part.request.token_ids
+    computed = token_ids[part.begin : part.end].tobytes()
+    if part.end > len(token_ids):
         return computed + _UNKNOWN
     return computed + array("i", part.draft_ids).tobytes() if part.draft_ids else computed
 
 
 def _sources(slices: Sequence[Slice], begins: NDArray[np.int32]) -> NDArray[np.int32] | None:
     """Where the last token of a slice comes from, if its request does not have it."""
-    pending = [i for i, part in enumerate(slices) if part.end > part.request.num_tokens]
+    pending = [i for i, part in enumerate(slices) if part.end > len(part.request.token_ids)]
     if not pending:
         return None
     sources = np.full(begins[-1], -1, np.int32)
@@ -55,6 +57,8 @@ def _sources(slices: Sequence[Slice], begins: NDArray[np.int32]) -> NDArray[np.i
 def _wanted(slices: Sequence[Slice], begins: NDArray[np.int32]) -> NDArray[np.int64]:
     """The rows after which a token is chosen: a level slice's last token, and each of its drafts."""
     level = [i for i, part in enumerate(slices) if part.wants_token]
+    if len(level) == begins[-1]:  # all compute one token, and have it chosen
+        return begins[1:].astype(np.int64) - 1
     counts = np.array([1 + len(slices[i].draft_ids) for i in level], np.int64)
     ends = begins[1:][level].astype(np.int64)
     if len(counts) == counts.sum():
@@ -66,5 +70,5 @@ def _begins(lengths: Iterable[int]) -> NDArray[np.int32]:
     return np.array([*accumulate(lengths, initial=0)], np.int32)
 
 
-def _join(parts: Iterable[bytes]) -> NDArray[np.int32]:
+def _join(parts: "Iterable[bytes | array[int]]") -> NDArray[np.int32]:
     return np.frombuffer(b"".join(parts), np.int32)

@@ -8,7 +8,7 @@ aborted, or failed with its step. Events are published in the order in which the
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
 from hotloop.backends.backend import Backend, Flight, SampleRow, Sampling
@@ -32,7 +32,8 @@ from hotloop.engine.step import Step
 from hotloop.engine.text import TextStream
 from hotloop.models.tokenizer import Tokenizer
 
-OnEvent = Callable[[TokenEvent], None]
+OnEvents = Callable[[Sequence[TokenEvent]], None]
+"""Told of all that a step gave the requests of one listener at once."""
 
 _COPY_POLL_S = 0.0005
 
@@ -53,10 +54,12 @@ class StepReport:
 class _Listener:
     """Where the events of a request go, and the text it has so far."""
 
-    on_event: OnEvent
+    on_events: OnEvents
     text: TextStream
     unpublished: list[Sampled]  # forced before the first step; published with the first one it gives
     reasoning: ReasoningCounter | None
+    end_ids: Container[int]  # tokens that may end it
+    is_plain: bool  # whether nothing else of its output is looked at
 
 
 class EngineCore:
@@ -111,13 +114,17 @@ class EngineCore:
         self._clock = clock
         self.pace = Pace(clock())
 
-    def add(self, request: Request, on_event: OnEvent, matcher: Matcher | None = None) -> None:
+    def add(self, request: Request, on_events: OnEvents, matcher: Matcher | None = None) -> None:
         if not self.scheduler.has_work:
             self.pace.resume(self._clock())
         forced = self._decoder.open(request, matcher) if matcher else []
         text = TextStream(self._tokenizer, request.sampling)
         reasoning = ReasoningCounter(request.reasoning, self._tokenizer) if request.reasoning else None
-        self.listeners[request.id] = _Listener(on_event, text, forced, reasoning)
+        end_ids = request.sampling.stop_token_ids
+        if request.grammar or not request.sampling.ignore_eos:
+            end_ids |= self._tokenizer.eos_ids
+        is_plain = not (matcher or request.sampling.stop or reasoning or request.sampling.logprobs is not None)
+        self.listeners[request.id] = _Listener(on_events, text, forced, reasoning, end_ids, is_plain)
         (self.disk or self.scheduler).add(request)
 
     @property
@@ -209,8 +216,8 @@ class EngineCore:
         for part in step.slices:
             if part.wants_token:
                 rows.append(SampleRow(part.request, part.end))
-            count = len(part.draft_ids)
-            rows += [SampleRow(part.request, part.end + i, part.draft_ids[:i]) for i in range(1, count + 1)]
+            if drafts := part.draft_ids:
+                rows += [SampleRow(part.request, part.end + i, drafts[:i]) for i in range(1, len(drafts) + 1)]
         return Sampling(rows, self._decoder.eos_ids, lambda: self._decoder.masks(step.slices))
 
     def _settle(self, step: Step, flight: Flight) -> StepReport:
@@ -256,6 +263,13 @@ class EngineCore:
         request.last_token_at = now
         request.num_steps += 1
         listener = self.listeners[request.id]
+        if listener.is_plain and len(tokens) == 1:
+            token_id = tokens[0].token_id
+            if token_id not in listener.end_ids and request.num_output < request.max_tokens:
+                text, _ = listener.text.push(token_id)
+                event = (request.id, (token_id,), text, request.usage, (), None, None, None)
+                self._events.append((listener, tuple.__new__(TokenEvent, event)))
+                return
         tokens, listener.unpublished = [*listener.unpublished, *tokens], []
         num_before = request.num_output - len(tokens)
         texts = []
@@ -304,15 +318,19 @@ class EngineCore:
         self._events.append((self.listeners.pop(request.id), event))
 
     def _publish(self) -> None:
-        """A listener that fails has disconnected: its request is aborted, the others go on."""
+        """A listener that fails has disconnected: the requests it was told of are aborted, the others go on."""
         while self._events:
-            listener, event = self._events.popleft()
+            on_events = self._events[0][0].on_events
+            told: list[tuple[_Listener, TokenEvent]] = []
+            while self._events and self._events[0][0].on_events == on_events:
+                told.append(self._events.popleft())
             try:
-                listener.on_event(event)
+                on_events([event for _, event in told])
             except Exception:
-                if event.finish_reason is None:
-                    listener.on_event = lambda event: None
-                    self.abort(event.request_id)
+                for listener, event in told:
+                    listener.on_events = lambda events: None
+                    if event.finish_reason is None:
+                        self.abort(event.request_id)
 
 
 def _window_slots(backend: Backend) -> WindowSlots | None:

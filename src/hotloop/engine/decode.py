@@ -59,6 +59,8 @@ class TokenDecoder:
 
     def masks(self, parts: Iterable[Slice]) -> Iterator[tuple[int, Mask]]:
         """Which tokens grammars allow after the rows of level slices, but where a token is forced already."""
+        if not self.guides:
+            return
         guides = ((part, self.guides.get(part.request.id)) for part in parts if part.wants_token)
         guided = [(part, guide.matcher) for part, guide in guides if guide and not guide.forced]
         for (part, matcher), mask in zip(guided, masks_of([matcher for _, matcher in guided]), strict=True):
@@ -71,6 +73,8 @@ class TokenDecoder:
     def decode(self, part: Slice, chosen: SampledTokens, index: int) -> list[Sampled]:
         """The tokens of a level slice, whose rows begin at this index; the request has them when this returns."""
         request, draft, guide = part.request, part.draft_ids, self.guides.get(part.request.id)
+        if not draft and guide is None:
+            return self._decode_plain(part, chosen, index)
         num_known = request.num_tokens
         tokens: list[Sampled] = []
         while len(tokens) <= len(draft):
@@ -83,6 +87,18 @@ class TokenDecoder:
             if tokens[-1].token_id in self.eos_ids or not self._is_as_drafted(part, tokens):
                 break
         return tokens
+
+    def _decode_plain(self, part: Slice, chosen: SampledTokens, index: int) -> list[Sampled]:
+        request = part.request
+        num_top = request.sampling.logprobs
+        try:
+            token_id = chosen.token(index)
+            logprob = None if num_top is None else chosen.logprob(index, token_id, num_top)
+        except HotloopError as error:
+            part.error = error
+            return []
+        request.token_ids.append(token_id)
+        return [Sampled(token_id, logprob)]
 
     def _is_as_drafted(self, part: Slice, tokens: list[Sampled]) -> bool:
         """Count the drafts that are right; False as soon as one is not."""

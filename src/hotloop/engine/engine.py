@@ -25,7 +25,7 @@ from hotloop.core.errors import BackendError, DeviceLost, EngineClosed, Overload
 from hotloop.core.grammar import Grammar
 from hotloop.core.request import FinishReason, Priority, Request, SamplingParams, TokenEvent, TokenLogprob, Usage
 from hotloop.core.retention import Hold
-from hotloop.engine.core import EngineCore, OnEvent, StepReport
+from hotloop.engine.core import EngineCore, OnEvents, StepReport
 from hotloop.engine.drafting.drafter import Drafter
 from hotloop.engine.drafting.history import PastDrafter
 from hotloop.engine.grammar.matcher import Grammars, Matcher
@@ -161,8 +161,8 @@ class Engine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def submit(self, requests: Sequence[Request], on_event: OnEvent) -> None:
-        """Queue requests, all or none, and compile new grammars. `on_event`, on the engine's thread, must not wait."""
+    def submit(self, requests: Sequence[Request], on_events: OnEvents) -> None:
+        """Queue requests, all or none, and compile new grammars. `on_events`, on the engine's thread, must not wait."""
         for request in requests:
             self._validate(request)
         matchers = [open_matcher(request, self.grammars) for request in requests]
@@ -170,7 +170,7 @@ class Engine:
             self._check_admission(requests)
             self._arriving.update(request.id for request in requests)
             self._idle.clear()
-            self._inbox.append(lambda: self._receive(requests, matchers, on_event))
+            self._inbox.append(lambda: self._receive(requests, matchers, on_events))
             self._wake.notify()
 
     def abort(self, *request_ids: str) -> None:
@@ -190,10 +190,11 @@ class Engine:
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[TokenEvent] = asyncio.Queue()
 
-        def on_event(event: TokenEvent) -> None:
-            loop.call_soon_threadsafe(events.put_nowait, event)
+        def on_events(told: Sequence[TokenEvent]) -> None:
+            for event in told:
+                loop.call_soon_threadsafe(events.put_nowait, event)
 
-        self.submit([request], on_event)
+        self.submit([request], on_events)
         is_over = False
         try:
             while not is_over:
@@ -217,12 +218,12 @@ class Engine:
     ) -> Completion:
         """The whole answer; waits for it."""
         request = self._make_request(prompt, sampling, priority, session_id, grammar)
-        queue: SimpleQueue[TokenEvent] = SimpleQueue()
+        queue: SimpleQueue[Sequence[TokenEvent]] = SimpleQueue()
         self.submit([request], queue.put)
         events: list[TokenEvent] = []
         try:
             while not events or events[-1].finish_reason is None:
-                events.append(queue.get())
+                events += queue.get()
         except KeyboardInterrupt:
             self.abort(request.id)
             raise
@@ -373,8 +374,8 @@ class Engine:
             self._attempt("a command", command)
         return not self._is_stopped
 
-    def _receive(self, requests: Sequence[Request], matchers: Sequence[Matcher | None], on_event: OnEvent) -> None:
+    def _receive(self, requests: Sequence[Request], matchers: Sequence[Matcher | None], on_events: OnEvents) -> None:
         for request, matcher in zip(requests, matchers, strict=True):
-            self._core.add(request, on_event, matcher)
+            self._core.add(request, on_events, matcher)
         with self._wake:
             self._arriving.difference_update(request.id for request in requests)

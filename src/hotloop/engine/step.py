@@ -53,7 +53,7 @@ class Step:
 
     @property
     def num_tokens(self) -> int:
-        return sum(part.num_tokens for part in self.slices)
+        return sum([part.end - part.begin + len(part.draft_ids) for part in self.slices])
 
 
 @dataclass(slots=True)

@@ -1,6 +1,6 @@
 """The way of an event from the engine's thread to the client that waits for it.
 
-    engine thread: on_event -> pending                     one wake-up of the loop for all streams that a step fed
+    engine thread: on_events -> pending                    one wake-up of the loop for all streams that a step fed
     event loop:    pending -> parse -> collector -> take() what a slow client has not taken yet is merged, stays small
 
 An answer is parsed here, once, when it arrives: who renders it, and how fast, changes nothing. An answer ends once: all
@@ -203,10 +203,10 @@ class EventBridge:
         for outputs, _, _ in [*self._routes.values()]:
             outputs.fail(EngineClosed("the server is shutting down: the request was aborted"))
 
-    def _post(self, event: TokenEvent) -> None:
+    def _post(self, events: Sequence[TokenEvent]) -> None:
         """On the engine's thread. `_deliver` clears the flag before it reads, so an event is never left behind."""
         assert self._loop
-        self._pending.append(event)
+        self._pending.extend(events)
         if not self._is_waking:
             self._is_waking = True
             with suppress(RuntimeError):  # the loop is closed: nobody is left to be told

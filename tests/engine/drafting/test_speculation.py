@@ -82,7 +82,7 @@ def run_alike(drafter: Drafter, requests: Sequence[Request]) -> dict[str, list[T
     core = EngineCore(TOKENIZER, backend, config, drafter=drafter, clock=clock.__next__)
     for request in requests:
         request.max_tokens = request.sampling.max_tokens or 0
-        core.add(request, events[request.id].append)
+        core.add(request, events[request.id].extend)
     while core.has_work:
         core.step()
     return events

@@ -110,8 +110,8 @@ def test_who_is_guided_by_what() -> None:
     assert open_matcher(make_request([1], reasoning=limits(PLAIN, max_tokens=0)), grammars) is None
     limited = make_request([1], reasoning=limits(PLAIN, max_tokens=5))
     assert isinstance(open_matcher(limited, grammars), ReasoningMatcher)
-    assert not limited.can_overlap
-    assert make_request([1], reasoning=limits(PLAIN)).can_overlap
+    assert limited.is_guided
+    assert not make_request([1], reasoning=limits(PLAIN)).is_guided
     assert isinstance(
         open_matcher(make_request([1], grammar=OBJECT, reasoning=limits(PLAIN)), grammars), ReasoningMatcher
     )

@@ -65,7 +65,7 @@ class PrefillBudget:
     def learn(self, parts: Iterable[Slice], took_s: float) -> int:
         """A step of these took that long; returns how many tokens it prefilled."""
         self._plain_ago_s += took_s
-        prefills = [part for part in parts if _is_prefill(part)]
+        prefills = [part for part in parts if part.end - part.begin > 1 and part.begin < part.request.num_prompt]
         if not prefills:
             rate = max(_LEARNING_RATE, min(1.0, self._plain_ago_s / PROBE_S)) if self.plain_s else 1.0
             self.plain_s += rate * (took_s - self.plain_s)
@@ -177,8 +177,3 @@ class PrefillBudget:
                 self.token_s, self.pair_s = token_s, pair_s
                 return
         self.token_s, self.pair_s = nt / nn, 0.0
-
-
-def _is_prefill(part: Slice) -> bool:
-    """Whether a slice prefills, and does more than choose the next token."""
-    return part.end - part.begin > 1 and part.begin < part.request.num_prompt

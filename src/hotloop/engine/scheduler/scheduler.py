@@ -33,6 +33,7 @@ from hotloop.engine.sessions.admission import Admission
 from hotloop.engine.sessions.sessions import Sessions
 from hotloop.engine.step import Slice, Step, StepPlan
 
+CHARGED = 16  # tokens of an answer that its session is charged for at a time
 MAX_ORDERED = 16  # so many of the queue are put in the order of what they lack
 MAX_DEFERRED = 8  # so many new sessions in a step are found not to be admitted; then no other is tried
 
@@ -92,22 +93,27 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         assert self._num_blocks_for(request.num_tokens) <= self.pool.num_blocks, "it could never run"
+        request.is_serial = request.is_guided or request.sampling.has_penalties
         self.sessions.arrive(request)
         self.states.arrive(request)
         self.waiting[request.id] = request
 
     def schedule(self, now: float) -> Step:
         """The next step; empty if there is nothing to do, or a request needs the values of a step in flight for it."""
-        if self._flying and any(each.num_pending and not each.can_overlap for each in self.running.values()):
+        running = self.running.values()
+        if self._flying and any(each.num_pending and (each.is_serial or each.has_draft) for each in running):
             return Step()
         self.fairness.now = self.retention.now = self.admission.now = now
         plan = StepPlan()
         behind = []
-        for request in list(self.running.values()):
+        for request in [*running]:
+            num_tokens = len(request.token_ids) + request.num_pending
             if request.num_pending and request.is_about_to_end:
                 continue
-            missing = request.num_uncomputed
-            if missing > (self.block_size if request.num_computed >= len(request.prompt_ids) else 1):
+            missing = num_tokens - request.num_computed
+            if missing == 1 and num_tokens <= len(request.block_ids) * self.block_size and request.id in self.running:
+                plan.slices[request.id] = Slice(request, request.num_computed, num_tokens, wants_token=True)
+            elif missing > (self.block_size if request.num_computed >= len(request.prompt_ids) else 1):
                 behind.append(request)
             elif request.id in self.running:  # it may have given way to one before it
                 self._grant(plan, request, self.states.cut(request, missing))
@@ -115,7 +121,7 @@ class Scheduler:
         if not queue:
             self.budget.rest()
             return self._make_step(plan)
-        plan.num_decoding = sum(part.num_tokens for part in plan.slices.values())
+        plan.num_decoding = sum([part.end - part.begin for part in plan.slices.values()])
         plan.num_left = max(self.block_size, self.max_step_tokens - plan.num_decoding)
         prompts = [each for each in queue if each.waits_for is Wait.TURN]  # others may have no place for long
         lacking = {each: self._num_uncached(each) for each in prompts[:MAX_ORDERED]}
@@ -149,9 +155,11 @@ class Scheduler:
         num_rows = 0
         for part in step.slices:
             request = part.request
-            if request.session_id:  # one without counts as a session of its own, which has had nothing yet
-                self.fairness.charge(request, part.num_tokens)
-            request.num_computed = part.end
+            begin, end = part.begin, part.end
+            if request.session_id and (end - begin > 1 or end % CHARGED == 0):
+                # one without counts as a session of its own, which has had nothing yet
+                self.fairness.charge(request, end - begin if end - begin > 1 else CHARGED)
+            request.num_computed = end
             part.epoch = request.num_preemptions
             if part.wants_token:
                 request.num_pending += 1
@@ -170,7 +178,9 @@ class Scheduler:
             if part.error or not part.is_kept or not self.states.accept(part):
                 continue
             request.num_computed += part.num_accepted
-            request.num_settled = max(request.num_settled, part.end + part.num_accepted)
+            num_settled = part.end + part.num_accepted
+            if num_settled > request.num_settled:
+                request.num_settled = num_settled
             if request.num_settled // self.block_size > part.begin // self.block_size:
                 self._share(request)
                 self.states.settle(request)
