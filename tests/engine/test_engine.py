@@ -141,7 +141,7 @@ def test_an_id_is_used_once_at_a_time() -> None:
     with gated_engine() as (engine, steps):
         engine.submit([make_request([1], "a")], listener)
         for again in ([make_request([1], "a")], [make_request([1], "b"), make_request([1], "b")]):
-            with pytest.raises(RequestError, match="here already"):
+            with pytest.raises(RequestError, match="duplicate request id"):
                 engine.submit(again, listener)
         steps.release(100)
         listener.wait("a")
