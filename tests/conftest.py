@@ -13,6 +13,8 @@ from hotloop.core.config import DEFAULT_MODEL
 from hotloop.models.catalogue import home
 from hotloop.models.model import pull
 
+LONGEST = ("tests/fuzz/test_greedy.py", "tests/router/test_clients.py")
+
 
 @pytest.fixture(scope="session")
 def default_model_path() -> Path:
@@ -43,9 +45,8 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that run the real model take longest and come first: no worker is left alone with one in the end."""
-    slow = {item.path for item in items if item.get_closest_marker("model")}
-    items.sort(key=lambda item: item.path not in slow)
+    """The longest come first: no worker is left alone with one in the end."""
+    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -69,9 +69,11 @@ def test_dependencies_are_ranges():
         assert "==" not in requirement.split(";")[0]
 
 
-def test_core_is_kept_from_every_dependency():
+def test_core_is_kept_from_every_dependency_but_one():
     contract = next(c for c in PYPROJECT["tool"]["importlinter"]["contracts"] if c["name"].startswith("core"))
-    assert requirement_names(PROJECT["dependencies"]) <= {canonical(name) for name in contract["forbidden_modules"]}
+    assert requirement_names(PROJECT["dependencies"]) - {"cachetools"} <= {
+        canonical(name) for name in contract["forbidden_modules"]
+    }
 
 
 def test_the_version_has_a_place_in_the_changelog():

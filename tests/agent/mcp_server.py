@@ -1,9 +1,6 @@
 """An MCP server to test against: `python mcp_server.py` speaks stdio, `served_mcp` streamable HTTP on loopback."""
 
 import asyncio
-import os
-import sys
-import time
 
 from mcp.server.mcpserver import Image, MCPServer
 from mcp.types import ToolAnnotations
@@ -48,14 +45,6 @@ def _add_answering(server: MCPServer) -> None:
         await door.wait()
         return "met"
 
-    @server.tool()
-    def process() -> int:
-        return os.getpid()
-
-    @server.tool()
-    def environment(name: str) -> str:
-        return os.environ.get(name, "not set")
-
 
 def _add_troubled(server: MCPServer) -> None:
     @server.tool()
@@ -67,22 +56,6 @@ def _add_troubled(server: MCPServer) -> None:
         await asyncio.Event().wait()
         return "never"
 
-    @server.tool()
-    async def block() -> int:
-        """Answers nobody else meanwhile."""
-        time.sleep(5)  # noqa: ASYNC251
-        return os.getpid()
-
-    @server.tool()
-    def die() -> str:
-        os._exit(3)
-
 
 if __name__ == "__main__":
-    match sys.argv[1:]:
-        case ["crash"]:
-            sys.exit("the notes are nowhere to be found")
-        case ["mute"]:
-            sys.stdin.read()
-        case _:
-            make_server().run()
+    make_server().run()

@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from tests.agent.mcp_server import NUM_GUESTS
 from tests.agent.served_mcp import ServedMcp
 
@@ -23,11 +24,12 @@ from hotloop.agent.tools.result import MAX_CHARS
 from hotloop.agent.tools.tool import AgentTool, FunctionTool, RunContext
 from hotloop.core.errors import ConfigError
 
-SERVER = str(Path(__file__).with_name("mcp_server.py"))
+SERVER, PLAIN = (str(Path(__file__).with_name(name)) for name in ("mcp_server.py", "plain_mcp_server.py"))
 
 
 def child(*args: str, **options: object) -> McpServer:
-    return McpServer.stdio(sys.executable, SERVER, *args, **options)  # type: ignore[arg-type]
+    """One that starts at once, for tests of how it is started and ends."""
+    return McpServer.stdio(sys.executable, PLAIN, *args, **options)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -36,11 +38,14 @@ def served() -> Iterator[ServedMcp]:
         yield served
 
 
-@pytest.fixture(params=["stdio", "http"])
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["stdio", "http"])
 async def tools(request: pytest.FixtureRequest, served: ServedMcp) -> AsyncIterator[dict[str, AgentTool]]:
     async with AsyncExitStack() as stack:
-        source = child() if request.param == "stdio" else McpServer.http(served.url)
+        source = McpServer.stdio(sys.executable, SERVER) if request.param == "stdio" else McpServer.http(served.url)
         yield {tool.spec.name: tool for tool in await source.open(stack)}
+
+
+one_connection = pytest.mark.asyncio(loop_scope="module")
 
 
 async def call(tool: AgentTool, arguments: str = "{}") -> tuple[str, bool]:
@@ -48,6 +53,7 @@ async def call(tool: AgentTool, arguments: str = "{}") -> tuple[str, bool]:
     return outcome.text, outcome.is_error
 
 
+@one_connection
 async def test_a_tool_is_described_as_its_server_does(tools: dict[str, AgentTool]):
     add = tools["add"]
     assert add.spec.description == "Add two numbers."
@@ -58,6 +64,7 @@ async def test_a_tool_is_described_as_its_server_does(tools: dict[str, AgentTool
     assert "dotted_name" in tools, "a name that an API would refuse"
 
 
+@one_connection
 async def test_results_are_text(tools: dict[str, AgentTool]):
     assert await call(tools["add"], '{"a": 1}') == ("3", False)
     assert await call(tools["listed"], "") == ('{"result":[{"id":1},{"id":2}]}', False)
@@ -65,12 +72,14 @@ async def test_results_are_text(tools: dict[str, AgentTool]):
     assert await call(tools["picture"]) == ("[image, image/png, not shown]", False)
 
 
+@one_connection
 async def test_a_long_result_is_cut(tools: dict[str, AgentTool]):
     text, _ = await call(tools["long"], f'{{"num_chars": {3 * MAX_CHARS}}}')
     assert len(text) < 1.1 * MAX_CHARS
     assert "characters left out" in text
 
 
+@one_connection
 async def test_what_goes_wrong_is_told_to_the_model(tools: dict[str, AgentTool]):
     text, is_error = await call(tools["refuse"], '{"reason": "too late"}')
     assert is_error
@@ -84,11 +93,13 @@ async def test_what_goes_wrong_is_told_to_the_model(tools: dict[str, AgentTool])
     assert is_error
 
 
+@one_connection
 async def test_many_calls_run_at_once_over_one_connection(tools: dict[str, AgentTool]):
     results = await asyncio.gather(*(call(tools["meet"]) for _ in range(NUM_GUESTS)))
     assert results == [("met", False)] * NUM_GUESTS
 
 
+@one_connection
 async def test_a_call_given_up_leaves_the_connection_as_it_is(tools: dict[str, AgentTool]):
     hanging = asyncio.create_task(call(tools["hang"]))
     assert await call(tools["add"], '{"a": 1}') == ("3", False)
@@ -238,8 +249,9 @@ async def test_a_server_over_http_that_came_back_is_connected_to_again():
         await agent.__aexit__()
 
 
-async def test_a_run_may_be_closed_by_another_task():
-    agent = Agent(ScriptedModel([ScriptedCall("hang")]), tools=[child()])
+@pytest.mark.parametrize("program", [SERVER, PLAIN], ids=["real", "plain"])
+async def test_a_run_may_be_closed_by_another_task(program: str):
+    agent = Agent(ScriptedModel([ScriptedCall("hang")]), tools=[McpServer.stdio(sys.executable, program)])
     events = agent.stream("Hang.")
     async for event in events:
         if isinstance(event, CallDispatched):

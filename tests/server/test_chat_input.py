@@ -10,6 +10,7 @@ from hotloop.core.message import Tool
 from hotloop.server.chat_input import ChatTools, check_tool, parse_tools
 from hotloop.wire.chat.parse import parse_request
 from hotloop.wire.policy import Notes
+from hotloop.wire.responses.parse import parse_request as parse_response
 
 TOOLS = (Tool("f"), Tool("g"))
 NAMED = {"type": "function", "function": {"name": "f"}}
@@ -119,3 +120,11 @@ def test_listed_tools_have_names_of_their_own() -> None:
     with pytest.raises(RequestError, match="another tool named 'f'") as caught:
         calling(None, (Tool("g"), Tool("f"), Tool("f")))
     assert caught.value.param == "tools[2]"
+
+
+def test_a_tool_is_named_by_its_place_behind_those_that_are_left_out() -> None:
+    tools = [{"type": "web_search"}, {"type": "function", "name": "a b", "parameters": {}}]
+    request = parse_response({"model": "m", "input": "hi", "tools": tools}, Notes())
+    with pytest.raises(RequestError, match=r"tools\[1\]: the name 'a b'") as caught:
+        parse_tools(request, is_strict=True)
+    assert caught.value.param == "tools[1]"

@@ -26,7 +26,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from hotloop.models.tokenizer import Tokenizer
 
 APIS = ("chat", "responses", "messages")
-NUM_STREAMS = 200
+NUM_STREAMS = 100
 ARGUMENTS = {"city": "Paris", "days": 2}
 CALL = write_call("weather", **ARGUMENTS)
 Parts = list[tuple[str, Any]]
@@ -261,4 +261,4 @@ def test_nothing_is_lost_leaked_or_out_of_order(api: str, is_opened: bool) -> No
         client_of(serving, api) as client,
         ThreadPoolExecutor(4) as pool,
     ):
-        assert len([*pool.map(check, numbers)]) == len(numbers) > 50
+        assert len([*pool.map(check, numbers)]) == len(numbers) > NUM_STREAMS / 4

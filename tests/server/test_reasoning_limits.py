@@ -221,12 +221,12 @@ def test_a_thought_is_found_again_inside_a_tool_loop_and_missed_behind_it(is_ope
         second, usage = ask(serving, tools=tools, messages=messages)
         assert second["message"]["reasoning_content"] == "I know."
         assert cached(usage) >= num_first - 16  # all but what is left of a block
-        assert not any("thought" in change for change in usage["hotloop"].get("changes", ()))
+        assert not any("reasoning" in change for change in usage["hotloop"].get("changes", ()))
         messages += [second["message"], {"role": "user", "content": "bye"}]
         _, usage = ask(serving, tools=tools, messages=messages)
         assert cached(usage) < num_first - 16
         left_out = [f"messages[{i}]: the chat template leaves out its reasoning" for i in (1, 3)]
-        assert [change for change in usage["hotloop"]["changes"] if "thought" in change] == left_out
+        assert [change for change in usage["hotloop"]["changes"] if "reasoning" in change] == left_out
 
 
 @pytest.mark.parametrize("is_kept", [True, False])

@@ -164,7 +164,7 @@ def test_what_is_refused_is_recorded_as_that(tracer: ListTracer) -> None:
 
 
 def test_who_hangs_up_leaves_a_trace(traced: Serving, tracer: ListTracer) -> None:
-    body = {"messages": HELLO, "max_tokens": 2000, "stream": True}
+    body = {"messages": HELLO, "max_tokens": 2000, "stream": True, "ignore_eos": True, **only("a")}
     with traced.http.stream("POST", "/v1/chat/completions", json=body) as answer:
         assert any(re.search('"content":"[^"]', line) for line in answer.iter_lines()), "not before a token has come"
     until(lambda: bool(tracer.spans))
@@ -175,7 +175,7 @@ def test_who_hangs_up_leaves_a_trace(traced: Serving, tracer: ListTracer) -> Non
 def test_the_dashboard_shows_an_aborted_request_and_its_tokens(tmp_path: Path) -> None:
     tracer = StoreTracer(tmp_path / "trace.db")
     with Serving(tracer=tracer) as traced, TraceStore(tmp_path / "trace.db") as store:
-        body = {"messages": HELLO, "max_tokens": 2000, "stream": True}
+        body = {"messages": HELLO, "max_tokens": 2000, "stream": True, "ignore_eos": True, **only("a")}
         with traced.http.stream("POST", "/v1/chat/completions", json=body) as answer:
             assert any(re.search('"content":"[^"]', line) for line in answer.iter_lines()), (
                 "not before a token has come"

@@ -233,7 +233,7 @@ class ServerConfig:
     """Number of tokens of past prompts and answers to remember for explanations."""
     max_body: str = "16MiB"
     """Maximum size of a request body."""
-    body_memory: str = "64MiB"
+    body_memory: str = "32MiB"
     """Maximum memory for request bodies while they arrive and wait to be parsed; beyond it the oldest arriving body
     gets 503, and one that would have to wait behind so much 429."""
     write_timeout_s: float = 60.0

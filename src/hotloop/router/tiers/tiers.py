@@ -171,15 +171,23 @@ def _conditions(rule: TierRule, features: Features, task: Task | None) -> Iterat
 
 @dataclass(slots=True)
 class TierTotals:
+    """What a tier wrote. Discarded are answers that a cascade did not take, and steps of a classifier."""
+
+    tier: Tier
     num_answers: int = 0
     num_discarded: int = 0
-    """Answers that a cascade did not take, and steps of a classifier."""
-    cost: float = 0.0
-    large_cost: float = 0.0
-    """What the largest tier would have cost for the answers."""
+    answered: ApiUsage = field(default_factory=ApiUsage)
+    discarded: ApiUsage = field(default_factory=ApiUsage)
     latency_s: float = 0.0
-    work_tokens: float = 0.0
-    """Of the answers: prompt tokens that were not cached, and output tokens at their weight."""
+
+    @property
+    def cost(self) -> float:
+        return self.tier.cost(self.answered + self.discarded)
+
+    @property
+    def work_tokens(self) -> float:
+        """Of the answers: prompt tokens that were not cached, and output tokens at their weight."""
+        return self.answered.num_prompt - (self.answered.num_cached or 0) + OUTPUT_COST * self.answered.num_output
 
 
 class Saved:
@@ -187,25 +195,23 @@ class Saved:
     much work. It is taken to need as many tokens."""
 
     def __init__(self, tiers: tuple[Tier, ...]) -> None:
-        self._tiers = {tier.name: tier for tier in tiers}
-        self.tallies = {tier.name: TierTotals() for tier in tiers}
+        self.tallies = {tier.name: TierTotals(tier) for tier in tiers}
 
     def record(self, name: str, usage: ApiUsage, latency_s: float, *, is_answer: bool = True) -> None:
         """An answer that reached its client, or one that was thrown away and only cost."""
-        *_, largest = self._tiers.values()
         tally = self.tallies[name]
-        tally.cost += self._tiers[name].cost(usage)
         tally.latency_s += latency_s
-        if not is_answer:
+        if is_answer:
+            tally.num_answers += 1
+            tally.answered += usage
+        else:
             tally.num_discarded += 1
-            return
-        tally.num_answers += 1
-        tally.large_cost += largest.cost(usage)
-        tally.work_tokens += usage.num_prompt - (usage.num_cached or 0) + OUTPUT_COST * usage.num_output
+            tally.discarded += usage
 
     @property
     def money(self) -> float:
-        return sum(tally.large_cost - tally.cost for tally in self.tallies.values())
+        tallies = [*self.tallies.values()]
+        return sum(tallies[-1].tier.cost(tally.answered) - tally.cost for tally in tallies)
 
     @property
     def time_s(self) -> float:
