@@ -125,7 +125,7 @@ def test_recommend_names_what_fits(capsys: pytest.CaptureFixture[str]):
     assert f"> {choices[-1]['model']}" in shown
     assert choices[-1]["command"] in shown
     assert run(["models", "recommend", "--gpu", "h200", "--min-speed", "1e6"]) == 0
-    assert "none of these has 1e+06 tokens/s" in capsys.readouterr().out
+    assert "no model reaches 1e+06 tokens/s" in capsys.readouterr().out
     assert run(["models", "recommend", "--gpu", "l4", "--sessions", "10000"]) == 0
     assert "no recommended model fits" in capsys.readouterr().out
     assert run(["models", "recommend", "--gpu", "abacus"]) == 2

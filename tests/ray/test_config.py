@@ -15,12 +15,13 @@ def test_nothing_said_is_one_replica_of_the_default_model():
 
 def test_the_settings_of_a_replica_are_those_of_a_server():
     config = parse_ray_config(
-        {"max_replicas": 4, "hotloop": {"model": "m.gguf", "kv_memory": "1GiB", "strict_tools": False}}
+        {"max_replicas": 4, "hotloop": {"model": "m.gguf", "kv_memory": "1GiB", "disable": ["strict_tools", "drafts"]}}
     )
     assert config.max_replicas == 4
     assert config.hotloop.model.model == "m.gguf"
     assert config.hotloop.engine.kv_memory == "1GiB"
-    assert not config.hotloop.server.strict_tools
+    assert (config.hotloop.server.strict_tools, config.hotloop.engine.drafts) == (False, False)
+    assert config.hotloop.engine.retention
 
 
 def test_vllm_is_started_as_the_file_says():
@@ -43,6 +44,8 @@ def test_vllm_is_started_as_the_file_says():
         ({"engine": "vllm"}, "vLLM needs a model"),
         ({"max_body": "much"}, "not a size"),
         ({"hotloop": {"port": 1}}, r"\[ray.hotloop\]: there is no setting 'port'"),
+        ({"hotloop": {"drafts": False}}, r"\[ray.hotloop\]: there is no setting 'drafts'"),
+        ({"hotloop": {"disable": ["draft"]}}, r"\[ray\]: Invalid enum value 'draft'"),
         ({"hotloop": {"max_running": 0}}, "max_running must be at least 1"),
         ({"vllm": "org/name"}, "object, got str - at vllm"),
     ],

@@ -50,8 +50,8 @@ class Batch:
     """As `block_ids`, for layers with a window, where these have memory of their own. Those before a window are any."""
 
 
-def prompt_batch(num_tokens: int, block_size: int, num_wanted: int = 1) -> Batch:
-    """A prompt in the first blocks, its last tokens wanted, to warm up with: whoever gets the blocks overwrites it."""
+def prompt_batch(num_tokens: int, block_size: int, num_logits: int = 1) -> Batch:
+    """A prompt in the first blocks, with logits for its last tokens, to warm up with. Its blocks are overwritten."""
     num_blocks = -(-num_tokens // block_size)
     return Batch(
         token_ids=np.zeros(num_tokens, np.int64),
@@ -60,7 +60,7 @@ def prompt_batch(num_tokens: int, block_size: int, num_wanted: int = 1) -> Batch
         query_starts=np.array([0, num_tokens], np.int32),
         block_ids=np.arange(num_blocks, dtype=np.int32),
         block_begins=np.array([0, num_blocks], np.int32),
-        logit_rows=np.arange(num_tokens - num_wanted, num_tokens),
+        logit_rows=np.arange(num_tokens - num_logits, num_tokens),
     )
 
 
@@ -98,7 +98,7 @@ class SampleRow:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the tokens of a batch are chosen: a row for each wanted one, and which of them a grammar restricts."""
+    """How the tokens of a batch are chosen: a row of logits for each, and which of them a grammar restricts."""
 
     rows: Sequence[SampleRow]
     eos_ids: frozenset[int] = frozenset()
@@ -108,7 +108,7 @@ class Sampling:
 
 
 class SampledTokens(Protocol):
-    """What came of a batch. Rows are numbered as wanted."""
+    """What came of a batch. Rows are numbered as those with logits."""
 
     device_s: float
     """How long the hardware took for it."""

@@ -19,7 +19,7 @@ NOT_NUMBERS = "the model computed logits that are not numbers"
 
 
 class HostFlight:
-    """A batch that `run` computes: logits [wanted, vocabulary], valid until the next run."""
+    """A batch that `run` computes: logits [logits, vocabulary], valid until the next run."""
 
     def __init__(self, run: Callable[[], NDArray[np.float32]]) -> None:
         self._run = run

@@ -59,7 +59,7 @@ class NullBackend:
         return HostFlight(lambda: self.run(batch))
 
     def run(self, batch: Batch) -> NDArray[np.float32]:
-        """Logits [wanted, vocabulary], valid until the next call."""
+        """Logits [logits, vocabulary], valid until the next call."""
         if self._on_run:
             self._on_run(batch)
         tables = np.split(batch.block_ids, batch.block_begins[1:-1])
@@ -110,8 +110,8 @@ class NullBackend:
 
     def _next_tokens(self, batch: Batch, kv: NDArray[np.int64], tables: list[NDArray[np.int32]]) -> Iterator[int]:
         owners = np.searchsorted(batch.query_starts, batch.logit_rows, side="right") - 1
-        for wanted, owner in zip(batch.logit_rows, owners, strict=True):
-            position = int(batch.positions[wanted])
+        for row, owner in zip(batch.logit_rows, owners, strict=True):
+            position = int(batch.positions[row])
             seen = np.arange(max(0, position - self.WINDOW + 1), position + 1)
             tokens = kv[tables[owner][seen // self.block_size], seen % self.block_size]
             assert tokens.min() >= 0, "a token was read before it was computed"

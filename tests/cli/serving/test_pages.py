@@ -35,7 +35,7 @@ async def test_an_engine_that_does_not_come_to_the_end_of_its_step_is_said_so() 
         with serving.gate:
             asked = asyncio.create_task(asyncio.to_thread(serving.chat, max_tokens=1))
             await asyncio.to_thread(until, lambda: serving.engine.stats().num_running == 1)
-            with pytest.raises(Overloaded, match="at one step"):
+            with pytest.raises(Overloaded, match="has not finished its current step"):
                 await live_of_engine(serving.engine, 64, patience_s=0.01)
         await asked
         assert (await live_of_engine(serving.engine, 64)).totals["num_output"] == 1

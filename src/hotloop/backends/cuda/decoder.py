@@ -100,7 +100,7 @@ class Decoder:
         return Attention(spec, paged, cos_sin, self._dtype)
 
     def forward(self, step: Views, chosen: torch.Tensor, shape: Shape) -> torch.Tensor:
-        """What the wanted rows come to [wanted, hidden], after the KV of every row went into its block."""
+        """What the rows with logits come to [logits, hidden], after the KV of every row went into its block."""
         residual = self._empty(len(step.slots), self.spec.hidden_size)
         normed = torch.empty_like(residual)
         embed(step.token_ids, step.sources, chosen, self._weights.embed, residual)
@@ -117,7 +117,7 @@ class Decoder:
         return add_norm(added, residual, self._weights.final_norm, self.spec.rms_eps, torch.empty_like(residual))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[wanted, vocabulary] in float32."""
+        """[logits, vocabulary] in float32."""
         return self._group.gather_columns(logits(hidden, self._weights.head), self.spec.vocab_size)
 
     def _mlp(self, layer: LayerWeights, x: torch.Tensor, slots: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:

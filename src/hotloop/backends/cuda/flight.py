@@ -23,11 +23,11 @@ class CudaFlight:
     logits: torch.Tensor
 
     def __init__(
-        self, chosen: torch.Tensor, staging: Staging, num_wanted: int, wait: Wait, table: SamplingTable
+        self, chosen: torch.Tensor, staging: Staging, num_logits: int, wait: Wait, table: SamplingTable
     ) -> None:
         self._wait = wait
         self._table = table
-        self._chosen = chosen[:num_wanted]
+        self._chosen = chosen[:num_logits]
         self._staging = staging
         self._logprobs: Logprobs | None = None
         self.begun, self.ended = staging.event(), staging.event()

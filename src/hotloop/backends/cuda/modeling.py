@@ -48,7 +48,7 @@ class ModelingDecoder:
         self._step: tuple[Views, Shape] | None = None
 
     def forward(self, step: Views, chosen: torch.Tensor, shape: Shape) -> torch.Tensor:
-        """[wanted, vocabulary], after the KV of every row went into its block."""
+        """[logits, vocabulary], after the KV of every row went into its block."""
         self._step = step, shape
         known = torch.where(step.sources < 0, step.token_ids, chosen[step.sources.clamp(min=0)])
         out = self._module(

@@ -65,8 +65,8 @@ def open_cuda(
     kv_tokens: int | None = None,
     drops_windows: bool = False,
 ) -> "CudaBackend":
-    """The model on the GPU, in bf16 unless float32 was asked for, its KV sized from what the GPU has left, unless it
-    was left room by the model that it is a companion of.
+    """The model on the GPU, in bf16 unless float32 was asked for, its KV sized from what the GPU has left, unless
+    it is a draft model, whose `kv_tokens` are given.
     """
     plan = plan_for(model, config, weight_format=weight_format, precision=precision, drops_windows=drops_windows)
     share = share_of(model.spec, config.gpus)

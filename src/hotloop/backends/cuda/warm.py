@@ -21,17 +21,17 @@ def warm_up(backend: Backend) -> None:
     for params in _WAYS:
         _run(backend, min(backend.block_size, backend.max_context), params)
     largest = min(backend.step_tokens, backend.num_blocks * backend.block_size, backend.max_context)
-    for num_wanted in (2, *TILE_ROWS):
-        _run(backend, min(max(backend.block_size, num_wanted), largest), _WAYS[0], num_wanted=num_wanted)
+    for num_logits in (2, *TILE_ROWS):
+        _run(backend, min(max(backend.block_size, num_logits), largest), _WAYS[0], num_logits=num_logits)
     _run(backend, largest, _WAYS[0])
     backend.write_blocks([0], backend.read_blocks([0]).wait())
 
 
-def _run(backend: Backend, num_tokens: int, params: SamplingParams, num_wanted: int = 1) -> None:
+def _run(backend: Backend, num_tokens: int, params: SamplingParams, num_logits: int = 1) -> None:
     """One prompt of so many tokens, and the tokens after the last of them under a grammar that allows everything."""
-    num_wanted = min(num_wanted, num_tokens)
+    num_logits = min(num_logits, num_tokens)
     row = SampleRow(Request("warm-up", [0] * num_tokens, params), num_tokens)
     mask: Mask = np.full(-(-backend.vocab_size // 8), 255, np.uint8)
-    flight = backend.launch(prompt_batch(num_tokens, backend.block_size, num_wanted))
-    flight.sample(Sampling([row] * num_wanted, masks=lambda: [(0, mask)]))
+    flight = backend.launch(prompt_batch(num_tokens, backend.block_size, num_logits))
+    flight.sample(Sampling([row] * num_logits, masks=lambda: [(0, mask)]))
     flight.wait()

@@ -803,10 +803,10 @@ void attention_set_norms(Attention* a, int layer, const float* q_norm, const flo
 }
 
 // What the next calls of attention_run compute: the batch as backend.py draws it.
-void attention_plan(Attention* a, int num_sequences, const int* begins, const int* past_lens, const int* block_ids,
+void attention_plan(Attention* a, int num_sequences, const int* query_starts, const int* past_lens, const int* block_ids,
                     const int* block_begins) {
     const int group = a->group();
-    a->num_tokens = begins[num_sequences];
+    a->num_tokens = query_starts[num_sequences];
     a->num_parts = 0;
     a->items.clear();
     a->fresh.clear();
@@ -816,8 +816,8 @@ void attention_plan(Attention* a, int num_sequences, const int* begins, const in
     std::vector<Sequence> sequences;
     for (int i = 0; i < num_sequences; i++) {
         const int* table = a->tables.data() + block_begins[i];
-        sequences.push_back({begins[i], begins[i + 1] - begins[i], past_lens[i], table});
-        for (int t = begins[i], position = past_lens[i]; t < begins[i + 1]; t++, position++) {
+        sequences.push_back({query_starts[i], query_starts[i + 1] - query_starts[i], past_lens[i], table});
+        for (int t = query_starts[i], position = past_lens[i]; t < query_starts[i + 1]; t++, position++) {
             a->positions[t] = position;
             a->slots[t] = table[position / BLOCK] * BLOCK + position % BLOCK;
             a->visible[t] = position + 1;

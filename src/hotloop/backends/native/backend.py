@@ -142,12 +142,12 @@ class Decoder:
             self._set_layer(model, layer)
 
     def step(self, batch: Batch) -> NDArray[np.float32]:
-        """Logits [wanted, vocabulary], once attention knows of the batch."""
+        """Logits [logits, vocabulary], once attention knows of the batch."""
         assert (np.diff(batch.logit_rows) > 0).all()
         logits = np.empty((len(batch.logit_rows), self._spec.vocab_size), np.float32)
-        ids, wanted = (np.ascontiguousarray(each, np.int64) for each in (batch.token_ids, batch.logit_rows))
+        ids, logit_rows = (np.ascontiguousarray(each, np.int64) for each in (batch.token_ids, batch.logit_rows))
         has_failed = self._library.decoder_step(
-            self._handle, len(ids), address_of(ids), len(wanted), address_of(wanted), address_of(logits)
+            self._handle, len(ids), address_of(ids), len(logit_rows), address_of(logit_rows), address_of(logits)
         )
         if has_failed:
             raise BackendError(f"not enough memory for a step of {len(ids)} tokens")

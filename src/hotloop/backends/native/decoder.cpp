@@ -73,11 +73,11 @@ void decoder_set_layer(Decoder* d, int layer, const float* attention_norm, const
     d->layers[layer] = {attention_norm, mlp_norm, qkv, o, gate_up, down};
 }
 
-// wanted: rows of the batch, ascending; logits: [num_wanted][vocab_size]. Returns 1 if there was no memory for it.
-int decoder_step(Decoder* d, int num_tokens, const int64_t* token_ids, int num_wanted, const int64_t* wanted,
+// logit_rows: rows of the batch, ascending; logits: [num_logits][vocab_size]. Returns 1 if there was no memory for it.
+int decoder_step(Decoder* d, int num_tokens, const int64_t* token_ids, int num_logits, const int64_t* logit_rows,
                  float* logits) {
     try {
-        run_step(*d, num_tokens, token_ids, num_wanted, wanted, logits);
+        run_step(*d, num_tokens, token_ids, num_logits, logit_rows, logits);
         return 0;
     } catch (const std::bad_alloc&) {
         return 1;

@@ -2,7 +2,7 @@
 //
 //     x       [token][hidden]      the residual stream, in float
 //     layer   norm, round > qkv > attention > round > o, add > norm, round > gate and up, gate > round > down, add
-//     logits  [wanted][vocabulary]
+//     logits  [num_logits][vocabulary]
 //
 // Whatever reads x rounds it on the way into tiles, and whatever adds to x does so from the sums: between two products
 // nothing is written but what is in the names above. Attention, with its rotary positions and its KV, is a kernel that
@@ -48,11 +48,11 @@ inline void reserve(Decoder& d, int num_tokens) {
     d.gated.reserve(bytes(d.shape.intermediate_size, sizeof(uint16_t)));
 }
 
-// The rows `wanted`, which ascend, to the front.
-inline void keep_rows(Decoder& d, const Memory& memory, int width, int num_wanted, const int64_t* wanted) {
-    for (int i = 0; i < num_wanted; i++)
-        if (wanted[i] != i)
-            memcpy(d.floats(memory, i, width), d.floats(memory, (int)wanted[i], width), width * sizeof(float));
+// The rows `logit_rows`, which ascend, to the front.
+inline void keep_rows(Decoder& d, const Memory& memory, int width, int num_logits, const int64_t* logit_rows) {
+    for (int i = 0; i < num_logits; i++)
+        if (logit_rows[i] != i)
+            memcpy(d.floats(memory, i, width), d.floats(memory, (int)logit_rows[i], width), width * sizeof(float));
 }
 
 inline void pack_normed(Decoder& d, const Weights& next, int num_rows, const float* norm) {
@@ -75,7 +75,7 @@ inline void embed(const Decoder& d, int64_t token_id, float* to) {
     read_numbers(table.kind, table.rows + token_id * row_bytes(table.kind, d.shape.hidden_size), d.shape.hidden_size, to);
 }
 
-inline void run_step(Decoder& d, int num_tokens, const int64_t* token_ids, int num_wanted, const int64_t* wanted,
+inline void run_step(Decoder& d, int num_tokens, const int64_t* token_ids, int num_logits, const int64_t* logit_rows,
                      float* logits) {
     const Shape& s = d.shape;
     reserve(d, num_tokens);
@@ -91,9 +91,9 @@ inline void run_step(Decoder& d, int num_tokens, const int64_t* token_ids, int n
         d.attend(d.attention, i, (const float*)d.qkv.data(), (float*)d.mixed.data());
         Workers::current = nullptr;
         if (i == s.num_layers - 1) {  // nobody asks for the others any more
-            keep_rows(d, d.x, s.hidden_size, num_wanted, wanted);
-            keep_rows(d, d.mixed, s.mixed_size, num_wanted, wanted);
-            num_rows = num_wanted;
+            keep_rows(d, d.x, s.hidden_size, num_logits, logit_rows);
+            keep_rows(d, d.mixed, s.mixed_size, num_logits, logit_rows);
+            num_rows = num_logits;
         }
         pack_rows(d.context.workers, d.rows, *layer.o, num_rows,
                   Source<float>{(const float*)d.mixed.data(), s.mixed_size});

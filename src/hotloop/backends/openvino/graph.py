@@ -248,15 +248,15 @@ def parameter(name: str, shape: Sequence[int], dtype: type[np.generic]) -> Node:
     return node
 
 
-def gather_wanted_rows(graph: ov.Model) -> None:
-    """Pick the wanted tokens before the vocabulary matmul: a long chunk needs one row of logits, not thousands."""
+def gather_logit_rows(graph: ov.Model) -> None:
+    """Pick the rows with logits before the vocabulary matmul: a long chunk needs one row of logits, not thousands."""
     node = graph.outputs[0].get_node().input_value(0).get_node()
     while node.get_type_name() != "MatMul":
         node = node.input_value(0).get_node()
-    wanted = parameter("wanted", [-1], np.int64)
-    rows = op.gather(node.input_value(0), wanted, _axis(0))
+    logit_rows = parameter("logit_rows", [-1], np.int64)
+    rows = op.gather(node.input_value(0), logit_rows, _axis(0))
     node.input(0).replace_source_output(rows.output(0))
-    graph.add_parameters([wanted])
+    graph.add_parameters([logit_rows])
     graph.validate_nodes_and_infer_types()
 
 

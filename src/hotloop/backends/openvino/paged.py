@@ -13,7 +13,7 @@ from openvino._offline_transformations import paged_attention_transformation
 
 from hotloop.backends.backend import Batch
 from hotloop.backends.host import HostCopy
-from hotloop.backends.openvino.graph import EXPERTS_PLACEHOLDER, DecoderGraph, PagedStyle, gather_wanted_rows
+from hotloop.backends.openvino.graph import EXPERTS_PLACEHOLDER, DecoderGraph, PagedStyle, gather_logit_rows
 from hotloop.backends.openvino.kernels.mixture import open_experts
 from hotloop.backends.openvino.placeholder import KernelOp, fill_placeholders, release
 from hotloop.backends.openvino.store import CpuBackend, compile_graph, describe_kv, load_graph
@@ -35,7 +35,7 @@ class PagedBackend(CpuBackend):
         if model.spec.experts:
             experts = open_experts(model, weight_format, "exact" if inference == "f32" else "fast")
             fill_placeholders(graph, EXPERTS_PLACEHOLDER, experts.run, model.spec.hidden_size, self._nodes)
-        gather_wanted_rows(graph)
+        gather_logit_rows(graph)
         options = {"INFERENCE_PRECISION_HINT": inference, "KV_CACHE_PRECISION": kv_precision}
         if inference == "f32":
             options["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = "0"
@@ -61,7 +61,7 @@ class PagedBackend(CpuBackend):
             "block_indices": batch.block_ids,
             "block_indices_begins": batch.block_begins,
             "max_context_len": (batch.past_lens + np.diff(batch.query_starts)).max(),
-            "wanted": batch.logit_rows,
+            "logit_rows": batch.logit_rows,
         }
         return self.infer(self._request, feed)
 

@@ -18,7 +18,7 @@ from hotloop.backends.openvino.graph import (
     DecoderGraph,
     PlaceholderStyle,
     divide_by_roots,
-    gather_wanted_rows,
+    gather_logit_rows,
 )
 from hotloop.backends.openvino.kernels.delta import open_delta
 from hotloop.backends.openvino.kernels.mixture import open_experts
@@ -72,7 +72,7 @@ class PortableBackend(KernelBackend):
         self.plan(batch)
         if self._linear:
             self._linear.plan(batch)
-        return self.infer(self._request, {"input_ids": batch.token_ids, "wanted": batch.logit_rows})
+        return self.infer(self._request, {"input_ids": batch.token_ids, "logit_rows": batch.logit_rows})
 
     def read_state(self, slot: int) -> HostCopy:
         assert self._linear is not None
@@ -98,7 +98,7 @@ class PortableBackend(KernelBackend):
             fill_placeholders(graph, EXPERTS_PLACEHOLDER, self._experts.run, model.spec.hidden_size, self._nodes)
         if self._linear and model.spec.linear:
             fill_placeholders(graph, LINEAR_PLACEHOLDER, self._linear.run, model.spec.linear.value_size, self._nodes)
-        gather_wanted_rows(graph)
+        gather_logit_rows(graph)
         divide_by_roots(graph)
         options = {
             "INFERENCE_PRECISION_HINT": "f32",

@@ -22,7 +22,7 @@ from hotloop.core.errors import BackendError, ConfigError
 from hotloop.models.catalogue import home
 from hotloop.models.model import Model
 
-GRAPH_VERSION = 3
+GRAPH_VERSION = 4
 
 
 class CpuBackend(ABC):
@@ -51,7 +51,7 @@ class CpuBackend(ABC):
 
     @abstractmethod
     def run(self, batch: Batch) -> NDArray[np.float32]:
-        """Logits [wanted, vocabulary], valid until the next call."""
+        """Logits [logits, vocabulary], valid until the next call."""
 
     def read_state(self, slot: int) -> HostCopy:
         raise NotImplementedError("this backend has no recurrent states")
