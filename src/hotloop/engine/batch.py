@@ -21,16 +21,19 @@ def make_batch(step: Step, block_size: int, slot_of: "array[int] | None" = None)
     tables = [part.request.block_ids[: -(-end // block_size)] for part, end in zip(slices, ends, strict=True)]
     past_lens = np.array([part.begin for part in slices], np.int32)
     begins = _begins(lengths)
+    pending = [i for i, part in enumerate(slices) if part.end > len(part.request.token_ids)]
+    is_known = len(pending) < begins[-1]  # whether any of the tokens is
+    token_ids = _join(map(_token_bytes, slices)).astype(np.int64) if is_known else np.zeros(begins[-1], np.int64)
     block_ids = _join(tables)
     return Batch(
-        token_ids=_join(map(_token_bytes, slices)).astype(np.int64),
+        token_ids=token_ids,
         positions=np.arange(begins[-1], dtype=np.int64) + np.repeat(past_lens - begins[:-1], lengths),
         past_lens=past_lens,
         query_starts=begins,
         block_ids=block_ids,
         block_begins=_begins(map(len, tables)),
         logit_rows=_wanted(slices, begins),
-        sources=_sources(slices, begins),
+        sources=_sources(slices, pending, begins),
         states=np.array([part.slots for part in slices], np.int32) if slices[0].slots else None,
         window_ids=None if slot_of is None else np.maximum(np.frombuffer(slot_of, np.int32)[block_ids], 0),
     )
@@ -44,9 +47,8 @@ def _token_bytes(part: Slice) -> bytes:
     return computed + array("i", part.draft_ids).tobytes() if part.draft_ids else computed
 
 
-def _sources(slices: Sequence[Slice], begins: NDArray[np.int32]) -> NDArray[np.int32] | None:
+def _sources(slices: Sequence[Slice], pending: Sequence[int], begins: NDArray[np.int32]) -> NDArray[np.int32] | None:
     """Where the last token of a slice comes from, if its request does not have it."""
-    pending = [i for i, part in enumerate(slices) if part.end > len(part.request.token_ids)]
     if not pending:
         return None
     sources = np.full(begins[-1], -1, np.int32)

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
-from hotloop.backends.backend import Backend, Flight, SampleRow, Sampling
+from hotloop.backends.backend import Backend, Flight, SampledTokens, SampleRow, Sampling
 from hotloop.core.config import EngineConfig
 from hotloop.core.errors import BackendError, HotloopError
 from hotloop.core.pace import Pace
@@ -28,7 +28,7 @@ from hotloop.engine.offload.disk.store import KvStore
 from hotloop.engine.offload.disk.tier import DiskTier, Post
 from hotloop.engine.offload.host import HostTier
 from hotloop.engine.scheduler.scheduler import Scheduler
-from hotloop.engine.step import Step
+from hotloop.engine.step import Slice, Step
 from hotloop.engine.text import TextStream
 from hotloop.models.tokenizer import Tokenizer
 
@@ -226,15 +226,13 @@ class EngineCore:
         waits_at = self._clock()
         chosen = flight.wait()
         waited_s = self._clock() - waits_at
-        decoded = [
-            (part, self._decoder.decode(part, chosen, part.first_row))
-            for part in step.slices
-            if part.wants_token and not part.request.is_finished
-        ]
+        plain, decoded = self._decode(step, chosen)
         now = self._clock()
         self.scheduler.settle(step, now, chosen.device_s)
         if self.disk:
             self.disk.save(step.slices)
+        for part, token_id in plain:
+            self._deliver_plain(part.request, token_id, now)
         for part, tokens in decoded:
             if part.error:
                 self.scheduler.fail(part.request)
@@ -249,12 +247,48 @@ class EngineCore:
             self._speculator.learn(step, duration_s, duration_s - waited_s if self._backend.depth > 1 else 0.0)
         self._settling = None
         self.num_steps += 1
-        num_output = sum(len(tokens) for _, tokens in decoded)
+        num_output = len(plain) + sum(len(tokens) for _, tokens in decoded)
         now, settled_at = self._clock(), self._settled_at
         self._settled_at = now
         duration_s = now - settled_at
         overhead_s, host_s = (max(0.0, duration_s - each) for each in (chosen.device_s, waited_s))
         return StepReport(duration_s, overhead_s, host_s, len(step.slices), step.num_tokens, num_output)
+
+    def _decode(
+        self, step: Step, chosen: SampledTokens
+    ) -> tuple[list[tuple[Slice, int]], list[tuple[Slice, list[Sampled]]]]:
+        """What the requests of a step have of it: a token each where nothing else can be, or what the decoder says."""
+        plain: list[tuple[Slice, int]] = []
+        decoded: list[tuple[Slice, list[Sampled]]] = []
+        for part in step.slices:
+            request = part.request
+            if not part.wants_token or request.finish_reason is not None:
+                continue
+            if part.draft_ids or not self.listeners[request.id].is_plain:
+                decoded.append((part, self._decoder.decode(part, chosen, part.first_row)))
+                continue
+            try:
+                token_id = chosen.token(part.first_row)
+            except HotloopError as error:
+                part.error = error
+                decoded.append((part, []))
+                continue
+            request.token_ids.append(token_id)
+            plain.append((part, token_id))
+        return plain, decoded
+
+    def _deliver_plain(self, request: Request, token_id: int, now: float) -> None:
+        """As `_deliver`, of a request whose output is only looked at for its end."""
+        listener = self.listeners[request.id]
+        is_over = token_id in listener.end_ids or len(request.token_ids) - len(request.prompt_ids) >= request.max_tokens
+        if is_over or request.first_token_at is None:
+            self._deliver(request, [Sampled(token_id)], now)
+            return
+        request.last_token_at = now
+        request.num_steps += 1
+        text, _ = listener.text.push(token_id)
+        event = (request.id, (token_id,), text, request.usage, (), None, None, None)
+        self._events.append((listener, tuple.__new__(TokenEvent, event)))
 
     def _deliver(self, request: Request, tokens: list[Sampled], now: float) -> None:
         """Tokens arrived: does one end the request, and which text is final?"""
@@ -263,13 +297,6 @@ class EngineCore:
         request.last_token_at = now
         request.num_steps += 1
         listener = self.listeners[request.id]
-        if listener.is_plain and len(tokens) == 1:
-            token_id = tokens[0].token_id
-            if token_id not in listener.end_ids and request.num_output < request.max_tokens:
-                text, _ = listener.text.push(token_id)
-                event = (request.id, (token_id,), text, request.usage, (), None, None, None)
-                self._events.append((listener, tuple.__new__(TokenEvent, event)))
-                return
         tokens, listener.unpublished = [*listener.unpublished, *tokens], []
         num_before = request.num_output - len(tokens)
         texts = []

@@ -73,8 +73,6 @@ class TokenDecoder:
     def decode(self, part: Slice, chosen: SampledTokens, index: int) -> list[Sampled]:
         """The tokens of a level slice, whose rows begin at this index; the request has them when this returns."""
         request, draft, guide = part.request, part.draft_ids, self.guides.get(part.request.id)
-        if not draft and guide is None:
-            return self._decode_plain(part, chosen, index)
         num_known = request.num_tokens
         tokens: list[Sampled] = []
         while len(tokens) <= len(draft):
@@ -87,18 +85,6 @@ class TokenDecoder:
             if tokens[-1].token_id in self.eos_ids or not self._is_as_drafted(part, tokens):
                 break
         return tokens
-
-    def _decode_plain(self, part: Slice, chosen: SampledTokens, index: int) -> list[Sampled]:
-        request = part.request
-        num_top = request.sampling.logprobs
-        try:
-            token_id = chosen.token(index)
-            logprob = None if num_top is None else chosen.logprob(index, token_id, num_top)
-        except HotloopError as error:
-            part.error = error
-            return []
-        request.token_ids.append(token_id)
-        return [Sampled(token_id, logprob)]
 
     def _is_as_drafted(self, part: Slice, tokens: list[Sampled]) -> bool:
         """Count the drafts that are right; False as soon as one is not."""

@@ -17,11 +17,17 @@ class TextStream:
         self._include_stop = params.include_stop
         self._bytes_of = tokenizer.visible_bytes if params.keep_special else tokenizer.token_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._is_whole = True  # whether no part of a character is left
         self._pending = ""
 
     def push(self, token_id: int, *, may_stop: bool = True) -> tuple[str, str | None]:
         """The text that is final with this token, and the stop string that ended it, if one did (and may)."""
-        text = self._decoder.decode(self._bytes_of(token_id))
+        data = self._bytes_of(token_id)
+        if self._is_whole and data.isascii():
+            text = data.decode("ascii")
+        else:
+            text = self._decoder.decode(data)
+            self._is_whole = not self._decoder.getstate()[0]
         return self._scan(text, may_stop) if self._stops else (text, None)
 
     def finish(self) -> str:

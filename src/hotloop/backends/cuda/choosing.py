@@ -5,7 +5,7 @@ token's position. So it is the same however the batch is made up.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from hotloop.core.request import Request, TokenLogprob
 
 _FORBIDDEN = -1e30
 _MAX_REQUESTS = 4096  # that a table knows before it forgets all of them
-_MAX_PROMPTS = 256
+_MAX_CACHED = 256  # requests whose tokens to change are remembered
 Upload = Callable[[Sequence[NDArray[np.generic]]], list[torch.Tensor]]
 Column = NDArray[np.generic]
 
@@ -46,7 +46,8 @@ class SamplingTable:
     def __init__(self, max_running: int) -> None:
         self._params = np.zeros(_MAX_REQUESTS + max_running, _PARAMS)
         self._lines: dict[int, int] = {}  # of requests, by their numbers
-        self._prompts: FIFOCache[int, NDArray[np.int32]] = FIFOCache(_MAX_PROMPTS)
+        self._prompts: FIFOCache[int, NDArray[np.int32]] = FIFOCache(_MAX_CACHED)
+        self._biases: FIFOCache[int, tuple[Column, ...]] = FIFOCache(_MAX_CACHED)
         self._eos: tuple[frozenset[int], NDArray[np.int32]] = (frozenset(), np.empty(0, np.int32))
 
     def rows(self, sampling: Sampling) -> "SamplingRows":
@@ -84,6 +85,12 @@ class SamplingTable:
         if self._eos[0] is not eos_ids:
             self._eos = eos_ids, np.array(sorted(eos_ids), np.int32)
         return self._eos[1]
+
+    def biases(self, request: Request) -> tuple[Column, ...]:
+        """What `_changes` says of one without penalties: the same for each of its tokens."""
+        if request.number not in self._biases:
+            self._biases[request.number] = _changes(SampleRow(request, request.num_prompt), (), self)
+        return self._biases[request.number]
 
     def prompt_tokens(self, request: Request) -> NDArray[np.int32]:
         """Each token of its prompt once."""
@@ -124,8 +131,12 @@ class SamplingRows(NamedTuple):
             rows, tokens = np.repeat(plain, len(ends)), np.tile(ends, len(plain))
             changes.append((rows, tokens, np.ones(len(rows), np.float32), np.full(len(rows), _FORBIDDEN, np.float32)))
         for row in np.flatnonzero(params["is_changed"]).tolist():
-            ends_of = eos_ids | self.sampling.rows[row].request.sampling.stop_token_ids if is_short[row] else ()
-            of_row = _changes(self.sampling.rows[row], ends_of, self.table)
+            request = self.sampling.rows[row].request
+            if not is_short[row] and not request.sampling.has_penalties:
+                of_row = self.table.biases(request)
+            else:
+                ends_of = eos_ids | request.sampling.stop_token_ids if is_short[row] else ()
+                of_row = _changes(self.sampling.rows[row], ends_of, self.table)
             changes.append((np.full(len(of_row[0]), row, np.int32), *of_row))
         return changes
 
@@ -156,9 +167,8 @@ def _changes(row: SampleRow, ends: Iterable[int], table: SamplingTable) -> tuple
     frequency the output only.
     """
     params = row.request.sampling
-    output: NDArray[np.int32] = np.empty(0, np.int32)
-    counts: NDArray[np.intp] = np.empty(0, np.intp)
-    seen = output
+    output: NDArray[Any] = np.empty(0, np.int32)
+    counts = seen = output
     if params.has_penalties:
         output, counts = np.unique(row.token_ids(row.request.num_prompt), return_counts=True)
         seen = output

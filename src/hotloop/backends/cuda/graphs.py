@@ -15,6 +15,7 @@ from hotloop.backends.cuda.decoder import Decoder
 from hotloop.backends.cuda.steps.groups import Sharing
 from hotloop.backends.cuda.steps.splits import Splitting
 from hotloop.backends.cuda.steps.step import MAX_SHORT_ROWS, MIXED_SHORT_ROWS, Shape, view_parts
+from hotloop.core.recent import RecentDict
 
 _COUNTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _RATIOS = (1, 2, 4, 8)  # rows a sequence, on average
@@ -28,6 +29,7 @@ _WIDE_COUNTS = (8,)
 _MIN_SHARING = 64  # sequences of a mixed step
 MAX_LONG = 16
 MAX_TABLE_WIDTH = 2048
+_MAX_KNOWN = 4096  # shapes of steps whose graph is not looked for again
 
 
 def shapes_for(
@@ -70,6 +72,7 @@ class Graphs:
 
     def __init__(self, decoder: Decoder, indexes: torch.Tensor, chosen: torch.Tensor, shapes: list[Shape]) -> None:
         self._shapes = shapes
+        self._fitting: RecentDict[Shape, Shape | None] = RecentDict(_MAX_KNOWN)
         self._graphs: dict[Shape, Callable[[], torch.Tensor]] = {}
         pool = torch.cuda.graph_pool_handle() if indexes.is_cuda else None
         for shape in reversed(shapes):  # the largest first: the others fit into its memory
@@ -84,8 +87,10 @@ class Graphs:
         """The smallest graph that a step of this shape fits into. One without room for what is shared is better than
         none.
         """
-        apart = step._replace(num_items=0)
-        return next((shape for wanted in (step, apart) for shape in self._shapes if shape.fits(wanted)), None)
+        if step not in self._fitting:
+            wanted = (step, step._replace(num_items=0))
+            self._fitting[step] = next((shape for each in wanted for shape in self._shapes if shape.fits(each)), None)
+        return self._fitting[step]
 
     def replay(self, shape: Shape) -> torch.Tensor:
         """What the wanted rows come to, and the padding after them, until the next replay of any shape."""
