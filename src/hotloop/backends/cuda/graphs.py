@@ -10,12 +10,12 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
+from cachetools import FIFOCache
 
 from hotloop.backends.cuda.decoder import Decoder
 from hotloop.backends.cuda.steps.groups import Sharing
 from hotloop.backends.cuda.steps.splits import Splitting
 from hotloop.backends.cuda.steps.step import MAX_SHORT_ROWS, MIXED_SHORT_ROWS, Shape, view_parts
-from hotloop.core.recent import RecentDict
 
 _COUNTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _RATIOS = (1, 2, 4, 8)  # rows a sequence, on average
@@ -72,7 +72,7 @@ class Graphs:
 
     def __init__(self, decoder: Decoder, indexes: torch.Tensor, chosen: torch.Tensor, shapes: list[Shape]) -> None:
         self._shapes = shapes
-        self._fitting: RecentDict[Shape, Shape | None] = RecentDict(_MAX_KNOWN)
+        self._fitting: FIFOCache[Shape, Shape | None] = FIFOCache(_MAX_KNOWN)
         self._graphs: dict[Shape, Callable[[], torch.Tensor]] = {}
         pool = torch.cuda.graph_pool_handle() if indexes.is_cuda else None
         for shape in reversed(shapes):  # the largest first: the others fit into its memory
@@ -90,7 +90,8 @@ class Graphs:
         if step not in self._fitting:
             wanted = (step, step._replace(num_items=0))
             self._fitting[step] = next((shape for each in wanted for shape in self._shapes if shape.fits(each)), None)
-        return self._fitting[step]
+        known: Shape | None = self._fitting[step]
+        return known
 
     def replay(self, shape: Shape) -> torch.Tensor:
         """What the wanted rows come to, and the padding after them, until the next replay of any shape."""
