@@ -28,7 +28,10 @@ ASKED: dict[str, tuple[str, dict[str, Any]]] = {
         "/v1/messages",
         {
             "messages": HELLO,
-            "tools": [{"name": "weather", "input_schema": WEATHER}, {"name": "clock", "input_schema": {"type": "object"}}],
+            "tools": [
+                {"name": "weather", "input_schema": WEATHER},
+                {"name": "clock", "input_schema": {"type": "object"}},
+            ],
             "max_tokens": 400,
         },
     ),
@@ -136,7 +139,7 @@ async def test_a_client_who_asked_for_no_usage_is_told_none(cutters, route):
 
 
 async def test_without_it_the_client_hears_that_the_replica_was_lost(cutters, route):
-    router = await route(behind(cutters), resume=False)
+    router = await route(behind(cutters), resume_streams=False)
     for cutter in cutters:
         cutter.cut_after = 4000
     data = await ask(router.client, "chat")

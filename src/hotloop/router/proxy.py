@@ -92,7 +92,7 @@ class Proxy:
     async def begin(self, request: RoutedRequest, span: RouteSpan, client: ClientStream | None = None) -> ProxiedAnswer:
         """The first answer that begins. Raises BadAnswer, UpstreamFailed or RouteError where none does."""
         begun = await self._begin(request, span, client)
-        if client and self.replica_set.config.router.resume and is_lasting(request) and not begun.is_whole:
+        if client and self.replica_set.config.router.resume_streams and is_lasting(request) and not begun.is_whole:
             lasting = LastingStream(
                 begun,
                 request,
@@ -206,7 +206,7 @@ class Proxy:
 
     async def _exchange(self, place: Place, attempts: RequestAttempts) -> ProxiedAnswer:
         replica = place.replica
-        tells_tokens = self.replica_set.config.router.resume and attempts.request.is_stream
+        tells_tokens = self.replica_set.config.router.resume_streams and attempts.request.is_stream
         composed = compose(attempts.request, replica, attempts.headers, self.items, tells_tokens=tells_tokens)
 
         def may_resend() -> bool:

@@ -38,7 +38,7 @@ class Splice:
         self._told = deque(told.atoms)
         self._at = 0
         """Characters of the first of them that were heard again."""
-        self._has_told = not told.is_nothing
+        self._has_told = bool(told.atoms)
         self._envelope = {name: told.first[name] for name in _ENVELOPE if name in told.first}
         self._num_sent = told.num_sent
         self._created_at = told.first.get("created_at")

@@ -58,7 +58,8 @@ class ToldAnswer:
 
     @property
     def is_nothing(self) -> bool:
-        return not self.atoms
+        """Whether it has begun at most, and nothing was said."""
+        return not any(atom.text or atom.key[0] in ("call", "end", "done") for atom in self.atoms)
 
     @property
     def is_ended(self) -> bool:
