@@ -13,7 +13,7 @@ from tests.backends.kernels import load_tiles
 from tests.backends.reference import reference_logits
 from tests.backends.test_native import BLOCK, NUM_BLOCKS, Array, Rig, Sequence, make_spec, make_tables, open_rig
 from tests.backends.test_native_backend import assert_rows_alike
-from tests.backends.test_native_strips import quantised_model
+from tests.backends.test_native_packed_ggml import quantised_model
 from tests.backends.test_openvino import IS_ARM, make_prompt, tiny_model
 from tests.engine.tiny import greedy
 
