@@ -217,7 +217,7 @@ def test_a_grammar_that_fails_behind_a_token_ends_its_request_alone(
 def test_what_is_cut_is_whole_where_spaces_are_free() -> None:
     grammar = Grammar("lark", 'start: %json {"type": "object", "x-guidance": {"whitespace_flexible": true}}')
     with make_engine() as engine:
-        for seed in range(60):
+        for seed in range(0, 60, 2):
             done = answer(engine, SamplingParams(temperature=1, seed=seed, max_tokens=100 + seed), grammar)
             assert isinstance(json.loads(done.text), dict), done.text
 
