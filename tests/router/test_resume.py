@@ -105,7 +105,7 @@ async def test_a_replica_lost_at_any_byte_is_not_noticed(api, cutters, route):
     undisturbed = await ask(router.client, api, **usage)
     num_bytes = max(cutter.num_bytes for cutter in cutters)
     places = random.Random(api).sample(range(200, num_bytes), 12)
-    for place in (*places, num_bytes - 1, num_bytes - 8):
+    for place in (*places, *range(num_bytes - 500, num_bytes, 120), num_bytes - 8, num_bytes - 1):
         for cutter in cutters:
             cutter.cut_after = place
         data = await ask(router.client, api, **usage, session_id=f"s{place}")
