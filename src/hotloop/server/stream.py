@@ -45,6 +45,7 @@ def submit(http: HttpRequest, job: Job, answer_id: str) -> OutputCollector:
     ]
     for request in requests:
         request.resume_at = [pin.num_tokens for pin in prepared.pins]
+        request.parent_id = caller.tenant.qualify(caller.parent_id)
     trace = service.recorder.open(http, job, answer_id, requests)
 
     def finish(request: Request, calls: Sequence[CallOpened] | None) -> None:
@@ -53,6 +54,8 @@ def submit(http: HttpRequest, job: Job, answer_id: str) -> OutputCollector:
         is_only = job.num_choices == 1  # of several choices nobody can tell which will go on
         service.keeper.finish(request, calls if is_only else None, prepared.pins, has_results=job.has_results)
         job.inquiry.finish(request)
+        if caller.is_final:
+            service.engine.close_session(request.session_id)
         if trace:
             trace.finish(request)
 
