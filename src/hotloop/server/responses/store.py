@@ -95,6 +95,10 @@ class ResponseStore:
     def __len__(self) -> int:
         return len(self._ended)
 
+    def knows(self, response_id: str) -> bool:
+        """Whether there is one of that id, whoever asked for it."""
+        return response_id in self._running or self._ended.find(response_id) is not None
+
     def start(self, run: RunningResponse) -> None:
         self._running[run.composer.id] = run
 
