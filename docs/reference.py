@@ -9,11 +9,12 @@ from typing import Any
 from docstring_parser import parse_from_object
 from rich.console import Console
 
-from hotloop.cli.main import app
+from hotloop.cli.main import load_all
 from hotloop.cli.settings import CONFIG_FILE, env_name, flag_name
 from hotloop.core.config import CONFIG_CLASSES, FEATURES, RELOADABLE
 
 _WIDTH = 100
+app = load_all()
 
 _CLI_INTRO = """# The command line
 Every command explains itself with `--help`; this page is the same text. Exit codes: 0 done, 1 failed, 2 usage error,

@@ -201,6 +201,8 @@ class Request:
     """Where in the prompt later ones are likely to go on from, beside its end."""
     parent_id: str = ""
     """The session that its own works for."""
+    begun_ids: Sequence[int] = ()
+    """Tokens its answer begins with, chosen elsewhere: they are told with its first event, and go on from there."""
 
     number: int = field(init=False, default_factory=count().__next__)
     """Its own in this process, as its id need not be once it has ended."""

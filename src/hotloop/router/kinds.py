@@ -15,6 +15,7 @@ from hotloop.wire.errors import read_failure
 
 Api = Literal["chat", "completions", "responses", "messages", "compaction", "tokenize", "embeddings"]
 Auth = Literal["bearer", "x-api-key"]
+Resumes = Literal["", "tokens", "message", "prefill"]
 
 CHAT = "/v1/chat/completions"
 TRANSLATED: Mapping[str, Api] = {
@@ -78,6 +79,9 @@ class ReplicaKind:
     """Whether it is told whose a request is."""
     keeps_tenants: bool = False
     """Whether it then keeps tenants apart itself."""
+    resumes: Resumes = ""
+    """How it goes on with an answer that another replica had begun: from its tokens, from its text as the last message
+    or as a prefill, or not at all."""
     salted: frozenset[Api] = frozenset()
     """The APIs in which a `cache_salt` keeps prefixes apart."""
 
@@ -96,6 +100,7 @@ _KINDS = (
         close_path="/close_session",
         takes_tenants=True,
         keeps_tenants=True,
+        resumes="tokens",
     ),
     ReplicaKind(
         "vllm",
@@ -107,6 +112,7 @@ _KINDS = (
         "/tokenize",
         priority=int,
         class_step=1,
+        resumes="message",
         salted=_SALTED,
     ),
     ReplicaKind(
@@ -120,6 +126,7 @@ _KINDS = (
         priority=int,
         tags_sessions=True,
         close_path="/close_session",
+        resumes="message",
         salted=_SALTED,
     ),
     ReplicaKind("tgi", _OPENAI, "/metrics", "tgi_", "batch_current_size", "queue_size"),
@@ -144,6 +151,7 @@ _KINDS = (
         auth="x-api-key",
         reads_threads=True,
         fixed_headers=((b"anthropic-version", b"2023-06-01"),),
+        resumes="prefill",
     ),
 )
 KINDS: Mapping[str, ReplicaKind] = {kind.name: kind for kind in _KINDS}

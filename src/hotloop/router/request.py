@@ -101,6 +101,8 @@ class RoutedRequest(PromptDigest):
     """What keeps them apart where the replica takes a salt: of the tenant and of what the client gave."""
     task: str = ""
     """What kind of task the client says it is."""
+    kinds: frozenset[str] = frozenset()
+    """The kinds of replicas that understand it, where not all do."""
     session_name: str = ""
     """The session as the client calls it; `session` is told apart from those of other tenants."""
 

@@ -33,6 +33,8 @@ PARENT_HEADER = _PARENT_HEADERS[0]
 FINAL_HEADER = "x-dynamo-session-final"
 PRIORITY_HEADER = "x-hotloop-priority"
 TASK_HEADER = "x-hotloop-task"
+TOKENS_HEADER = "x-hotloop-tokens"
+"""Asks for the token ids of a stream, which a router needs to have an answer go on elsewhere."""
 AGENT_HINT_HEADER = "x-agent-hint"
 HINT_HEADERS = (
     *(*SESSION_HEADERS, *_PARENT_HEADERS, _AGENT, _PARENT_AGENT),
