@@ -53,6 +53,7 @@ Feature = Literal[
     "move_volatile_lines",
     "late_system_as_user",
     "late_tools",
+    "resume_streams",
 ]
 FEATURES: tuple[Feature, ...] = get_args(Feature)
 """What is on unless it is disabled. Each is a field of its name in a class below; outside, `disable` lists them."""
@@ -343,6 +344,8 @@ class RouterConfig:
     """Number of other replicas tried if one fails before the first byte of its answer."""
     retry_share: float = 0.2
     """Retry budget as a share of requests, to avoid retry storms."""
+    resume_streams: bool = True
+    """Whether a stream whose replica is lost goes on at another one, where that can be done (see docs/routing.md)."""
     hedge_after_s: float | None = None
     """Ask a second replica if the first has not begun to answer after this many seconds, and use whichever begins
     first."""

@@ -199,6 +199,8 @@ class Request:
     """None: nothing in its answer counts as reasoning."""
     resume_at: Sequence[int] = ()
     """Where in the prompt later ones are likely to go on from, beside its end."""
+    begun_ids: Sequence[int] = ()
+    """Tokens its answer begins with, chosen elsewhere: they are told with its first event, and go on from there."""
 
     number: int = field(init=False, default_factory=count().__next__)
     """Its own in this process, as its id need not be once it has ended."""
