@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -14,6 +15,7 @@ from hotloop.core.errors import HotloopError, PromptTooLong, RequestError
 from hotloop.core.request import Request, SamplingParams, Usage
 from hotloop.core.session import TOKENS_HEADER
 from hotloop.core.stream import CallOpened
+from hotloop.server.access import describe_access
 from hotloop.server.delivery import OutputCollector, Piece
 from hotloop.server.job import Job
 from hotloop.server.service import Service
@@ -48,6 +50,7 @@ def submit(http: HttpRequest, job: Job, answer_id: str) -> OutputCollector:
         request.resume_at = [pin.num_tokens for pin in prepared.pins]
         request.begun_ids = job.begun_ids
     trace = service.recorder.open(http, job, answer_id, requests)
+    http.state.access = partial(describe_access, service.recorder.model, http.state.began_at, job, requests)
 
     def finish(request: Request, calls: Sequence[CallOpened] | None) -> None:
         service.metrics.observe_finish(request, job.endpoint)
