@@ -33,9 +33,9 @@ _GROUPS: dict[str, tuple[str, ...]] = {
         "hedge_after_s",
     ),
     "Network": ("host", "port", "max_body", "body_memory", "write_timeout_s", "drain_delay_s", "drain_timeout_s"),
-    "Security": ("api_key", "api_key_file", "allowed_hosts", "cors_origins", "cache_isolation"),
+    "Security": ("api_key", "api_key_file", "tls_cert", "tls_key", "allowed_hosts", "cors_origins", "cache_isolation"),
     "Observability": (
-        *("log_level", "explanations", "explain_memory_tokens", "debug_checks", "trace", "trace_content"),
+        *("log_level", "log_format", "explanations", "explain_memory_tokens", "debug_checks", "trace", "trace_content"),
         *("trace_redact", "trace_max_size", "trace_max_age_days", "trace_otlp"),
     ),
 }

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -13,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 from hotloop.core.errors import HotloopError, PromptTooLong, RequestError
 from hotloop.core.request import Request, SamplingParams, Usage
 from hotloop.core.stream import CallOpened
+from hotloop.server.access import describe_access
 from hotloop.server.delivery import OutputCollector, Piece
 from hotloop.server.job import Job
 from hotloop.server.service import Service
@@ -49,6 +51,7 @@ def submit(http: HttpRequest, job: Job, answer_id: str) -> OutputCollector:
         request.parent_id = caller.tenant.qualify(caller.parent_id)
         request.begun_ids = job.begun_ids
     trace = service.recorder.open(http, job, answer_id, requests)
+    http.state.access = partial(describe_access, service.recorder.model, http.state.began_at, job, requests)
 
     def finish(request: Request, calls: Sequence[CallOpened] | None) -> None:
         service.metrics.observe_finish(request, job.endpoint)
