@@ -131,6 +131,9 @@ class EngineConfig:
     """Maximum tokens of one request, prompt and answer together; the model's own limit if not given."""
     max_running: int = 64
     """Maximum requests in one batch."""
+    max_running_per_root: int | None = None
+    """Maximum requests in one batch of one session and all sessions that work for it (see docs/api.md); no limit if not
+    given."""
     max_waiting: int = 512
     """Maximum queued requests; further requests get 429."""
     max_step_tokens: int | None = None

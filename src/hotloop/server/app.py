@@ -29,7 +29,7 @@ from hotloop.http.page import Application
 from hotloop.http.requests import HELLO_PATHS, REQUEST_ID_HEADER
 from hotloop.http.serving import ApiServer, limits_of
 from hotloop.http.tls import certificate_of
-from hotloop.server import info, messages, openapi
+from hotloop.server import info, messages, openapi, sessions
 from hotloop.server.border import KeyCheck, RequestIds
 from hotloop.server.errors import on_bug, on_error
 from hotloop.server.openai.chat import chat_completions
@@ -47,6 +47,7 @@ ROUTES = (
     Route("/v1/messages/count_tokens", messages.count_tokens, methods=["POST"]),
     Route("/v1/responses/compact", compact, methods=["POST"]),
     *responses.ROUTES,
+    *sessions.ROUTES,
     Route("/v1/models", info.list_models),
     Route("/v1/models/{model:path}", info.show_model),
     Route("/v1/cache/explain/{id:path}", info.explain),
