@@ -39,6 +39,7 @@ CacheIsolation = Literal["auto", "none", "key"]
 Explanations = Literal["words", "causes", "off"]
 PolicyName = Literal["prefix", "session", "least_load", "round_robin", "random"]
 LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["text", "json"]
 Feature = Literal[
     "prefix_cache",
     "shared_attention",
@@ -52,13 +53,14 @@ Feature = Literal[
     "move_volatile_lines",
     "late_system_as_user",
     "late_tools",
+    "resume_streams",
 ]
 FEATURES: tuple[Feature, ...] = get_args(Feature)
 """What is on unless it is disabled. Each is a field of its name in a class below; outside, `disable` lists them."""
 
 RELOADABLE = frozenset(
     {
-        *("api_key", "api_key_file", "log_level"),
+        *("api_key", "api_key_file", "log_level", "log_format"),
         *("replica", "max_connections", "policy", "queue_timeout_s", "max_retries", "hedge_after_s"),
     }
 )
@@ -129,6 +131,9 @@ class EngineConfig:
     """Maximum tokens of one request, prompt and answer together; the model's own limit if not given."""
     max_running: int = 64
     """Maximum requests in one batch."""
+    max_running_per_root: int | None = None
+    """Maximum requests in one batch of one session and all sessions that work for it (see docs/api.md); no limit if not
+    given."""
     max_waiting: int = 512
     """Maximum queued requests; further requests get 429."""
     max_step_tokens: int | None = None
@@ -247,7 +252,13 @@ class ServerConfig:
     drain_timeout_s: float = 30.0
     """Seconds for which a shutdown waits for running requests."""
     log_level: LogLevel = "info"
-    """Minimum severity of log messages."""
+    """Minimum severity of log messages; `info` has a line for each request."""
+    log_format: LogFormat = "text"
+    """Log lines for people (`text`), or one JSON object per line (`json`)."""
+    tls_cert: str | None = None
+    """File with the certificate, and those that signed it, to serve HTTPS (PEM); read again on SIGHUP."""
+    tls_key: str | None = None
+    """File with the certificate's private key (PEM)."""
     tool_format: ToolFormatName = "auto"
     """How the model writes tool calls; `auto` detects it from the chat template."""
     strict_tools: bool = True
@@ -336,6 +347,8 @@ class RouterConfig:
     """Number of other replicas tried if one fails before the first byte of its answer."""
     retry_share: float = 0.2
     """Retry budget as a share of requests, to avoid retry storms."""
+    resume_streams: bool = True
+    """Whether a stream whose replica is lost goes on at another one, where that can be done (see docs/routing.md)."""
     hedge_after_s: float | None = None
     """Ask a second replica if the first has not begun to answer after this many seconds, and use whichever begins
     first."""
@@ -346,7 +359,13 @@ class RouterConfig:
     drain_timeout_s: float = 30.0
     """Seconds for which a shutdown, or a replica that is removed, waits for running requests."""
     log_level: LogLevel = "info"
-    """Minimum severity of log messages."""
+    """Minimum severity of log messages; `info` has a line for each request."""
+    log_format: LogFormat = "text"
+    """Log lines for people (`text`), or one JSON object per line (`json`)."""
+    tls_cert: str | None = None
+    """File with the certificate, and those that signed it, to serve HTTPS (PEM); read again on SIGHUP."""
+    tls_key: str | None = None
+    """File with the certificate's private key (PEM)."""
 
     def __post_init__(self) -> None:
         _check_listener(self)
@@ -412,6 +431,10 @@ def _check_listener(config: ServerConfig | RouterConfig) -> None:
             raise ConfigError(f"{name} must be finite")
     if config.log_level not in get_args(LogLevel):
         raise ConfigError(f"there is no log_level {config.log_level!r}; there are {', '.join(get_args(LogLevel))}")
+    if config.log_format not in get_args(LogFormat):
+        raise ConfigError(f"there is no log_format {config.log_format!r}; there are {', '.join(get_args(LogFormat))}")
+    if bool(config.tls_cert) != bool(config.tls_key):
+        raise ConfigError("tls_cert and tls_key are needed together")
     if not config.write_timeout_s > 0:
         raise ConfigError(f"write_timeout_s must be above zero, not {config.write_timeout_s}")
     parse_bytes(config.max_body)

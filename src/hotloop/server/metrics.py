@@ -51,7 +51,7 @@ _GAUGES: tuple[Row, ...] = (
     ("states", "Slots for recurrent states there are.", "states.num_slots"),
     ("states_used", "Those held by requests.", "states.num_used"),
     ("states_cached", "Those kept only for reuse.", "states.num_cached"),
-    ("states_hosted", "Recurrent states in host memory.", "states.num_hosted"),
+    ("states_offloaded", "Recurrent states in host memory.", "states.num_offloaded"),
     ("kv_disk_segments", "KV segments in the folder.", "disk.num_segments"),
     ("kv_disk_bytes", "Size of the folder.", "disk.num_bytes"),
 )
