@@ -179,6 +179,10 @@ class Usage(NamedTuple):
         return {wait: time_s for wait, time_s in zip(Wait, times_s, strict=True) if time_s}
 
 
+UNCOUNTED = Usage(0, 0, 0)
+"""In the event of one more sampled token, for a listener that counts and detokenises by itself."""
+
+
 class TokenEvent(NamedTuple):
     """What one step gave one request. The last event of a request, and only that one, has a finish reason."""
 

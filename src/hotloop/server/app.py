@@ -22,7 +22,7 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 
 from hotloop.core.config import ServerConfig
-from hotloop.core.errors import ConfigError, DeviceLost, HotloopError
+from hotloop.core.errors import ConfigError, HotloopError
 from hotloop.engine.engine import Engine
 from hotloop.http.keys import ApiKeys, Keys, read_keys
 from hotloop.http.listen import url_of
@@ -31,6 +31,7 @@ from hotloop.http.requests import HELLO_PATHS, REQUEST_ID_HEADER
 from hotloop.http.serving import ApiServer, limits_of
 from hotloop.server import info, messages, openapi
 from hotloop.server.border import KeyCheck, RequestIds
+from hotloop.server.engine_client import EngineClient, LocalEngine
 from hotloop.server.errors import on_bug, on_error
 from hotloop.server.openai.chat import chat_completions
 from hotloop.server.openai.completions import completions
@@ -62,14 +63,14 @@ ROUTES = (
 
 
 def create_app(
-    engine: Engine, config: ServerConfig, tracer: Tracer | None = None, keys: ApiKeys | None = None
+    engine: Engine | EngineClient, config: ServerConfig, tracer: Tracer | None = None, keys: ApiKeys | None = None
 ) -> Starlette:
-    """The whole API over one started engine. `app.state.service` is what its endpoints share. `keys` are those of the
-    config unless given."""
+    """The whole API over one started engine, here or in another process. `app.state.service` is what its endpoints
+    share. `keys` are those of the config unless given."""
     keys = keys or ApiKeys(read_keys(config.api_key, config.api_key_file))
-    _check_isolation(engine, config, keys.current)
-    service = Service(engine, config, tracer or NullTracer())
-    engine.on_step = service.metrics.observe_step
+    client = LocalEngine(engine, config.served_name or engine.name) if isinstance(engine, Engine) else engine
+    _check_isolation(client, config, keys.current)
+    service = Service(client, config, tracer or NullTracer())
     middleware = [Middleware(RequestIds, metrics=service.metrics)]
     if config.cors_origins:
         cors: Any = {"allow_methods": ("GET", "POST", "DELETE"), "allow_headers": ("*",)}
@@ -84,10 +85,10 @@ def create_app(
     return app
 
 
-def _check_isolation(engine: Engine, config: ServerConfig, keys: Keys) -> None:
-    if engine.kv_events and config.cache_isolation == "key":
+def _check_isolation(engine: EngineClient, config: ServerConfig, keys: Keys) -> None:
+    if engine.publishes_kv and config.cache_isolation == "key":
         raise ConfigError("kv_events and cache_isolation=key cannot be combined: isolated prefixes are never published")
-    if engine.kv_events and config.cache_isolation == "auto" and keys.is_shared:
+    if engine.publishes_kv and config.cache_isolation == "auto" and keys.is_shared:
         reason = "with several API keys prefixes are shared by none of them, and kv_events publishes nothing"
         raise ConfigError(f"{reason}: leave it out, or share prefixes between keys (cache_isolation none)")
 
@@ -102,7 +103,7 @@ class HttpServer(ApiServer):
 
     def __init__(
         self,
-        engine: Engine,
+        engine: Engine | EngineClient,
         config: ServerConfig,
         *,
         tracer: Tracer | None = None,
@@ -128,7 +129,7 @@ class HttpServer(ApiServer):
             limits=replace(limits_of(config), num_held_bytes=lambda: service.body_room.num_held_bytes),
             reload=reload,
         )
-        self._engine = engine
+        self._engine = service.engine
         self._settings = config
         self._service = service
         self._on_ready = on_ready
@@ -146,6 +147,7 @@ class HttpServer(ApiServer):
         self._loop = asyncio.get_running_loop()
         # Most of a slow grammar's time its thread only waits: plain prompts must not queue behind it.
         self._loop.set_default_executor(ThreadPoolExecutor(_MAX_JOBS, thread_name_prefix="hotloop-job"))
+        self._engine.start()
         await super().startup(sockets)
         assert sockets
         url = url_of(sockets[0])
@@ -155,14 +157,13 @@ class HttpServer(ApiServer):
 
     async def on_tick(self, counter: int) -> bool:
         """Asked ten times a second whether to stop. A device that is lost will serve nobody in this process."""
-        return await super().on_tick(counter) or isinstance(self._engine.failure, DeviceLost)
+        return await super().on_tick(counter) or self._engine.is_lost
 
     def begin_drain(self) -> None:
         self._service.is_draining = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        stats = self._engine.stats()
-        self._on_drain(stats.num_running + sum(stats.num_waiting.values()))
+        self._on_drain(self._service.bridge.num_running)
         tasks = [
             asyncio.create_task(self._engine.drain(self._settings.drain_timeout_s)),
             asyncio.create_task(self._abort()),
@@ -174,6 +175,7 @@ class HttpServer(ApiServer):
                 task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.gather(*tasks)
+            self._engine.stop()
 
     async def _abort(self) -> None:
         await self._aborting.wait()

@@ -22,7 +22,7 @@ from hotloop.chat.stream import CallParser, PlainText
 from hotloop.core.errors import EngineClosed, HotloopError
 from hotloop.core.request import FinishReason, Request, TokenEvent, TokenLogprob, Usage
 from hotloop.core.stream import CallDelta, CallOpened, StreamEvent, TextDelta, ThoughtDelta
-from hotloop.engine.engine import Engine
+from hotloop.server.engine_client import EngineClient
 from hotloop.server.errors import Disconnected
 from hotloop.server.metrics import Metrics
 
@@ -175,7 +175,7 @@ OnFinish = Callable[[Request, Sequence[CallOpened] | None], None]
 class EventBridge:
     """Hands requests to the engine and brings their events back to the event loop it is used on."""
 
-    def __init__(self, engine: Engine, metrics: Metrics) -> None:
+    def __init__(self, engine: EngineClient, metrics: Metrics) -> None:
         self._engine = engine
         self._metrics = metrics
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -183,7 +183,12 @@ class EventBridge:
         self._pending: deque[TokenEvent] = deque()
         self._is_waking = False
 
-    def submit(
+    @property
+    def num_running(self) -> int:
+        """Requests that have not ended."""
+        return len(self._routes)
+
+    async def submit(
         self, requests: Sequence[Request], on_finish: OnFinish, parser: Callable[[], CallParser]
     ) -> OutputCollector:
         """All of the requests or none; raises what `Engine.submit` raises. `on_finish` hears of each request's end
@@ -191,12 +196,13 @@ class EventBridge:
         self._loop = asyncio.get_running_loop()
         outputs = OutputCollector(requests, self._engine.abort, parser)
         self._routes |= {request.id: (outputs, i, on_finish) for i, request in enumerate(requests)}
+        is_admitted = False
         try:
-            self._engine.submit(requests, self._post)
-        except HotloopError:
-            for request in requests:
+            await self._engine.submit(requests, self._post)
+            is_admitted = True
+        finally:
+            for request in () if is_admitted else requests:
                 del self._routes[request.id]
-            raise
         return outputs
 
     def abort_all(self) -> None:
@@ -204,7 +210,7 @@ class EventBridge:
             outputs.fail(EngineClosed("the server is shutting down: the request was aborted"))
 
     def _post(self, events: Sequence[TokenEvent]) -> None:
-        """On the engine's thread. `_deliver` clears the flag before it reads, so an event is never left behind."""
+        """On the thread that tells. `_deliver` clears the flag before it reads, so an event is never left behind."""
         assert self._loop
         self._pending.extend(events)
         if not self._is_waking:
@@ -226,5 +232,7 @@ class EventBridge:
             outputs.add(index, event)
             if event.finish_reason:
                 del self._routes[event.request_id]
-                on_finish(outputs.requests[index], None if outputs.failure else outputs.calls[index])
+                request = outputs.requests[index]
+                on_finish(request, None if outputs.failure else outputs.calls[index])
+                self._engine.release(request)
         self._metrics.observe_gaps(gaps)
