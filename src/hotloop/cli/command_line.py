@@ -25,7 +25,16 @@ _GROUPS: dict[str, tuple[str, ...]] = {
         *("connect_timeout_s", "first_byte_timeout_s", "idle_timeout_s", "max_retries", "retry_share"),
         "hedge_after_s",
     ),
-    "Network": ("host", "port", "max_body", "body_memory", "write_timeout_s", "drain_delay_s", "drain_timeout_s"),
+    "Network": (
+        "host",
+        "port",
+        "fronts",
+        "max_body",
+        "body_memory",
+        "write_timeout_s",
+        "drain_delay_s",
+        "drain_timeout_s",
+    ),
     "Security": ("api_key", "api_key_file", "allowed_hosts", "cors_origins", "cache_isolation"),
     "Observability": (
         *("log_level", "explanations", "explain_memory_tokens", "debug_checks", "trace", "trace_content"),

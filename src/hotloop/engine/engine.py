@@ -74,6 +74,7 @@ class Engine:
         self.on_step: Callable[[StepReport], None] | None = None
         self.block_size = backend.block_size
         self.vocab_size = backend.vocab_size
+        self.leaves_cpu_free = backend.depth > 1
         self.num_kv_tokens = backend.num_blocks * backend.block_size
         self.max_context = min(backend.max_context, self.num_kv_tokens, self.config.max_context or self.num_kv_tokens)
         self._backend = backend

@@ -9,7 +9,7 @@ a lost device   what ran has ended with an error; the listener closes, so that a
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -97,8 +97,8 @@ _MAX_JOBS = 32  # prompts and grammars in the making
 
 
 class HttpServer(ApiServer):
-    """It ends also when the device is lost. `on_ready` gets the address and a curl line to try, `on_drain` how many
-    still run.
+    """It ends also when the engine is lost. `on_ready` gets the address and a curl line to try, `on_drain` how many
+    still run; `on_closing` is awaited before the listener is closed.
     """
 
     def __init__(
@@ -112,6 +112,7 @@ class HttpServer(ApiServer):
         reload: Callable[[], str] | None = None,
         on_ready: Callable[[str, str], None] = lambda url, curl: None,
         on_drain: Callable[[int], None] = lambda num_running: None,
+        on_closing: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         app = create_app(engine, config, tracer, keys)
         service: Service = app.state.service
@@ -134,6 +135,7 @@ class HttpServer(ApiServer):
         self._service = service
         self._on_ready = on_ready
         self._on_drain = on_drain
+        self._on_closing = on_closing
         self._aborting = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -164,6 +166,8 @@ class HttpServer(ApiServer):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._on_drain(self._service.bridge.num_running)
+        if self._on_closing:
+            await self._on_closing()
         tasks = [
             asyncio.create_task(self._engine.drain(self._settings.drain_timeout_s)),
             asyncio.create_task(self._abort()),

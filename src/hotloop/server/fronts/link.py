@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
+from hotloop.core.errors import EngineClosed
+
 _HEAD = 4
 _READ = 1 << 20
 MAX_FRAME = 1 << 30
@@ -134,3 +136,19 @@ class Link:
             data = b""
         if not data:
             self.close()
+
+
+def read_one(sock: socket.socket) -> bytes:
+    """The first message, before there is an event loop: waits for it. Raises EngineClosed if the other end is gone."""
+    size = int.from_bytes(_read_exactly(sock, _HEAD), "little")
+    return _read_exactly(sock, size)
+
+
+def _read_exactly(sock: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        more = sock.recv(size - len(data))
+        if not more:
+            raise EngineClosed("the engine's process has ended")
+        data += more
+    return data

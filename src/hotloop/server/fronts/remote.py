@@ -148,6 +148,10 @@ class RemoteEngine:
         number = next(self._numbers)
         return await self._send_and_wait(number, Ask(number, what, value))
 
+    def tell(self, what: str) -> None:
+        """As `ask`, without waiting for an answer."""
+        self._link.send(Ask(next(self._numbers), what))
+
     async def is_ready(self) -> bool:
         return self._link.is_open and bool(await self.ask("is_ready"))
 
