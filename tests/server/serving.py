@@ -128,27 +128,40 @@ class Hosting:
     """An engine's end of a link in a thread with an event loop of its own, as in the engine's process."""
 
     def __init__(self, engine: Engine, sock: socket.socket) -> None:
-        self._host = EngineHost(engine, EngineMetrics(engine, engine.name), sock, on_gone=self._stop)
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run)
+        self._engine = engine
+        self._sock = sock
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
 
     def __enter__(self) -> Self:
         self._thread.start()
+        assert self._is_ready.wait(30)
         return self
 
     def __exit__(self, *_: object) -> None:
-        with suppress(RuntimeError):  # the server has closed its end, and ours is closed already
-            self._loop.call_soon_threadsafe(self._host.close)
+        self.break_off()
         self._thread.join(30)
         assert not self._thread.is_alive()
 
-    def _run(self) -> None:
-        self._loop.call_soon(self._host.start)
-        self._loop.run_forever()
-        self._loop.close()
+    @property
+    def num_hosted(self) -> int:
+        return self._host.num_hosted
 
-    def _stop(self) -> None:
-        self._loop.stop()
+    def break_off(self) -> None:
+        """As if the process had been killed."""
+        assert self._loop
+        with suppress(RuntimeError):  # the other end has closed the link, and the loop has ended
+            self._loop.call_soon_threadsafe(self._gone.set)
+
+    async def _run(self) -> None:
+        self._loop, self._gone = asyncio.get_running_loop(), asyncio.Event()
+        metrics = EngineMetrics(self._engine, self._engine.name)
+        self._host = EngineHost(self._engine, metrics, self._sock, on_gone=self._gone.set)
+        self._host.start()
+        self._is_ready.set()
+        await self._gone.wait()
+        await self._host.close()
 
 
 class Serving:

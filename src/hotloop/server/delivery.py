@@ -172,6 +172,15 @@ OnFinish = Callable[[Request, Sequence[CallOpened] | None], None]
 """Told of a request that has ended, and of the calls in its answer; None if nobody heard it."""
 
 
+class _Route(NamedTuple):
+    """Where the events of a request go."""
+
+    outputs: OutputCollector
+    choice: int
+    on_first: Callable[[], None]
+    on_finish: OnFinish
+
+
 class EventBridge:
     """Hands requests to the engine and brings their events back to the event loop it is used on."""
 
@@ -179,7 +188,7 @@ class EventBridge:
         self._engine = engine
         self._metrics = metrics
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._routes: dict[str, tuple[OutputCollector, int, OnFinish]] = {}  # where the events of a request go
+        self._routes: dict[str, _Route] = {}  # of the requests that have not ended
         self._pending: deque[TokenEvent] = deque()
         self._is_waking = False
 
@@ -189,13 +198,17 @@ class EventBridge:
         return len(self._routes)
 
     async def submit(
-        self, requests: Sequence[Request], on_finish: OnFinish, parser: Callable[[], CallParser]
+        self,
+        requests: Sequence[Request],
+        on_finish: OnFinish,
+        parser: Callable[[], CallParser],
+        on_first: Callable[[], None] = lambda: None,
     ) -> OutputCollector:
-        """All of the requests or none; raises what `Engine.submit` raises. `on_finish` hears of each request's end
-        before anybody who waits for its events."""
+        """All of the requests or none; raises what `Engine.submit` raises. `on_first` hears of each request's first
+        event, behind those who wait for it, and `on_finish` of its end, before them."""
         self._loop = asyncio.get_running_loop()
         outputs = OutputCollector(requests, self._engine.abort, parser)
-        self._routes |= {request.id: (outputs, i, on_finish) for i, request in enumerate(requests)}
+        self._routes |= {request.id: _Route(outputs, i, on_first, on_finish) for i, request in enumerate(requests)}
         is_admitted = False
         try:
             await self._engine.submit(requests, self._post)
@@ -206,8 +219,8 @@ class EventBridge:
         return outputs
 
     def abort_all(self) -> None:
-        for outputs, _, _ in [*self._routes.values()]:
-            outputs.fail(EngineClosed("the server is shutting down: the request was aborted"))
+        for route in [*self._routes.values()]:
+            route.outputs.fail(EngineClosed("the server is shutting down: the request was aborted"))
 
     def _post(self, events: Sequence[TokenEvent]) -> None:
         """On the thread that tells. `_deliver` clears the flag before it reads, so an event is never left behind."""
@@ -225,9 +238,11 @@ class EventBridge:
         gaps: Counter[tuple[float, int]] = Counter()
         while self._pending:
             event = self._pending.popleft()
-            outputs, index, on_finish = self._routes[event.request_id]
+            outputs, index, on_first, on_finish = self._routes[event.request_id]
             if last_event_at := outputs.last_event_at[index]:
                 gaps[now - last_event_at, len(event.token_ids)] += 1
+            else:
+                asyncio.get_running_loop().call_soon(on_first)
             outputs.last_event_at[index] = now
             outputs.add(index, event)
             if event.finish_reason:

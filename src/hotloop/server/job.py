@@ -74,6 +74,8 @@ class Jobs:
             sampling = parse_sampling(request, options, vocab_size, max_tokens=max_tokens, logprobs=logprobs)
             sampling = replace(sampling, keep_special=prepared.keep_special)
         inquiry = self._explainer.inquire(prepared.prompts, caller, options.compared_with)
+        if sampling.max_tokens == 1:
+            inquiry.compare()  # there is no time for it once the answer has begun
         inquiry.tell(*prepared.changes, *changes)
         messages = () if is_prefill_only else given.messages  # what is only prefilled has neither come back nor ended
         return Job(

@@ -58,7 +58,7 @@ async def submit(http: HttpRequest, job: Job, answer_id: str) -> OutputCollector
 
     job.inquiry.begin(answer_id, requests)
     try:
-        return await service.bridge.submit(requests, finish, job.make_parser)
+        return await service.bridge.submit(requests, finish, job.make_parser, job.inquiry.start)
     except HotloopError as error:
         if trace:
             trace.refuse(error)

@@ -111,7 +111,7 @@ class _Supervisor:
             await gone.wait()
             return await asyncio.to_thread(_end, process)
         finally:
-            host.close()
+            await host.close()
             if process.poll() is None:
                 process.kill()
                 process.wait()

@@ -82,8 +82,10 @@ class EngineHost:
     def tell(self, what: str, value: Any = None) -> None:
         self._link.send(Told(what, value))
 
-    def close(self) -> None:
+    async def close(self) -> None:
+        """Returns when nothing of the front's is left to be admitted or answered."""
         self._link.close()
+        await asyncio.gather(*self._tasks)
 
     @property
     def num_hosted(self) -> int:
