@@ -7,7 +7,7 @@ from typing import Any
 
 from cyclopts import App, ArgumentCollection, Group, Parameter
 
-from hotloop.core.config import CONFIG_CLASSES, FEATURES
+from hotloop.core.config import CLASS_SETTINGS, CONFIG_CLASSES, FEATURES
 
 _GROUPS: dict[str, tuple[str, ...]] = {
     "Model": ("model", "weights", "precision", "load_format", "served_name"),
@@ -16,7 +16,7 @@ _GROUPS: dict[str, tuple[str, ...]] = {
         *("kv_memory", "kv_precision", "host_kv", "kv_dir", "kv_dir_size", "kv_events", "pinned_fraction"),
         *("prompt_memory_tokens", "grammar_memory"),
     ),
-    "Scheduling": ("max_context", "max_running", "max_waiting", "max_step_tokens"),
+    "Scheduling": ("max_context", "max_running", "max_waiting", "max_step_tokens", *CLASS_SETTINGS),
     "Features": ("disable",),
     "Drafting": ("draft_model", "max_draft_tokens", "draft_history_tokens"),
     "Formats": ("tool_format", "thinking_format", "max_thinking"),

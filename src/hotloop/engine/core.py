@@ -56,7 +56,7 @@ class _Listener:
 
     on_events: OnEvents
     text: TextStream | None  # None: the listener detokenises
-    unpublished: list[Sampled]  # forced before the first step; published with the first one it gives
+    unpublished: list[Sampled]  # forced or given before the first step; published with the first one it gives
     reasoning: ReasoningCounter | None
     end_ids: Container[int]  # tokens that may end it
     is_plain: bool  # whether nothing else of its output is looked at
@@ -120,7 +120,7 @@ class EngineCore:
         """`has_text`: events carry text; else only those of requests with stop strings do."""
         if not self.scheduler.has_work:
             self.pace.resume(self._clock())
-        forced = self._decoder.open(request, matcher) if matcher else []
+        forced = self._decoder.open(request, matcher)
         text = TextStream(self._tokenizer, request.sampling) if has_text or request.sampling.stop else None
         reasoning = ReasoningCounter(request.reasoning, self._tokenizer) if request.reasoning else None
         end_ids = request.sampling.stop_token_ids

@@ -111,7 +111,7 @@ class RouterApp:
         self.recorder = RouteRecorder(tracer or NullTracer())
         self.metrics = RouterMetrics(self.replica_set, lambda: self._tiered.saved, self.recorder.tracer)
         self._max_body = parse_bytes(config.router.max_body)
-        self._proxy = Proxy(self.replica_set, self._max_body, on_failure=self.metrics.count_failure)
+        self._proxy = Proxy(self.replica_set, self._max_body, self.metrics.count_failure, self.metrics.count_resume)
         self._tiered = TieredRequests(parse_tiers(config.tables), self._proxy)
         self._keys = keys or ApiKeys(read_keys(config.router.api_key, config.router.api_key_file))
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from hotloop.core.config import ClassLimits
 from hotloop.core.errors import DeviceLost
 from hotloop.core.request import Request
 from hotloop.core.retention import Hold
@@ -29,6 +30,8 @@ class EngineClient(Protocol):
     def block_size(self) -> int: ...
     @property
     def max_context(self) -> int: ...
+    @property
+    def class_limits(self) -> Sequence[ClassLimits]: ...
     @property
     def publishes_kv(self) -> bool: ...
     @property
@@ -78,6 +81,7 @@ class LocalEngine:
         self.grammars = engine.grammars
         self.block_size = engine.block_size
         self.max_context = engine.max_context
+        self.class_limits = engine.config.class_limits
         self.publishes_kv = engine.kv_events is not None
         self._engine = engine
         self._metrics = EngineMetrics(engine, model)

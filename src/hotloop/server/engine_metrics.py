@@ -35,7 +35,7 @@ _GAUGES: tuple[Row, ...] = (
     ("states", "Slots for recurrent states there are.", "states.num_slots"),
     ("states_used", "Those held by requests.", "states.num_used"),
     ("states_cached", "Those kept only for reuse.", "states.num_cached"),
-    ("states_hosted", "Recurrent states in host memory.", "states.num_hosted"),
+    ("states_offloaded", "Recurrent states in host memory.", "states.num_offloaded"),
     ("kv_disk_segments", "KV segments in the folder.", "disk.num_segments"),
     ("kv_disk_bytes", "Size of the folder.", "disk.num_bytes"),
 )
@@ -102,9 +102,12 @@ class _EngineCollector(Collector):
         yield core.InfoMetricFamily("hotloop", "What is running here.", {"version": __version__, "model": self._model})
         text = "Requests waiting for a place."
         waiting = core.GaugeMetricFamily("hotloop_requests_waiting", text, labels=("priority",))
-        for priority in Priority:
+        text = "How long requests of a class wait for their turn at most."
+        most = core.GaugeMetricFamily("hotloop_class_max_wait_seconds", text, labels=("priority",))
+        for priority, limits in zip(Priority, self._engine.config.class_limits, strict=True):
             waiting.add_metric((priority.name.lower(),), stats.num_waiting.get(priority, 0))
-        yield waiting
+            most.add_metric((priority.name.lower(),), limits.max_wait_s)
+        yield from (waiting, most)
         for family, rows in ((core.GaugeMetricFamily, _GAUGES), (core.CounterMetricFamily, _TOTALS)):
             for name, text, place in rows:
                 yield family(f"hotloop_{name}", text, attrgetter(place)(stats))

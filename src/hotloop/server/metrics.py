@@ -4,13 +4,14 @@ name is documented in docs/metrics.md, and a test holds the two together.
 
 import time
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, core, disable_created_metrics, generate_latest
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from hotloop.core.config import ClassLimits
 from hotloop.core.request import Request
 from hotloop.http.trace_metrics import TraceCollector
 from hotloop.server.account import PromptAccount
@@ -22,10 +23,11 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _LATENCIES = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _GAPS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
+_RATIOS = (0.1, 0.25, 0.5, 0.75, 0.9, 1, 1.25, 1.5, 2, 4, 10)
 
 
 class Metrics:
-    def __init__(self, tracer: Tracer | None = None) -> None:
+    def __init__(self, class_limits: Sequence[ClassLimits], tracer: Tracer | None = None) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(TraceCollector(tracer or NullTracer()))
         self._gap = _GapCollector()
@@ -35,6 +37,9 @@ class Metrics:
         self._explained = self._counter("explained_prompt_tokens", "Where prompt tokens came from.", "kind")
         self._recomputed = self._counter("prompt_tokens_recomputed", "Why prompt tokens were recomputed.", "cause")
         self._waits = self._counter("wait_seconds", "What requests waited for.", "reason")
+        ratio = "Wait for a turn, divided by the class's maximum."
+        self._turn_wait = self._histogram("class_wait_ratio", ratio, _RATIOS, "priority")
+        self._limits = class_limits
         first_token = "From arrival to the first token."
         self._first_token = self._histogram("time_to_first_token_seconds", first_token, _LATENCIES)
         self._request = self._histogram("request_seconds", "From arrival to the end.", _LATENCIES)
@@ -53,6 +58,9 @@ class Metrics:
         self._request.observe(time.monotonic() - request.arrived_at)
         if request.first_scheduled_at is not None:
             self._queue.observe(request.first_scheduled_at - request.arrived_at)
+        if request.turn_wait_s is not None:
+            ratio = request.turn_wait_s / self._limits[request.priority].max_wait_s
+            self._turn_wait.labels(request.priority.name.lower()).observe(ratio)
         for wait, wait_s in request.usage.waits_s.items():
             self._waits.labels(wait.value).inc(wait_s)
         if request.first_token_at is not None:
@@ -73,8 +81,8 @@ class Metrics:
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"hotloop_{name}", text, labels, registry=self.registry)
 
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(f"hotloop_{name}", text, buckets=buckets, registry=self.registry)
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+        return Histogram(f"hotloop_{name}", text, labels, buckets=buckets, registry=self.registry)
 
 
 class _GapCollector(Collector):

@@ -39,7 +39,7 @@ class Service:
         self.engine = engine
         self.is_draining = False
         self.model = config.served_name or engine.name
-        self.metrics = Metrics(tracer)
+        self.metrics = Metrics(engine.class_limits, tracer)
         self.chat = Chat(
             engine.template, engine.tokenizer, engine.grammars, first_violation, config, engine.max_context
         )

@@ -1,5 +1,7 @@
 """What crosses a link is the same on the other side."""
 
+from dataclasses import fields
+
 import msgspec
 import pytest
 
@@ -16,7 +18,7 @@ from hotloop.core.errors import (
 )
 from hotloop.core.grammar import Grammar
 from hotloop.core.reasoning import Reasoning
-from hotloop.core.request import Priority, SamplingParams
+from hotloop.core.request import Priority, Request, SamplingParams
 from hotloop.server.errors import render_error
 from hotloop.server.fronts.messages import Abort, Ask, ErrorData, FrontMessage, NewRequest, Submit
 
@@ -58,10 +60,17 @@ def test_a_request_crosses_with_all_that_is_asked_of_it() -> None:
     )
     new = NewRequest(
         *(3, "id-0", b"\1\0\0\0", sampling, Priority.WORKFLOW, "session", Grammar("regex", "a+"), "salt"),
-        *(Reasoning((1,), (2,), (2, 3), max_tokens=5), [1, 2], 12.5),
+        *(Reasoning((1,), (2,), (2, 3), max_tokens=5), [1, 2], [7], 12.5),
     )
     message = Submit(9, [new])
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=FrontMessage) == message
+
+
+def test_all_that_a_caller_says_of_a_request_crosses() -> None:
+    given = [each.name for each in fields(Request) if each.init]
+    by_caller = given[: given.index("begun_ids") + 1]
+    assert by_caller[:2] == ["id", "prompt_ids"]
+    assert list(NewRequest.__struct_fields__) == ["number", "id", "prompt", *by_caller[2:], "arrived_at"]
 
 
 def test_messages_are_told_apart() -> None:

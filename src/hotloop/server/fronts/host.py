@@ -190,6 +190,7 @@ class EngineHost:
             request.first_scheduled_at,
             request.first_token_at,
             request.last_token_at,
+            request.turn_wait_s,
             request.num_preemptions,
             request.num_computed_at_end,
             request.eviction,
@@ -241,5 +242,6 @@ def _make_request(new: NewRequest) -> Request:
         new.salt,
         new.reasoning,
         new.resume_at,
+        new.begun_ids,
         arrived_at=new.arrived_at,
     )

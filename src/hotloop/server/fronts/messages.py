@@ -76,6 +76,7 @@ class NewRequest(msgspec.Struct, frozen=True, array_like=True):
     salt: str
     reasoning: Reasoning | None
     resume_at: list[int]
+    begun_ids: list[int]
     arrived_at: float
 
 
@@ -114,6 +115,7 @@ class Facts(msgspec.Struct, frozen=True, array_like=True):
     first_scheduled_at: float | None
     first_token_at: float | None
     last_token_at: float | None
+    turn_wait_s: float | None
     num_preemptions: int
     num_computed_at_end: int
     eviction: Eviction | None

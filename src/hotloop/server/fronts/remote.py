@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from hotloop.core.config import ClassLimits
 from hotloop.core.errors import DeviceLost, EngineClosed, HotloopError
 from hotloop.core.request import FinishReason, Request, TokenEvent, Usage, Wait
 from hotloop.core.retention import Hold
@@ -53,6 +54,7 @@ class EngineFacts:
     num_kv_tokens: int
     max_context: int
     vocab_size: int
+    class_limits: tuple[ClassLimits, ...]
     publishes_kv: bool
 
     @classmethod
@@ -64,6 +66,7 @@ class EngineFacts:
             engine.num_kv_tokens,
             engine.max_context,
             engine.vocab_size,
+            engine.config.class_limits,
             engine.kv_events is not None,
         )
 
@@ -93,6 +96,7 @@ class RemoteEngine:
         self.block_size = facts.block_size
         self.num_kv_tokens = facts.num_kv_tokens
         self.max_context = facts.max_context
+        self.class_limits = facts.class_limits
         self.publishes_kv = facts.publishes_kv
         self.tokenizer = tokenizer
         self.template = template
@@ -241,6 +245,7 @@ def _render_request(request: Request) -> NewRequest:
         request.salt,
         request.reasoning,
         list(request.resume_at),
+        list(request.begun_ids),
         request.arrived_at,
     )
 
@@ -288,6 +293,7 @@ def _set_facts(request: Request, facts: Facts) -> None:
     request.first_scheduled_at = facts.first_scheduled_at
     request.first_token_at = facts.first_token_at
     request.last_token_at = facts.last_token_at
+    request.turn_wait_s = facts.turn_wait_s
     request.num_preemptions = facts.num_preemptions
     request.num_computed_at_end = facts.num_computed_at_end
     request.eviction = facts.eviction
