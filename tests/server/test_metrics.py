@@ -6,7 +6,6 @@ from pathlib import Path
 from tests.server.calls import TOOLS
 from tests.server.serving import Serving, check_error, only, until
 
-
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
 
 
