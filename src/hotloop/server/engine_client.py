@@ -1,5 +1,6 @@
 """What the server needs of an engine, be it in this process (`LocalEngine`) or in another (`fronts.remote`)."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -62,6 +63,9 @@ class EngineClient(Protocol):
     def release(self, request: Request) -> None:
         """A request has ended, and all that is to be held of it was told."""
 
+    def close_session(self, name: str) -> "asyncio.Future[int]":
+        """As `Engine.close_session`. Nobody has to await it."""
+
     async def is_ready(self) -> bool:
         """Whether requests are admitted."""
 
@@ -114,6 +118,9 @@ class LocalEngine:
 
     def release(self, request: Request) -> None:
         """The request itself says all there is to hold."""
+
+    def close_session(self, name: str) -> "asyncio.Future[int]":
+        return asyncio.wrap_future(self._engine.close_session(name))
 
     async def is_ready(self) -> bool:
         return self._engine.is_running

@@ -11,9 +11,9 @@ import msgspec
 
 from hotloop.cli.serving.fronts import Begin, read_served
 from hotloop.cli.serving.http import serve_http
-from hotloop.cli.serving.reload import start_logging
 from hotloop.core.config import parse_bytes
 from hotloop.core.errors import EngineClosed
+from hotloop.http.logs import start_logging
 from hotloop.models.model import load_model
 from hotloop.server.app import HttpServer
 from hotloop.server.fronts.link import read_one

@@ -19,10 +19,10 @@ import msgspec
 
 from hotloop.cli.serving.http import Served, shorten_pauses
 from hotloop.cli.serving.pages import live_of_engine
-from hotloop.cli.serving.reload import start_logging
 from hotloop.core.config import Fronts
 from hotloop.core.errors import ConfigError, DeviceLost, HotloopError
 from hotloop.engine.engine import Engine
+from hotloop.http.logs import start_logging
 from hotloop.http.serving import has_terminal, log_reload
 from hotloop.server.engine_metrics import EngineMetrics
 from hotloop.server.fronts.host import EngineHost

@@ -57,8 +57,8 @@ def serve(
     """
     from hotloop.cli.serving.fronts import run_with_front, wants_front
     from hotloop.cli.serving.http import Served, serve_http
-    from hotloop.cli.serving.reload import start_logging
     from hotloop.http.listen import bind
+    from hotloop.http.logs import start_logging
 
     began_at = time.monotonic()
     model = replace(model, model=given or model.model)
@@ -113,7 +113,8 @@ def route(
     automatically. Use --config replicas.toml for per-replica settings; SIGHUP reloads it without dropping streams.
     """
     from hotloop.cli.serving.pages import live_of_router, opened_store, page_of
-    from hotloop.cli.serving.reload import Reload, Settings, start_logging
+    from hotloop.cli.serving.reload import Reload, Settings
+    from hotloop.http.logs import start_logging
     from hotloop.router.config import read_routing
     from hotloop.router.serve import RouterServer
 

@@ -66,7 +66,13 @@ class EngineHost:
     ) -> None:
         self._engine = engine
         self._metrics = metrics
-        self._answers = {"is_ready": self._is_ready, "metrics": self._page, "drain": self._drain, **(answers or {})}
+        self._answers = {
+            "is_ready": self._is_ready,
+            "metrics": self._page,
+            "close_session": self._close_session,
+            "drain": self._drain,
+            **(answers or {}),
+        }
         self._on_gone = on_gone
         self._link = Link(sock, self._take, self._close)
         self._decoder = msgspec.msgpack.Decoder(FrontMessage)
@@ -216,6 +222,9 @@ class EngineHost:
     async def _page(self, _: Any) -> bytes:
         return self._metrics.render()
 
+    async def _close_session(self, name: Any) -> int:
+        return await asyncio.wrap_future(self._engine.close_session(str(name)))
+
     async def _drain(self, timeout_s: Any) -> None:
         await self._engine.drain(float(timeout_s))
 
@@ -233,15 +242,16 @@ class EngineHost:
 
 def _make_request(new: NewRequest) -> Request:
     return Request(
-        new.id,
-        array("i", new.prompt),
-        new.sampling,
-        new.priority,
-        new.session_id,
-        new.grammar,
-        new.salt,
-        new.reasoning,
-        new.resume_at,
-        new.begun_ids,
+        id=new.id,
+        prompt_ids=array("i", new.prompt),
+        sampling=new.sampling,
+        priority=new.priority,
+        session_id=new.session_id,
+        grammar=new.grammar,
+        salt=new.salt,
+        reasoning=new.reasoning,
+        resume_at=new.resume_at,
+        parent_id=new.parent_id,
+        begun_ids=new.begun_ids,
         arrived_at=new.arrived_at,
     )

@@ -76,6 +76,7 @@ class NewRequest(msgspec.Struct, frozen=True, array_like=True):
     salt: str
     reasoning: Reasoning | None
     resume_at: list[int]
+    parent_id: str
     begun_ids: list[int]
     arrived_at: float
 

@@ -109,6 +109,7 @@ class RemoteEngine:
         self._numbers = count()
         self._mirrors: dict[int, _Mirror] = {}
         self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._closing: set[asyncio.Future[int]] = set()
 
     @property
     def is_lost(self) -> bool:
@@ -145,6 +146,17 @@ class RemoteEngine:
 
     def release(self, request: Request) -> None:
         self._link.send(Release(request.id))
+
+    def close_session(self, name: str) -> "asyncio.Future[int]":
+        closing: asyncio.Future[int] = asyncio.ensure_future(self.ask("close_session", name))
+        self._closing.add(closing)
+        closing.add_done_callback(self._note_closed)
+        return closing
+
+    def _note_closed(self, closing: "asyncio.Future[int]") -> None:
+        self._closing.discard(closing)
+        if not closing.cancelled():
+            closing.exception()  # told to whoever awaits it, if anybody does
 
     async def ask(self, what: str, value: Any = None) -> Any:
         """Raises what the answer failed with."""
@@ -235,18 +247,19 @@ class RemoteEngine:
 
 def _render_request(request: Request) -> NewRequest:
     return NewRequest(
-        request.number,
-        request.id,
-        request.token_ids.tobytes(),
-        request.sampling,
-        request.priority,
-        request.session_id,
-        request.grammar,
-        request.salt,
-        request.reasoning,
-        list(request.resume_at),
-        list(request.begun_ids),
-        request.arrived_at,
+        number=request.number,
+        id=request.id,
+        prompt=request.token_ids.tobytes(),
+        sampling=request.sampling,
+        priority=request.priority,
+        session_id=request.session_id,
+        grammar=request.grammar,
+        salt=request.salt,
+        reasoning=request.reasoning,
+        resume_at=list(request.resume_at),
+        parent_id=request.parent_id,
+        begun_ids=list(request.begun_ids),
+        arrived_at=request.arrived_at,
     )
 
 
