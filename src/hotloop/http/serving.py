@@ -28,8 +28,10 @@ import uvicorn
 from hotloop.core.config import RouterConfig, ServerConfig, parse_bytes
 from hotloop.core.errors import ConfigError
 from hotloop.http.connection import BoundedProtocol, ConnectionLimits
-from hotloop.http.listen import bind
+from hotloop.http.listen import bind, url_of
+from hotloop.http.logs import AccessLog
 from hotloop.http.page import Application, TrustedHosts, WithPage
+from hotloop.http.tls import Certificate
 
 log = logging.getLogger("hotloop.http")
 
@@ -59,6 +61,7 @@ class ApiServer(uvicorn.Server):
         limits: ConnectionLimits | None = None,
         log_level: str | None = None,
         reload: Callable[[], str] | None = None,
+        certificate: Certificate | None = None,
     ) -> None:
         """`is_open`: there is no key, so only names of its own are answered to, and those allowed. `reload` applies the
         settings as they are now and says what came of it; it raises ConfigError, and then nothing has changed."""
@@ -66,7 +69,9 @@ class ApiServer(uvicorn.Server):
         self._is_open = is_open
         self._drain_delay_s = drain_delay_s
         self._reload = reload
-        served = WithPage(app, page) if page else app
+        self._certificate = certificate
+        logged = AccessLog(app)
+        served = WithPage(logged, page) if page else logged
         protocol: Any = partial(
             BoundedProtocol,
             limits=replace(limits, max_connections=min(limits.max_connections, _allow_files(limits) // 2)),
@@ -85,8 +90,13 @@ class ApiServer(uvicorn.Server):
                 server_header=False,
                 timeout_keep_alive=_KEEP_ALIVE_S,
                 timeout_graceful_shutdown=math.ceil(grace_s),
+                ssl_certfile=certificate.cert if certificate else None,
+                ssl_keyfile=certificate.key if certificate else None,
             )
         )
+
+    def url_of(self, listener: socket.socket) -> str:
+        return url_of(listener, is_tls=self._certificate is not None)
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         return_freed_memory()
@@ -104,7 +114,7 @@ class ApiServer(uvicorn.Server):
         except OSError as error:  # the port was free when it was bound, but another listens there by now
             raise ConfigError(f"cannot listen on {self.config.host}:{self.config.port}: {error.strerror}") from None
         if self._reload and threading.current_thread() is threading.main_thread():
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._hang_up, _has_terminal())
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._hang_up, has_terminal())
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # one that came while loading counts
 
     async def main_loop(self) -> None:
@@ -150,17 +160,27 @@ class ApiServer(uvicorn.Server):
         self.stop()
 
     def reload(self) -> None:
+        log_reload(self._apply_reload)
+
+    def _apply_reload(self) -> str:
         assert self._reload
-        try:
-            log.warning("reload: %s", self._reload())  # seen at the level `warning`, too: somebody asked for it
-        except ConfigError as error:
-            log.error("reload refused, nothing has changed: %s", error)
+        said = self._reload()
+        if self._certificate and self.config.ssl:
+            self._certificate.load(self.config.ssl)
+        return said
 
     def _hang_up(self, had_terminal: bool) -> None:
-        if not had_terminal or _has_terminal():
+        if not had_terminal or has_terminal():
             self.reload()
         elif not self.should_exit:
             self.stop()
+
+
+def log_reload(reload: Callable[[], str]) -> None:
+    try:
+        log.warning("reload: %s", reload())  # seen at the level `warning`, too: somebody asked for it
+    except ConfigError as error:
+        log.error("reload refused, nothing has changed: %s", error)
 
 
 def _accept_all(listener: socket.socket) -> Iterator[socket.socket]:
@@ -170,7 +190,7 @@ def _accept_all(listener: socket.socket) -> Iterator[socket.socket]:
             yield connected
 
 
-def _has_terminal() -> bool:
+def has_terminal() -> bool:
     return any(map(os.isatty, (0, 1, 2)))  # none of them is one any more when the terminal was closed
 
 
