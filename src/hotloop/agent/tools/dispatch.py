@@ -165,10 +165,6 @@ class Dispatcher:
         outcome = await self._fit(outcome)
         finished = CallFinished(turn, call.id, call.name, outcome.text, outcome.is_error, duration_s, outcome.num_tries)
         cut: dict[str, Any] = {"num_chars_cut": outcome.num_chars_cut, "traceback": outcome.traceback}
-            "num_chars_cut": outcome.num_chars_cut,
-            "traceback": outcome.traceback,
-            "saved_s": saved_s,
-        }
         self.emit(replace(finished, saved_s=saved_s, **cut))
         return outcome
 
