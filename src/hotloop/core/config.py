@@ -39,6 +39,7 @@ CacheIsolation = Literal["auto", "none", "key"]
 Explanations = Literal["words", "causes", "off"]
 PolicyName = Literal["prefix", "session", "least_load", "round_robin", "random"]
 LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["text", "json"]
 Feature = Literal[
     "prefix_cache",
     "shared_attention",
@@ -59,7 +60,7 @@ FEATURES: tuple[Feature, ...] = get_args(Feature)
 
 RELOADABLE = frozenset(
     {
-        *("api_key", "api_key_file", "log_level"),
+        *("api_key", "api_key_file", "log_level", "log_format"),
         *("replica", "max_connections", "policy", "queue_timeout_s", "max_retries", "hedge_after_s"),
     }
 )
@@ -130,6 +131,9 @@ class EngineConfig:
     """Maximum tokens of one request, prompt and answer together; the model's own limit if not given."""
     max_running: int = 64
     """Maximum requests in one batch."""
+    max_running_per_root: int | None = None
+    """Maximum requests in one batch of one session and all sessions that work for it (see docs/api.md); no limit if not
+    given."""
     max_waiting: int = 512
     """Maximum queued requests; further requests get 429."""
     max_step_tokens: int | None = None
@@ -248,7 +252,13 @@ class ServerConfig:
     drain_timeout_s: float = 30.0
     """Seconds for which a shutdown waits for running requests."""
     log_level: LogLevel = "info"
-    """Minimum severity of log messages."""
+    """Minimum severity of log messages; `info` has a line for each request."""
+    log_format: LogFormat = "text"
+    """Log lines for people (`text`), or one JSON object per line (`json`)."""
+    tls_cert: str | None = None
+    """File with the certificate, and those that signed it, to serve HTTPS (PEM); read again on SIGHUP."""
+    tls_key: str | None = None
+    """File with the certificate's private key (PEM)."""
     tool_format: ToolFormatName = "auto"
     """How the model writes tool calls; `auto` detects it from the chat template."""
     strict_tools: bool = True
@@ -349,7 +359,13 @@ class RouterConfig:
     drain_timeout_s: float = 30.0
     """Seconds for which a shutdown, or a replica that is removed, waits for running requests."""
     log_level: LogLevel = "info"
-    """Minimum severity of log messages."""
+    """Minimum severity of log messages; `info` has a line for each request."""
+    log_format: LogFormat = "text"
+    """Log lines for people (`text`), or one JSON object per line (`json`)."""
+    tls_cert: str | None = None
+    """File with the certificate, and those that signed it, to serve HTTPS (PEM); read again on SIGHUP."""
+    tls_key: str | None = None
+    """File with the certificate's private key (PEM)."""
 
     def __post_init__(self) -> None:
         _check_listener(self)
@@ -415,6 +431,10 @@ def _check_listener(config: ServerConfig | RouterConfig) -> None:
             raise ConfigError(f"{name} must be finite")
     if config.log_level not in get_args(LogLevel):
         raise ConfigError(f"there is no log_level {config.log_level!r}; there are {', '.join(get_args(LogLevel))}")
+    if config.log_format not in get_args(LogFormat):
+        raise ConfigError(f"there is no log_format {config.log_format!r}; there are {', '.join(get_args(LogFormat))}")
+    if bool(config.tls_cert) != bool(config.tls_key):
+        raise ConfigError("tls_cert and tls_key are needed together")
     if not config.write_timeout_s > 0:
         raise ConfigError(f"write_timeout_s must be above zero, not {config.write_timeout_s}")
     parse_bytes(config.max_body)

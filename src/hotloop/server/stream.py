@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -12,11 +13,12 @@ from starlette.types import Receive, Scope, Send
 
 from hotloop.core.errors import HotloopError, PromptTooLong, RequestError
 from hotloop.core.request import Request, SamplingParams, Usage
-from hotloop.core.session import TOKENS_HEADER
 from hotloop.core.stream import CallOpened
+from hotloop.server.access import describe_access
 from hotloop.server.delivery import OutputCollector, Piece
 from hotloop.server.job import Job
 from hotloop.server.service import Service
+from hotloop.wire.hints import TOKENS_HEADER
 from hotloop.wire.sse import PING_S, write_tokens
 
 _SSE_HEADERS = [
@@ -46,8 +48,10 @@ def submit(http: HttpRequest, job: Job, answer_id: str) -> OutputCollector:
     ]
     for request in requests:
         request.resume_at = [pin.num_tokens for pin in prepared.pins]
+        request.parent_id = caller.tenant.qualify(caller.parent_id)
         request.begun_ids = job.begun_ids
     trace = service.recorder.open(http, job, answer_id, requests)
+    http.state.access = partial(describe_access, service.recorder.model, http.state.began_at, job, requests)
 
     def finish(request: Request, calls: Sequence[CallOpened] | None) -> None:
         service.metrics.observe_finish(request, job.endpoint)
@@ -55,6 +59,8 @@ def submit(http: HttpRequest, job: Job, answer_id: str) -> OutputCollector:
         is_only = job.num_choices == 1  # of several choices nobody can tell which will go on
         service.keeper.finish(request, calls if is_only else None, prepared.pins, has_results=job.has_results)
         job.inquiry.finish(request)
+        if caller.is_final:
+            service.engine.close_session(request.session_id)
         if trace:
             trace.finish(request)
 
