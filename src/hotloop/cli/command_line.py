@@ -32,7 +32,16 @@ _GROUPS: dict[str, tuple[str, ...]] = {
         *("connect_timeout_s", "first_byte_timeout_s", "idle_timeout_s", "max_retries", "retry_share"),
         "hedge_after_s",
     ),
-    "Network": ("host", "port", "max_body", "body_memory", "write_timeout_s", "drain_delay_s", "drain_timeout_s"),
+    "Network": (
+        "host",
+        "port",
+        "fronts",
+        "max_body",
+        "body_memory",
+        "write_timeout_s",
+        "drain_delay_s",
+        "drain_timeout_s",
+    ),
     "Security": ("api_key", "api_key_file", "tls_cert", "tls_key", "allowed_hosts", "cors_origins", "cache_isolation"),
     "Observability": (
         *("log_level", "log_format", "explanations", "explain_memory_tokens", "debug_checks", "trace", "trace_content"),

@@ -39,6 +39,7 @@ CacheIsolation = Literal["auto", "none", "key"]
 Explanations = Literal["words", "causes", "off"]
 PolicyName = Literal["prefix", "session", "least_load", "round_robin", "random"]
 LogLevel = Literal["debug", "info", "warning", "error"]
+Fronts = Literal["auto", "0", "1"]
 LogFormat = Literal["text", "json"]
 Feature = Literal[
     "prefix_cache",
@@ -245,6 +246,9 @@ class ServerConfig:
     docs/api.md)."""
     served_name: str | None = None
     """Model name that clients use; the model's own name if not given."""
+    fronts: Fronts = "auto"
+    """Processes for HTTP, prompts and answers apart from the engine's: 1, or 0 to have all in one process. `auto` is 1
+    with a GPU and four or more CPU cores, else 0."""
     cors_origins: tuple[str, ...] = ()
     """Origins a browser may call from; none by default."""
     drain_delay_s: float = 0.0
