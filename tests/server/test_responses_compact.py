@@ -117,8 +117,8 @@ def test_a_model_cannot_end_its_turn_before_it_has_written_a_summary() -> None:
 
 
 def test_a_summary_that_is_cut_is_told() -> None:
-    with Serving(script=["word " * 600]) as serving:
-        made = compact(serving, input="x" * 1800).json()
+    with Serving(script=["word " * 1000]) as serving:
+        made = compact(serving, input="x" * 3000).json()
     assert any(change.startswith("the summary was cut behind") for change in made["usage"]["hotloop"]["changes"])
 
 

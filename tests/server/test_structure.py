@@ -223,7 +223,5 @@ def test_a_costly_pattern_does_not_end_a_stream_in_an_error(monkeypatch: pytest.
             lines = serving.chat(**asked, stream=True).text.splitlines()
             chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
             assert not any("error" in chunk for chunk in chunks)
-            said = "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks)
-            assert answer.startswith(said.removesuffix('"}')), "it may be closed before its end"
-            assert len(json.loads(said)["a"]) > 100
-            messages += [{"role": "assistant", "content": said}, *HELLO]
+            assert "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks) == answer
+            messages += [{"role": "assistant", "content": answer}, *HELLO]
