@@ -24,13 +24,16 @@ from hotloop.agent.plan.run import PlannedRun
 from hotloop.agent.run import RunLoop, RunSettings
 from hotloop.agent.speculation import SpeculativeTools
 from hotloop.agent.tools.dispatch import Approve
+from hotloop.agent.tools.results import ResultCache
 from hotloop.agent.tools.source import OpenTools, ToolSource
 from hotloop.agent.tools.sub_agent import SubAgent
 from hotloop.agent.tools.tool import FINAL_ANSWER, AgentTool, FinalAnswer, FunctionTool, ToolOptions
 from hotloop.core.errors import ConfigError, HotloopError
 from hotloop.core.message import Message
 from hotloop.core.prices import Prices
+from hotloop.core.request import Priority
 from hotloop.trace.tracer import NullTracer, Tracer
+from hotloop.wire.hints import parse_class
 
 T = TypeVar("T", default=str)
 
@@ -46,6 +49,10 @@ class Agent(Generic[T]):
     """`output` is the type of the final answer: text, or anything pydantic can check. With `tool_choice` "required" a
     run begins with a call, which an answer that has a type is itself; after that it is the model's choice again.
     `max_result_share` is how much of the model's window one result of a tool may take: a longer one is cut.
+
+    `priority` is the class of its turns, which servers that know classes go by: if not given, interactive, workflow for
+    a sub-agent, and background for a `task` that nobody waits for (`summary`, `title`, `evaluation`, `batch`). By its
+    `task` a router chooses the model.
     """
 
     def __init__(
@@ -59,12 +66,15 @@ class Agent(Generic[T]):
         prices: Prices | None = None,
         approve: Approve | None = None,
         speculation: SpeculativeTools | None = None,
+        results: ResultCache | None = None,
         compaction: Compaction | None = None,
         max_result_share: float = 0.25,
         can_prefill_ahead: bool = True,
         tool_choice: Literal["auto", "required"] = "auto",
         max_tokens: int | None = None,
         temperature: float | None = None,
+        priority: Priority | str | None = None,
+        task: str = "",
         extra: Mapping[str, Any] | None = None,
         name: str = "",
         tracer: Tracer | None = None,
@@ -82,59 +92,93 @@ class Agent(Generic[T]):
             prices=prices or Prices(),
             approve=approve,
             speculation=speculation,
+            results=results or ResultCache(),
             compaction=compaction,
             max_result_share=max_result_share,
             can_prefill_ahead=can_prefill_ahead,
             tool_choice=tool_choice,
             max_tokens=max_tokens,
             temperature=temperature,
+            priority=_as_class(priority),
+            task=task,
             extra=dict(extra or {}),
             name=name,
             tracer=tracer or NullTracer(),
         )
 
     async def run(
-        self, prompt: str, *, conversation: Conversation | None = None, context: Sequence[Any] = (), notes: str = ""
+        self,
+        prompt: str,
+        *,
+        conversation: Conversation | None = None,
+        context: Sequence[Any] = (),
+        notes: str = "",
+        fresh: bool = False,
     ) -> Result[T]:
         """The final answer. Raises what ended the run before there was one; being cancelled stops everything."""
-        return await self._run(RunLoop, prompt, conversation, context, notes)
+        return await self._run(RunLoop, prompt, conversation, context, notes, fresh)
 
     def run_sync(
-        self, prompt: str, *, conversation: Conversation | None = None, context: Sequence[Any] = (), notes: str = ""
+        self,
+        prompt: str,
+        *,
+        conversation: Conversation | None = None,
+        context: Sequence[Any] = (),
+        notes: str = "",
+        fresh: bool = False,
     ) -> Result[T]:
         """`run`, for programs that do not await."""
 
         async def run() -> Result[T]:
             async with self:
-                return await self.run(prompt, conversation=conversation, context=context, notes=notes)
+                return await self.run(prompt, conversation=conversation, context=context, notes=notes, fresh=fresh)
 
         return asyncio.run(run())
 
     def stream(
-        self, prompt: str, *, conversation: Conversation | None = None, context: Sequence[Any] = (), notes: str = ""
+        self,
+        prompt: str,
+        *,
+        conversation: Conversation | None = None,
+        context: Sequence[Any] = (),
+        notes: str = "",
+        fresh: bool = False,
     ) -> AsyncGenerator[Event, None]:
         """The run as it happens. Closing the iterator cancels the run.
 
         `conversation` is gone on with, and has all that was said when the run is over. `notes` is what is true now (the
-        time, the open file): it is put behind the prompt, where it costs nothing that comes before it.
+        time, the open file): it is put behind the prompt, where it costs nothing that comes before it. `fresh`: no
+        result of a tool is reused.
         """
-        return self._stream(RunLoop, prompt, conversation, context, notes)
+        return self._stream(RunLoop, prompt, conversation, context, notes, fresh)
 
     async def plan(
-        self, prompt: str, *, conversation: Conversation | None = None, context: Sequence[Any] = (), notes: str = ""
+        self,
+        prompt: str,
+        *,
+        conversation: Conversation | None = None,
+        context: Sequence[Any] = (),
+        notes: str = "",
+        fresh: bool = False,
     ) -> Result[T]:
         """`run`, beginning with a plan: the model writes its calls all at once, referring to each other's results.
 
         Each runs as soon as it is written and what it refers to is there; then the model answers. After a plan that
         cannot be followed the run goes on as any other, and a `PlanAbandoned` says why.
         """
-        return await self._run(PlannedRun, prompt, conversation, context, notes)
+        return await self._run(PlannedRun, prompt, conversation, context, notes, fresh)
 
     def stream_plan(
-        self, prompt: str, *, conversation: Conversation | None = None, context: Sequence[Any] = (), notes: str = ""
+        self,
+        prompt: str,
+        *,
+        conversation: Conversation | None = None,
+        context: Sequence[Any] = (),
+        notes: str = "",
+        fresh: bool = False,
     ) -> AsyncGenerator[Event, None]:
         """`plan` as it happens. Closing the iterator cancels the run."""
-        return self._stream(PlannedRun, prompt, conversation, context, notes)
+        return self._stream(PlannedRun, prompt, conversation, context, notes, fresh)
 
     async def fork(
         self, prompts: Sequence[str], *, conversation: Conversation | None = None, context: Sequence[Any] = ()
@@ -206,10 +250,16 @@ class Agent(Generic[T]):
         await self.settings.model.close()
 
     async def _run(
-        self, kind: type[RunLoop], prompt: str, conversation: Conversation | None, context: Sequence[Any], notes: str
+        self,
+        kind: type[RunLoop],
+        prompt: str,
+        conversation: Conversation | None,
+        context: Sequence[Any],
+        notes: str,
+        fresh: bool,
     ) -> Result[T]:
         conversation = conversation if conversation is not None else Conversation()
-        async with aclosing(self._stream(kind, prompt, conversation, context, notes)) as events:
+        async with aclosing(self._stream(kind, prompt, conversation, context, notes, fresh)) as events:
             async for event in events:
                 if isinstance(event, RunEnded):
                     if event.error:
@@ -218,7 +268,13 @@ class Agent(Generic[T]):
         raise AssertionError("a run did not end")
 
     async def _stream(
-        self, kind: type[RunLoop], prompt: str, conversation: Conversation | None, context: Sequence[Any], notes: str
+        self,
+        kind: type[RunLoop],
+        prompt: str,
+        conversation: Conversation | None,
+        context: Sequence[Any],
+        notes: str,
+        fresh: bool,
     ) -> AsyncGenerator[Event, None]:
         conversation = conversation if conversation is not None else Conversation()
         events: asyncio.Queue[Event] = asyncio.Queue()
@@ -233,7 +289,14 @@ class Agent(Generic[T]):
                 opening.insert(0, Message("system", self.instructions))
             final = None if self.output is str else FinalAnswer(self.output)
             loop = kind(
-                self.settings, conversation, tools, context, opening=opening, final=final, emit=events.put_nowait
+                self.settings,
+                conversation,
+                tools,
+                context,
+                opening=opening,
+                final=final,
+                emit=events.put_nowait,
+                fresh=fresh,
             )
             task = asyncio.create_task(loop.go())
             try:
@@ -250,6 +313,15 @@ class Agent(Generic[T]):
         for name in names:
             if names.count(name) > 1:
                 raise ConfigError(f"there are two tools named {name!r}")
+
+
+def _as_class(given: Priority | str | None) -> Priority | None:
+    found = parse_class(given)
+    if given is not None and found is None:
+        raise ConfigError(
+            f"there is no priority {given!r}; there are {', '.join(each.name.lower() for each in Priority)}"
+        )
+    return found
 
 
 def _as_tool(each: Any) -> AgentTool | ToolSource:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from hotloop.core.errors import ConfigError, HotloopError
 from hotloop.core.prices import Prices
+from hotloop.core.request import Priority
 from hotloop.wire.usage import ApiUsage
 
 
@@ -48,6 +49,10 @@ class RunUsage:
     num_calls: int = 0
     usage: ApiUsage = field(default_factory=ApiUsage)
     money: float = 0.0
+    num_reused: int = 0
+    """Calls whose result was that of the same call, made before or under way."""
+    saved_s: float = 0.0
+    """What tools would have taken for them."""
     began_at: float = field(default_factory=time.monotonic)
 
     @property
@@ -82,6 +87,8 @@ class Run:
     spent: RunUsage = field(default_factory=RunUsage)
     caller: "Run | None" = None
     """The run this is a call of, if an agent is the tool of another."""
+    priority: Priority = Priority.INTERACTIVE
+    """The class of its turns."""
     _is_cancelled: threading.Event = field(default_factory=threading.Event, repr=False)
 
     @property

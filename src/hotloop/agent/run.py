@@ -20,13 +20,16 @@ from hotloop.agent.model import Ask, Model, PartialAnswer
 from hotloop.agent.spans import RunTrace
 from hotloop.agent.speculation import SpeculativeTools
 from hotloop.agent.tools.dispatch import Approve, Caller, Dispatcher, Pending
+from hotloop.agent.tools.results import ResultCache
 from hotloop.agent.tools.tool import AgentTool, FinalAnswer, RunContext, ToolExited
 from hotloop.core import stream
 from hotloop.core.errors import HotloopError
 from hotloop.core.message import Message
 from hotloop.core.prices import Prices
+from hotloop.core.request import Priority
 from hotloop.trace.tracer import NullTracer, Tracer
 from hotloop.wire import event as wire
+from hotloop.wire.hints import choose_class
 from hotloop.wire.usage import ApiUsage
 
 log = logging.getLogger(__name__)
@@ -49,12 +52,15 @@ class RunSettings:
     prices: Prices = field(default_factory=Prices)
     approve: Approve | None = None
     speculation: SpeculativeTools | None = None
+    results: ResultCache = field(default_factory=ResultCache)
     compaction: Compaction | None = None
     max_result_share: float = 0.25
     can_prefill_ahead: bool = True
     tool_choice: Literal["auto", "required"] = "auto"
     max_tokens: int | None = None
     temperature: float | None = None
+    priority: Priority | None = None
+    task: str = ""
     extra: dict[str, Any] = field(default_factory=dict)
     name: str = ""
     tracer: Tracer = field(default_factory=NullTracer)
@@ -73,6 +79,7 @@ class RunLoop:
         opening: Sequence[Message],
         final: FinalAnswer | None = None,
         emit: Emit,
+        fresh: bool = False,
     ) -> None:
         """`opening` are the run's first messages: the user's prompt, and in a new conversation the instructions."""
         run_id = f"run-{secrets.token_hex(8)}"
@@ -80,11 +87,15 @@ class RunLoop:
         within = next((thing for thing in context if isinstance(thing, Caller)), None)
         context = [thing for thing in context if not isinstance(thing, Caller)]
         if within:
-            settings = replace(settings, approve=settings.approve or within.approve)
+            given = settings.priority if settings.priority is not None else within.options.priority
+            task = settings.task or within.options.task
+            settings = replace(settings, approve=settings.approve or within.approve, priority=given, task=task)
             emit = _tell_both(emit, partial(within.tell, run_id))
         self.spent = RunUsage()
         caller = next((thing for thing in context if isinstance(thing, Run)), None)
-        self._run = Run(run_id, conversation.session_id, settings.limits, self.spent, caller)
+        usual = max(Priority.WORKFLOW, caller.priority) if caller else Priority.INTERACTIVE
+        priority = choose_class(settings.priority, settings.task, usual=usual)
+        self._run = Run(run_id, conversation.session_id, settings.limits, self.spent, caller, priority)
         run_context = RunContext([self._run, *context])
         run_context.check(tools)
         self.conversation = conversation
@@ -108,6 +119,8 @@ class RunLoop:
             claim=self._ahead.claim if self._ahead else lambda call: None,
             count=partial(self.spent.count_call, settings.limits),
             abort=self._abort,
+            spent=self.spent,
+            results=(within.results if within else settings.results).open(run_id, conversation.session_id, fresh=fresh),
             concurrency=settings.limits.concurrency,
             max_result_tokens=self._max_result_tokens,
             approve=settings.approve,
@@ -268,6 +281,9 @@ class RunLoop:
             max_tokens=settings.max_tokens,
             temperature=settings.temperature,
             session_id=self.conversation.session_id,
+            parent_id=self._run.caller.session_id if self._run.caller else "",
+            priority=self._run.priority,
+            task=settings.task,
             extra=settings.extra,
             trace=self._trace.context,
         )

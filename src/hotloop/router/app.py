@@ -18,7 +18,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from hotloop.core.config import parse_bytes
-from hotloop.core.errors import HotloopError
+from hotloop.core.errors import HotloopError, RequestError
 from hotloop.core.version import __version__
 from hotloop.http.bodies import JsonBody
 from hotloop.http.keys import METRICS_PATH, ApiKeys, Tenant, read_keys
@@ -36,18 +36,29 @@ from hotloop.router.config import RoutingConfig
 from hotloop.router.errors import RouteError, as_route_error, error_headers, render_error, render_event
 from hotloop.router.kinds import PATHS, Api
 from hotloop.router.metrics import CONTENT_TYPE, RouterMetrics
-from hotloop.router.paths import EXPLAIN, OWNED, find_path, is_path
+from hotloop.router.paths import CLOSING, EXPLAIN, OWNED, find_path, is_path
 from hotloop.router.proxy import BadAnswer, Proxy, is_redirect, kept_headers, relay, send_whole
 from hotloop.router.replicas.replica import Replica
 from hotloop.router.replicas.replica_set import ReplicaSet
 from hotloop.router.request import NOBODY, RoutedRequest, parse_request
 from hotloop.router.spans import RouteRecorder, RouteSpan
+from hotloop.router.stabilise import HEADER, Stabilised, StablePrompts, find_format
 from hotloop.router.summary import read_id, summarize
 from hotloop.router.tiered import TieredRequests
 from hotloop.router.tiers.config import parse_tiers
 from hotloop.router.tiers.tiers import TierChoice
-from hotloop.router.upstream.wire import Headers, UpstreamFailed, UpstreamRequest, UpstreamResponse, read_body
+from hotloop.router.upstream.wire import (
+    Headers,
+    UpstreamFailed,
+    UpstreamRequest,
+    UpstreamResponse,
+    fetch,
+    parse_json,
+    read_body,
+)
+from hotloop.trace import names
 from hotloop.trace.tracer import NullTracer, Tracer
+from hotloop.wire.hints import shorten
 from hotloop.wire.models import render_model, render_models
 
 log = logging.getLogger("hotloop.router")
@@ -56,6 +67,10 @@ log = logging.getLogger("hotloop.router")
 TIER_HEADER = b"x-hotloop-tier"
 JSON = b"application/json"
 _ID_HEADER = REQUEST_ID_HEADER.encode()
+
+
+class _ClosedSession(msgspec.Struct):
+    session_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +125,8 @@ class RouterApp:
         self.is_draining = False
         self.replica_set = ReplicaSet(config)
         self.recorder = RouteRecorder(tracer or NullTracer())
-        self.metrics = RouterMetrics(self.replica_set, lambda: self._tiered.saved, self.recorder.tracer)
+        self._stable = StablePrompts()
+        self.metrics = RouterMetrics(self.replica_set, lambda: self._tiered.saved, self.recorder.tracer, self._stable)
         self._max_body = parse_bytes(config.router.max_body)
         self._proxy = Proxy(self.replica_set, self._max_body, self.metrics.count_failure, self.metrics.count_resume)
         self._tiered = TieredRequests(parse_tiers(config.tables), self._proxy)
@@ -160,6 +176,8 @@ class RouterApp:
             await self._place(scope, caller)
         elif by == "owner":
             await caller.do_unless_gone(self._ask_owner(method, path, query, caller))
+        elif by == "sessions":
+            await caller.do_unless_gone(self._close_session(path, caller))
         elif by == "hotloop":
             await caller.do_unless_gone(self._ask_any(path, caller))
         elif path == METRICS_PATH:
@@ -175,12 +193,25 @@ class RouterApp:
         body = await caller.read_body(self._max_body)
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in caller.headers.items()}
         request = parse_request(path, headers, body, caller.tenant, self._scope(caller.tenant))
+        stable = self._stabilise(request)
+        request = stable.request if stable else request
         with self.recorder.open(request, caller.headers, caller.request_id) as span:
             caller.client.copy = span.answer
+            if stable:
+                caller.client.add_header(HEADER, stable.render())
+                span.facts |= {names.STABILISED: [*stable.changes], names.NUM_SAVED: stable.num_saved}
+                caller.client.copy = bytearray() if span.answer is None else span.answer
             scope["state"][FACTS] = span.describe_access
             async with caller.client.kept_alive(request.api, is_stream=request.is_stream):
                 if not await caller.do_unless_gone(self._answer(request, span, caller)):
                     span.hang_up()
+
+    def _stabilise(self, request: RoutedRequest) -> Stabilised | None:
+        """The request as it is to be sent, if it is to be put in a stable form."""
+        route, is_on = self._tiered.config.route(request.model), self.replica_set.config.router.stabilise
+        if not (is_on if route is None or route.stabilise is None else route.stabilise):
+            return None
+        return self._stable.apply(request, self.replica_set.kinds_for(request)) if find_format(request) else None
 
     def _scope(self, tenant: Tenant) -> str:
         """Whose prefixes are not to be shared with others; empty where they are."""
@@ -219,6 +250,9 @@ class RouterApp:
             span.end(summary)
             if tier:
                 self._tiered.learn(request, tier, summary, time.monotonic() - begun_at)
+            if caller.client.copy and self._stable.is_used:
+                copy = bytes(caller.client.copy)
+                await asyncio.to_thread(self._stable.learn, request, copy, is_stream=request.is_stream)
         finally:
             await self._proxy.finish(begun)
 
@@ -243,6 +277,28 @@ class RouterApp:
                 if replica.kind.name == "hotloop" and await self._ask(replica, "GET", path, caller):
                     return
         raise RouteError(404, "unknown_url", f"no replica that is a hotloop is up, and no other has {path}")
+
+    async def _close_session(self, path: str, caller: ClientCall) -> None:
+        """Tell all that keep sessions that one is over, by the name that each of them has for it."""
+        match = CLOSING.fullmatch(path)
+        given = match["id"] if match else None
+        if not given and (body := parse_json(await caller.read_body(self._max_body), _ClosedSession)):
+            given = body.session_id
+        if not given:
+            raise RequestError("session_id must be a text", param="session_id")
+        closed = []
+        for replica in [each for each in self.replica_set.replicas.values() if each.state == "up"]:
+            if not replica.kind.close_path:
+                continue
+            name = shorten(given) if replica.kind.keeps_tenants else caller.tenant.qualify(shorten(given))
+            sent = msgspec.json.encode({"session_id": name})
+            headers = [*replica.headers({b"content-type": JSON}, caller.tenant)]
+            request = UpstreamRequest("POST", replica.kind.close_path, headers, sent)
+            with contextlib.suppress(UpstreamFailed):
+                status, _, _ = await fetch(replica.upstream, request, self._max_body)
+                closed += [replica.name] if status == 200 else []
+        shown = {"id": given, "object": "session.closed", "replicas": closed}
+        await caller.send_whole(200, [(b"content-type", JSON)], msgspec.json.encode(shown))
 
     async def _ask(self, replica: Replica, method: str, target: str, caller: ClientCall) -> bool:
         """Whether a replica knew what was asked; then the client has its answer."""

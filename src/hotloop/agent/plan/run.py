@@ -23,7 +23,8 @@ from hotloop.agent.model import Ask
 from hotloop.agent.plan.reference import BadReference, fill
 from hotloop.agent.plan.schema import MAX_STEPS, BadPlan, ElementReader, PlanStep, parse_step, plan_schema
 from hotloop.agent.run import RunLoop
-from hotloop.agent.tools.dispatch import Dispatcher, Outcome, Pending, stop
+from hotloop.agent.tools.dispatch import Dispatcher, Pending, stop
+from hotloop.agent.tools.outcome import Outcome
 from hotloop.core.errors import HotloopError
 from hotloop.core.message import Message, Tool, ToolCall
 from hotloop.core.stream import TextDelta
@@ -182,7 +183,8 @@ class PlannedRun(RunLoop):
             raise BadPlan("there are no tools")
         *before, last = self.conversation.messages
         task = replace(last, content=f"{last.content}\n\n{_TASK}")
-        return replace(self._ask(), messages=(*before, task), choice="none", schema=plan_schema(list(tools.values())))
+        schema, kind = plan_schema(list(tools.values())), self._settings.task or "planning"
+        return replace(self._ask(), messages=(*before, task), choice="none", schema=schema, task=kind)
 
 
 def _dump(arguments: dict[str, Any]) -> str:
