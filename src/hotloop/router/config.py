@@ -43,6 +43,8 @@ class ReplicaConfig:
     weight: float = 1.0
     capacity_tokens: int = 1_000_000
     """How many tokens it keeps cached, roughly."""
+    api_version: str = ""
+    """What is named as `api-version`, where the kind asks for one."""
     pool: Pool | Literal[""] = ""
     """Which prompts it is for: those that are mostly known, or all others; both if not given."""
     max_connections: int = 128
