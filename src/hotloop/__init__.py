@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from hotloop.agent.conversation import Conversation
     from hotloop.agent.limits import Limits, Run
     from hotloop.agent.scripted import ScriptedCall, ScriptedModel
+    from hotloop.agent.tools.consent import Approval
     from hotloop.agent.tools.tool import Context, ToolError, tool
     from hotloop.core.config import EngineConfig
     from hotloop.core.errors import HotloopError
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Agent": "hotloop.agent.agent",
+    "Approval": "hotloop.agent.tools.consent",
     "Completion": "hotloop.engine.engine",
     "Context": "hotloop.agent.tools.tool",
     "Conversation": "hotloop.agent.conversation",
@@ -42,6 +44,7 @@ _HOMES = {
 
 __all__ = [
     "Agent",
+    "Approval",
     "Completion",
     "Context",
     "Conversation",

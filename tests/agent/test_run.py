@@ -191,7 +191,7 @@ async def test_the_limit_of_time_stops_what_runs() -> None:
         finally:
             was_stopped.set()
 
-    events = await listen(Agent(ScriptedModel([ScriptedCall("hang")]), [hang], limits=Limits(time_s=0.01)))
+    events = await listen(Agent(ScriptedModel([ScriptedCall("hang")]), [hang], limits=Limits(time_s=0.5)))
     assert (end_of(events).end, was_stopped.is_set()) == ("limit", True)
 
 

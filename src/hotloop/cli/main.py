@@ -14,6 +14,7 @@ from hotloop.cli.advice.lint import lint
 from hotloop.cli.advice.size import size
 from hotloop.cli.agent.predict import predict
 from hotloop.cli.agent.run import run_agent
+from hotloop.cli.agent.runs import runs
 from hotloop.cli.bench import bench
 from hotloop.cli.chat import chat
 from hotloop.cli.command_line import CommandLine
@@ -42,12 +43,12 @@ app.command(serve, config=Sources())
 app.command(chat, config=Sources())
 app.command(route, config=Sources())
 app.command(run_agent, name="run", config=Sources(only=TraceConfig))
-for command in (simulate, size, lint, doctor, pull, rm, demo, version, models, bench, predict, ray, trace):
+for command in (simulate, size, lint, doctor, pull, rm, demo, version, models, bench, predict, ray, runs, trace):
     app.command(command)
 
 _GROUPS = {
     "Serving": ("serve", "chat", "route", "ray"),
-    "Agents": ("run", "predict"),
+    "Agents": ("run", "runs", "predict"),
     "Measuring and checking": ("trace", "bench", "doctor", "lint", "size", "simulate"),
     "Models": ("models", "pull", "rm"),
     "Other": ("demo", "version", "--help", "--version"),

@@ -89,6 +89,13 @@ class ToolOptions:
     cost: float = 0.0
     """Money a call costs."""
     needs_approval: bool = False
+    resumable: bool = False
+    """A call that was broken off goes on where it was, as one of a sub-agent does, which has a journal of its own."""
+
+    @property
+    def can_repeat(self) -> bool:
+        """Whether another try does no harm."""
+        return self.read_only or self.idempotent
 
     def __post_init__(self) -> None:
         if self.timeout_s is not None and self.timeout_s <= 0:
@@ -186,7 +193,7 @@ def tool(
 class FinalAnswer:
     """The model calls it when it is done: its arguments are the answer. This works wherever tools do."""
 
-    traits = ToolOptions()
+    traits = ToolOptions(idempotent=True)
     wants = ()
 
     def __init__(self, output: Any) -> None:
