@@ -13,7 +13,7 @@ from tests.backends.kernels import load_tiles
 from tests.backends.reference import reference_logits
 from tests.backends.test_native import BLOCK, NUM_BLOCKS, Array, Rig, Sequence, make_spec, make_tables, open_rig
 from tests.backends.test_native_backend import assert_rows_alike
-from tests.backends.test_native_strips import quantised_model
+from tests.backends.test_native_packed_ggml import quantised_model
 from tests.backends.test_openvino import IS_ARM, make_prompt, tiny_model
 from tests.engine.tiny import greedy
 
@@ -222,7 +222,7 @@ def test_it_is_refused_where_it_cannot_be_had(model: Model, monkeypatch: pytest.
     with pytest.raises(ConfigError, match="kv_precision=int8 cannot be combined with precision=exact"):
         open_cpu(model, INT8, precision="exact")
     latent = LatentSpec(None, kv_rank=32, nope_dim=16, rope_dim=8, value_dim=16, scale=0.1)
-    with pytest.raises(ConfigError, match=r"kv_precision int8 is not to be had with latent attention \(MLA\)"):
+    with pytest.raises(ConfigError, match=r"kv_precision int8 is not supported with latent attention \(MLA\)"):
         open_cpu(replace(model, spec=replace(model.spec, latent=latent)), INT8)
 
 

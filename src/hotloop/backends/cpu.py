@@ -78,7 +78,7 @@ def _check_kv(spec: ModelSpec, kv_precision: KvPrecision, precision: Precision) 
     if kv_precision == "int8" and precision == "exact":
         raise ConfigError("kv_precision=int8 cannot be combined with precision=exact")
     if kv_precision == "int8" and spec.latent:
-        raise ConfigError("kv_precision int8 is not to be had with latent attention (MLA), whose KV is small")
+        raise ConfigError("kv_precision int8 is not supported with latent attention (MLA), whose KV is small")
 
 
 def _native_form(model: Model, weight_format: WeightFormat) -> Format | None:

@@ -13,6 +13,8 @@ SESSION_HEADERS = (
     "x-dynamo-session-id",
 )
 PRIORITY_HEADER = "x-hotloop-priority"
+TOKENS_HEADER = "x-hotloop-tokens"
+"""Asks for the token ids of a stream, which a router needs to have an answer go on elsewhere."""
 MAX_SESSION_ID = 256
 
 

@@ -22,6 +22,7 @@ from hotloop.core.errors import HotloopError
 from hotloop.core.version import __version__
 from hotloop.http.bodies import JsonBody
 from hotloop.http.keys import METRICS_PATH, ApiKeys, Tenant, read_keys
+from hotloop.http.logs import FACTS
 from hotloop.http.requests import (
     MODELS_PATH,
     OPEN_PATHS,
@@ -111,7 +112,7 @@ class RouterApp:
         self.recorder = RouteRecorder(tracer or NullTracer())
         self.metrics = RouterMetrics(self.replica_set, lambda: self._tiered.saved, self.recorder.tracer)
         self._max_body = parse_bytes(config.router.max_body)
-        self._proxy = Proxy(self.replica_set, self._max_body, on_failure=self.metrics.count_failure)
+        self._proxy = Proxy(self.replica_set, self._max_body, self.metrics.count_failure, self.metrics.count_resume)
         self._tiered = TieredRequests(parse_tiers(config.tables), self._proxy)
         self._keys = keys or ApiKeys(read_keys(config.router.api_key, config.router.api_key_file))
 
@@ -130,6 +131,8 @@ class RouterApp:
             return
         headers: dict[bytes, bytes] = dict(scope["headers"])
         request_id = parse_request_id(headers.get(_ID_HEADER, b"").decode("latin-1"))
+        state = scope.setdefault("state", {})
+        state["request_id"] = request_id
         headers[_ID_HEADER] = request_id.encode()
         client = ClientStream(send, render_ids(scope, request_id))
         caller = ClientCall(request_id, headers, receive, client)
@@ -137,6 +140,7 @@ class RouterApp:
         try:
             if scope["path"] not in OPEN_PATHS:
                 caller = replace(caller, tenant=self._keys.current.admit(headers, scope["path"]))
+                state["tenant"] = caller.tenant
             await self._dispatch(scope, caller)
         except HotloopError as error:
             await self._refuse(error, told, caller)
@@ -153,7 +157,7 @@ class RouterApp:
         by = find_path(method, path)
         method = "GET" if method == "HEAD" else method  # the listener leaves out the body
         if by == "placed":
-            await self._place(path, caller)
+            await self._place(scope, caller)
         elif by == "owner":
             await caller.do_unless_gone(self._ask_owner(method, path, query, caller))
         elif by == "hotloop":
@@ -166,12 +170,14 @@ class RouterApp:
             shown = self._show(path, for_anthropic=is_for_anthropic(scope))
             await caller.send_whole(200, [(b"content-type", JSON)], msgspec.json.encode(shown))
 
-    async def _place(self, path: str, caller: ClientCall) -> None:
+    async def _place(self, scope: Scope, caller: ClientCall) -> None:
+        path = scope["path"]
         body = await caller.read_body(self._max_body)
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in caller.headers.items()}
         request = parse_request(path, headers, body, caller.tenant, self._scope(caller.tenant))
         with self.recorder.open(request, caller.headers, caller.request_id) as span:
             caller.client.copy = span.answer
+            scope["state"][FACTS] = span.describe_access
             async with caller.client.kept_alive(request.api, is_stream=request.is_stream):
                 if not await caller.do_unless_gone(self._answer(request, span, caller)):
                     span.hang_up()

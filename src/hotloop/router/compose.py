@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from hotloop.core.session import TOKENS_HEADER
 from hotloop.router.kinds import WITHOUT_STAND_IN, ReplicaKind
 from hotloop.router.replicas.replica import Replica
 from hotloop.router.request import RoutedRequest, change
@@ -31,11 +32,20 @@ class Composed:
     hides_usage: bool = False
 
 
-def compose(request: RoutedRequest, replica: Replica, headers: Mapping[bytes, bytes], items: ItemStore) -> Composed:
+def compose(
+    request: RoutedRequest,
+    replica: Replica,
+    headers: Mapping[bytes, bytes],
+    items: ItemStore,
+    *,
+    tells_tokens: bool = False,
+) -> Composed:
     """The client's own bytes if the replica speaks that API, but for fields that have to be others there. Raises
     RequestError if the request cannot be said in any API the replica speaks, or would be misunderstood. `items` are
-    those of translated answers, which no replica knows."""
+    those of translated answers, which no replica knows. `tells_tokens`: a replica that can is to tell them."""
     spoken, sent_headers = replica.speaks(request), replica.headers(headers, request.tenant)
+    if tells_tokens and replica.kind.resumes == "tokens":
+        sent_headers.append((TOKENS_HEADER.encode(), b"1"))
     is_spoken = request.api in spoken
     options = usage_options(request) if replica.kind.has_stream_usage or not is_spoken else None
     changes: dict[str, Any] = {"stream_options": options} if options else {}

@@ -15,6 +15,7 @@ from hotloop.wire.errors import read_failure
 
 Api = Literal["chat", "completions", "responses", "messages", "compaction", "tokenize", "embeddings"]
 Auth = Literal["bearer", "x-api-key"]
+Resumes = Literal["", "tokens", "message", "prefill"]
 
 CHAT = "/v1/chat/completions"
 TRANSLATED: Mapping[str, Api] = {
@@ -72,6 +73,9 @@ class ReplicaKind:
     """Whether it is told whose a request is."""
     keeps_tenants: bool = False
     """Whether it then keeps tenants apart itself."""
+    resumes: Resumes = ""
+    """How it goes on with an answer that another replica had begun: from its tokens, from its text as the last message
+    or as a prefill, or not at all."""
     salted: frozenset[Api] = frozenset()
     """The APIs in which a `cache_salt` keeps prefixes apart."""
 
@@ -89,6 +93,7 @@ _KINDS = (
         priority=str,
         takes_tenants=True,
         keeps_tenants=True,
+        resumes="tokens",
     ),
     ReplicaKind(
         "vllm",
@@ -99,6 +104,7 @@ _KINDS = (
         "num_requests_waiting",
         "/tokenize",
         priority=int,
+        resumes="message",
         salted=_SALTED,
     ),
     ReplicaKind(
@@ -110,6 +116,7 @@ _KINDS = (
         "num_queue_reqs",
         "/tokenize",
         priority=int,
+        resumes="message",
         salted=_SALTED,
     ),
     ReplicaKind("tgi", _OPENAI, "/metrics", "tgi_", "batch_current_size", "queue_size"),
@@ -134,6 +141,7 @@ _KINDS = (
         auth="x-api-key",
         reads_threads=True,
         fixed_headers=((b"anthropic-version", b"2023-06-01"),),
+        resumes="prefill",
     ),
 )
 KINDS: Mapping[str, ReplicaKind] = {kind.name: kind for kind in _KINDS}

@@ -94,6 +94,8 @@ class RoutedRequest(PromptDigest):
     """Whose prefixes are kept apart from all others'; empty where all share."""
     cache_salt: str = ""
     """What keeps them apart where the replica takes a salt: of the tenant and of what the client gave."""
+    kinds: frozenset[str] = frozenset()
+    """The kinds of replicas that understand it, where not all do."""
     session_name: str = ""
     """The session as the client calls it; `session` is told apart from those of other tenants."""
 

@@ -5,7 +5,7 @@ A field of the wrong type is refused by name; an unknown one is ignored, since c
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -62,6 +62,15 @@ class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     whitespace_pattern: str | None = None
 
 
+class Resume(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """An answer that another server had begun. What a grammar does not allow of it is left out, with all behind it."""
+
+    token_ids: list[TokenId]
+    call_ids: list[AnswerId] = []
+    """What its calls were called, in their order."""
+    response_id: Annotated[str, Meta(pattern="^resp_[0-9a-f]{48}$")] | None = None
+
+
 class Options(msgspec.Struct, kw_only=True):
     n: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
     min_p: float | None = None
@@ -91,6 +100,7 @@ class Options(msgspec.Struct, kw_only=True):
     prompt_cache_options: CacheOptions | None = None
     prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    resume: Resume | None = None
 
     @property
     def num_choices(self) -> int:
@@ -155,6 +165,15 @@ def parse_sampling(
         include_stop=bool(options.include_stop_str_in_output),
         logprobs=logprobs,
     )
+
+
+def parse_begun(options: Options, vocab_size: int, max_tokens: int) -> Sequence[int]:
+    """The tokens an answer begins with, as far as there is room for them. Raises RequestError."""
+    if options.resume is None:
+        return ()
+    refuse_if(("resume", options.num_choices > 1, "is for one answer: n must be 1"))
+    _check_tokens("resume.token_ids", options.resume.token_ids, vocab_size)
+    return options.resume.token_ids[:max_tokens]
 
 
 def max_tokens_with(logprobs: int, num_choices: int) -> int:

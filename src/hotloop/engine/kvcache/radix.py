@@ -264,7 +264,7 @@ class RadixTree:
         if most[0] == HoldKind.FINISHED:
             return 0
         rest: list[TreeNode] = []
-        while (num_uncomputed := max(0, num_wanted - pool.num_free)) and (leaf := self.order.pop_hosted(most)):
+        while (num_uncomputed := max(0, num_wanted - pool.num_free)) and (leaf := self.order.pop_offloaded(most)):
             num_given_up = min(num_uncomputed, self.num_idle(leaf))
             rest.append(leaf)
             self._trim(leaf, len(leaf.block_ids) - num_given_up, beneficiary)

@@ -38,7 +38,7 @@ class Sessions:
         """Whether the session of a request without a held prefix is admitted."""
         size = self._sizes.get(request.id) or self._sizes.setdefault(request.id, self._size(request))
         may_enter = self.admission.may_enter(request, size, self._num_shared(), self.tree.retention.token_s)
-        self._let_go(self.admission.take_lost())
+        self._release(self.admission.take_lost())
         if not may_enter:
             is_room = self.admission.has_room(size, self._num_shared())
             request.wait_for(Wait.SESSIONS if is_room else Wait.KV_BLOCKS, self.admission.now)
@@ -50,7 +50,7 @@ class Sessions:
         request.wait_for(Wait.TURN, self.admission.now)
         self._sizes.pop(request.id, None)
         self.admission.enter(request, self._size(request))
-        self._let_go(self.admission.swap_out(self._num_shared()))
+        self._release(self.admission.swap_out(self._num_shared()))
 
     def end(self, request: Request, reason: FinishReason, cache_refill_s: float, *, is_waiting: bool = False) -> None:
         """A request has ended, and its session may come back; if it only waited, nothing is kept for it any more."""
@@ -77,7 +77,7 @@ class Sessions:
     def _num_shared(self) -> int:
         return self.tree.num_owned[None] * self._block_size
 
-    def _let_go(self, sessions: Iterable[Session]) -> None:
+    def _release(self, sessions: Iterable[Session]) -> None:
         """What was kept for sessions that are no longer admitted goes first."""
         for session in sessions:
             for token_ids, salt in session.tails:

@@ -119,14 +119,19 @@ class _Tokens(msgspec.Struct):
     tokens: list[Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]]
 
 
+async def count_tokens(replicas: Iterable[Replica], model: str, text: str) -> int:
+    """How many tokens a text is; 0 if no replica can tell."""
+    return len(await tokenize(replicas, {"model": model, "prompt": text, "add_special_tokens": False}) or ())
+
+
 async def tokenize(replicas: Iterable[Replica], question: Mapping[str, Any]) -> list[int] | None:
-    """A prompt in tokens, by the first replica that publishes its state, is up and has the model: all that have it
-    tokenize alike. None if none can tell."""
+    """A prompt in tokens, by the first of these replicas that is up and has the model: all that have it tokenize alike.
+    None if none can tell."""
     model = question.get("model")
     model = model if isinstance(model, str) else ""
     for replica in replicas:
         path = replica.kind.tokenize_path
-        if path and replica.config.kv_events and replica.state == "up" and replica.serves(model):
+        if path and replica.state == "up" and replica.serves(model):
             body = msgspec.json.encode({**question, "model": replica.models.get(model, model)})
             headers = replica.headers({b"content-type": b"application/json"})
             try:
