@@ -9,6 +9,7 @@ from hotloop.core.version import __version__
 if TYPE_CHECKING:
     from hotloop.agent.agent import Agent, Result
     from hotloop.agent.conversation import Conversation
+    from hotloop.agent.executor import ToolExecutor
     from hotloop.agent.limits import Limits, Run
     from hotloop.agent.scripted import ScriptedCall, ScriptedModel
     from hotloop.agent.tools.consent import Approval
@@ -39,6 +40,7 @@ _HOMES = {
     "ScriptedModel": "hotloop.agent.scripted",
     "TokenEvent": "hotloop.core.request",
     "ToolError": "hotloop.agent.tools.tool",
+    "ToolExecutor": "hotloop.agent.executor",
     "Usage": "hotloop.core.request",
     "tool": "hotloop.agent.tools.tool",
 }
@@ -63,6 +65,7 @@ __all__ = [
     "ScriptedModel",
     "TokenEvent",
     "ToolError",
+    "ToolExecutor",
     "Usage",
     "__version__",
     "tool",

@@ -146,10 +146,10 @@ class FunctionTool:
         return self.function(*args, **kwargs)
 
     def check(self, arguments: str) -> None:
-        self._parse(arguments)
+        self.parse(arguments)
 
     async def run(self, arguments: str, run_context: RunContext) -> Any:
-        values = self._parse(arguments) | {name: run_context.find(kind) for name, kind in self._wanted.items()}
+        values = self.parse(arguments) | {name: run_context.find(kind) for name, kind in self._wanted.items()}
         try:
             return await call_function(self.function, **values)
         except ToolError:
@@ -157,7 +157,8 @@ class FunctionTool:
         except Exception as error:
             raise ToolCrashed(f"{type(error).__name__}: {error}") from error
 
-    def _parse(self, arguments: str) -> dict[str, Any]:
+    def parse(self, arguments: str) -> dict[str, Any]:
+        """The values of a call, with what was left out as its default. Raises ToolError."""
         parsed = validate(self._arguments.model_validate_json, "arguments are", arguments)
         fields = self._arguments.model_fields.items()
         return {info.alias or field: getattr(parsed, field) for field, info in fields}
