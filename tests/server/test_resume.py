@@ -8,7 +8,7 @@ import pytest
 from tests.server.calls import TOOLS, WEATHER, write_call
 from tests.server.serving import HELLO, MODEL, Serving, check_error, token
 
-from hotloop.core.session import TOKENS_HEADER
+from hotloop.wire.hints import TOKENS_HEADER
 from hotloop.wire.sse import take_tokens
 
 CALL = "Let me look.\n" + write_call("weather", city="Rome", days=1)

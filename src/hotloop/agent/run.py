@@ -39,10 +39,12 @@ from hotloop.agent.wire.http import Retries
 from hotloop.core.errors import HotloopError, RemoteError
 from hotloop.core.message import Message, ToolCall
 from hotloop.core.prices import Prices
+from hotloop.core.request import Priority
 from hotloop.trace.journal import JournalRow
 from hotloop.trace.tracer import Tracer
 from hotloop.wire.arguments import read_arguments
 from hotloop.wire.event import Ended, EndReason
+from hotloop.wire.hints import choose_class
 from hotloop.wire.usage import ApiUsage
 
 log = logging.getLogger(__name__)
@@ -73,6 +75,8 @@ class RunSettings:
     tool_choice: Literal["auto", "required"] = "auto"
     max_tokens: int | None = None
     temperature: float | None = None
+    priority: Priority | None = None
+    task: str = ""
     extra: dict[str, Any] = field(default_factory=dict)
     name: str = ""
     tracer: Tracer | None = None
@@ -106,11 +110,15 @@ class RunLoop:
         within = next((thing for thing in context if isinstance(thing, Caller)), None)
         context = [thing for thing in context if not isinstance(thing, Caller)]
         if within:
-            settings = replace(settings, approve=settings.approve or within.approve)
+            given = settings.priority if settings.priority is not None else within.options.priority
+            task = settings.task or within.options.task
+            settings = replace(settings, approve=settings.approve or within.approve, priority=given, task=task)
             emit = _tell_both(emit, partial(within.tell, run_id))
         self.spent = past.spent if past else RunUsage()
         caller = next((thing for thing in context if isinstance(thing, Run)), None)
-        self._run = Run(run_id, conversation.session_id, settings.limits, self.spent, caller)
+        usual = max(Priority.WORKFLOW, caller.priority) if caller else Priority.INTERACTIVE
+        priority = choose_class(settings.priority, settings.task, usual=usual)
+        self._run = Run(run_id, conversation.session_id, settings.limits, self.spent, caller, priority)
         run_context = RunContext([self._run, *context])
         run_context.check(tools)
         self.conversation = conversation
@@ -446,6 +454,9 @@ class RunLoop:
             max_tokens=settings.max_tokens,
             temperature=settings.temperature,
             session_id=self.conversation.session_id,
+            parent_id=self._run.caller.session_id if self._run.caller else "",
+            priority=self._run.priority,
+            task=settings.task,
             extra=settings.extra,
             trace=self._trace.context,
         )

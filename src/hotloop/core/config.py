@@ -39,6 +39,7 @@ CacheIsolation = Literal["auto", "none", "key"]
 Explanations = Literal["words", "causes", "off"]
 PolicyName = Literal["prefix", "session", "least_load", "round_robin", "random"]
 LogLevel = Literal["debug", "info", "warning", "error"]
+Fronts = Literal["auto", "0", "1"]
 LogFormat = Literal["text", "json"]
 Feature = Literal[
     "prefix_cache",
@@ -131,6 +132,9 @@ class EngineConfig:
     """Maximum tokens of one request, prompt and answer together; the model's own limit if not given."""
     max_running: int = 64
     """Maximum requests in one batch."""
+    max_running_per_root: int | None = None
+    """Maximum requests in one batch of one session and all sessions that work for it (see docs/api.md); no limit if not
+    given."""
     max_waiting: int = 512
     """Maximum queued requests; further requests get 429."""
     max_step_tokens: int | None = None
@@ -242,6 +246,9 @@ class ServerConfig:
     docs/api.md)."""
     served_name: str | None = None
     """Model name that clients use; the model's own name if not given."""
+    fronts: Fronts = "auto"
+    """Processes for HTTP, prompts and answers apart from the engine's: 1, or 0 to have all in one process. `auto` is 1
+    with a GPU and four or more CPU cores, else 0."""
     cors_origins: tuple[str, ...] = ()
     """Origins a browser may call from; none by default."""
     drain_delay_s: float = 0.0

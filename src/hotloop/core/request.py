@@ -169,6 +169,10 @@ class Usage(NamedTuple):
         return {wait: time_s for wait, time_s in zip(Wait, times_s, strict=True) if time_s}
 
 
+UNCOUNTED = Usage(0, 0, 0)
+"""In the event of one more sampled token, for a listener that counts and detokenises by itself."""
+
+
 class TokenEvent(NamedTuple):
     """What one step gave one request. The last event of a request, and only that one, has a finish reason."""
 
@@ -185,7 +189,7 @@ class TokenEvent(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """See the module's picture. Made by the caller; everything below `resume_at` belongs to the engine."""
+    """See the module's picture. Made by the caller; everything below `begun_ids` belongs to the engine."""
 
     id: str
     prompt_ids: Sequence[int]
@@ -199,6 +203,8 @@ class Request:
     """None: nothing in its answer counts as reasoning."""
     resume_at: Sequence[int] = ()
     """Where in the prompt later ones are likely to go on from, beside its end."""
+    parent_id: str = ""
+    """The session that its own works for."""
     begun_ids: Sequence[int] = ()
     """Tokens its answer begins with, chosen elsewhere: they are told with its first event, and go on from there."""
 
@@ -231,6 +237,8 @@ class Request:
     num_reasoning: int = 0
     session: str = ""
     """Its session: by name, or else by the prompts it goes on from."""
+    root: str = ""
+    """The session that all this is done for, by name; its own if it works for no other."""
     has_held_prefix: bool = False
     """Whether its prefix was being kept for it when it came (back)."""
     is_loading: bool = False

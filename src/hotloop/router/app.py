@@ -18,7 +18,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from hotloop.core.config import parse_bytes
-from hotloop.core.errors import HotloopError
+from hotloop.core.errors import HotloopError, RequestError
 from hotloop.core.version import __version__
 from hotloop.http.bodies import JsonBody
 from hotloop.http.keys import METRICS_PATH, ApiKeys, Tenant, read_keys
@@ -36,7 +36,7 @@ from hotloop.router.config import RoutingConfig
 from hotloop.router.errors import RouteError, as_route_error, error_headers, render_error, render_event
 from hotloop.router.kinds import PATHS, Api
 from hotloop.router.metrics import CONTENT_TYPE, RouterMetrics
-from hotloop.router.paths import EXPLAIN, OWNED, find_path, is_path
+from hotloop.router.paths import CLOSING, EXPLAIN, OWNED, find_path, is_path
 from hotloop.router.proxy import BadAnswer, Proxy, is_redirect, kept_headers, relay, send_whole
 from hotloop.router.replicas.replica import Replica
 from hotloop.router.replicas.replica_set import ReplicaSet
@@ -46,8 +46,17 @@ from hotloop.router.summary import read_id, summarize
 from hotloop.router.tiered import TieredRequests
 from hotloop.router.tiers.config import parse_tiers
 from hotloop.router.tiers.tiers import TierChoice
-from hotloop.router.upstream.wire import Headers, UpstreamFailed, UpstreamRequest, UpstreamResponse, read_body
+from hotloop.router.upstream.wire import (
+    Headers,
+    UpstreamFailed,
+    UpstreamRequest,
+    UpstreamResponse,
+    fetch,
+    parse_json,
+    read_body,
+)
 from hotloop.trace.tracer import NullTracer, Tracer
+from hotloop.wire.hints import shorten
 from hotloop.wire.models import render_model, render_models
 
 log = logging.getLogger("hotloop.router")
@@ -56,6 +65,10 @@ log = logging.getLogger("hotloop.router")
 TIER_HEADER = b"x-hotloop-tier"
 JSON = b"application/json"
 _ID_HEADER = REQUEST_ID_HEADER.encode()
+
+
+class _ClosedSession(msgspec.Struct):
+    session_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +173,8 @@ class RouterApp:
             await self._place(scope, caller)
         elif by == "owner":
             await caller.do_unless_gone(self._ask_owner(method, path, query, caller))
+        elif by == "sessions":
+            await caller.do_unless_gone(self._close_session(path, caller))
         elif by == "hotloop":
             await caller.do_unless_gone(self._ask_any(path, caller))
         elif path == METRICS_PATH:
@@ -243,6 +258,28 @@ class RouterApp:
                 if replica.kind.name == "hotloop" and await self._ask(replica, "GET", path, caller):
                     return
         raise RouteError(404, "unknown_url", f"no replica that is a hotloop is up, and no other has {path}")
+
+    async def _close_session(self, path: str, caller: ClientCall) -> None:
+        """Tell all that keep sessions that one is over, by the name that each of them has for it."""
+        match = CLOSING.fullmatch(path)
+        given = match["id"] if match else None
+        if not given and (body := parse_json(await caller.read_body(self._max_body), _ClosedSession)):
+            given = body.session_id
+        if not given:
+            raise RequestError("session_id must be a text", param="session_id")
+        closed = []
+        for replica in [each for each in self.replica_set.replicas.values() if each.state == "up"]:
+            if not replica.kind.close_path:
+                continue
+            name = shorten(given) if replica.kind.keeps_tenants else caller.tenant.qualify(shorten(given))
+            sent = msgspec.json.encode({"session_id": name})
+            headers = [*replica.headers({b"content-type": JSON}, caller.tenant)]
+            request = UpstreamRequest("POST", replica.kind.close_path, headers, sent)
+            with contextlib.suppress(UpstreamFailed):
+                status, _, _ = await fetch(replica.upstream, request, self._max_body)
+                closed += [replica.name] if status == 200 else []
+        shown = {"id": given, "object": "session.closed", "replicas": closed}
+        await caller.send_whole(200, [(b"content-type", JSON)], msgspec.json.encode(shown))
 
     async def _ask(self, replica: Replica, method: str, target: str, caller: ClientCall) -> bool:
         """Whether a replica knew what was asked; then the client has its answer."""

@@ -69,6 +69,12 @@ class ReplicaKind:
     """Whether it knows Anthropic's `thread`, be it to refuse it; others answer as if what is sent were all."""
     priority: type[str | int] | None = None
     """What `priority` in a body is to it: a class by name, a number, or a field it may refuse."""
+    class_step: int = 0
+    """How much further behind each class is in its numbers, where that does not depend on how it was started."""
+    tags_sessions: bool = False
+    """Whether it keeps what a session has cached by a `session_id` in the body."""
+    close_path: str = ""
+    """Where it is told that a session is over."""
     takes_tenants: bool = False
     """Whether it is told whose a request is."""
     keeps_tenants: bool = False
@@ -91,6 +97,7 @@ _KINDS = (
         "/tokenize",
         reads_threads=True,
         priority=str,
+        close_path="/close_session",
         takes_tenants=True,
         keeps_tenants=True,
         resumes="tokens",
@@ -104,6 +111,7 @@ _KINDS = (
         "num_requests_waiting",
         "/tokenize",
         priority=int,
+        class_step=1,
         resumes="message",
         salted=_SALTED,
     ),
@@ -116,6 +124,8 @@ _KINDS = (
         "num_queue_reqs",
         "/tokenize",
         priority=int,
+        tags_sessions=True,
+        close_path="/close_session",
         resumes="message",
         salted=_SALTED,
     ),

@@ -51,6 +51,9 @@ MAX_ERROR_BYTES = 64 << 10
 MAX_EVENT_BYTES = 1 << 20
 """A longer one is passed on in pieces."""
 
+NO_PRIORITIES = b"riority scheduling is not enabled"
+"""So old versions of vLLM word it."""
+
 
 class BadAnswer(RouteError):
     """A replica answered with an error: what it said, for the client if nobody answers better."""
@@ -65,6 +68,10 @@ class BadAnswer(RouteError):
 
 class UnknownPath(HotloopError):
     """A replica does not have the path of an API that its kind speaks."""
+
+
+class ClassRefused(HotloopError):
+    """A replica that schedules by no priority has refused one."""
 
 
 @dataclass(slots=True)
@@ -187,6 +194,10 @@ class Proxy:
         replica, api = place.replica, attempts.request.api
         try:
             return await self._exchange(place, attempts)
+        except ClassRefused:
+            replica.class_step = 0
+            log.info("%s does not schedule by priority: classes are left out until it restarts", replica.name)
+            return await self._exchange(place, attempts)
         except UnknownPath:
             replica.missing_apis |= {api}
             if api in WITHOUT_STAND_IN:
@@ -238,6 +249,8 @@ class Proxy:
         body = await read_body(response, MAX_ERROR_BYTES if status >= 400 else self.max_held_bytes)
         if composed.has_other_way and is_unknown_path(status, body):
             raise UnknownPath
+        if composed.has_class and status == 400 and NO_PRIORITIES in body:
+            raise ClassRefused
         if composed.translation:
             status, body = composed.translation.answer(status, body)
         if response.status in RETRIED or response.status in REFUSED:

@@ -12,9 +12,9 @@ import msgspec
 from msgspec import Meta
 
 from hotloop.core.errors import RequestError
-from hotloop.core.request import Priority, SamplingParams
-from hotloop.core.session import PRIORITY_HEADER
+from hotloop.core.request import SamplingParams
 from hotloop.wire.field import Json
+from hotloop.wire.hints import PRIORITY_HEADER, Hints, parse_class, read_hints
 from hotloop.wire.request import ApiRequest
 
 MAX_STOPS = 16
@@ -28,6 +28,7 @@ MAX_LOGPROBS = 100_000
 """Log probabilities in one answer. Each takes half a kilobyte until it is sent, and some microseconds to render."""
 
 # Kept in memory, so no longer than an hour, whatever is asked for.
+MAX_RETENTION_S = 3600
 _RETENTIONS_S = {"in_memory": 300, "in-memory": 300, "30m": 1800, "12h": 3600, "24h": 3600}
 
 _body = msgspec.json.Decoder(Json)
@@ -62,6 +63,16 @@ class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     whitespace_pattern: str | None = None
 
 
+class AgentCache(msgspec.Struct, kw_only=True):
+    ttl: Annotated[float, Meta(ge=0, le=MAX_RETENTION_S)] | None = None
+
+
+class AgentHint(msgspec.Struct, kw_only=True):
+    """What vLLM's clients hint at: `wire.hints` reads the rest of it."""
+
+    cache_control: AgentCache | None = None
+
+
 class Resume(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """An answer that another server had begun. What a grammar does not allow of it is left out, with all behind it."""
 
@@ -94,8 +105,9 @@ class Options(msgspec.Struct, kw_only=True):
     choice: Choices | None = None
     grammar: NonEmpty | None = None
 
-    priority: Literal["interactive", "workflow", "background"] | None = None
+    priority: Literal["interactive", "workflow", "background"] | int | None = None
     session_id: str | None = None
+    agent_hint: AgentHint | None = None
     cache_salt: NonEmpty | None = None
     prompt_cache_options: CacheOptions | None = None
     prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
@@ -115,6 +127,8 @@ class Options(msgspec.Struct, kw_only=True):
         """For how long the prompt is to be kept, if the request says so. The newer field wins."""
         options = self.prompt_cache_options or CacheOptions()
         named = None if options.mode == "explicit" else options.ttl or self.prompt_cache_retention
+        if not named and self.agent_hint and self.agent_hint.cache_control:
+            return int(self.agent_hint.cache_control.ttl or 0) or None
         return _RETENTIONS_S[named] if named else None
 
 
@@ -195,15 +209,13 @@ def refuse_if(*refusals: tuple[str, object, str]) -> None:
             raise RequestError(f"{param} {reason}", param=param)
 
 
-def parse_priority(request: ApiRequest, options: Options, headers: Mapping[str, str]) -> Priority:
-    """The body's own word first, then the header, then OpenAI's flex tier, which asks for cheap and slow."""
-    name = options.priority or headers.get(PRIORITY_HEADER)
-    if name:
-        try:
-            return Priority[name.upper()]
-        except KeyError:
-            raise RequestError(f"{PRIORITY_HEADER}: there is no priority {name!r}", param="priority") from None
-    return Priority.BACKGROUND if request.service_tier == "flex" else Priority.INTERACTIVE
+def parse_hints(request: ApiRequest, options: Options, headers: Mapping[str, str]) -> Hints:
+    """Which session it is of, and how urgent it is. A class that there is not is refused."""
+    name = headers.get(PRIORITY_HEADER)
+    if options.priority is None and name and parse_class(name) is None:
+        raise RequestError(f"{PRIORITY_HEADER}: there is no priority {name!r:.100}", param="priority")
+    named = {"prompt_cache_key": request.cache.key, "user": request.user, "service_tier": request.service_tier}
+    return read_hints({**request.own, **request.fields, **named}, headers)
 
 
 def _check_stop(request: ApiRequest) -> None:

@@ -11,19 +11,18 @@ from starlette.requests import Request as HttpRequest
 from hotloop.chat.chat import Chat
 from hotloop.core.config import ServerConfig, parse_bytes
 from hotloop.core.errors import UnknownModel
-from hotloop.core.session import name_session
 from hotloop.core.version import __version__
-from hotloop.engine.engine import Engine
 from hotloop.http.bodies import BodyRoom
 from hotloop.http.json_schema import first_violation
 from hotloop.http.serving import trim_memory
 from hotloop.server.border import read_json
 from hotloop.server.delivery import EventBridge
+from hotloop.server.engine_client import EngineClient
 from hotloop.server.explain.inquiry import Explainer
 from hotloop.server.holds import RetentionHints
 from hotloop.server.job import Jobs
 from hotloop.server.metrics import Metrics
-from hotloop.server.options import Options, decode, parse_priority
+from hotloop.server.options import Options, decode, parse_hints
 from hotloop.server.spans import RequestRecorder
 from hotloop.server.tenants import Caller, name_scope
 from hotloop.trace.tracer import Tracer
@@ -35,11 +34,11 @@ _DECODED_SHARE = 8  # decoded and made a prompt of, a text takes up to eight tim
 
 
 class Service:
-    def __init__(self, engine: Engine, config: ServerConfig, tracer: Tracer) -> None:
+    def __init__(self, engine: EngineClient, config: ServerConfig, tracer: Tracer) -> None:
         self.engine = engine
         self.is_draining = False
         self.model = config.served_name or engine.name
-        self.metrics = Metrics(engine, self.model, tracer)
+        self.metrics = Metrics(engine.class_limits, tracer)
         self.chat = Chat(
             engine.template, engine.tokenizer, engine.grammars, first_violation, config, engine.max_context
         )
@@ -92,10 +91,13 @@ class Service:
         return name_scope(http.state.tenant, cache_salt, self._isolation)
 
     def caller(self, http: HttpRequest, request: ApiRequest, options: Options) -> Caller:
+        hints = parse_hints(request, options, http.headers)
         return Caller(
             http.state.tenant,
             self.scope(http, options.cache_salt),
-            name_session(options.session_id, http.headers, request.cache.key, request.user),
+            hints.session,
             http.state.request_id,
-            parse_priority(request, options, http.headers),
+            hints.priority,
+            hints.parent,
+            hints.is_final,
         )

@@ -13,12 +13,12 @@ from starlette.types import Receive, Scope, Send
 
 from hotloop.core.errors import HotloopError, PromptTooLong, RequestError
 from hotloop.core.request import Request, SamplingParams, Usage
-from hotloop.core.session import TOKENS_HEADER
 from hotloop.core.stream import CallOpened
 from hotloop.server.access import describe_access
 from hotloop.server.delivery import OutputCollector, Piece
 from hotloop.server.job import Job
 from hotloop.server.service import Service
+from hotloop.wire.hints import TOKENS_HEADER
 from hotloop.wire.sse import PING_S, write_tokens
 
 _SSE_HEADERS = [
@@ -28,7 +28,7 @@ _SSE_HEADERS = [
 ]
 
 
-def submit(http: HttpRequest, job: Job, answer_id: str) -> OutputCollector:
+async def submit(http: HttpRequest, job: Job, answer_id: str) -> OutputCollector:
     """One request a choice, the choices of a prompt next to each other."""
     service, caller, prepared = Service.of(http), job.caller, job.prepared
     samplings = [_vary_seed(job.sampling, i) for i in range(job.num_choices)]
@@ -48,6 +48,7 @@ def submit(http: HttpRequest, job: Job, answer_id: str) -> OutputCollector:
     ]
     for request in requests:
         request.resume_at = [pin.num_tokens for pin in prepared.pins]
+        request.parent_id = caller.tenant.qualify(caller.parent_id)
         request.begun_ids = job.begun_ids
     trace = service.recorder.open(http, job, answer_id, requests)
     http.state.access = partial(describe_access, service.recorder.model, http.state.began_at, job, requests)
@@ -58,19 +59,20 @@ def submit(http: HttpRequest, job: Job, answer_id: str) -> OutputCollector:
         is_only = job.num_choices == 1  # of several choices nobody can tell which will go on
         service.keeper.finish(request, calls if is_only else None, prepared.pins, has_results=job.has_results)
         job.inquiry.finish(request)
+        if caller.is_final:
+            service.engine.close_session(request.session_id)
         if trace:
             trace.finish(request)
 
+    job.inquiry.begin(answer_id, requests)
     try:
-        outputs = service.bridge.submit(requests, finish, job.make_parser)
+        return await service.bridge.submit(requests, finish, job.make_parser, job.inquiry.start)
     except HotloopError as error:
         if trace:
             trace.refuse(error)
         if isinstance(error, RequestError) and (error.param is None or isinstance(error, PromptTooLong)):
             error.param = job.prompt_param
         raise
-    job.inquiry.begin(answer_id, requests)
-    return outputs
 
 
 def _vary_seed(sampling: SamplingParams, index: int) -> SamplingParams:

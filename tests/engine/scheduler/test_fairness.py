@@ -12,7 +12,9 @@ PROMOTION_S = EngineConfig().promotion_s
 
 
 def request(name: str, priority: Priority = Priority.INTERACTIVE, at: float = 0.0, session: str = "") -> Request:
-    return make_request([1], name, priority=priority, arrived_at=at, session_id=session)
+    made = make_request([1], name, priority=priority, arrived_at=at, session_id=session)
+    made.root = session
+    return made
 
 
 def running(priority: Priority) -> Request:

@@ -24,7 +24,7 @@ from hotloop.agent.events import CallDispatched, CallFinished, Event, SubAgentEv
 from hotloop.agent.journal import ApprovalPending, Returned, RunJournal, Waits
 from hotloop.agent.tools.consent import BROKEN_OFF, Approve, Consent, Undecided
 from hotloop.agent.tools.result import cut, cut_to_tokens, render_cut, render_result
-from hotloop.agent.tools.tool import AgentTool, RunContext, ToolCrashed, ToolError, ToolExited
+from hotloop.agent.tools.tool import AgentTool, RunContext, ToolCrashed, ToolError, ToolExited, ToolOptions
 from hotloop.core.errors import ConfigError, HotloopError
 from hotloop.core.message import Message, ToolCall
 
@@ -78,6 +78,7 @@ class Caller:
     root_id: str
     is_again: bool
     """Whether the call had begun before its run was broken off."""
+    options: ToolOptions
 
     def tell(self, run_id: str, event: Event) -> None:
         self.emit(SubAgentEvent(self.turn, self.call.id, self.call.name, run_id, event))
@@ -211,7 +212,8 @@ class Dispatcher:
         await self.called(call, not (tool.traits.can_repeat or tool.traits.resumable))
         self._tell(CallDispatched(turn, call.id, call.name, call.arguments))
         is_again = call.id in self.consent.running
-        caller = Caller(call, turn, self.emit, self.consent.approve, self.journal, self.root_id, is_again)
+        approve, traits = self.consent.approve, tool.traits
+        caller = Caller(call, turn, self.emit, approve, self.journal, self.root_id, is_again, traits)
         return await carry_out(tool, call.arguments, RunContext((caller, *self.run_context.things)))
 
     def _wait(self, call: ToolCall, turn: int, outcome: Outcome) -> Outcome:

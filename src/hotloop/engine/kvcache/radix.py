@@ -142,6 +142,15 @@ class RadixTree:
                 self._cut(node)
                 return
 
+    def release(self, token_ids: "array[int]", salt: str, session: str) -> None:
+        """Free what only this session has along these tokens, but for what a request uses or a client has pinned."""
+        for node in self.walk(token_ids.tobytes(), salt):
+            if node.session == session and self.num_idle(node) == len(node.block_ids):
+                held = (each.hold for each in subtree(node) if each.hold)
+                if not any(self.retention.kind(hold) is HoldKind.PINNED for hold in held):
+                    self._cut(node)
+                return
+
     def allocate(
         self, count: int, beneficiary: str = "", *, most: Rank | None = None, num_spare: int = 0
     ) -> list[int] | None:

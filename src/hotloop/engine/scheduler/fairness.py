@@ -1,8 +1,9 @@
 """Whose turn it is among the waiting: classes first, then who is awaited, then sessions by the service they have had.
 
 Within a class those go first whose prefix was kept for them, then the session that was served least; service is
-forgotten with time. For each `promotion_s` of waiting a request counts as one class more urgent, also once it runs, and
-nobody who is awaited goes before it any more, so nothing waits for ever.
+forgotten with time, and what is done for another session counts as that one's. For each `promotion_s` of waiting a
+request counts as one class more urgent, also once it runs, and nobody who is awaited goes before it any more, so
+nothing waits for ever.
 
 A class is held back while more urgent requests run, for its `max_wait_s` at most: who would be late at the next step is
 due in this one.
@@ -27,7 +28,7 @@ _FADE = 0.9  # of the longest step lately, a step
 
 
 class Fairness:
-    """Service attained by each session, in tokens, bounded in number and fading with time."""
+    """Service attained by each root session, in tokens, bounded in number and fading with time."""
 
     def __init__(self, config: EngineConfig = EngineConfig()) -> None:
         self._attained: FIFOCache[str, tuple[float, float]] = FIFOCache(MAX_SESSIONS)
@@ -47,11 +48,11 @@ class Fairness:
         return self.now + self.step_s - request.waiting_since >= self._limits[request.priority].max_wait_s
 
     def charge(self, request: Request, num_tokens: int) -> None:
-        tokens = self.attained(request.session_id) + num_tokens
-        self._attained[request.session_id] = (tokens, self.now)
+        tokens = self.attained(request.root) + num_tokens
+        self._attained[request.root] = (tokens, self.now)
 
-    def attained(self, session_id: str) -> float:
-        tokens, at = self._attained.get(session_id, (0.0, self.now))
+    def attained(self, root: str) -> float:
+        tokens, at = self._attained.get(root, (0.0, self.now))
         return tokens * math.exp2((at - self.now) / HALF_LIFE_S)
 
     def order(self, waiting: Iterable[Request], running: Iterable[Request]) -> list[Request]:
@@ -75,7 +76,7 @@ class Fairness:
 
     def _score(self, request: Request) -> tuple[bool, float, float]:
         waited_s = self.now - request.arrived_at
-        served = self.attained(request.session_id) - waited_s * AGEING_TOKENS_PER_S
+        served = self.attained(request.root) - waited_s * AGEING_TOKENS_PER_S
         is_newcomer = not request.has_held_prefix and self.now - request.waiting_since < self._promotion_s
         return is_newcomer, served, request.arrived_at
 

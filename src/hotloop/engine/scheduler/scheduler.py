@@ -159,7 +159,7 @@ class Scheduler:
         for part in step.slices:
             request = part.request
             begin, end = part.begin, part.end
-            if request.session_id and (end - begin > 1 or end % CHARGED == 0):
+            if request.root and (end - begin > 1 or end % CHARGED == 0):
                 # one without counts as a session of its own, which has had nothing yet
                 self.fairness.charge(request, end - begin if end - begin > 1 else CHARGED)
             request.num_computed = end
@@ -303,7 +303,17 @@ class Scheduler:
         """It has waited for its turn until now: what it waits for from here on is room."""
         if request.turn_wait_s is None:
             request.turn_wait_s = max(0.0, self.fairness.now - request.arrived_at)
+        if self._is_root_full(request):
+            request.wait_for(Wait.BATCH, self.fairness.now)
+            return False
         return self._admit(plan, request)
+
+    def _is_root_full(self, request: Request) -> bool:
+        """Whether as many requests run as may for the session that this is done for, with all its sub-agents."""
+        most = self.config.max_running_per_root
+        if most is None or not request.root:
+            return False
+        return sum(each.root == request.root for each in self.running.values()) >= most
 
     def _advance(self, plan: StepPlan, request: Request, budget: int, *, is_due: bool) -> int:
         """Compute as much of a request as the budget allows; returns what it took of it."""
