@@ -17,6 +17,7 @@ from hotloop.agent.limits import Limits
 from hotloop.agent.model import Ask
 from hotloop.agent.scripted import Part, ScriptedCall, ScriptedModel
 from hotloop.agent.tools.tool import tool
+from hotloop.core.errors import ConfigError
 from hotloop.trace.store import StoreTracer
 
 LINES = [f"{turn}-{i}" for turn in range(4) for i in range(2)]
@@ -72,5 +73,14 @@ async def run(store: Path, effects: Path, run_id: str | None) -> None:
     tracer.close()
 
 
+async def main(store: Path, effects: Path, run_id: str | None) -> None:
+    try:
+        await run(store, effects, run_id)
+    except ConfigError as error:
+        if "is done" not in str(error):  # it was killed between that and saying so
+            raise
+        say("done done None")
+
+
 if __name__ == "__main__":
-    asyncio.run(run(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else None))
+    asyncio.run(main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else None))
