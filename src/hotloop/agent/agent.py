@@ -26,6 +26,7 @@ from hotloop.agent.run import RunLoop, RunSettings
 from hotloop.agent.speculation import SpeculativeTools
 from hotloop.agent.tools.consent import Approve, OnUncertain
 from hotloop.agent.tools.dispatch import Caller
+from hotloop.agent.tools.results import ResultCache
 from hotloop.agent.tools.source import OpenTools, ToolSource
 from hotloop.agent.tools.sub_agent import SubAgent
 from hotloop.agent.tools.tool import FINAL_ANSWER, AgentTool, FinalAnswer, FunctionTool, ToolOptions
@@ -70,6 +71,7 @@ class Agent(Generic[T]):
         approve: Approve | None = None,
         on_uncertain: OnUncertain | None = None,
         speculation: SpeculativeTools | None = None,
+        results: ResultCache | None = None,
         compaction: Compaction | None = None,
         max_result_share: float = 0.25,
         can_prefill_ahead: bool = True,
@@ -96,6 +98,7 @@ class Agent(Generic[T]):
             approve=approve,
             on_uncertain=on_uncertain,
             speculation=speculation,
+            results=results or ResultCache(),
             compaction=compaction,
             max_result_share=max_result_share,
             can_prefill_ahead=can_prefill_ahead,
@@ -110,47 +113,78 @@ class Agent(Generic[T]):
         )
 
     async def run(
-        self, prompt: str, *, conversation: Conversation | None = None, context: Sequence[Any] = (), notes: str = ""
+        self,
+        prompt: str,
+        *,
+        conversation: Conversation | None = None,
+        context: Sequence[Any] = (),
+        notes: str = "",
+        fresh: bool = False,
     ) -> Result[T]:
         """The final answer. Raises what ended the run before there was one; being cancelled stops everything."""
-        return await self._run(RunLoop, prompt, conversation, context, notes)
+        return await self._run(RunLoop, prompt, conversation, context, notes, fresh)
 
     def run_sync(
-        self, prompt: str, *, conversation: Conversation | None = None, context: Sequence[Any] = (), notes: str = ""
+        self,
+        prompt: str,
+        *,
+        conversation: Conversation | None = None,
+        context: Sequence[Any] = (),
+        notes: str = "",
+        fresh: bool = False,
     ) -> Result[T]:
         """`run`, for programs that do not await."""
 
         async def run() -> Result[T]:
             async with self:
-                return await self.run(prompt, conversation=conversation, context=context, notes=notes)
+                return await self.run(prompt, conversation=conversation, context=context, notes=notes, fresh=fresh)
 
         return asyncio.run(run())
 
     def stream(
-        self, prompt: str, *, conversation: Conversation | None = None, context: Sequence[Any] = (), notes: str = ""
+        self,
+        prompt: str,
+        *,
+        conversation: Conversation | None = None,
+        context: Sequence[Any] = (),
+        notes: str = "",
+        fresh: bool = False,
     ) -> AsyncGenerator[Event, None]:
         """The run as it happens. Closing the iterator cancels the run.
 
         `conversation` is gone on with, and has all that was said when the run is over. `notes` is what is true now (the
-        time, the open file): it is put behind the prompt, where it costs nothing that comes before it.
+        time, the open file): it is put behind the prompt, where it costs nothing that comes before it. `fresh`: no
+        result of a tool is reused.
         """
-        return self._stream(RunLoop, prompt, conversation, context, notes)
+        return self._stream(RunLoop, prompt, conversation, context, notes, fresh)
 
     async def plan(
-        self, prompt: str, *, conversation: Conversation | None = None, context: Sequence[Any] = (), notes: str = ""
+        self,
+        prompt: str,
+        *,
+        conversation: Conversation | None = None,
+        context: Sequence[Any] = (),
+        notes: str = "",
+        fresh: bool = False,
     ) -> Result[T]:
         """`run`, beginning with a plan: the model writes its calls all at once, referring to each other's results.
 
         Each runs as soon as it is written and what it refers to is there; then the model answers. After a plan that
         cannot be followed the run goes on as any other, and a `PlanAbandoned` says why.
         """
-        return await self._run(PlannedRun, prompt, conversation, context, notes)
+        return await self._run(PlannedRun, prompt, conversation, context, notes, fresh)
 
     def stream_plan(
-        self, prompt: str, *, conversation: Conversation | None = None, context: Sequence[Any] = (), notes: str = ""
+        self,
+        prompt: str,
+        *,
+        conversation: Conversation | None = None,
+        context: Sequence[Any] = (),
+        notes: str = "",
+        fresh: bool = False,
     ) -> AsyncGenerator[Event, None]:
         """`plan` as it happens. Closing the iterator cancels the run."""
-        return self._stream(PlannedRun, prompt, conversation, context, notes)
+        return self._stream(PlannedRun, prompt, conversation, context, notes, fresh)
 
     async def resume(
         self, run_id: str, *, context: Sequence[Any] = (), approvals: Mapping[str, bool | str] | None = None
@@ -242,10 +276,17 @@ class Agent(Generic[T]):
         await self.settings.model.close()
 
     async def _run(
-        self, kind: type[RunLoop], prompt: str, conversation: Conversation | None, context: Sequence[Any], notes: str
+        self,
+        kind: type[RunLoop],
+        prompt: str,
+        conversation: Conversation | None,
+        context: Sequence[Any],
+        notes: str,
+        fresh: bool,
     ) -> Result[T]:
         conversation = conversation if conversation is not None else Conversation()
-        return await self._finish(self._stream(kind, prompt, conversation, context, notes), conversation)
+        stream = self._stream(kind, prompt, conversation, context, notes, fresh)
+        return await self._finish(stream, conversation)
 
     async def _finish(self, stream: AsyncGenerator[Event, None], conversation: Conversation) -> Result[T]:
         async with aclosing(stream) as events:
@@ -257,7 +298,13 @@ class Agent(Generic[T]):
         raise AssertionError("a run did not end")
 
     async def _stream(
-        self, kind: type[RunLoop], prompt: str, conversation: Conversation | None, context: Sequence[Any], notes: str
+        self,
+        kind: type[RunLoop],
+        prompt: str,
+        conversation: Conversation | None,
+        context: Sequence[Any],
+        notes: str,
+        fresh: bool,
     ) -> AsyncGenerator[Event, None]:
         conversation = conversation if conversation is not None else Conversation()
         opening = [Message("user", f"{prompt}\n\n{notes}" if notes else prompt)]
@@ -266,7 +313,7 @@ class Agent(Generic[T]):
         past = await _find_past(context)
         if past:
             opening, conversation = [], past.conversation
-        async with aclosing(self._go(kind, conversation, context, opening, past)) as events:
+        async with aclosing(self._go(kind, conversation, context, opening, past, fresh=fresh)) as events:
             async for event in events:
                 yield event
 
@@ -277,6 +324,8 @@ class Agent(Generic[T]):
         context: Sequence[Any],
         opening: Sequence[Message],
         past: Past | None,
+        *,
+        fresh: bool = False,
     ) -> AsyncGenerator[Event, None]:
         events: asyncio.Queue[Event] = asyncio.Queue()
         async with AsyncExitStack() as stack:
@@ -291,6 +340,7 @@ class Agent(Generic[T]):
                     opening=opening,
                     final=final,
                     emit=events.put_nowait,
+                    fresh=fresh,
                     past=past,
                 )
             except BaseException:

@@ -28,12 +28,13 @@ import pydantic_core
 
 from hotloop.agent.events import Event
 from hotloop.agent.journal import RunJournal
-from hotloop.agent.limits import Run
+from hotloop.agent.limits import Run, RunUsage
 from hotloop.agent.model import PartialAnswer
 from hotloop.agent.predict.history import call_key
 from hotloop.agent.speculation import RunForesight, SpeculativeTools
 from hotloop.agent.tools.consent import Approve, Consent
 from hotloop.agent.tools.dispatch import Dispatcher, EarlyCall, Pending
+from hotloop.agent.tools.results import ResultCache
 from hotloop.agent.tools.tool import AgentTool, FromContext, FunctionTool, RunContext, ToolError
 from hotloop.core.errors import ConfigError, HotloopError, RemoteError
 from hotloop.core.message import Message, ToolCall
@@ -80,7 +81,6 @@ class ToolExecutor:
             self._foresight = lambda: speculation.open(self.tools, run_context, emit)
         self._claims: list[Callable[[ToolCall], EarlyCall | None]] = []
         self._early: deque[tuple[str, Pending]] = deque()
-        self._running: dict[str, Pending] = {}  # read-only calls of a framework, while they run
         self._finishing: set[asyncio.Task[None]] = set()
         self._dispatcher = Dispatcher(
             self.tools,
@@ -89,6 +89,8 @@ class ToolExecutor:
             claim=self._claim,
             count=lambda: None,
             abort=lambda error: None,
+            spent=RunUsage(),
+            results=ResultCache().open("executor", "executor"),
             concurrency=concurrency,
             max_result_tokens=_any_result,
             journal=RunJournal(None, ""),
@@ -220,13 +222,7 @@ class ToolExecutor:
             if each[0] == key:
                 self._early.remove(each)
                 return each[1]
-        if key in self._running:
-            return self._running[key]
-        pending = self.start(call)
-        if self.is_read_only(call):
-            self._running[key] = pending
-            pending.task.add_done_callback(lambda _: self._running.pop(key, None))
-        return pending
+        return self.start(call)
 
 
 class ExecutedTurn:

@@ -270,7 +270,9 @@ class Past:
     @property
     def spent(self) -> RunUsage:
         began_at = time.monotonic() - self.time_s
-        return RunUsage(self.num_turns, self.num_calls, self.usage, self.money, began_at)
+        return RunUsage(
+            num_turns=self.num_turns, num_calls=self.num_calls, usage=self.usage, money=self.money, began_at=began_at
+        )
 
     def take(self, note: Note) -> None:
         match note:

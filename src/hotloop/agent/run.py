@@ -33,7 +33,9 @@ from hotloop.agent.retelling import Retelling
 from hotloop.agent.spans import RunTrace
 from hotloop.agent.speculation import SpeculativeTools
 from hotloop.agent.tools.consent import Approve, Consent, OnUncertain
-from hotloop.agent.tools.dispatch import Caller, Dispatcher, EarlyCall, Outcome, Pending, stop
+from hotloop.agent.tools.dispatch import Caller, Dispatcher, EarlyCall, Pending, stop
+from hotloop.agent.tools.outcome import Outcome
+from hotloop.agent.tools.results import ResultCache
 from hotloop.agent.tools.tool import AgentTool, FinalAnswer, RunContext
 from hotloop.agent.wire.http import Retries
 from hotloop.core.errors import HotloopError, RemoteError
@@ -69,6 +71,7 @@ class RunSettings:
     prices: Prices = field(default_factory=Prices)
     approve: Approve | None = None
     speculation: SpeculativeTools | None = None
+    results: ResultCache = field(default_factory=ResultCache)
     compaction: Compaction | None = None
     max_result_share: float = 0.25
     can_prefill_ahead: bool = True
@@ -101,6 +104,7 @@ class RunLoop:
         opening: Sequence[Message],
         final: FinalAnswer | None = None,
         emit: Emit,
+        fresh: bool = False,
         past: Past | None = None,
     ) -> None:
         """`opening` are the run's first messages: the user's prompt, and in a new conversation the instructions. Of a
@@ -153,6 +157,8 @@ class RunLoop:
             claim=self._claim,
             count=partial(self.spent.count_call, settings.limits),
             abort=self._abort,
+            spent=self.spent,
+            results=(within.results if within else settings.results).open(run_id, conversation.session_id, fresh=fresh),
             concurrency=settings.limits.concurrency,
             max_result_tokens=self._max_result_tokens,
             journal=self._journal,

@@ -62,7 +62,7 @@ FEATURES: tuple[Feature, ...] = get_args(Feature)
 RELOADABLE = frozenset(
     {
         *("api_key", "api_key_file", "log_level", "log_format"),
-        *("replica", "max_connections", "policy", "queue_timeout_s", "max_retries", "hedge_after_s"),
+        *("replica", "max_connections", "policy", "queue_timeout_s", "max_retries", "hedge_after_s", "stabilise"),
     }
 )
 """Settings that SIGHUP applies. Any other that has changed is reported, and waits for a restart."""
@@ -351,6 +351,9 @@ class RouterConfig:
     """Number of other replicas tried if one fails before the first byte of its answer."""
     retry_share: float = 0.2
     """Retry budget as a share of requests, to avoid retry storms."""
+    stabilise: bool = False
+    """Put prompts in a stable form before they are placed and sent, so that any replica finds again what it has cached
+    (see docs/routing.md)."""
     resume_streams: bool = True
     """Whether a stream whose replica is lost goes on at another one, where that can be done (see docs/routing.md)."""
     hedge_after_s: float | None = None

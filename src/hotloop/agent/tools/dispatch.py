@@ -17,13 +17,17 @@ import traceback
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import InitVar, dataclass, field, replace
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 from hotloop.agent.conversation import estimate_tokens
 from hotloop.agent.events import CallDispatched, CallFinished, Event, SubAgentEvent
 from hotloop.agent.journal import ApprovalPending, Returned, RunJournal, Waits
+from hotloop.agent.limits import RunUsage
 from hotloop.agent.tools.consent import BROKEN_OFF, Approve, Consent, Undecided
+from hotloop.agent.tools.outcome import Outcome
 from hotloop.agent.tools.result import cut, cut_to_tokens, render_cut, render_result
+from hotloop.agent.tools.results import ResultCache, RunResults
 from hotloop.agent.tools.tool import AgentTool, RunContext, ToolCrashed, ToolError, ToolExited, ToolOptions
 from hotloop.core.errors import ConfigError, HotloopError
 from hotloop.core.message import Message, ToolCall
@@ -39,21 +43,6 @@ _MAX_STOP_S = 5.0  # for a tool that was cancelled
 _MAX_CANCELLED_S = 2.5  # for one whose caller was cancelled: who did that waits for longer
 _MAX_LATE_S = 0.5  # for one that was cancelled since its time is up, and may have something to say about it
 LATE = "it took longer than its timeout_s"  # what a tool that is cancelled for that reason is told
-
-
-class Outcome(NamedTuple):
-    """What the model is told."""
-
-    text: str
-    is_error: bool = False
-    num_tries: int = 1
-    whole: str = ""
-    """The text before it was cut to fit the model's window, if it was."""
-    num_chars_cut: int = 0
-    """Left out of the text, by this cut or before."""
-    traceback: str = ""
-    waits_for: tuple[ToolCall, ...] = ()
-    """Calls that somebody has to decide on first, this one or those of a sub-agent: there is no result yet."""
 
 
 @dataclass(slots=True)
@@ -79,6 +68,7 @@ class Caller:
     is_again: bool
     """Whether the call had begun before its run was broken off."""
     options: ToolOptions
+    results: ResultCache
 
     def tell(self, run_id: str, event: Event) -> None:
         self.emit(SubAgentEvent(self.turn, self.call.id, self.call.name, run_id, event))
@@ -133,8 +123,10 @@ class Dispatcher:
     claim: Callable[[ToolCall], EarlyCall | None]
     count: Callable[[], None]
     abort: Callable[[HotloopError], None]
+    spent: RunUsage
     concurrency: InitVar[int]
     max_result_tokens: Callable[[], Awaitable[int]]
+    results: RunResults
     journal: RunJournal
     called: Callable[[ToolCall, bool], Awaitable[None]]
     """Told before a tool begins, and whether what it does may be done again."""
@@ -182,7 +174,7 @@ class Dispatcher:
 
     async def _outcome(self, call: ToolCall, turn: int) -> Outcome:
         tool = self.tools.get(call.name)
-        began_at = time.monotonic()
+        began_at, saved_s = time.monotonic(), 0.0
         try:
             outcome = await self._refusal(tool, call)
         except Undecided:
@@ -193,10 +185,10 @@ class Dispatcher:
                 began_at = early.began_at
                 self._tell(CallDispatched(turn, call.id, call.name, call.arguments, was_speculative=True))
                 outcome = await early.task
+            elif reused := await self._reuse(tool, call, turn):
+                outcome, saved_s = reused
             else:
-                async with self._rooms.get(call.name, nullcontext()), self._room:
-                    began_at = time.monotonic()
-                    outcome = await self._carry_out(tool, call, turn)
+                outcome, began_at = await self._run_tool(tool, call, turn)
         assert outcome, "a call that is not refused has a tool"
         if outcome.waits_for:
             return self._wait(call, turn, outcome)
@@ -205,16 +197,43 @@ class Dispatcher:
         returned = Returned(turn, call.id, outcome.text, outcome.is_error, outcome.num_tries)
         self.journal.note(returned, call.id)
         finished = CallFinished(turn, call.id, call.name, outcome.text, outcome.is_error, duration_s, outcome.num_tries)
-        self._tell(replace(finished, num_chars_cut=outcome.num_chars_cut, traceback=outcome.traceback))
+        cut: dict[str, Any] = {"num_chars_cut": outcome.num_chars_cut, "traceback": outcome.traceback}
+        self._tell(replace(finished, saved_s=saved_s, **cut))
         return outcome
 
-    async def _carry_out(self, tool: AgentTool, call: ToolCall, turn: int) -> Outcome:
-        await self.called(call, not (tool.traits.can_repeat or tool.traits.resumable))
-        self._tell(CallDispatched(turn, call.id, call.name, call.arguments))
-        is_again = call.id in self.consent.running
-        approve, traits = self.consent.approve, tool.traits
-        caller = Caller(call, turn, self.emit, approve, self.journal, self.root_id, is_again, traits)
-        return await carry_out(tool, call.arguments, RunContext((caller, *self.run_context.things)))
+    async def _reuse(self, tool: AgentTool, call: ToolCall, turn: int) -> tuple[Outcome, float] | None:
+        """The result of the same call that was made before, or is being made, and the time that saves."""
+        reuse = self.results.find(tool, call.arguments, self.run_context)
+        outcome = await reuse.wait() if reuse else None
+        if not reuse or not outcome:
+            return None
+        self._tell(CallDispatched(turn, call.id, call.name, call.arguments, reused=reuse.kind))
+        self.spent.num_reused += 1
+        self.spent.saved_s += reuse.saved_s
+        return outcome._replace(num_tries=0), reuse.saved_s
+
+    async def _run_tool(self, tool: AgentTool, call: ToolCall, turn: int) -> tuple[Outcome, float]:
+        """The outcome, and when it began to run."""
+        async with self._rooms.get(call.name, nullcontext()), self._room:
+            began_at = time.monotonic()
+            await self.called(call, not (tool.traits.can_repeat or tool.traits.resumable))
+            self._tell(CallDispatched(turn, call.id, call.name, call.arguments))
+            things = RunContext((self._caller(tool, call, turn), *self.run_context.things))
+            run = partial(carry_out, tool, call.arguments, things)
+            return await self.results.fetch(tool, call.arguments, self.run_context, run), began_at
+
+    def _caller(self, tool: AgentTool, call: ToolCall, turn: int) -> Caller:
+        return Caller(
+            call,
+            turn,
+            self.emit,
+            approve=self.consent.approve,
+            journal=self.journal,
+            root_id=self.root_id,
+            is_again=call.id in self.consent.running,
+            options=tool.traits,
+            results=self.results.cache,
+        )
 
     def _wait(self, call: ToolCall, turn: int, outcome: Outcome) -> Outcome:
         if not self.journal.is_kept:
