@@ -287,7 +287,7 @@ async def test_what_was_speculative_is_stopped_even_if_somebody_stops_the_stoppi
             await may_stop.wait()
 
     agent = Agent(
-        ScriptedModel([ScriptedCall("stubborn")]), [stubborn], limits=Limits(time_s=0.01), speculation=watching
+        ScriptedModel([ScriptedCall("stubborn")]), [stubborn], limits=Limits(time_s=0.5), speculation=watching
     )
     task = asyncio.create_task(agent.run("go"))
     await is_stopping.wait()
