@@ -101,7 +101,7 @@ class Replica:
         return list(headers.items())
 
     def target(self, path: str, model: str) -> str:
-        """Where it has a path of ours, for a model as it calls it. What stands below no `/v1` is the same everywhere."""
+        """Where it has a path of ours, for a model as it calls it. What is not below `/v1` is the same everywhere."""
         return target_of(self.kind, path, model, self.config.api_version) if path.startswith("/v1/") else path
 
     async def aclose(self) -> None:
