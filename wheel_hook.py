@@ -20,12 +20,12 @@ class LibrariesHook(BuildHookInterface):  # type: ignore[type-arg]
             return
         sys.path.insert(0, str(Path(self.root) / "src"))
         try:
-            from hotloop.backends.build import build_for_wheel  # noqa: PLC0415 - not on the path before
+            from hotloop.backends.cpu.build import build_for_wheel  # noqa: PLC0415 - not on the path before
 
             machine = os.environ.get("MACHINE", platform.machine())
             libraries, tag = build_for_wheel(Path(tempfile.mkdtemp()), machine)
         except (ImportError, OSError) as error:
             self.app.display_warning(f"the wheel has no compiled libraries: {error}")
             return
-        build_data["force_include"] |= {str(each): f"hotloop/backends/lib/{each.name}" for each in libraries}
+        build_data["force_include"] |= {str(each): f"hotloop/backends/cpu/lib/{each.name}" for each in libraries}
         build_data |= {"pure_python": False, "tag": f"py3-none-{tag}"}

@@ -11,9 +11,9 @@ from tests.models.tiny import DictWeights, tiny_spec, tiny_weights
 from tests.parity.manners import differences
 from tests.parity.models import CONFIGS, read_model, write_model
 
-from hotloop.backends.cpu import open_cpu
-from hotloop.backends.openvino.attention import numpy_kernel
-from hotloop.backends.openvino.placeholder import PortableBackend
+from hotloop.backends.cpu.attention import numpy_kernel
+from hotloop.backends.cpu.opening import open_cpu
+from hotloop.backends.cpu.openvino.placeholder import PortableBackend
 from hotloop.core.config import EngineConfig
 from hotloop.engine.engine import Engine
 from hotloop.models.model import Model

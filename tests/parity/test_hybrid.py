@@ -12,10 +12,9 @@ from tests.parity.models import HYBRIDS, read_model, token_ids, write_model
 from tests.parity.states import OWN, differences, manners, step
 
 from hotloop.backends.backend import Backend
-from hotloop.backends.build import compiler
-from hotloop.backends.cpu import open_cpu
-from hotloop.backends.openvino.kernels.delta import open_delta
-from hotloop.backends.openvino.linear import DeltaNet, numpy_delta
+from hotloop.backends.cpu.build import compiler
+from hotloop.backends.cpu.delta import DeltaNet, numpy_delta, open_delta
+from hotloop.backends.cpu.opening import open_cpu
 from hotloop.core.config import EngineConfig, KvPrecision
 from hotloop.engine.engine import Engine
 from hotloop.engine.kvcache.recurrent import EMPTY

@@ -57,7 +57,7 @@ def describe_backend(
     """Where a model runs and, on a CPU, who computes, each with the reason."""
     if choice.device == "cuda":
         return choice.note
-    from hotloop.backends.cpu import describe_cpu  # noqa: PLC0415 - half a second, and not for everyone
+    from hotloop.backends.cpu.opening import describe_cpu  # noqa: PLC0415 - half a second, and not for everyone
 
     return f"{choice.note}; {describe_cpu(model, config, weight_format, precision)}"
 
@@ -92,6 +92,6 @@ def open_backend(
             model, config, weight_format=weight_format, precision=precision, draft_spec=draft_spec, kv_tokens=kv_tokens,
             drops_windows=drops_windows,
         )  # fmt: skip
-    from hotloop.backends.cpu import open_cpu  # noqa: PLC0415 - half a second, and not for everyone
+    from hotloop.backends.cpu.opening import open_cpu  # noqa: PLC0415 - half a second, and not for everyone
 
     return open_cpu(model, config, weight_format=weight_format, precision=precision, drops_windows=drops_windows)
