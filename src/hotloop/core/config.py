@@ -12,7 +12,6 @@ from hotloop.core.errors import ConfigError
 
 DEFAULT_MODEL = "smollm2-135m"
 
-CpuDecoder = Literal["auto", "native", "openvino"]
 WeightFormat = Literal["auto", "stored", "int8", "int4", "fp8", "bf16", "f32"]
 Precision = Literal["fast", "exact"]
 Device = Literal["auto", "cpu", "cuda"]
@@ -94,9 +93,6 @@ class EngineConfig:
 
     kv_memory: str = "2GiB"
     """Memory for the KV cache on a CPU, such as 512MiB or 4GiB; on a GPU it is what `gpu_memory` leaves."""
-    cpu_backend: CpuDecoder = "auto"
-    """CPU backend: `native` (AMX, or quantised GGUF on AVX2 or ARM), `openvino` (any CPU and model), `auto` (native if
-    supported)."""
     gpu_memory: float = 0.9
     """Share of a GPU's memory for weights, working memory and KV, which gets the rest."""
     gpus: int = 1

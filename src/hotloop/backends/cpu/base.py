@@ -1,4 +1,4 @@
-"""What backends on a CPU share, and those whose attention is a kernel of ours: its memory is that of the KV blocks."""
+"""A backend on a CPU but for the decoder: the memory of attention, in its own layout, is that of the KV blocks."""
 
 import hashlib
 import platform
@@ -23,7 +23,7 @@ KV_VERSION = 1
 
 
 def describe_kv(model: Model, *how: str) -> str:
-    """What the bytes of a KV block depend on: the model's files, whoever computes it, and what the CPU can do."""
+    """What the bytes of a KV block depend on: the model's files, how they are computed, and what the CPU can do."""
     features = hashlib.sha256(" ".join(sorted(cpu_features())).encode()).hexdigest()[:12]
     return " ".join((model.fingerprint, f"v{KV_VERSION}", platform.machine(), features, *how))
 
@@ -40,30 +40,6 @@ class CpuBackend(ABC):
     num_states = state_bytes = 0
     num_window_blocks = window = 0
 
-    def __init__(self, model: Model, kv_bytes: int, block_bytes: int, kv_layout: str) -> None:
-        self.vocab_size = model.spec.vocab_size
-        self.max_context = model.spec.max_context
-        self.block_bytes = block_bytes
-        self.num_blocks = kv_bytes // block_bytes
-        self.kv_layout = kv_layout
-        if self.num_blocks < 2:
-            raise ConfigError(f"kv_memory does not hold two blocks of KV for {model.name}; give it more")
-
-    def launch(self, batch: Batch) -> HostFlight:
-        return HostFlight(lambda: self.run(batch))
-
-    @abstractmethod
-    def run(self, batch: Batch) -> NDArray[np.float32]:
-        """Logits [logits, vocabulary], valid until the next call."""
-
-    def read_state(self, slot: int) -> HostCopy:
-        raise NotImplementedError("this backend has no recurrent states")
-
-    def write_state(self, slot: int, data: memoryview) -> None:
-        raise NotImplementedError("this backend has no recurrent states")
-
-
-class KernelBackend(CpuBackend):
     def __init__(
         self, model: Model, kv_bytes: int, kernel: Kernel, *, kv_layout: str, drops_windows: bool = False
     ) -> None:
@@ -81,17 +57,29 @@ class KernelBackend(CpuBackend):
             self.window = max(window for window in spec.windows if window)
             token_bytes = token_bytes * len(others) // len(spec.kv_layers)
             kv_bytes = num_blocks * BLOCK_SIZE * token_bytes
-        super().__init__(model, kv_bytes, BLOCK_SIZE * token_bytes, kv_layout)
+        self.vocab_size, self.max_context, self.kv_layout = spec.vocab_size, spec.max_context, kv_layout
+        self.block_bytes = BLOCK_SIZE * token_bytes
+        self.num_blocks = kv_bytes // self.block_bytes
+        if self.num_blocks < 2:
+            raise ConfigError(f"kv_memory does not hold two blocks of KV for {model.name}; give it more")
         angles = rotary_table(spec, min(self.max_context, self.num_blocks * BLOCK_SIZE))
         self._attention = kernel.create(replace(spec, num_layers=len(others)), self.num_blocks, angles)
         self._windowed: Attention | None = None
         if own:
             self._windowed = kernel.create(replace(spec, num_layers=len(own)), self.num_window_blocks, angles)
-        parts = [(self._attention, others), *([(self._windowed, own)] if self._windowed else [])]
-        places = {layer: (part, i) for part, layers in parts for i, layer in enumerate(layers)}
-        self._places = [places[layer] for layer in spec.kv_layers]
-        for place, layer in zip(self._places, spec.kv_layers, strict=True):
+        self.places = {layer: (self._attention, i) for i, layer in enumerate(others)}
+        """Of each layer with KV the attention that does it, and its number among the layers of that."""
+        if self._windowed:
+            self.places |= {layer: (self._windowed, i) for i, layer in enumerate(own)}
+        for layer, place in self.places.items():
             self._set_up(*place, layer, model)
+
+    def launch(self, batch: Batch) -> HostFlight:
+        return HostFlight(lambda: self.run(batch))
+
+    @abstractmethod
+    def run(self, batch: Batch) -> NDArray[np.float32]:
+        """Logits [logits, vocabulary], valid until the next call."""
 
     def plan(self, batch: Batch) -> None:
         """Tell attention whose tokens come next, and where their KV lies."""
@@ -108,7 +96,7 @@ class KernelBackend(CpuBackend):
         kv[:, np.array(block_ids)] = np.frombuffer(data, np.uint8).reshape(len(kv), len(block_ids), -1)
 
     def close(self) -> None:
-        self._places.clear()
+        self.places.clear()
         for attention in (self._attention, self._windowed):
             if attention:
                 attention.close()

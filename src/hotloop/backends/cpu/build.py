@@ -65,8 +65,6 @@ class Library:
     flags: tuple[str, ...] = ()
     cpus: Cpus | None = None
     """What it can be compiled for; None for any CPU."""
-    has_tbb: bool = True
-    """Whether it shares its threads with OpenVINO: it is compiled for the TBB that this brings."""
 
     def objects(self, folder: Path, march: str, *flags: str) -> list[str]:
         """Compiled at the same time, and only once for all libraries that have a source with the same flags."""
@@ -85,33 +83,26 @@ class Library:
 
     def arguments(self, name: str, *flags: str) -> tuple[str, ...]:
         """What a source is compiled with. Later flags win."""
-        includes = f"-I{_openvino() / 'include'}" if self.has_tbb else f"-I{SOURCES}"
-        own = (*self.flags, includes, *self.sources[name])
+        own = (*self.flags, *self.sources[name])
         return ("-O3", "-fPIC", "-std=c++20", *own, *flags, "-c", str(SOURCES / name))
 
     def link(self, path: Path, *arguments: str) -> Path:
-        late = ("-undefined", "dynamic_lookup") if platform.system() == "Darwin" and self.has_tbb else ()
-        make(path, "-shared", *self.flags, *late, *arguments)
+        make(path, "-shared", *self.flags, *arguments)
         return path
 
 
 def _decoder(attention: str, *flags: str, cpus: Cpus | None = None) -> Library:
     sources = {"decoder.cpp": (), attention: flags}
-    return Library(sources, ("-pthread", "-ffp-contract=off"), cpus, has_tbb=False)
+    return Library(sources, ("-pthread", "-ffp-contract=off"), cpus)
 
 
-_PORTABLE, _TILES = "attention.cpp", "attention_tiles.cpp"
+_ANY, _TILES = "attention.cpp", "attention_tiles.cpp"
 LIBRARIES = {
-    "portable-float": Library({_PORTABLE: ("-DKV=float",)}),
-    "portable-half": Library({_PORTABLE: ("-DKV=half",)}),
-    "portable-int8_t": Library({_PORTABLE: ("-DKV=int8_t",)}),
-    "experts": Library({"experts.cpp": ()}),
-    "delta": Library({"delta.cpp": ()}),
     "decoder-bf16": _decoder(_TILES, cpus={"x86_64": _AMX}),
     "decoder-byte_tiles": _decoder(_TILES, "-DKV=int8_t", cpus={"x86_64": _AMX}),
-    "decoder-float": _decoder(_PORTABLE, "-DKV=float"),
-    "decoder-half": _decoder(_PORTABLE, "-DKV=half"),
-    "decoder-int8_t": _decoder(_PORTABLE, "-DKV=int8_t"),
+    "decoder-float": _decoder(_ANY, "-DKV=float"),
+    "decoder-half": _decoder(_ANY, "-DKV=half"),
+    "decoder-int8_t": _decoder(_ANY, "-DKV=int8_t"),
 }
 
 
@@ -121,9 +112,6 @@ def load_library(name: str, *flags: str) -> ctypes.CDLL:
     No wheel has it with flags that it would not have on its own.
     """
     library = LIBRARIES[name]
-    if library.has_tbb:  # what a library has not, it takes from those that are loaded
-        for tbb in (_openvino() / "libs").glob("libtbb.*"):
-            ctypes.CDLL(str(tbb), ctypes.RTLD_GLOBAL)
     cpus = list(usable_cpus(library))
     for march in cpus:
         if not flags and (path := _FROM_WHEEL / f"{name}-{march}.so").exists():
@@ -133,15 +121,6 @@ def load_library(name: str, *flags: str) -> ctypes.CDLL:
     folder = _kept()
     objects = library.objects(folder, cpus[0] if library.cpus and cpus else "native", *flags)
     return ctypes.CDLL(str(library.link(folder / f"{name}-{_digest(*objects)}.so", *objects)))
-
-
-def load_or_warn(name: str, what: str) -> ctypes.CDLL | None:
-    """The library of that name; None, with a warning, where it is not available and numpy is used."""
-    try:
-        return load_library(name)
-    except BUILD_ERRORS as error:
-        log.warning("%s computed by numpy, which is much slower than our own, since that fails: %s", what, error)
-        return None
 
 
 def has_amx() -> bool:
@@ -236,13 +215,6 @@ def build_for_wheel(folder: Path, machine: str) -> tuple[list[Path], str]:
         list(pool.map(lambda recipe: _compile(objects[recipe], recipe, zig), objects))
         list(pool.map(link, recipes))
     return [*recipes], f"manylinux_{_WHEEL_GLIBC.replace('.', '_')}_{machine}"
-
-
-def _openvino() -> Path:
-    spec = importlib.util.find_spec("openvino")
-    if spec is None or spec.origin is None or not (folder := Path(spec.origin).parent / "include" / "tbb").exists():
-        raise FileNotFoundError("OpenVINO is not here, or came without its TBB library")
-    return folder.parents[1]
 
 
 def _compile(path: Path, arguments: tuple[str, ...], program: Sequence[str] = ()) -> None:

@@ -19,20 +19,23 @@ from hotloop.models.gguf import quantise
 from hotloop.models.spec import Stored
 
 Array = NDArray[np.float32]
-Format = Literal["int8", "bf16", "packed_ggml"]
-Then = Literal["store", "add", "gate"]
+Format = Literal["int8", "bf16", "packed_ggml", "f32"]
+Then = Literal["store", "add", "gate", "gate_floats"]
 KvType = Literal["float", "half", "int8_t", "bf16", "byte_tiles"]
 """What keys and values are, as C++ calls it; for AMX they stand in tiles, in bf16 or as bytes (`int8_t`)."""
 TILES: tuple[KvType, ...] = ("bf16", "byte_tiles")
 
-_FORMATS: tuple[Format, ...] = ("int8", "bf16", "packed_ggml")
+_FORMATS: tuple[Format, ...] = ("int8", "bf16", "packed_ggml", "f32")
 STRIP, GROUP = 16, 32
 STRIP_KINDS = {
+    "MXFP4": (39, 5.5),
     "Q4_0": (2, 4.5), "Q4_1": (3, 5), "Q5_0": (6, 5.5), "Q5_1": (7, 6), "Q8_0": (8, 8.5),
     "Q2_K": (10, 6), "Q3_K": (11, 5), "Q4_K": (12, 5), "Q5_K": (13, 6), "Q6_K": (14, 7),
 }  # fmt: skip
 """The kinds of GGUF rows that strips can be made of: GGML's number, and the bits that a weight then takes in all."""
-_THEN: tuple[Then, ...] = ("store", "add", "gate")
+FLOAT_KINDS = {"F32": (0, 8.5), "F16": (1, 8.5), "BF16": (30, 8.5), "narrow": (1000, 5)}
+"""The same of floats, which are rounded to eight bits, or, as `narrow` float32, to four."""
+_THEN: tuple[Then, ...] = ("store", "add", "gate", "gate_floats")
 
 
 @cache
@@ -77,19 +80,18 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
     signatures: dict[str, tuple[Any, list[Any]]] = {
         "native_create": (pointer, [number]),
         "native_destroy": (None, [pointer]),
-        "native_pack": (pointer, [pointer, number, pointer, pointer, number, number, number]),
-        "native_pack_parts": (pointer, [pointer, number, number, pointer, pointer, number, number]),
+        "native_pack": (pointer, [pointer, number, pointer, pointer, *[number] * 4]),
+        "native_pack_parts": (pointer, [pointer, number, number, pointer, pointer, *[number] * 3]),
         "native_drop": (None, [pointer]),
         "native_rows_create": (pointer, []),
         "native_rows_destroy": (None, [pointer]),
         "native_pack_rows": (None, [*[pointer] * 4, number, pointer, real]),
         "native_matmul": (None, [pointer, pointer, pointer, number, pointer, size]),
-        "decoder_create": (pointer, [pointer] * 4),
+        "decoder_create": (pointer, [pointer] * 2),
         "decoder_destroy": (None, [pointer]),
         "decoder_set_ends": (None, [pointer] * 4),
-        "decoder_set_table": (None, [pointer] * 2),
-        "decoder_set_layer": (None, [pointer, number, *[pointer] * 6]),
-        "decoder_step": (number, [pointer, number, pointer, number, pointer, pointer]),
+        "decoder_set_layer": (None, [pointer, number, pointer]),
+        "decoder_step": (number, [pointer, number, pointer, number, *[pointer] * 3]),
     }
     for name, (result, arguments) in signatures.items():
         function = getattr(library, name)
@@ -109,7 +111,7 @@ class Part(ctypes.Structure):
 
     @classmethod
     def of(cls, stored: Stored) -> "Part":
-        return cls(STRIP_KINDS[stored.kind][0], address_of(stored.data), len(stored.data))
+        return cls((STRIP_KINDS | FLOAT_KINDS)[stored.kind][0], address_of(stored.data), len(stored.data))
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,21 +133,35 @@ class Native:
         self._weights: list[Weights] = []
         self._inputs: tuple[Array, Array | None, float] | None = None
 
-    def pack(self, matrix: Array, form: Format, *, bias: Array | None = None, is_gated: bool = False) -> Weights:
+    def pack(
+        self,
+        matrix: Array,
+        form: Format,
+        *,
+        bias: Array | None = None,
+        is_gated: bool = False,
+        in_floats: bool = False,
+    ) -> Weights:
+        """In floats: to be multiplied so, whatever it is held as."""
         matrix = np.ascontiguousarray(matrix, np.float32)
-        arrays = address_of(matrix), address_of(bias)
-        handle = self.library.native_pack(self.handle, _FORMATS.index(form), *arrays, *matrix.shape, int(is_gated))
-        return self._own(handle)
+        arrays, flags = (address_of(matrix), address_of(bias)), (int(is_gated), int(in_floats or form == "f32"))
+        return self._own(self.library.native_pack(self.handle, _FORMATS.index(form), *arrays, *matrix.shape, *flags))
 
     def pack_parts(
-        self, parts: Sequence[Stored], form: Format, *, bias: Array | None = None, is_gated: bool = False
+        self,
+        parts: Sequence[Stored],
+        form: Format,
+        *,
+        bias: Array | None = None,
+        is_gated: bool = False,
+        in_floats: bool = False,
     ) -> Weights:
         """A matrix from such rows, one part below the other, as strips or int8; where kinds meet they have multiples of
         16 rows.
         """
         own = (Part * len(parts))(*map(Part.of, parts))
         num_in = parts[0].shape[1]
-        arguments = len(parts), ctypes.addressof(own), address_of(bias), num_in, int(is_gated)
+        arguments = len(parts), ctypes.addressof(own), address_of(bias), num_in, int(is_gated), int(in_floats)
         return self._own(self.library.native_pack_parts(self.handle, _FORMATS.index(form), *arguments))
 
     def _own(self, handle: int | None) -> Weights:
@@ -159,7 +175,7 @@ class Native:
         self._inputs = x, norm, eps
 
     def matmul(self, weights: Weights, out: NDArray[Any], then: Then = "store") -> None:
-        """Rows times weights: stored, added, or, as silu(gate) * up in bf16 (uint16), gated."""
+        """Rows times weights: stored, added, or, as silu(gate) * up in bf16 (uint16) or floats, gated."""
         assert self._inputs
         (x, norm, eps), which = self._inputs, _THEN.index(then)
         rows = address_of(x), len(x), address_of(norm), eps

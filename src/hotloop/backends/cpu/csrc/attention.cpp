@@ -26,10 +26,9 @@
 #include <thread>
 #include <vector>
 
-#include <tbb/parallel_for.h>
-
 #include "lanes.h"
 #include "layout.h"
+#include "workers.h"
 
 namespace {
 
@@ -209,34 +208,6 @@ inline float weigh(Row& row, float* scores, Sight sight, int size) {
     row.largest = largest;
     return shrink;
 }
-
-// M registers of floats for each of N rows.
-template <int N, int M>
-struct Sums {
-    Floats totals[N][M] = {};
-
-    void load(const float* const* from, const float* factors) {
-        for (int n = 0; n < N; n++)
-            for (int i = 0; i < M; i++) totals[n][i] = load_floats(from[n] + NUM_LANES * i) * factors[n];
-    }
-
-    // `count` spans of M registers, each so far from the one before, weighed by each row's own weights.
-    void add(const float* const* weights, const float* const* spans, int count, int stride) {
-        for (int j = 0; j < count; j++) {
-            Floats span[M];
-            for (int i = 0; i < M; i++) span[i] = load_floats(spans[i] + (size_t)j * stride);
-            for (int n = 0; n < N; n++) {
-                const Floats weight = all(weights[n][j]);
-                for (int i = 0; i < M; i++) totals[n][i] = times_plus(weight, span[i], totals[n][i]);
-            }
-        }
-    }
-
-    void store(float* const* to) const {
-        for (int n = 0; n < N; n++)
-            for (int i = 0; i < M; i++) store_floats(to[n] + NUM_LANES * i, totals[n][i]);
-    }
-};
 
 template <int N>
 void score_rows(const Row* rows, int K, const Chunk& chunk, float (*scores)[CHUNK]) {
@@ -470,7 +441,7 @@ void make_values(const Attention& a, int layer, int head, int first, int count, 
 template <typename Act>
 void each_head(const Attention& a, Act act) {
     const int num_tiles = divide_up(a.num_tokens(), TILE);
-    tbb::parallel_for(0, num_tiles * a.num_heads, [&](int job) {
+    split_work(num_tiles * a.num_heads, 1, [&](int job, int) {
         const int first = job / a.num_heads * TILE;
         act(job % a.num_heads, first, std::min(TILE, a.num_tokens() - first));
     });
@@ -574,17 +545,16 @@ void attention_run(Attention* a, int layer, const float* qkv, float* output) {
     const Latent& l = a->latent;
     const size_t width = a->is_latent() ? (size_t)a->num_heads * (l.nope_dim + l.rope_dim) + a->key_dim
                                         : (size_t)(a->num_heads + 2 * a->num_kv_heads) * a->key_dim;
-    tbb::parallel_for(tbb::blocked_range<int>(0, a->num_tokens(), 8), [&](const tbb::blocked_range<int>& range) {
-        for (int t = range.begin(); t < range.end(); t++)
+    split_work(a->num_tokens(), 8, [&](int begin, int end) {
+        for (int t = begin; t < end; t++)
             (a->is_latent() ? write_latent : write_token)(*a, layer, t, qkv + t * width);
     });
     if (a->is_latent())
         each_head(*a, [&](int h, int first, int n) { make_queries(*a, layer, h, first, n, qkv, width); });
     float* mixed = a->is_latent() ? a->mixed.data() : output;
     const int num_jobs = a->num_jobs();
-    tbb::parallel_for(tbb::blocked_range<int>(0, (int)a->items.size() * num_jobs, 1), [&](const auto& range) {
-        for (int job = range.begin(); job < range.end(); job++)
-            run_item(*a, layer, job % num_jobs, a->items[job / num_jobs], mixed);
+    split_work((int)a->items.size() * num_jobs, 1, [&](int job, int) {
+        run_item(*a, layer, job % num_jobs, a->items[job / num_jobs], mixed);
     });
     if (a->is_latent())
         each_head(*a, [&](int h, int first, int n) { make_values(*a, layer, h, first, n, output); });

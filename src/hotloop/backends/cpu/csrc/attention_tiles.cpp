@@ -33,10 +33,9 @@
 #include <unordered_map>
 #include <vector>
 
-#include <tbb/parallel_for.h>
-
 #include "layout.h"
 #include "tiles.h"
+#include "workers.h"
 
 namespace {
 
@@ -759,18 +758,17 @@ void run_layer(Attention& a, int layer, const float* qkv, float* output) {
             const Head<D> head{a.place(layer, block, h)};
             memset(head.values(), 0, head.at + head_bytes(D) - (uint8_t*)head.values());
         }
-    tbb::parallel_for(tbb::blocked_range<int>(0, a.num_tokens, 8), [&](const tbb::blocked_range<int>& range) {
-        for (int t = range.begin(); t < range.end(); t++) write_token<D>(a, layer, t, qkv + t * width);
+    split_work(a.num_tokens, 8, [&](int begin, int end) {
+        for (int t = begin; t < end; t++) write_token<D>(a, layer, t, qkv + t * width);
     });
     // All items of a head one after the other, so that its keys and values stay in the second cache.
-    tbb::parallel_for(tbb::blocked_range<int>(0, num_jobs, 1), [&](const tbb::blocked_range<int>& range) {
+    split_work(num_jobs, 1, [&](int job, int) {
         tiles_begin(16);
-        for (int job = range.begin(); job < range.end(); job++)
-            run_item<D>(a, layer, job / num_items, a.items[job % num_items], output);
+        run_item<D>(a, layer, job / num_items, a.items[job % num_items], output);
         tiles_end();
     });
-    tbb::parallel_for(tbb::blocked_range<int>(0, (int)a.split_rows.size(), 8), [&](const tbb::blocked_range<int>& range) {
-        for (int i = range.begin(); i < range.end(); i++)
+    split_work((int)a.split_rows.size(), 8, [&](int begin, int end) {
+        for (int i = begin; i < end; i++)
             for (int head = 0; head < a.num_kv_heads; head++) merge_row<D>(a, head, a.split_rows[i], output);
     });
 }

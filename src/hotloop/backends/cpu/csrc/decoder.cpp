@@ -18,9 +18,9 @@ void native_destroy(Context* context) { delete context; }
 
 // matrix: [num_out][num_in], gate before up if it is gated; bias: [num_out] or null. Null if there is no memory.
 Weights* native_pack(Context* context, int format, const float* matrix, const float* bias, int num_out, int num_in,
-                     int is_gated) {
+                     int is_gated, int in_floats) {
     try {
-        return pack_weights(context->workers, (Format)format, matrix, bias, num_out, num_in, is_gated);
+        return pack_weights(context->workers, (Format)format, matrix, bias, num_out, num_in, is_gated, in_floats);
     } catch (const std::bad_alloc&) {
         return nullptr;
     }
@@ -29,9 +29,10 @@ Weights* native_pack(Context* context, int format, const float* matrix, const fl
 // parts: rows as a GGUF file has them, one below the other; format: strips of them, or int8. Null if there is no memory, or
 // 16 neighbours differ in kind.
 Weights* native_pack_parts(Context* context, int format, int num_parts, const Part* parts, const float* bias, int num_in,
-                           int is_gated) {
+                           int is_gated, int in_floats) {
     try {
-        std::unique_ptr<Weights> strips(pack_strips(context->workers, {parts, parts + num_parts}, bias, num_in, is_gated));
+        const std::vector<Part> all(parts, parts + num_parts);
+        std::unique_ptr<Weights> strips(pack_strips(context->workers, all, bias, num_in, is_gated, in_floats));
         if (!strips || (Format)format == Format::PACKED_GGML) return strips.release();
         return unpack_strips(context->workers, *strips);
     } catch (const std::bad_alloc&) {
@@ -55,29 +56,24 @@ void native_matmul(Context* context, const Rows* rows, const Weights* weights, i
 }
 
 // Weights and norms stay the caller's, and where they are.
-Decoder* decoder_create(Context* context, const Shape* shape, Attend attend, void* attention) {
-    return new Decoder{*context, *shape, attend, attention, std::vector<Layer>(shape->num_layers)};
+Decoder* decoder_create(Context* context, const Shape* shape) {
+    return new Decoder{*context, *shape, std::vector<Layer>(shape->num_layers)};
 }
 
 void decoder_destroy(Decoder* decoder) { delete decoder; }
 
-void decoder_set_ends(Decoder* d, const Weights* embed, const float* norm, const Weights* head) {
-    d->embed = embed, d->norm = norm, d->head = head;
+// table: the embedding, [vocab_size] rows as a file has them, which have to stay.
+void decoder_set_ends(Decoder* d, const Part* table, const float* norm, const Weights* head) {
+    d->table = *table, d->norm = norm, d->head = head;
 }
 
-// The embedding, [vocab_size] rows as a file has them, which have to stay.
-void decoder_set_table(Decoder* d, const Part* table) { d->table = *table; }
-
-void decoder_set_layer(Decoder* d, int layer, const float* attention_norm, const Weights* qkv, const Weights* o,
-                       const float* mlp_norm, const Weights* gate_up, const Weights* down) {
-    d->layers[layer] = {attention_norm, mlp_norm, qkv, o, gate_up, down};
-}
+void decoder_set_layer(Decoder* d, int index, const Layer* layer) { d->layers[index] = *layer; }
 
 // logit_rows: rows of the batch, ascending; logits: [num_logits][vocab_size]. Returns 1 if there was no memory for it.
 int decoder_step(Decoder* d, int num_tokens, const int64_t* token_ids, int num_logits, const int64_t* logit_rows,
-                 float* logits) {
+                 const DeltaBatch* batch, float* logits) {
     try {
-        run_step(*d, num_tokens, token_ids, num_logits, logit_rows, logits);
+        run_step(*d, num_tokens, token_ids, num_logits, logit_rows, *batch, logits);
         return 0;
     } catch (const std::bad_alloc&) {
         return 1;

@@ -2,7 +2,9 @@
 //
 //     number = scale * (code - center) - min          one scale and min for all 32, or for each 16 of them
 //
-// K-quants have blocks of 256 with two float scales, which the scales and mins of their groups are multiplied with.
+// K-quants have blocks of 256 with two float scales, which the scales and mins of their groups are multiplied with. The
+// sixteen numbers of MXFP4 are halves of whole ones, so that codes of five bits have them all. Rows of floats become codes of
+// eight bits, or, as FLOATS_TO_4, of four.
 
 #pragma once
 
@@ -13,7 +15,7 @@
 
 constexpr int GROUP = 32;  // neighbours along K
 
-enum class GgmlType { Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q2_K = 10, Q3_K = 11, Q4_K = 12, Q5_K = 13, Q6_K = 14 };
+enum class GgmlType { F32 = 0, F16 = 1, BF16 = 30, MXFP4 = 39, FLOATS_TO_4 = 1000, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q2_K = 10, Q3_K = 11, Q4_K = 12, Q5_K = 13, Q6_K = 14 };
 
 struct GgmlTypeInfo {
     int block_items, block_bytes;
@@ -24,6 +26,11 @@ struct GgmlTypeInfo {
 
 inline GgmlTypeInfo info_of(GgmlType kind) {
     switch (kind) {
+        case GgmlType::F32: return {32, 128, 8, 128, 255, false, false};
+        case GgmlType::F16:
+        case GgmlType::BF16: return {32, 64, 8, 128, 255, false, false};
+        case GgmlType::FLOATS_TO_4: return {32, 128, 4, 0, 15, false, true};
+        case GgmlType::MXFP4: return {32, 17, 5, 12, 24, false, false};
         case GgmlType::Q4_0: return {32, 18, 4, 8, 15, false, false};
         case GgmlType::Q4_1: return {32, 20, 4, 0, 15, false, true};
         case GgmlType::Q5_0: return {32, 22, 5, 16, 31, false, false};
@@ -112,12 +119,48 @@ inline void read_q3_k(const uint8_t* b, int i, Group& g) {
     for (int j = 0; j < GROUP; j++) g.codes[j] = (low[j] >> i % 4 * 2 & 3) | (high[j] >> i & 1) << 2;
 }
 
+inline void read_mxfp4(const uint8_t* b, Group& g) {
+    static constexpr uint8_t doubled[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};  // and centered
+    set_scale(g, std::ldexp(1.0f, b[0] - 128), 0.0f);
+    low_halves_first(b + 1, g.codes);
+    for (uint8_t& code : g.codes) code = doubled[code];
+}
+
+inline bool are_floats(GgmlType kind) {
+    return kind == GgmlType::F32 || kind == GgmlType::F16 || kind == GgmlType::BF16 || kind == GgmlType::FLOATS_TO_4;
+}
+
+inline void read_floats(GgmlType kind, const uint8_t* from, int count, float* to) {
+    if (kind == GgmlType::F32 || kind == GgmlType::FLOATS_TO_4) memcpy(to, from, count * sizeof(float));
+    for (int i = 0; kind == GgmlType::F16 && i < count; i++) to[i] = read_half(from + 2 * i);
+    for (int i = 0; kind == GgmlType::BF16 && i < count; i++) {
+        const uint8_t wide[4] = {0, 0, from[2 * i], from[2 * i + 1]};
+        memcpy(to + i, wide, sizeof(float));
+    }
+}
+
+inline float as_half(float x) { return (float)(half)x; }
+
+// To the nearest codes, with scales as they are held.
+inline void round_floats(GgmlType kind, const uint8_t* from, Group& g) {
+    float numbers[GROUP], low = 0, high = 0;
+    read_floats(kind, from, GROUP, numbers);
+    for (float x : numbers) low = std::min(low, x), high = std::max(high, x);
+    const bool is_narrow = kind == GgmlType::FLOATS_TO_4;
+    set_scale(g, as_half(is_narrow ? (high - low) / 15 : std::max(high, -low) / 127), as_half(is_narrow ? -low : 0.0f));
+    const float inverse = g.scales[0] > 0 ? 1 / g.scales[0] : 0.0f, least = is_narrow ? 0 : -127, most = is_narrow ? 15 : 127;
+    for (int i = 0; i < GROUP; i++)
+        g.codes[i] = (uint8_t)(std::nearbyint(std::clamp((numbers[i] + g.mins[0]) * inverse, least, most)) + (is_narrow ? 0 : 128));
+}
+
 // Numbers [32 i, 32 i + 32) of a row.
 inline void read_group(GgmlType kind, const uint8_t* row, int i, Group& g) {
     const GgmlTypeInfo info = info_of(kind);
     const int per_block = info.block_items / GROUP, at = i % per_block;
     const uint8_t* block = row + (size_t)(i / per_block) * info.block_bytes;
+    if (are_floats(kind)) return round_floats(kind, block, g);
     switch (kind) {
+        case GgmlType::MXFP4: return read_mxfp4(block, g);
         case GgmlType::Q4_0: return read_q4(block, false, g);
         case GgmlType::Q4_1: return read_q4(block, true, g);
         case GgmlType::Q5_0: return read_q5(block, false, g);
@@ -128,6 +171,7 @@ inline void read_group(GgmlType kind, const uint8_t* row, int i, Group& g) {
         case GgmlType::Q4_K: return read_q45_k(block, at, false, g);
         case GgmlType::Q5_K: return read_q45_k(block, at, true, g);
         case GgmlType::Q6_K: return read_q6_k(block, at, g);
+        default: return;
     }
 }
 
@@ -141,10 +185,11 @@ inline float bound_of(const Group& g, const GgmlTypeInfo& info) {
 
 inline size_t row_bytes(GgmlType kind, int num_in) {
     const GgmlTypeInfo info = info_of(kind);
-    return (size_t)num_in / info.block_items * info.block_bytes;
+    return are_floats(kind) ? (size_t)num_in * (info.block_bytes / 32) : (size_t)num_in / info.block_items * info.block_bytes;
 }
 
 inline void read_numbers(GgmlType kind, const uint8_t* row, int num_in, float* to) {
+    if (are_floats(kind)) return read_floats(kind, row, num_in, to);
     const int center = info_of(kind).center;
     Group g;
     for (int i = 0; i < num_in / GROUP; i++) {

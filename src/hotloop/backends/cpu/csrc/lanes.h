@@ -162,6 +162,34 @@ inline Floats exponential(Floats x) {
     return (Floats)((Words)p + (__builtin_convertvector(whole, Words) << 23));
 }
 
+// M registers of floats for each of N rows.
+template <int N, int M>
+struct Sums {
+    Floats totals[N][M] = {};
+
+    void load(const float* const* from, const float* factors) {
+        for (int n = 0; n < N; n++)
+            for (int i = 0; i < M; i++) totals[n][i] = load_floats(from[n] + NUM_LANES * i) * factors[n];
+    }
+
+    // `count` spans of M registers, each so far from the one before, weighed by each row's own weights.
+    void add(const float* const* weights, const float* const* spans, int count, int stride) {
+        for (int j = 0; j < count; j++) {
+            Floats span[M];
+            for (int i = 0; i < M; i++) span[i] = load_floats(spans[i] + (size_t)j * stride);
+            for (int n = 0; n < N; n++) {
+                const Floats weight = all(weights[n][j]);
+                for (int i = 0; i < M; i++) totals[n][i] = times_plus(weight, span[i], totals[n][i]);
+            }
+        }
+    }
+
+    void store(float* const* to) const {
+        for (int n = 0; n < N; n++)
+            for (int i = 0; i < M; i++) store_floats(to[n] + NUM_LANES * i, totals[n][i]);
+    }
+};
+
 // Sixteen neighbours of a row of bytes; dot<I>: words of codes times the I-th four of them, added to each lane. Codes have
 // all eight bits only if they are said to.
 #if defined(__ARM_FEATURE_DOTPROD)

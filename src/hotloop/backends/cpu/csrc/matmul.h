@@ -28,12 +28,14 @@
 constexpr int MIN_FINISHED_ROWS = 4;  // with fewer at a time, getting there takes longer than they do
 constexpr int FETCH_BYTES = 8192;     // how far ahead weights are fetched that are used once
 
-// Where results go. STORE and ADD: [row][column] floats; GATE: silu(gate) * up, [row][column / 2] bf16.
-enum class Then { STORE, ADD, GATE };
+// Where results go. STORE and ADD: [row][column] floats; GATE: silu(gate) * up, [row][column / 2] bf16, or GATE_FLOATS. Beyond
+// a limit gates and ups are cut off, and then it is gate * sigmoid(slope * gate) * (up + 1).
+enum class Then { STORE, ADD, GATE, GATE_FLOATS };
 struct Target {
     Then then;
     void* out;
     size_t stride;
+    float limit = 0, slope = 1;
 };
 
 // A unit whose sums are not results yet, a few rows at a time; partial: [4 tiles], where chunks of bytes add up. Whatever
@@ -42,8 +44,8 @@ class Unfinished {
    public:
     Unfinished(const Rows& rows, const Weights& w, const Target& target) : rows_(rows), w_(w), target_(target) {}
 
-    void begin(int block, int panel, int chunk, const float* sums, float* partial) {
-        first_ = row_ = block * rows_.block_rows(), end_ = std::min(first_ + rows_.block_rows(), rows_.num_rows);
+    void begin(int first, int end, int panel, int chunk, const float* sums, float* partial) {
+        first_ = row_ = first, end_ = end;
         panel_ = panel, chunk_ = chunk, sums_ = sums, partial_ = partial;
     }
 
@@ -72,7 +74,9 @@ class Unfinished {
         const int left = w_.num_out - column;
         float* to = (float*)target_.out + column;
         if (target_.then == Then::GATE) {
-            put_gated(put_each);
+            put_gated<uint16_t>(put_each);
+        } else if (target_.then == Then::GATE_FLOATS) {
+            put_gated<float>(put_each);
         } else if (left < PANEL_COLUMNS) {
             const bool is_added = target_.then == Then::ADD;
             put_each([=](int row, Vector first, Vector second) {
@@ -119,18 +123,26 @@ class Unfinished {
         }
     }
 
-    template <typename PutEach>
+    template <typename Number, typename PutEach>
     void put_gated(PutEach put_each) const {
         const size_t stride = target_.stride;
         const int left = w_.num_out / 2 - panel_ * TILE_COLUMNS;
-        uint16_t* to = (uint16_t*)target_.out + panel_ * TILE_COLUMNS;
+        const float limit = target_.limit, slope = target_.slope;
+        auto gated = [=](Vector gate, Vector up) {
+            auto act = [](Vector x) { return sizeof(Number) == sizeof(float) ? exact_silu(x) : silu(x); };
+            if (limit == 0) return act(gate) * up;
+            const Vector most = Vector{} + limit;
+            gate = smaller(gate, most), up = larger(smaller(up, most), -most);
+            return act(gate * slope) / slope * (up + 1.0f);
+        };
+        Number* to = (Number*)target_.out + panel_ * TILE_COLUMNS;
         if (left >= LANES) {
-            put_each([=](int row, Vector gate, Vector up) { store(to + row * stride, silu(gate) * up); });
+            put_each([=](int row, Vector gate, Vector up) { store(to + row * stride, gated(gate, up)); });
         } else {
             put_each([=](int row, Vector gate, Vector up) {
-                alignas(64) uint16_t some[LANES];
-                store(some, silu(gate) * up);
-                memcpy(to + row * stride, some, left * sizeof(uint16_t));
+                alignas(64) Number some[LANES];
+                store(some, gated(gate, up));
+                memcpy(to + row * stride, some, left * sizeof(Number));
             });
         }
     }
@@ -216,6 +228,7 @@ struct Scratch {
     Memory chunk{(size_t)CHUNK_STEPS * PAIR_BYTES}, outliers{PAIR_BYTES};
     Memory sums{(size_t)(MAX_JOB_BLOCKS * MAX_JOB_PANELS + 2) * UNIT_SUMS * sizeof(float)};
     Unpacked unpacked;
+    alignas(64) float widened[FLOAT_CHUNK * PANEL_COLUMNS];
 
     float* unit(int i) const { return (float*)sums.data() + (size_t)i * UNIT_SUMS; }
     float* next(int num_done) const { return unit(MAX_JOB_BLOCKS * MAX_JOB_PANELS + num_done % 2); }
@@ -248,7 +261,9 @@ void run_job(const Rows& rows, const Weights& w, const Target& target, const Job
             const uint8_t* from = rows.block(block) + (are_bytes ? rows.chunk_offset(chunk) : (size_t)step * PAIR_BYTES);
             multiply<FORM>(from, weights, count, are_bytes ? scratch.outliers.data() : nullptr, one, !are_bytes && step > 0,
                            sums, meanwhile);
-            if (are_bytes || chunk + 1 == chunks.count) unfinished.begin(block, panel, chunk, sums, unit);
+            if (!are_bytes && chunk + 1 < chunks.count) continue;
+            const int first = block * rows.block_rows();
+            unfinished.begin(first, std::min(first + rows.block_rows(), rows.num_rows), panel, chunk, sums, unit);
         }
     };
     for (int chunk = 0; chunk < chunks.count; chunk++)
@@ -256,13 +271,16 @@ void run_job(const Rows& rows, const Weights& w, const Target& target, const Job
     unfinished.finish<FORM>(rows.block_rows());
 }
 
-// The same for grouped rows, whose codes are unpacked but not widened, or not even that for a few rows.
-template <>
-inline void run_job<RowForm::GROUPED>(const Rows& rows, const Weights& w, const Target& target, const Job& job,
-                                      Scratch& scratch) {
-    const int begin = job.block_begin * rows.block_rows(), end = std::min(job.block_end * rows.block_rows(), rows.num_rows);
-    const int num_blocks = job.block_end - job.block_begin, num_panels = job.panel_end - job.panel_begin;
-    const int num_groups = rows.grouped.num_groups;
+// Rows [begin, end) times panels [begin, end), for rows that are not in tiles: grouped ones, by codes that are unpacked but not
+// widened, or not even that for a few rows, and floats.
+struct RowJob {
+    int begin, end, panel_begin, panel_end;
+};
+
+template <RowForm FORM>
+void run_rows(const Rows& rows, const Weights& w, const Target& target, const RowJob& job, Scratch& scratch) {
+    const int begin = job.begin, end = job.end, num_panels = job.panel_end - job.panel_begin;
+    const int num_blocks = divide_up(end - begin, 32);
     auto sums = [&](int panel, int half, int row) {
         const int at = row - begin;
         return scratch.unit(panel * num_blocks + at / 32) + (at % 32 / 16 * 2 + half) * TILE_SUMS + at % 16 * 16;
@@ -270,14 +288,24 @@ inline void run_job<RowForm::GROUPED>(const Rows& rows, const Weights& w, const 
     auto each_strip = [&](auto work) {
         for (int i = 0; i < 2 * num_panels; i++) work(w.strips[2 * job.panel_begin + i], i / 2, i % 2);
     };
-    if (end - begin <= MAX_FEW_ROWS) {
+    const bool are_few = FORM == RowForm::GROUPED && end - begin <= MAX_FEW_ROWS;
+    if (!are_few) std::fill_n(scratch.unit(0), num_panels * num_blocks * UNIT_SUMS, 0.0f);
+    if constexpr (FORM == RowForm::FLOATS) {
+        for (int k = 0; k < w.num_in; k += FLOAT_CHUNK)
+            for (int panel = 0; panel < num_panels; panel++) {
+                const int count = std::min(FLOAT_CHUNK, w.num_in - k);
+                const float* weights = floats_of(w, job.panel_begin + panel, k, count, scratch.widened);
+                multiply_floats(begin, end, weights, count,
+                                [&](int row) { return &rows.floats[(size_t)row * rows.num_floats + k]; },
+                                [&](int row, int half) { return sums(panel, half, row); });
+            }
+    } else if (are_few) {
         each_strip([&](const Strip& strip, int panel, int half) {
             multiply_few(rows.grouped, begin, end, strip, [&](int row) { return sums(panel, half, row); });
         });
     } else {
-        std::fill_n(scratch.unit(0), num_panels * num_blocks * UNIT_SUMS, 0.0f);
-        for (int group = 0; group < num_groups; group += Unpacked::MAX_GROUPS) {
-            const int count = std::min(Unpacked::MAX_GROUPS, num_groups - group);
+        for (int group = 0; group < rows.grouped.num_groups; group += Unpacked::MAX_GROUPS) {
+            const int count = std::min(Unpacked::MAX_GROUPS, rows.grouped.num_groups - group);
             each_strip([&](const Strip& strip, int panel, int half) {
                 multiply_strip(rows.grouped, begin, end, strip, group, count, scratch.unpacked,
                                [&](int row) { return sums(panel, half, row); });
@@ -287,9 +315,10 @@ inline void run_job<RowForm::GROUPED>(const Rows& rows, const Weights& w, const 
     Unfinished unfinished(rows, w, target);
     for (int panel = 0; panel < num_panels; panel++)
         for (int block = 0; block < num_blocks; block++) {
+            const int first = begin + block * 32;
             float* unit = scratch.unit(panel * num_blocks + block);
-            unfinished.begin(job.block_begin + block, job.panel_begin + panel, 0, unit, nullptr);
-            unfinished.finish<RowForm::GROUPED>(rows.block_rows());
+            unfinished.begin(first, std::min(first + 32, end), job.panel_begin + panel, 0, unit, nullptr);
+            unfinished.finish<FORM>(32);
         }
 }
 
@@ -330,11 +359,42 @@ class Jobs {
 inline void matmul(Context& context, const Rows& rows, const Weights& w, const Target& target) {
     if (!rows.num_blocks()) return;
     const Jobs jobs(rows.num_blocks(), w.num_panels, context.workers.num_workers);
-    const auto run_one = rows.form == RowForm::BF16    ? run_job<RowForm::BF16>
-                         : rows.form == RowForm::INT8 ? run_job<RowForm::INT8>
-                         : rows.form == RowForm::INT16 ? run_job<RowForm::INT16>
-                                                       : run_job<RowForm::GROUPED>;
-    auto run = [&](int i, int worker) { run_one(rows, w, target, jobs.at(i), context.scratches[worker]); };
+    auto run = [&](int i, int worker) {
+        const Job job = jobs.at(i);
+        Scratch& scratch = context.scratches[worker];
+        const RowJob own = {job.block_begin * 32, std::min(job.block_end * 32, rows.num_rows), job.panel_begin, job.panel_end};
+        switch (rows.form) {
+            case RowForm::BF16: return run_job<RowForm::BF16>(rows, w, target, job, scratch);
+            case RowForm::INT8: return run_job<RowForm::INT8>(rows, w, target, job, scratch);
+            case RowForm::INT16: return run_job<RowForm::INT16>(rows, w, target, job, scratch);
+            case RowForm::GROUPED: return run_rows<RowForm::GROUPED>(rows, w, target, own, scratch);
+            case RowForm::FLOATS: return run_rows<RowForm::FLOATS>(rows, w, target, own, scratch);
+        }
+    };
     auto enter = [&] { tiles_begin(rows.tile_rows()); };
     context.workers.share(jobs.count(), enter, run, tiles_end);
+}
+
+// These rows by these weights: of many matrices each multiplies some.
+struct Piece {
+    const Weights* weights;
+    int begin, end;
+};
+
+// The same for all of them at once. Rows are in no tiles, and weights of one shape and form.
+inline void matmul_pieces(Context& context, const Rows& rows, const std::vector<Piece>& pieces, const Target& target) {
+    constexpr int most_rows = MAX_JOB_BLOCKS * 32;
+    std::vector<std::pair<const Weights*, RowJob>> jobs;
+    for (const Piece& piece : pieces)
+        for (int row = piece.begin; row < piece.end; row += most_rows)
+            for (int panel = 0; panel < piece.weights->num_panels; panel += MAX_JOB_PANELS) {
+                const int last = std::min(panel + MAX_JOB_PANELS, piece.weights->num_panels);
+                jobs.push_back({piece.weights, {row, std::min(row + most_rows, piece.end), panel, last}});
+            }
+    auto none = [] {};
+    auto run = [&](int i, int worker) {
+        const auto run_one = rows.form == RowForm::FLOATS ? run_rows<RowForm::FLOATS> : run_rows<RowForm::GROUPED>;
+        run_one(rows, *jobs[i].first, target, jobs[i].second, context.scratches[worker]);
+    };
+    if (!jobs.empty()) context.workers.share((int)jobs.size(), none, run, none);
 }

@@ -1,6 +1,7 @@
 // Weights as they are held, and as tiles: bf16 and int8 (a scale for each column of the result, which waits for the sums)
 // are read where they stand. Strips of a GGUF file's codes become int8 on the way into tiles, a chunk of a panel at a time,
-// or are multiplied as they are (grouped.h).
+// or are multiplied as they are (grouped.h). Floats, and bf16 and strips if they are said to be multiplied in floats, are no
+// tiles (floats.h).
 
 #pragma once
 
@@ -13,16 +14,16 @@
 #include "vectors.h"
 #include "workers.h"
 
-enum class Format { INT8, BF16, PACKED_GGML };
+enum class Format { INT8, BF16, PACKED_GGML, F32 };
 
 // Numbers of K.
-inline int step_of(Format format) { return format == Format::BF16 ? 32 : 64; }
+inline int step_of(Format format) { return format == Format::BF16 || format == Format::F32 ? 32 : 64; }
 
 // One matrix. Gated: it is two, gate and up, of which a panel has 16 columns each, so that they meet in its sums.
 struct Weights {
     Format format;
     int num_out, num_in;
-    bool is_gated;
+    bool is_gated, in_floats;
     int num_steps, num_panels;
     Memory numbers;                   // in the order of tiles
     std::vector<float> scales, bias;  // of each column of the panels; strips: what they have as int8
@@ -35,7 +36,8 @@ struct Weights {
         const int half = num_out / 2, i = column / PANEL_COLUMNS * 16 + column % 16;
         return i >= half ? -1 : column % PANEL_COLUMNS < 16 ? i : half + i;
     }
-    uint8_t* place(int panel, int step) const {  // but of strips
+    float* floats(int panel) const { return (float*)numbers.data() + (size_t)panel * num_in * PANEL_COLUMNS; }
+    uint8_t* place(int panel, int step) const {  // of tiles
         return numbers.data() + (size_t)(panel * num_steps + step) * PAIR_BYTES;
     }
 };
@@ -105,17 +107,6 @@ inline const uint8_t* tiles_of(const Weights& w, int panel, int step, int count,
     return room;
 }
 
-// A row of the matrix that weights were packed from, as it was rounded.
-inline void read_row(const Weights& w, int row, float* to) {
-    const int size = step_of(w.format);
-    for (int i = 0; i < w.num_in; i++) {
-        const int byte = i % size * (STEP_BYTES / size);
-        const uint8_t* tile = w.place(row / PANEL_COLUMNS, i / size) + row % PANEL_COLUMNS / 16 * TILE_BYTES;
-        const uint8_t* at = tile + byte / WORD_BYTES * STEP_BYTES + row % 16 * WORD_BYTES + byte % WORD_BYTES;
-        to[i] = w.format == Format::INT8 ? *(const int8_t*)at * w.scales[row] : widened(*(const uint16_t*)at);
-    }
-}
-
 // What a column is divided by, so that it fits into its format.
 inline float scale_of(Format format, const float* column, int count) {
     if (format == Format::BF16) return 1.0f;
@@ -143,10 +134,10 @@ inline void pack_column(Weights& w, const float* from, int panel, int column) {
 }
 
 // Of this shape, without numbers yet.
-inline std::unique_ptr<Weights> shape_weights(Format format, int num_out, int num_in, bool is_gated) {
+inline std::unique_ptr<Weights> shape_weights(Format format, int num_out, int num_in, bool is_gated, bool in_floats) {
     const int columns = is_gated ? divide_up(num_out / 2, 16) * PANEL_COLUMNS : num_out;
     const int num_steps = divide_up(num_in, step_of(format)), num_panels = divide_up(columns, PANEL_COLUMNS);
-    auto w = std::make_unique<Weights>(Weights{format, num_out, num_in, is_gated, num_steps, num_panels, {}, {}, {}});
+    auto w = std::make_unique<Weights>(Weights{format, num_out, num_in, is_gated, in_floats, num_steps, num_panels, {}, {}, {}});
     w->scales.assign(num_panels * PANEL_COLUMNS, 0.0f), w->bias = w->scales;
     return w;
 }
@@ -158,14 +149,17 @@ inline void reserve_tiles(Weights& w) {
 
 // matrix: [num_out][num_in], gate before up if it is gated; bias: [num_out] or null
 inline Weights* pack_weights(Workers& workers, Format format, const float* matrix, const float* bias, int num_out,
-                             int num_in, bool is_gated) {
-    auto w = shape_weights(format, num_out, num_in, is_gated);
-    reserve_tiles(*w);
+                             int num_in, bool is_gated, bool in_floats) {
+    auto w = shape_weights(format, num_out, num_in, is_gated, in_floats);
+    if (format == Format::F32) w->numbers = Memory((size_t)w->num_panels * num_in * PANEL_COLUMNS * sizeof(float));
+    else reserve_tiles(*w);
     workers.split(w->num_panels, 1, [&](int panel, int) {
         for (int i = 0; i < PANEL_COLUMNS; i++) {
             const int column = panel * PANEL_COLUMNS + i, source = w->source(column);
             if (source < 0) continue;
-            pack_column(*w, matrix + (size_t)source * num_in, panel, i);
+            const float* from = matrix + (size_t)source * num_in;
+            if (format != Format::F32) pack_column(*w, from, panel, i);
+            else for (int k = 0; k < num_in; k++) w->floats(panel)[(size_t)k * PANEL_COLUMNS + i] = from[k];
             if (bias) w->bias[column] = bias[source];
         }
     });
@@ -180,7 +174,8 @@ struct Part {
 };
 
 // Null if a strip has columns of several kinds.
-inline Weights* pack_strips(Workers& workers, const std::vector<Part>& parts, const float* bias, int num_in, bool is_gated) {
+inline Weights* pack_strips(Workers& workers, const std::vector<Part>& parts, const float* bias, int num_in, bool is_gated,
+                            bool in_floats) {
     int num_out = 0;
     std::vector<std::pair<GgmlType, const uint8_t*>> rows;
     for (const Part& part : parts) num_out += part.num_rows;
@@ -188,7 +183,7 @@ inline Weights* pack_strips(Workers& workers, const std::vector<Part>& parts, co
     for (const Part& part : parts)
         for (int i = 0; i < part.num_rows; i++)
             rows.emplace_back(part.kind, part.rows + (size_t)i * row_bytes(part.kind, num_in));
-    auto w = shape_weights(Format::PACKED_GGML, num_out, num_in, is_gated);
+    auto w = shape_weights(Format::PACKED_GGML, num_out, num_in, is_gated, in_floats);
     const int num_groups = num_in / GROUP, num_panels = w->num_panels;
     std::vector<GgmlType> kinds;
     std::vector<size_t> offsets = {0};
@@ -221,7 +216,7 @@ inline Weights* pack_strips(Workers& workers, const std::vector<Part>& parts, co
 
 // Strips as int8, the way they become tiles, once for all.
 inline Weights* unpack_strips(Workers& workers, const Weights& strips) {
-    auto w = shape_weights(Format::INT8, strips.num_out, strips.num_in, strips.is_gated);
+    auto w = shape_weights(Format::INT8, strips.num_out, strips.num_in, strips.is_gated, false);
     reserve_tiles(*w);
     w->scales = strips.scales, w->bias = strips.bias;
     workers.split(w->num_panels, 1, [&](int panel, int) {

@@ -9,6 +9,7 @@
 
 #include <cmath>
 
+#include "floats.h"
 #include "grouped.h"
 #include "quants.h"
 #include "outliers.h"
@@ -21,7 +22,7 @@
 constexpr int MAX_WORD_ROWS = 16;
 constexpr int LEAST = 1 << 15, MOST = 127 * 256;  // what is added to integers, and the largest of them before that
 
-enum class RowForm { BF16, INT8, INT16, GROUPED };
+enum class RowForm { BF16, INT8, INT16, GROUPED, FLOATS };
 
 struct Rows {
     RowForm form;
@@ -32,6 +33,8 @@ struct Rows {
     std::vector<Outliers> outliers;   // of each chunk, if they are bytes
     std::vector<float> factors; // of each row, by which it is normalised, if they are bytes
     GroupedRows grouped;
+    std::vector<float> floats;  // [row][num_floats]
+    int num_floats = 0;
 
     bool are_few() const { return form == RowForm::INT16 && num_rows <= 8; }
     int tile_rows() const { return are_few() ? 2 * num_rows : std::min(num_rows, 16); }
@@ -47,13 +50,14 @@ struct Rows {
     size_t scale_place(int row, int chunk) const { return (size_t)row * chunks.count + chunk; }
 };
 
-inline RowForm form_for(const Weights& w, int num_rows) {
+inline RowForm form_for(const Weights& w, int num_rows, bool in_tiles) {
+    if (w.in_floats) return RowForm::FLOATS;
     switch (w.format) {
         case Format::BF16: return RowForm::BF16;
         case Format::INT8: return num_rows <= MAX_WORD_ROWS ? RowForm::INT16 : RowForm::INT8;
-        case Format::PACKED_GGML: return num_rows <= MAX_GROUPED_ROWS ? RowForm::GROUPED : RowForm::INT8;
+        case Format::PACKED_GGML: return !in_tiles || num_rows <= MAX_GROUPED_ROWS ? RowForm::GROUPED : RowForm::INT8;
+        default: return RowForm::FLOATS;
     }
-    return RowForm::BF16;
 }
 
 // A row on its way: x * factor * weight, or, where there is no weight, x.
@@ -67,7 +71,7 @@ struct Row {
 };
 
 // Rows of `width` numbers, `stride` from one to the next, to be normalised if there is a weight:
-// x / sqrt(mean(x^2) + eps) * weight.
+// x / sqrt(mean(x^2) + eps) * weight. With an index these are the rows with its numbers.
 template <typename Number>
 struct Source {
     const Number* numbers;
@@ -75,8 +79,9 @@ struct Source {
     const float* weight = nullptr;
     float eps = 0;
     int stride = width;
+    const int* index = nullptr;
 
-    const Number* row(int i) const { return numbers + (size_t)i * stride; }
+    const Number* row(int i) const { return numbers + (size_t)(index ? index[i] : i) * stride; }
 
     float factor(int i) const {
         if (!weight) return 1;
@@ -94,6 +99,11 @@ template <typename Number>
 void put_bf16(Row<Number> row, int num_steps, uint8_t* to) {
     for (int i = 0; i < num_steps * 2 * LANES; i += 2 * LANES, to += PAIR_BYTES)
         store((uint16_t*)to, row.at(i), row.at(i + LANES));
+}
+
+template <typename Number>
+void put_floats(Row<Number> row, int count, float* to) {
+    for (int i = 0; i < count; i += LANES) store(to + i, row.at(i));
 }
 
 // Low bytes so far after high ones. Returns what an integer stands for.
@@ -158,24 +168,27 @@ void put_chunks(Rows& rows, int i, Row<Number> row) {
 
 // Rows with zeros up to `stride`.
 template <typename Number>
-std::vector<Number> padded(const Number* from, int num_rows, int width, int stride) {
+std::vector<Number> padded(const Source<Number>& from, int num_rows, int stride) {
     std::vector<Number> to((size_t)num_rows * stride);
-    for (int i = 0; i < num_rows; i++) memcpy(&to[(size_t)i * stride], from + (size_t)i * width, width * sizeof(Number));
+    for (int i = 0; i < num_rows; i++) memcpy(&to[(size_t)i * stride], from.row(i), from.width * sizeof(Number));
     return to;
 }
 
-// Rows for these weights.
+// Rows for these weights; of strips and floats they may be asked to be in no tiles.
 template <typename Number>
-void pack_rows(Workers& workers, Rows& rows, const Weights& next, int num_rows, const Source<Number>& source) {
+void pack_rows(Workers& workers, Rows& rows, const Weights& next, int num_rows, const Source<Number>& source,
+               bool in_tiles = true) {
     if (source.stride % STEP_BYTES) {  // all else reads whole steps
         const int stride = divide_up(source.stride, STEP_BYTES) * STEP_BYTES;
-        const std::vector<Number> numbers = padded(source.numbers, num_rows, source.width, stride);
-        const std::vector<float> weight = padded(source.weight, source.weight != nullptr, source.width, stride);
+        const std::vector<Number> numbers = padded(source, num_rows, stride);
+        const std::vector<float> weight = padded(Source<float>{source.weight, source.width}, source.weight != nullptr, stride);
         const float* weights = source.weight ? weight.data() : nullptr;
-        return pack_rows<Number>(workers, rows, next, num_rows, {numbers.data(), source.width, weights, source.eps, stride});
+        const Source<Number> whole = {numbers.data(), source.width, weights, source.eps, stride};
+        return pack_rows(workers, rows, next, num_rows, whole, in_tiles);
     }
-    rows.form = form_for(next, num_rows), rows.num_rows = num_rows, rows.chunks = {next.num_steps};
+    rows.form = form_for(next, num_rows, in_tiles), rows.num_rows = num_rows, rows.chunks = {next.num_steps};
     if (rows.form == RowForm::GROUPED) rows.grouped.resize(num_rows, next.num_in);
+    else if (rows.form == RowForm::FLOATS) rows.num_floats = source.stride, rows.floats.resize((size_t)num_rows * source.stride);
     else rows.tiles.reserve((size_t)rows.num_blocks() * rows.num_steps() * PAIR_BYTES);
     rows.scales.resize((size_t)num_rows * rows.chunks.count);
     if (rows.form == RowForm::INT8) choose_outliers(workers, rows, source);
@@ -184,6 +197,7 @@ void pack_rows(Workers& workers, Rows& rows, const Weights& next, int num_rows, 
             const float factor = rows.form == RowForm::INT8 ? rows.factors[i] : source.factor(i);
             const Row<Number> row = {source.row(i), source.weight, factor};
             switch (rows.form) {
+                case RowForm::FLOATS: put_floats(row, rows.num_floats, &rows.floats[(size_t)i * rows.num_floats]); break;
                 case RowForm::GROUPED: round_row(rows.grouped, i, row); break;
                 case RowForm::INT16: rows.scales[i] = put_words(row, next.num_steps, rows.row(i), rows.low_bytes()); break;
                 case RowForm::INT8: put_chunks(rows, i, row); break;

@@ -141,6 +141,11 @@ inline Vector exponential(Vector x) {
 #endif
 
 // x / (1 + e^-x)
+inline Vector exact_silu(Vector x) {
+    const Vector bounded = x < -80.0f ? x * 0 - 80.0f : x > 80.0f ? x * 0 + 80.0f : x;
+    return x / (exponential(-bounded) + 1.0f);
+}
+
 #if defined(__AVX512F__)  // off by far less than a bf16 is: a cubic for the power's fraction, and an estimate of the inverse
 inline Vector silu(Vector x) {
     const Vector power = x * -1.44269504f;
@@ -152,8 +157,5 @@ inline Vector silu(Vector x) {
     return x * (Vector)_mm512_rcp14_ps(_mm512_add_ps(_mm512_scalef_ps((__m512)p, (__m512)whole), _mm512_set1_ps(1)));
 }
 #else
-inline Vector silu(Vector x) {
-    Vector bounded = x < -80.0f ? x * 0 - 80.0f : x > 80.0f ? x * 0 + 80.0f : x;
-    return x / (exponential(-bounded) + 1.0f);
-}
+inline Vector silu(Vector x) { return exact_silu(x); }
 #endif

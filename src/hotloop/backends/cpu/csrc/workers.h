@@ -134,3 +134,10 @@ class Workers {
     std::atomic<bool> is_over_{false};
     const std::function<void(int)>* work_ = nullptr;
 };
+
+// The same by the workers whose turn it is on this thread, or by this thread alone where there are none.
+template <typename Work>
+void split_work(int count, int grain, Work work) {
+    if (Workers::current) return Workers::current->split(count, grain, work);
+    for (int i = 0; i < count; i += grain) work(i, i + grain < count ? i + grain : count);
+}
