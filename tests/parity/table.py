@@ -1,6 +1,6 @@
 """How far each backend is from transformers, family by family and manner by manner, as a table in Markdown.
 
-    python -m tests.parity.table                    on the CPU: OpenVINO
+    python -m tests.parity.table                    on the CPU
     python -m tests.parity.table --backend cuda     on a card, or in Triton's interpreter (TRITON_INTERPRET=1)
 
 Tiny random models in float32, and what transformers said of them when `tests/parity/make.py` was run. A cell is the

@@ -1,6 +1,5 @@
 """Keys and values in int8, with a scale for each token and head: attention against numpy, then whole backends."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,20 +9,17 @@ import pytest
 from numpy.typing import NDArray
 from tests.backends.batches import batch
 from tests.backends.cpu.kernels import load_tiles
-from tests.backends.cpu.test_native import BLOCK, NUM_BLOCKS, Array, Rig, Sequence, make_spec, make_tables, open_rig
-from tests.backends.cpu.test_native_backend import assert_rows_alike
-from tests.backends.cpu.test_openvino import IS_ARM, make_prompt, tiny_model
+from tests.backends.cpu.models import make_prompt, quantised_model, tiny_model
+from tests.backends.cpu.test_attention import BLOCK, NUM_BLOCKS, Array, Rig, Sequence, make_spec, make_tables, open_rig
+from tests.backends.cpu.test_decoder import assert_rows_alike
 from tests.backends.reference import reference_logits
-from tests.backends.cpu.test_native_packed_ggml import quantised_model
 from tests.engine.tiny import greedy
 
-from hotloop.backends.cpu.attention import Kernel, load_portable
-from hotloop.backends.cpu.base import KernelBackend
+from hotloop.backends.cpu.attention import Kernel
 from hotloop.backends.cpu.build import compiler, has_amx
-from hotloop.backends.cpu.decoder import NativeBackend
-from hotloop.backends.cpu.library import load_kernel
+from hotloop.backends.cpu.decoder import Holding, NativeBackend
+from hotloop.backends.cpu.library import KvType, load_kernel
 from hotloop.backends.cpu.opening import open_cpu
-from hotloop.backends.cpu.openvino.placeholder import PortableBackend
 from hotloop.core.config import EngineConfig
 from hotloop.core.errors import ConfigError
 from hotloop.engine.engine import Engine
@@ -68,7 +64,7 @@ make_rig = partial(open_rig, Int8Rig)
 
 @pytest.fixture
 def kernel() -> Kernel:
-    kernel = load_portable("int8_t")
+    kernel = load_kernel("int8_t")
     assert kernel
     return kernel
 
@@ -129,19 +125,11 @@ def test_scales_that_a_block_held_before_do_not_matter(kernel: Kernel) -> None:
         assert rig.step((Sequence(make_tables(1)[0]), 3)) < 2e-5
 
 
-def open_native(model: Model, kv_type: str) -> KernelBackend:
-    return NativeBackend(model, 4 << 20, load_kernel(kv_type), form="packed_ggml", num_workers=2)
+def open_one(model: Model, kv_type: KvType) -> NativeBackend:
+    return NativeBackend(model, 4 << 20, load_kernel(kv_type), holding=Holding("packed_ggml"), num_workers=2)
 
 
-def open_portable(model: Model, kv_type: str) -> KernelBackend:
-    kernel = load_portable(kv_type)
-    assert kernel
-    return PortableBackend(model, 4 << 20, kernel, weight_format="int8", precision="fast")
-
-
-Open = Callable[[Model, str], KernelBackend]
-needs_portable = pytest.mark.skipif(has_amx(), reason="with AMX and int8 a row depends on what else is in the step")
-every_backend = pytest.mark.parametrize("open_one", [pytest.param(open_native, marks=needs_portable), open_portable])
+with_rows_alone = pytest.mark.skipif(has_amx(), reason="with AMX a row depends on what else is in the step")
 
 
 @pytest.fixture
@@ -149,8 +137,8 @@ def model(empty_home: Path) -> Model:
     return quantised_model(tiny_model("llama", head_dim=64, max_context=1024))
 
 
-@every_backend
-def test_whole_and_in_chunks_a_model_computes_the_reference(open_one: Open, model: Model) -> None:
+@with_rows_alone
+def test_whole_and_in_chunks_a_model_computes_the_reference(model: Model) -> None:
     backend, prompt = open_one(model, "int8_t"), make_prompt(model, 70)
     want = reference_logits(model.spec, model.weights, prompt)
     whole = backend.run(batch((prompt, 0, [2, 0, 1]))).copy()
@@ -161,8 +149,8 @@ def test_whole_and_in_chunks_a_model_computes_the_reference(open_one: Open, mode
     backend.close()
 
 
-@every_backend
-def test_the_same_memory_holds_nearly_twice_the_tokens(open_one: Open, model: Model) -> None:
+@with_rows_alone
+def test_the_same_memory_holds_nearly_twice_the_tokens(model: Model) -> None:
     num_tokens = {}
     for kv_type in ("float", "half", "int8_t"):
         backend = open_one(model, kv_type)
@@ -172,8 +160,8 @@ def test_the_same_memory_holds_nearly_twice_the_tokens(open_one: Open, model: Mo
     assert num_tokens["int8_t"] >= 1.85 * num_tokens["half"] >= 3.7 * num_tokens["float"]
 
 
-@every_backend
-def test_what_is_cached_says_what_is_computed(open_one: Open, model: Model) -> None:
+@with_rows_alone
+def test_what_is_cached_says_what_is_computed(model: Model) -> None:
     prompt = make_prompt(model, 300)
     with Engine(model.tokenizer, open_one(model, "int8_t"), EngineConfig(drafts=False)) as engine:
         cold, cached = (engine.generate(prompt, greedy(12)) for _ in range(2))
@@ -181,10 +169,8 @@ def test_what_is_cached_says_what_is_computed(open_one: Open, model: Model) -> N
     assert cached.token_ids == cold.token_ids
 
 
-@every_backend
-def test_blocks_on_disk_are_found_again_and_never_read_in_another_precision(
-    open_one: Open, model: Model, tmp_path: Path
-) -> None:
+@with_rows_alone
+def test_blocks_on_disk_are_found_again_and_never_read_in_another_precision(model: Model, tmp_path: Path) -> None:
     prompt, answers = make_prompt(model, 700), []
     config = EngineConfig(kv_dir=str(tmp_path / "kv"), drafts=False)
     for kv_type in ("int8_t", "half", "int8_t"):
@@ -194,8 +180,8 @@ def test_blocks_on_disk_are_found_again_and_never_read_in_another_precision(
     assert answers[2].token_ids == answers[0].token_ids
 
 
-@every_backend
-def test_blocks_go_to_the_host_and_back(open_one: Open, model: Model) -> None:
+@with_rows_alone
+def test_blocks_go_to_the_host_and_back(model: Model) -> None:
     backend, prompt = open_one(model, "int8_t"), make_prompt(model, 70)
     backend.run(batch((prompt, 0, [2, 0, 1])))
     want = backend.run(batch((prompt[64:], 64, [2, 0, 1]))).copy()
@@ -209,10 +195,8 @@ def test_blocks_go_to_the_host_and_back(open_one: Open, model: Model) -> None:
 INT8 = EngineConfig(kv_memory="8MiB", kv_precision="int8")
 
 
-@pytest.mark.skipif(not IS_ARM, reason="needs an ARM CPU: elsewhere OpenVINO has its own")
 def test_it_is_what_is_asked_for(model: Model) -> None:
     backend = open_cpu(model, INT8, weight_format="int8")
-    assert isinstance(backend, PortableBackend)
     assert backend.block_bytes == BLOCK * 2 * 2 * 2 * (64 + 4)
     backend.close()
 
@@ -223,12 +207,3 @@ def test_it_is_refused_where_it_cannot_be_had(model: Model, monkeypatch: pytest.
     latent = LatentSpec(None, kv_rank=32, nope_dim=16, rope_dim=8, value_dim=16, scale=0.1)
     with pytest.raises(ConfigError, match=r"kv_precision int8 is not to be had with latent attention \(MLA\)"):
         open_cpu(replace(model, spec=replace(model.spec, latent=latent)), INT8)
-
-
-@pytest.mark.skipif(not IS_ARM, reason="needs an ARM CPU: elsewhere OpenVINO has its own")
-def test_without_a_compiler_it_is_refused(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "")
-    load_portable.cache_clear()
-    with pytest.raises(ConfigError, match="kv_precision int8 needs our own attention, which cannot be compiled here"):
-        open_cpu(model, INT8, weight_format="int8")
-    load_portable.cache_clear()

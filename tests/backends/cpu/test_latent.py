@@ -5,7 +5,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from tests.backends.cpu.test_native import (
+from tests.backends.cpu.test_attention import (
     NUM_BLOCKS,
     Array,
     Rig,

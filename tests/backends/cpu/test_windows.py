@@ -11,15 +11,14 @@ from tests.engine.tiny import TOKENIZER, VOCAB_SIZE, greedy, make_prompts, run_t
 from tests.models.tiny import DictWeights, tiny_spec, tiny_weights
 
 from hotloop.backends.backend import Batch
-from hotloop.backends.cpu.attention import Kernel, load_portable, numpy_kernel
-from hotloop.backends.cpu.openvino.placeholder import PortableBackend
+from hotloop.backends.cpu.attention import Kernel
+from hotloop.backends.cpu.decoder import Holding, NativeBackend
+from hotloop.backends.cpu.library import load_kernel
 from hotloop.core.config import EngineConfig
 from hotloop.engine.engine import Engine
 from hotloop.models.memory import kv_token_bytes, split_kv
 from hotloop.models.model import Model
 from hotloop.models.spec import ModelSpec
-
-NUMPY = partial(numpy_kernel, np.float32)
 
 
 def tiny_model(**changes: object) -> Model:
@@ -28,10 +27,10 @@ def tiny_model(**changes: object) -> Model:
     return Model("tiny", Path("tiny"), "tiny-windows", spec, TOKENIZER, None, DictWeights(tensors), 0)
 
 
-def open_two(model: Model, kernel: Kernel, kv_bytes: int) -> tuple[PortableBackend, PortableBackend]:
+def open_two(model: Model, kernel: Kernel, kv_bytes: int) -> tuple[NativeBackend, NativeBackend]:
     """With KV that is the same for all layers, and with that of windows apart."""
     plain, split = (
-        PortableBackend(model, kv_bytes, kernel, weight_format="f32", precision="exact", drops_windows=drops)
+        NativeBackend(model, kv_bytes, kernel, holding=Holding("f32", in_floats=True), drops_windows=drops)
         for drops in (False, True)
     )
     return plain, split
@@ -43,8 +42,8 @@ def in_slots(step: Batch, slot_of: dict[int, int]) -> Batch:
 
 @pytest.mark.parametrize(
     "kernel",
-    [NUMPY, partial(load_portable, "float"), partial(load_portable, "int8_t")],
-    ids=["numpy", "float", "int8"],
+    [partial(load_kernel, "float"), partial(load_kernel, "int8_t")],
+    ids=["float", "int8"],
     indirect=True,
 )
 def test_logits_are_the_same_where_what_is_not_seen_is_gone(kernel: Kernel) -> None:
@@ -67,7 +66,7 @@ def test_logits_are_the_same_where_what_is_not_seen_is_gone(kernel: Kernel) -> N
 
 
 def test_an_engine_says_the_same_and_finds_as_much_again() -> None:
-    plain, split = open_two(tiny_model(), NUMPY(), 1 << 20)
+    plain, split = open_two(tiny_model(), load_kernel("float"), 1 << 20)
     assert split.num_blocks > plain.num_blocks
     prompts = [each + each for each in make_prompts(5)[:5]]
     config = EngineConfig(debug_checks=True, max_step_tokens=64, drafts=False)

@@ -8,28 +8,27 @@ import numpy as np
 import pytest
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from tests.backends.batches import batch
-from tests.backends.cpu.test_native_backend import KV_BYTES, assert_rows_alike
-from tests.backends.cpu.test_native_matmul import assert_rows_close, draw, from_bf16, rounded, silu, to_bytes
-from tests.backends.cpu.test_openvino import make_prompt, tiny_model
+from tests.backends.cpu.models import make_prompt, quantised_model, tiny_model
+from tests.backends.cpu.test_decoder import KV_BYTES, assert_rows_alike
+from tests.backends.cpu.test_matmul import assert_rows_close, draw, from_bf16, rounded, silu, to_bytes
 from tests.backends.reference import reference_logits
-from tests.models.tiny import DictWeights, QuantisedWeights
+from tests.models.tiny import DictWeights, as_bf16
 
 from hotloop.backends.cpu.build import LIBRARIES, compiler, usable_cpus
-from hotloop.backends.cpu.decoder import NativeBackend, are_quantised, parts_of
+from hotloop.backends.cpu.decoder import Holding, NativeBackend, is_quantised, parts_of
 from hotloop.backends.cpu.library import STRIP_KINDS, Array, Format, Native, load_kernel, load_library
 from hotloop.models.gguf import dequantise
-from hotloop.models.model import Model
 from hotloop.models.spec import Family, Stored
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
 
 SCALES = {  # where a block has its halves
     "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0],
-    "Q2_K": [80, 82], "Q3_K": [108], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208],
+    "MXFP4": [], "Q2_K": [80, 82], "Q3_K": [108], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208],
 }  # fmt: skip
 CODES = {  # and its codes
     "Q4_0": (2, 18), "Q4_1": (4, 20), "Q5_0": (2, 22), "Q5_1": (4, 24), "Q8_0": (2, 34),
-    "Q2_K": (16, 80), "Q3_K": (0, 96), "Q4_K": (16, 144), "Q5_K": (16, 176), "Q6_K": (0, 192),
+    "MXFP4": (1, 17), "Q2_K": (16, 80), "Q3_K": (0, 96), "Q4_K": (16, 144), "Q5_K": (16, 176), "Q6_K": (0, 192),
 }  # fmt: skip
 SCALE_ERROR = 2**-11  # a group's scale is held as a half
 
@@ -61,6 +60,8 @@ def random_rows(kind: str, num_rows: int, num_in: int, seed: int = 0) -> Stored:
     for offset in SCALES[kind]:
         scales = rng.uniform(0.001, 0.01, (*blocks.shape[:2], 1)).astype(np.float16)
         blocks[..., offset : offset + 2] = scales.view(np.uint8)
+    if kind == "MXFP4":  # powers of two
+        blocks[..., 0] = rng.integers(118, 122, blocks.shape[:2])
     return Stored(blocks.reshape(num_rows, -1), kind, (num_rows, num_in))
 
 
@@ -68,7 +69,7 @@ def in_bytes(rows: Stored) -> Array:
     """Each row rounded to one of 255 numbers, the largest of them what its largest code could stand for."""
     block_bytes, (begin, end) = GGML_QUANT_SIZES[GGMLQuantizationType[rows.kind]][1], CODES[rows.kind]
     extremes = []
-    for codes in (0x80, 0x7F) if rows.kind == "Q8_0" else (0, 0xFF):
+    for codes in {"Q8_0": (0x80, 0x7F), "MXFP4": (0x77, 0xFF)}.get(rows.kind, (0, 0xFF)):
         blocks = rows.data.reshape(len(rows.data), -1, block_bytes).copy()
         blocks[..., begin:end] = codes
         extremes.append(np.abs(dequantise(replace(rows, data=blocks.reshape(rows.data.shape)))).max(-1, keepdims=True))
@@ -190,12 +191,23 @@ def test_rows_of_zeros_stay_zeros(native: Native):
     assert not multiply(native, np.zeros((3, 256), np.float32), random_rows("Q4_K", 32, 256)).any()
 
 
-def test_what_strips_cannot_be_made_of_becomes_bytes_in_groups():
-    matrix = draw(40, 64)
-    weights = DictWeights({"a": matrix, "b": draw(24, 64)})
-    (part,) = parts_of(weights, ["a"])
-    assert part.kind == "Q8_0"
-    np.testing.assert_allclose(dequantise(part), grouped(matrix), rtol=2e-3, atol=1e-3)
+@pytest.mark.parametrize(("kind", "levels"), [("F32", 255), ("F16", 255), ("BF16", 255), ("narrow", 16)])
+def test_floats_become_codes(native: Native, kind: str, levels: int):
+    matrix = as_bf16(draw(40, 64)).astype(np.float16 if kind == "F16" else np.float32)
+    data = np.ascontiguousarray(matrix).view(np.uint8)
+    if kind == "BF16":
+        data = np.ascontiguousarray(matrix.view(np.uint16)[:, 1::2]).view(np.uint8)
+    out = multiply(native, np.eye(64, dtype=np.float32), Stored(data, kind, matrix.shape)).T
+    groups, got = matrix.astype(np.float32).reshape(40, 2, 32), out.reshape(40, 2, 32)
+    low, high = np.minimum(groups.min(-1), 0), np.maximum(groups.max(-1), 0)
+    step = (high - low) / 15 if levels == 16 else np.maximum(high, -low) / 127
+    assert (np.abs(got - groups) < 0.51 * step[..., None] + 0.002 * np.abs(groups).max()).all()
+
+
+def test_what_is_not_quantised_stays_floats_until_it_is_packed():
+    weights = DictWeights({"a": draw(40, 64)})
+    assert [part.kind for part in parts_of(weights, ["a"])] == ["F32"]
+    assert [part.kind for part in parts_of(weights, ["a"], is_narrow=True)] == ["narrow"]
 
 
 def test_parts_whose_strips_would_mix_kinds_become_alike():
@@ -204,7 +216,7 @@ def test_parts_whose_strips_would_mix_kinds_become_alike():
             return random_rows("Q4_0", 24, 64) if name == "a" else super().stored(name)
 
     parts = parts_of(TwoKinds({"a": draw(24, 64), "b": draw(40, 64)}), ["a", "b"])
-    assert [part.kind for part in parts] == ["Q8_0", "Q8_0"]
+    assert [part.kind for part in parts] == ["F32", "F32"]
 
 
 @pytest.mark.parametrize("form", ["packed_ggml", "int8"])
@@ -212,15 +224,10 @@ def test_parts_whose_strips_would_mix_kinds_become_alike():
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_a_model_computes_with_the_rows_of_its_file(family: Family, is_tied: bool, form: Format, empty_home: Path):
     model = quantised_model(tiny_model(family, head_dim=64, has_tied_head=is_tied))
-    assert are_quantised(model)
-    backend = NativeBackend(model, KV_BYTES, load_kernel(), form=form, num_workers=2)
+    assert is_quantised(model)
+    backend = NativeBackend(model, KV_BYTES, load_kernel(), holding=Holding(form), num_workers=2)
     prompt = make_prompt(model, 50)
     want = reference_logits(model.spec, model.weights, prompt)
     assert_rows_alike(backend.run(batch((prompt[:40], 0, [1, 2]))), want[:40], 0.1)
     assert_rows_alike(backend.run(batch((prompt[40:], 40, [1, 2, 3]))), want[40:], 0.1)
     backend.close()
-
-
-def quantised_model(model: Model) -> Model:
-    """With matrices as they are after quantisation, so that only that of rows is left to tell the two apart."""
-    return replace(model, weights=QuantisedWeights(model.spec, model.weights))

@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
-from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -15,7 +14,8 @@ from numpy.typing import NDArray
 from tests.backends.cpu.kernels import load_tiles
 
 from hotloop.backends.backend import Batch
-from hotloop.backends.cpu.attention import Attention, Kernel, load_portable, numpy_kernel
+from hotloop.backends.cpu.attention import Attention, Kernel
+from hotloop.backends.cpu.library import load_kernel
 from hotloop.models.rope import rotary_frequencies, rotary_table
 from hotloop.models.spec import ModelSpec
 
@@ -28,11 +28,10 @@ NUM_BLOCKS = 400
 # What computes, and how far it may be off with values around 1, rounded to what they are stored in.
 TILES = pytest.param(load_tiles, 0.02, id="tiles")
 BYTE_TILES = pytest.param(partial(load_tiles, "byte_tiles"), 0.05, id="byte-tiles")
-INT8 = pytest.param(partial(load_portable, "int8_t"), 0.05, id="int8")
+INT8 = pytest.param(partial(load_kernel, "int8_t"), 0.05, id="int8")
 EXACT = (
-    pytest.param(partial(load_portable, "half"), 0.004, id="f16"),
-    pytest.param(partial(load_portable, "float"), 1e-5, id="f32"),
-    pytest.param(partial(numpy_kernel, np.float32), 1e-5, id="numpy"),
+    pytest.param(partial(load_kernel, "half"), 0.004, id="f16"),
+    pytest.param(partial(load_kernel, "float"), 1e-5, id="f32"),
 )
 
 with_kernels = partial(pytest.mark.parametrize, ("kernel", "max_error"), indirect=["kernel"])
@@ -276,13 +275,3 @@ def test_a_row_is_the_same_to_the_bit_however_it_is_computed(kernel: Kernel, max
             chunks.rows.extend(whole.rows[cut:])
             assert (rig.run((other, 1), (chunks, cut))[2:] == want[cut:]).all(), f"cut at {cut}, in company"
             assert (rig.run((whole, cut)) == want[cut:]).all(), f"from {cut} on, the rest as it was"
-
-
-def test_without_a_compiler_there_is_none_and_the_log_says_so(
-    empty_home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("PATH", "")
-    monkeypatch.delenv("CXX", raising=False)
-    assert load_portable.__wrapped__("float") is None
-    assert "numpy" in caplog.text
-    assert "no C++ compiler" in caplog.text
