@@ -1,7 +1,7 @@
 """What `make wheel` adds to the build: our C++ libraries, so that nobody needs a compiler.
 
-A build without zig (ziglang), or without OpenVINO, whose TBB they are compiled for (as in pip's isolation), makes a
-wheel of Python and sources alone: these are then compiled where they run. MACHINE names another machine to build for.
+A build without zig (ziglang) makes a wheel of Python and sources alone: these are then compiled where they run. MACHINE
+names another machine to build for.
 """
 
 import os

@@ -13,7 +13,7 @@ from tests.bench.fake_server import FakeServer
 from hotloop import __version__
 from hotloop.cli.main import run
 
-HEAVY = ("numpy", "openvino", "starlette", "uvicorn", "httpx", "tokenizers", "jinja2", "gguf", "msgspec")
+HEAVY = ("numpy", "starlette", "uvicorn", "httpx", "tokenizers", "jinja2", "gguf", "msgspec")
 
 
 def hotloop(*argv: str, stdin: str = "", timeout_s: float = 120, **environ: str) -> subprocess.CompletedProcess[str]:

@@ -142,10 +142,8 @@ def rm(model: Annotated[str, Parameter(help="A name `hotloop models` lists.")], 
 
 
 def version(*, as_json: Json = False) -> None:
-    """Print the versions of hotloop, Python and OpenVINO."""
-    from importlib.metadata import version as installed
-
-    versions = {"hotloop": __version__, "python": platform.python_version(), "openvino": installed("openvino")}
+    """Print the versions of hotloop and Python."""
+    versions = {"hotloop": __version__, "python": platform.python_version()}
     show(versions, "\n".join(f"{name:9}{number}" for name, number in versions.items()), as_json)
 
 
