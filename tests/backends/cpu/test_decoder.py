@@ -94,7 +94,7 @@ def test_in_floats_no_bit_depends_on_what_else_is_computed(
     family: Family, weights: WeightFormat, empty_home: Path
 ) -> None:
     model = tiny_model(family)
-    backend = open_native(model, choose_holding(model, weights, "exact"))
+    backend = open_native(model, choose_holding(weights, "exact"))
     long, short = make_prompt(model, 100), make_prompt(model, 5, seed=1)
     want = backend.run(batch((long, 0, [2, 0, 1, 3]))).copy()
     for cut in (1, 13, 33, 99):
@@ -116,7 +116,7 @@ def test_weights_are_close_however_they_are_held(
 ) -> None:
     """Those of matrices with rows of 40 numbers are held in float32."""
     model = tiny_model(family, has_tied_head=False)
-    holding = choose_holding(model, weights, precision, amx=has_amx)
+    holding = choose_holding(weights, precision, amx=has_amx)
     backend, token_ids = open_native(model, holding), make_prompt(model, 40)
     got = backend.run(batch((token_ids, 0, [0, 1])))
     least = LEAST[weights] if precision == "exact" else LEAST[weights] - 0.02
@@ -170,7 +170,7 @@ def mapped_bytes() -> int:
 def test_what_weights_take_is_reckoned_before_they_are_read(family: Family, empty_home: Path) -> None:
     spec = tiny_model(family, has_tied_head=False).spec
     model = tiny_model(family, has_tied_head=False)
-    in_f32, in_bf16 = (held_bytes(model, choose_holding(model, each, "fast", amx=True)) for each in ("f32", "bf16"))
+    in_f32, in_bf16 = (held_bytes(model, choose_holding(each, "fast", amx=True)) for each in ("f32", "bf16"))
     outer = spec.vocab_size * spec.hidden_size  # the head: the embedding is read from its file
     assert outer < in_bf16 < in_f32 < 2.2 * in_bf16
 

@@ -80,7 +80,7 @@ def test_how_weights_are_held(
     model: Model, has_amx: bool, is_quantised: bool, weights: WeightFormat, precision: Precision, holding: Holding
 ) -> None:
     model = quantised_model(model) if is_quantised else model
-    assert choose_holding(model, weights, precision, amx=has_amx) == holding
+    assert choose_holding(weights, precision, amx=has_amx) == holding
 
 
 @needs_compiler
@@ -113,7 +113,7 @@ def test_with_amx_a_quantised_file_is_held_in_int8(
     """Unless it is asked to stay as it is, which is the advice where memory is short."""
     check_native(open_cpu(gguf_model, CONFIG), gguf_model)
     working_bytes = opening._working_bytes(gguf_model.spec, CONFIG)
-    stored = held_bytes(gguf_model, choose_holding(gguf_model, "stored", "fast"))
+    stored = held_bytes(gguf_model, choose_holding("stored", "fast"))
     monkeypatch.setattr(opening, "available_bytes", lambda: stored + parse_bytes(CONFIG.kv_memory) + working_bytes)
     with pytest.raises(ConfigError, match="--weights int4 would fit"):
         open_cpu(gguf_model, CONFIG)

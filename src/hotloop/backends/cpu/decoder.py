@@ -32,9 +32,9 @@ from hotloop.backends.host import HostCopy
 from hotloop.core.config import Precision, WeightFormat
 from hotloop.core.errors import BackendError
 from hotloop.models.hybrid import HybridWeights
-from hotloop.models.layout import TensorPlace, tensor_places
+from hotloop.models.layout import each_shape, outer_shapes, tensor_places
 from hotloop.models.model import Model
-from hotloop.models.spec import LinearSpec, ModelSpec, Stored
+from hotloop.models.spec import AnyStored, LinearSpec, ModelSpec, Stored
 from hotloop.models.spec import Weights as ModelWeights
 
 _FLOAT_BITS = {"bf16": 16, "f32": 32}
@@ -69,9 +69,7 @@ class Holding:
         return f"{names.get(self.form, self.form)}{' in floats' if self.in_floats else ''}"
 
 
-def choose_holding(
-    model: Model, weight_format: WeightFormat, precision: Precision, *, amx: bool | None = None
-) -> Holding:
+def choose_holding(weight_format: WeightFormat, precision: Precision, *, amx: bool | None = None) -> Holding:
     """Tiles want bytes, and making these of codes in each step takes longer than reading them."""
     amx, is_exact = has_amx() if amx is None else amx, precision == "exact"
     match weight_format:
@@ -89,29 +87,43 @@ def choose_holding(
 
 def is_quantised(model: Model) -> bool:
     """Whether a file's own codes can be computed with: those of the largest matrices."""
-    name = "layers.0.gate" if not model.spec.has_experts(0) else "layers.0.experts.0.gate"
-    stored = model.weights.stored(name)
+    stored = _largest(model)
     return isinstance(stored, Stored) and stored.kind in STRIP_KINDS and not stored.shape[1] % GROUP
 
 
+def _largest(model: Model) -> AnyStored:
+    """One of the largest matrices."""
+    return model.weights.stored("layers.0.experts.0.gate" if model.spec.has_experts(0) else "layers.0.gate")
+
+
 def held_bytes(model: Model, holding: Holding) -> int:
-    """What all weights take; an embedding that is not the head as well is left in the file."""
-    spec, num_bits = model.spec, 0.0
+    """What all weights take; an embedding that is not the head as well is left in the file. Only files with codes are
+    looked at tensor by tensor: of others one shows what all are.
+    """
+    spec, num_bits, largest = model.spec, 0.0, _largest(model)
+    if not is_quantised(model):
+        outer = {name: shape for name, shape in outer_shapes(spec).items() if name != "embed" or spec.has_tied_head}
+        shapes = [*((name, shape, 1) for name, shape in outer.items()), *each_shape(spec)]
+        return int(
+            sum(count * prod(shape) * _bits_of(holding, name, shape, largest) for name, shape, count in shapes) / 8
+        )
     for place in tensor_places(spec):
         if place.expert or (place.name == "embed" and not spec.has_tied_head):  # of experts the first stands for all
             continue
         count = prod(place.shape) * (spec.experts.num_experts if spec.experts and place.expert == 0 else 1)
-        num_bits += count * _bits_of(model, holding, place)
+        num_bits += count * _bits_of(holding, place.name, place.shape, model.weights.stored(place.name))
     return int(num_bits / 8)
 
 
-def _bits_of(model: Model, holding: Holding, place: TensorPlace) -> float:
-    is_float = place.name.endswith((".router", ".shared_router", ".linear_b", ".linear_a", ".linear_ba", ".kv_b"))
-    if len(place.shape) != 2 or is_float:
+_IN_FLOATS = ("router", "linear_b", "linear_a", "linear_ba", "kv_b")
+
+
+def _bits_of(holding: Holding, name: str, shape: tuple[int, ...], stored: AnyStored) -> float:
+    if len(shape) != 2 or name.endswith(_IN_FLOATS):
         return 32
-    if holding.form == "int8" and place.expert == 0:
+    if holding.form == "int8" and "experts." in name:
         holding = Holding("packed_ggml")
-    return holding.bits_of(model.weights.stored(place.name), place.shape[1])
+    return holding.bits_of(stored, shape[1])
 
 
 def coded(weights: ModelWeights, name: str, *, is_narrow: bool = False) -> Stored:

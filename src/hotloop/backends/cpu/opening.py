@@ -11,7 +11,7 @@ from hotloop.backends.cpu.decoder import NativeBackend, choose_holding, held_byt
 from hotloop.backends.cpu.library import KvType, load_kernel
 from hotloop.core.config import EngineConfig, KvPrecision, Precision, WeightFormat, parse_bytes
 from hotloop.core.errors import ConfigError
-from hotloop.models.memory import available_bytes, check_fits_cpu
+from hotloop.models.memory import available_bytes, check_fits, check_fits_cpu, gib, weight_bytes
 from hotloop.models.model import Model
 from hotloop.models.spec import ModelSpec
 
@@ -35,11 +35,11 @@ def open_cpu(
         raise ConfigError(f"{model.name} is of an architecture that runs on a GPU only, by transformers")
     if weight_format == "fp8":
         raise ConfigError("weights fp8 are for a GPU: on a CPU they can be stored, int8, int4, bf16 or f32")
+    kv_type = _kv_type(model.spec, config.kv_precision, precision)
+    holding = choose_holding(weight_format, precision)
+    _check_memory(model, config, weight_format, precision)
     if weight_format == "stored" and not is_quantised(model):
         raise ConfigError("weights stored is not supported: the matrices are not quantised, or not in a known kind")
-    kv_type = _kv_type(model.spec, config.kv_precision, precision)
-    holding = choose_holding(model, weight_format, precision)
-    _check_memory(model, config, weight_format, precision)
     try:
         kernel = load_kernel(kv_type)
     except BUILD_ERRORS as error:
@@ -72,7 +72,7 @@ def _has_tile_attention(spec: ModelSpec) -> bool:
 
 def describe_cpu(model: Model, weight_format: WeightFormat, precision: Precision) -> str:
     """How it is computed."""
-    form = choose_holding(model, weight_format, precision).form
+    form = choose_holding(weight_format, precision).form
     if form is None or (form == "packed_ggml" and is_quantised(model)):
         weights = "weights as the file has them"
     else:
@@ -89,18 +89,22 @@ def _slow_note() -> str:
 
 
 def _check_memory(model: Model, config: EngineConfig, weight_format: WeightFormat, precision: Precision) -> None:
-    """Refuse now what would be killed later, and say what it takes: nothing of the weights has been read yet."""
+    """Refuse now what would be killed later, and say what it takes: nothing of the weights has been read yet, and of a
+    model that fits in no format nothing is looked at, not even of what kind it is.
+    """
+    least, free_bytes = weight_bytes(model.spec, "int4"), available_bytes()
+    check_fits(model.name, {"weights": least}, free_bytes, have=f"this machine has only {gib(free_bytes)} free")
     formats: list[WeightFormat] = ["f32", "bf16", "int8", "int4"]
     formats += ["stored"] if is_quantised(model) else []
     if weight_format not in formats:
         formats.append(weight_format)
     takes = check_fits_cpu(
         model.name,
-        {each: held_bytes(model, choose_holding(model, each, precision)) for each in formats},
+        {each: held_bytes(model, choose_holding(each, precision)) for each in formats},
         weight_format,
         kv_bytes=parse_bytes(config.kv_memory),
         working_bytes=_working_bytes(model.spec, config),
-        free_bytes=available_bytes(),
+        free_bytes=free_bytes,
     )
     log.info("%s takes %s", model.name, takes)
 

@@ -56,6 +56,7 @@ inline void choose(const ExpertsShape& e, const float* router_bias, const float*
         const float added = router_bias ? router_bias[i] : 0;
         score[i] = e.is_sigmoid ? 1 / (1 + std::exp(-logits[i])) : logits[i] + added;
         rank[i] = e.is_sigmoid ? score[i] + added : score[i];
+        if (rank[i] != rank[i]) rank[i] = -INFINITY;  // sorting can do with numbers alone
     }
     if (!e.is_sigmoid) {
         const float largest = *std::max_element(score.begin(), score.end());
@@ -64,9 +65,7 @@ inline void choose(const ExpertsShape& e, const float* router_bias, const float*
     if (e.num_groups > 1) drop_groups(e, rank);
     std::vector<int> order(e.num_experts);
     std::iota(order.begin(), order.end(), 0);
-    // Numbers first: what is none of them compares with nothing, which no sort can do with.
-    auto is_better = [&](int a, int b) { return rank[a] > rank[b] || (rank[a] == rank[a] && rank[b] != rank[b]); };
-    std::stable_sort(order.begin(), order.end(), is_better);
+    std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return rank[a] > rank[b]; });
     float total = 0;
     for (int j = 0; j < (e.is_normed ? e.num_chosen : e.num_experts); j++) total += score[order[j]];
     if (e.is_sigmoid && !e.is_normed) total = 1;
