@@ -9,7 +9,6 @@ import ctypes
 import fcntl
 import hashlib
 import importlib.util
-import logging
 import os
 import platform
 import re
@@ -26,7 +25,6 @@ from pathlib import Path
 
 from hotloop.models.catalogue import home
 
-log = logging.getLogger(__name__)
 
 BUILD_ERRORS = (OSError, AttributeError, subprocess.SubprocessError)
 EMULATED = "-DEMULATE_TILES"
@@ -73,7 +71,7 @@ class Library:
 
         def compile_source(name: str) -> str:
             source = SOURCES / name
-            arguments = self.arguments(name, f"-march={march}", *tune, *flags)
+            arguments = self.arguments(name, _target(march), *tune, *flags)
             path = folder / f"{source.stem}-{_digest(*arguments, source.read_text(), *headers)}.o"
             make(path, *arguments)
             return str(path)
@@ -89,6 +87,12 @@ class Library:
     def link(self, path: Path, *arguments: str) -> Path:
         make(path, "-shared", *self.flags, *arguments)
         return path
+
+
+def _target(march: str) -> str:
+    """Apple's compilers name CPUs, of which the first of its own has all that is used."""
+    is_apple = (platform.system(), platform.machine()) == ("Darwin", "arm64")
+    return "-mcpu=apple-m1" if is_apple else f"-march={march}"
 
 
 def _decoder(attention: str, *flags: str, cpus: Cpus | None = None) -> Library:

@@ -7,7 +7,7 @@
 
 #include "quants.h"
 
-constexpr int FLOAT_ROWS = LANE_BYTES == 64 ? 8 : 6;  // as many as registers hold sums of
+constexpr int FLOAT_ROWS = LANE_BYTES == 64 ? 16 : 6;  // as many as registers hold sums of
 constexpr int FLOAT_CHUNK = 128;  // of K: a panel of so many becomes floats at once, which stay in the first cache
 
 // A group of a strip, [32 neighbours][columns of a panel].

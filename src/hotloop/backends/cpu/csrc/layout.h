@@ -46,7 +46,9 @@ class Memory {
     explicit Memory(size_t num_bytes) : num_bytes_(num_bytes) {
         void* at = mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (at == MAP_FAILED) throw std::bad_alloc();
+#ifdef MADV_HUGEPAGE
         madvise(at, num_bytes, MADV_HUGEPAGE);
+#endif
         data_ = (uint8_t*)at;
     }
     Memory(Memory&& other) noexcept { *this = std::move(other); }
