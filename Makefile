@@ -17,7 +17,7 @@ NODE_CLIENTS := @anthropic-ai/claude-code @openai/codex opencode-ai @qwen-code/q
     @earendil-works/pi-coding-agent @vibe-kit/grok-cli openai @anthropic-ai/sdk ai @ai-sdk/openai @ai-sdk/openai-compatible zod
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model check format test test-page test-ray test-clients test-kernels test-gpu test-mutants test-fuzz test-wheel bench-gpu demo bench benchmarks wheel docs clean
+.PHONY: help setup model check format test test-page test-ray test-clients test-kernels test-gpu test-mutants test-fuzz test-wheel test-install bench-gpu demo bench benchmarks wheel docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,7 +28,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "hotloop needs Python 3.11 or newer")'
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@echo "installing hotloop into $(VENV) ..."
-	@$(PIP) install -e '.[dev]' -c constraints.txt
+	@$(PIP) install 'pip>=25.1'  # which knows groups
+	@$(PIP) install -e '.[cpu,hub,kv-events,mcp,otel]' --group dev -c constraints.txt
 	@touch $@
 
 model: $(STAMP) ## Download the default model, unless that is done already
@@ -77,7 +78,8 @@ $(KERNELS)/.installed: pyproject.toml constraints.txt constraints-kernels.txt
 	@$(KERNELS)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(KERNELS)
 	@echo "installing CPU torch and triton into $(KERNELS) ..."
 	@$(KERNELS)/bin/python -m pip --disable-pip-version-check -qq install torch triton transformers -c constraints-kernels.txt
-	@$(KERNELS)/bin/python -m pip --disable-pip-version-check -qq install -e '.[dev]' -c constraints.txt
+	@$(KERNELS)/bin/python -m pip --disable-pip-version-check -qq install 'pip>=25.1'
+	@$(KERNELS)/bin/python -m pip --disable-pip-version-check -qq install -e '.[cpu]' --group dev -c constraints.txt
 	@touch $@
 
 test-kernels: $(KERNELS)/.installed ## Run the CUDA backend's tests without a card, in Triton's interpreter
@@ -86,7 +88,8 @@ test-kernels: $(KERNELS)/.installed ## Run the CUDA backend's tests without a ca
 $(CUDA)/.installed: pyproject.toml constraints.txt
 	@$(CUDA)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(CUDA)
 	@echo "installing hotloop and PyTorch with CUDA into $(CUDA) ..."
-	@$(CUDA)/bin/python -m pip --disable-pip-version-check -qq install -e '.[cuda,dev]' transformers
+	@$(CUDA)/bin/python -m pip --disable-pip-version-check -qq install 'pip>=25.1'
+	@$(CUDA)/bin/python -m pip --disable-pip-version-check -qq install -e '.[cuda,cpu]' --group dev transformers
 	@touch $@
 
 test-gpu: $(GPU_READY) ## Run the CUDA backend's tests on this machine's card, then random requests for two minutes
@@ -117,12 +120,15 @@ benchmarks: model ## Measure what is claimed in public, keep the figures and wri
 
 wheel: $(STAMP) ## Build a wheel for this machine, or for MACHINE=x86_64 or aarch64, with our libraries in it
 	@$(PIP) install hatchling ziglang auditwheel -c constraints.txt
-	$(PIP) wheel --no-build-isolation --no-deps -w dist .
+	LIBRARIES=required $(PIP) wheel --no-build-isolation --no-deps -w dist .
 	@$(BIN)/auditwheel show $$(ls -t dist/*.whl | head -1)
 
 test-wheel: wheel ## Check that the wheel runs with an old glibc, and run the kernels' tests on the libraries in it
 	@rm -rf build/wheel && $(BIN)/python -m zipfile -e $$(ls -t dist/*.whl | head -1) build/wheel
 	HOTLOOP_WHEEL=$$(ls -t dist/*.whl | head -1) PYTHONPATH=build/wheel $(BIN)/pytest tests/wheel tests/backends -k 'not without_a_compiler'
+
+test-install: ## Install into fresh environments, and print what each takes
+	$(PYTHON) .ci/install.py
 
 docs: $(STAMP) ## Write the generated pages: docs/cli.md and docs/configuration.md
 	$(BIN)/python docs/reference.py

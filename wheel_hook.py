@@ -1,7 +1,7 @@
 """What `make wheel` adds to the build: our C++ libraries, so that nobody needs a compiler.
 
-A build without zig (ziglang) makes a wheel of Python and sources alone: these are then compiled where they run. MACHINE
-names another machine to build for.
+A build without zig (ziglang) makes a wheel of Python and sources alone: these are then compiled where they run.
+LIBRARIES=required, as `make wheel` sets it, makes that an error instead. MACHINE names another machine to build for.
 """
 
 import os
@@ -25,6 +25,8 @@ class LibrariesHook(BuildHookInterface):  # type: ignore[type-arg]
             machine = os.environ.get("MACHINE", platform.machine())
             libraries, tag = build_for_wheel(Path(tempfile.mkdtemp()), machine)
         except (ImportError, OSError) as error:
+            if os.environ.get("LIBRARIES") == "required":
+                raise
             self.app.display_warning(f"the wheel has no compiled libraries: {error}")
             return
         build_data["force_include"] |= {str(each): f"hotloop/backends/cpu/lib/{each.name}" for each in libraries}

@@ -67,7 +67,7 @@ TESTS: Mapping[str, list[str]] = {
     "engine/drafting/speculation.py": _DRAFTING,
     "router/placement/index.py": _PLACEMENT[::-1],
     "router/placement/placement.py": _PLACEMENT,
-    "chat/assembly/splice.py": ["tests/chat/assembly/test_splice.py", "tests/core/test_shelf.py"],
+    "chat/assembly/splice.py": ["tests/chat/assembly/test_splice.py", "tests/core/test_lru.py"],
     "trace/ledger.py": ["tests/trace/test_ledger.py", "tests/trace/test_ledger_givers.py"],
     "agent/tools/dispatch.py": ["tests/agent/tools/test_dispatch.py", "tests/agent/test_run.py"],
 }

@@ -9,11 +9,12 @@ from typing import Any
 from docstring_parser import parse_from_object
 from rich.console import Console
 
-from hotloop.cli.main import app
+from hotloop.cli.main import load_all
 from hotloop.cli.settings import CONFIG_FILE, env_name, flag_name
 from hotloop.core.config import CONFIG_CLASSES, FEATURES, RELOADABLE
 
 _WIDTH = 100
+app = load_all()
 
 _CLI_INTRO = """# The command line
 Every command explains itself with `--help`; this page is the same text. Exit codes: 0 done, 1 failed, 2 usage error,
@@ -43,11 +44,17 @@ port = 8700
 cors_origins = ["http://localhost:3000"]
 disable = ["retention", "drafts"]
 
+[classes]
+workflow_wait_s = 0.05
+background_wait_s = 0.5
+background_share = 0.1
+
 [route]
 port = 8780
 ```
 
-What only one of the two is to have can stand in a table of its own, `[serve]` or `[route]`, and is taken before what
+What classes of requests may wait, and their shares, may stand in the table `[classes]` or at the top. What only one of
+the two is to have can stand in a table of its own, `[serve]` or `[route]`, and is taken before what
 stands at the top. `{CONFIG_FILE}` in the current folder is read by both: the `port` at its top is that of `serve`,
 and `route` has its own below `[route]`, or 8780. In a file that is named by `--config`, the `port` at the top is that
 of the command it is given to.

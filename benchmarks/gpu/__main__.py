@@ -28,7 +28,7 @@ from hotloop.backends.cuda.runner import CudaBackend
 
 
 def run(shape: str, *, is_short: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:
-    """All figures of one sitting, each as soon as it is there: its repeats beside its limit."""
+    """All figures of one run, each as soon as it is there: its repeats beside its limit."""
     limits = measure_limits()
     began_at = time.perf_counter()
     engine = open_engine(shape, drafts=False)

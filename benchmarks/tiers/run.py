@@ -195,7 +195,7 @@ class _Asker:
 
 def _features_of(body: Mapping[str, Any], question: TierQuestion) -> Features:
     size = len(str(body["messages"])) + len(str(body.get("tools", "")))
-    return look_at(body, num_tokens=size // _BYTES_PER_TOKEN, hint=question.task or "")
+    return look_at(body, num_tokens=size // _BYTES_PER_TOKEN, task=question.task or "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from hotloop.core.extras import missing_extra
 from hotloop.core.version import __version__
 
 if TYPE_CHECKING:
@@ -68,7 +69,12 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'hotloop' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    try:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    except ModuleNotFoundError as error:
+        if missing := missing_extra(error, f"hotloop.{name}"):
+            raise ImportError(str(missing)) from error
+        raise
 
 
 def __dir__() -> list[str]:

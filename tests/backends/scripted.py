@@ -5,6 +5,7 @@ the n-th text of the script, and how much of it was said is read back. Caching, 
 change nothing, and a grammar is obeyed: where it forbids the script's next token, something else is said.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import accumulate
@@ -46,10 +47,11 @@ class ScriptedBackend(NullBackend):
         self._opening = opening.encode()
         self._end_id = min(tokenizer.eos_ids)
         self._places = [self._plan(text) for text in script]
+        self._spelt: deque[tuple[NDArray[np.int64], bytes]] = deque(maxlen=8)  # rows of late, which others begin with
 
     def _next_token(self, token_ids: NDArray[np.int64], positions: NDArray[np.int64]) -> int:
         """The next of the text that is being said; the end once it has all been said, or something else was."""
-        _, *answers = self._spell(token_ids.tolist()).split(self._opening)
+        _, *answers = self._spell(token_ids).split(self._opening)
         if not 1 <= len(answers) <= len(self._places):
             return self._end_id
         return self._places[len(answers) - 1].get(answers[-1], self._end_id)
@@ -60,8 +62,15 @@ class ScriptedBackend(NullBackend):
         said = accumulate((self._words[token_id] for token_id in token_ids), initial=b"")
         return dict(zip(said, token_ids, strict=False))
 
-    def _spell(self, token_ids: Sequence[int]) -> bytes:
-        return b"".join([self._words[token_id] for token_id in token_ids])
+    def _spell(self, token_ids: NDArray[np.int64]) -> bytes:
+        known, text = token_ids[:0], b""
+        for before, said in self._spelt:
+            if len(before) <= len(token_ids) and np.array_equal(before, token_ids[: len(before)]):
+                known, text = before, said
+                break
+        text += b"".join([self._words[token_id] for token_id in token_ids[len(known) :].tolist()])
+        self._spelt.appendleft((token_ids, text))
+        return text
 
 
 @cache

@@ -11,9 +11,12 @@ import pytest
 from tests.bench.fake_server import FakeServer
 
 from hotloop import __version__
-from hotloop.cli.main import run
+from hotloop.cli.main import _COMMANDS, load_all, run
 
-HEAVY = ("numpy", "starlette", "uvicorn", "httpx", "tokenizers", "jinja2", "gguf", "msgspec")
+HEAVY = (
+    *("numpy", "starlette", "uvicorn", "httpx", "tokenizers", "jinja2", "gguf", "msgspec", "jsonschema"),
+    *("asyncio", "rich.progress", "hotloop.cli.serving.serve", "hotloop.cli.bench"),
+)
 
 
 def hotloop(*argv: str, stdin: str = "", timeout_s: float = 120, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -23,9 +26,20 @@ def hotloop(*argv: str, stdin: str = "", timeout_s: float = 120, **environ: str)
 
 
 def test_help_loads_nothing_heavy():
-    code = f"import sys, hotloop.cli.main; print([name for name in {HEAVY} if name in sys.modules])"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout.strip() == "[]"
+    code = f"""
+import sys
+from hotloop.cli.main import run
+run(sys.argv[1:])
+print([name for name in {HEAVY} if name in sys.modules])
+"""
+    result = subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, text=True, check=True)
+    assert result.stdout.splitlines()[-1] == "[]"
+
+
+def test_the_list_of_commands_says_what_each_says_itself():
+    listed = {name: summary for commands in _COMMANDS.values() for name, (_, summary) in commands.items()}
+    whole = load_all()
+    assert {name: (whole[name].help or "").partition("\n\n")[0].strip() for name in listed} == listed
 
 
 @pytest.mark.parametrize(

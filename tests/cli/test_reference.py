@@ -1,15 +1,18 @@
 """The generated pages of the manual say what the program says."""
 
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 
-from docs.reference import cli_page, configuration_page
+import docs.reference
+from docs.reference import configuration_page
 
 from hotloop.cli.command_line import SETTING_GROUPS
 from hotloop.cli.settings import env_name, flag_name
 from hotloop.core.config import CONFIG_CLASSES, FEATURES
 
 DOCS = Path(__file__).parents[2] / "docs"
+cli_page = cache(docs.reference.cli_page)  # all of the help is rendered for it
 
 
 def test_the_command_line_page_is_up_to_date():

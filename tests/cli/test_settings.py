@@ -162,6 +162,9 @@ def test_serve_and_route_in_one_folder_have_ports_of_their_own(tmp_path: Path, c
     [
         ("[route]\nmax_running = 3", r"hotloop\.toml: \[route\]: there is no setting 'max_running'"),
         ("route = 3", r"hotloop\.toml: write \[route\]"),
+        ("[classes]\nmax_running = 3", r"hotloop\.toml: \[classes\]: there is no setting 'max_running'"),
+        ("[classes]\nbackground_share = 1.5", "background_share must be above 0 and at most 1, not 1.5"),
+        ("workflow_wait_s = 0", "workflow_wait_s must be above 0 and at most 3600, not 0"),
         ("max_runing = 3", r"hotloop\.toml: there is no setting 'max_runing'"),
         ("[engine]\nmax_running = 3", r"hotloop\.toml: there is no setting 'engine'"),
         ("port = [1]", r"hotloop\.toml: port cannot be \[1\]"),
@@ -173,6 +176,11 @@ def test_serve_and_route_in_one_folder_have_ports_of_their_own(tmp_path: Path, c
 def test_a_wrong_file_is_one_clear_line(parse: Parse, file: str, reason: str):
     with pytest.raises(ConfigError, match=reason):
         parse(file=file)
+
+
+def test_classes_have_a_table(parse: Parse):
+    engine, _ = parse(file="promotion_s = 9\n[classes]\nworkflow_wait_s = 0.1\nbackground_share = 0.2")
+    assert (engine.promotion_s, engine.workflow_wait_s, engine.background_share) == (9, 0.1, 0.2)
 
 
 def test_a_named_file_must_exist(parse: Parse, tmp_path: Path):

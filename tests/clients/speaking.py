@@ -28,11 +28,11 @@ class SpeakingBackend(ScriptedBackend):
     def _next_token(self, token_ids: NDArray[np.int64], positions: NDArray[np.int64]) -> int:
         """Only the answer is spelled for each token: prompts are long."""
         start = int(np.flatnonzero(token_ids == self._turn_id)[-1])
-        said = self._spell(token_ids[start:].tolist()).removeprefix(self._opening)
+        said = self._spell(token_ids[start:]).removeprefix(self._opening)
         return self._plan_for(token_ids[:start].tobytes()).get(said, self._end_id)
 
     def _plan_answer(self, prompt: bytes) -> dict[bytes, int]:
-        text = self._spell(np.frombuffer(prompt, np.int64).tolist()).decode(errors="replace")
+        text = self._spell(np.frombuffer(prompt, np.int64)).decode(errors="replace")
         return self._plan(self._speak(text))
 
 

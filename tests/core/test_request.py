@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from hotloop.core.config import EngineConfig
 from hotloop.core.errors import RequestError
 from hotloop.core.request import Priority, Request, SamplingParams
 
@@ -71,4 +72,5 @@ def test_a_token_id_no_vocabulary_has_is_refused() -> None:
 
 
 def test_classes_wait_no_longer_than_promised() -> None:
-    assert [priority.max_wait_s for priority in Priority] == [0.010, 0.050, 0.500]
+    limits = EngineConfig().class_limits
+    assert [limits[priority].max_wait_s for priority in Priority] == [0.010, 0.050, 0.500]

@@ -20,7 +20,7 @@ from tests.models.fake_hub import FakeHub
 from tests.models.tiny import tiny_spec, tiny_weights, write_folder, write_gguf
 from tests.ray.test_ray import PATIENCE
 
-from hotloop.cli.main import app
+from hotloop.cli.main import load_all
 from hotloop.core.config import DEFAULT_MODEL
 from hotloop.http.listen import bind
 from hotloop.models.catalogue import home
@@ -124,7 +124,7 @@ def command_names(group: App, *before: str) -> Iterator[str]:
 
 
 def test_every_command_has_a_case():
-    assert {*SERVING, *COMMANDS, *RAY} == set(command_names(app))
+    assert {*SERVING, *COMMANDS, *RAY} == set(command_names(load_all()))
 
 
 @pytest.fixture(scope="module")

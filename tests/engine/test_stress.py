@@ -19,7 +19,7 @@ from hotloop.core.grammar import json_schema
 from hotloop.core.request import FinishReason, Request, SamplingParams
 from hotloop.engine.engine import Engine
 
-NUM_SCHEMAS = int(os.environ.get("HOTLOOP_STRESS", "32"))
+NUM_SCHEMAS = int(os.environ.get("HOTLOOP_STRESS", "16"))
 NUM_AT_ONCE = 8
 WORDS = ("id", "name", "city", "unit", "a b", 'quo"te', "naïve", "x\\y", "", "celsius", "fahrenheit", "日本")
 

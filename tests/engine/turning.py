@@ -68,6 +68,14 @@ class Loop:
         self.scheduler.finish(request, FinishReason.STOP)
         self.scheduler.check()
 
+    def finish_after(self, request: Request, num_steps: int = 50) -> None:
+        """Once it has a token."""
+        for _ in range(num_steps):
+            if request.num_output:
+                break
+            self.step()
+        self.finish(request)
+
     def check(self) -> None:
         """The scheduler, and that it knows how many blocks are in use once one more has what is cached of it."""
         scheduler = self.scheduler

@@ -61,7 +61,7 @@ def row(name: str, folder: Path, backend: str) -> str:
 
 @contextmanager
 def on_cpu(model: Model) -> Iterator[tuple[Run, int]]:
-    from hotloop.backends.cpu.opening import open_cpu  # noqa: PLC0415 - a card needs no OpenVINO
+    from hotloop.backends.cpu.opening import open_cpu  # noqa: PLC0415 - a card needs none of it
 
     backend = open_cpu(model, EngineConfig(kv_memory="8MiB"), weight_format="f32", precision="exact")
     yield lambda step: backend.run(step).copy(), backend.block_size  # type: ignore[attr-defined]

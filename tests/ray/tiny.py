@@ -17,7 +17,7 @@ from hotloop.core.config import EngineConfig, ServerConfig
 from hotloop.engine.engine import Engine
 from hotloop.models.template import ChatTemplate
 from hotloop.ray.config import RayConfig
-from hotloop.ray.residents import HotloopResident
+from hotloop.ray.processes import HotloopProcess
 
 if TYPE_CHECKING:
     from hotloop.ray.cluster import Status
@@ -46,12 +46,12 @@ class Pace:
                 os._exit(1)
 
 
-def open_tiny() -> HotloopResident:
+def open_tiny() -> HotloopProcess:
     size = {"block_size": 16, "num_blocks": 1024, "max_context": 4096}
     backend = NullBackend(**size, vocab_size=TOKENIZER.vocab_size, on_run=Pace())
     template = ChatTemplate(CHATML, bos_token="", eos_token="<|im_end|>")
     engine = Engine(TOKENIZER, backend, EngineConfig(drafts=False), name=MODEL, template=template)
-    return HotloopResident(engine, ServerConfig())
+    return HotloopProcess(engine, ServerConfig())
 
 
 def tiny_config(port: int) -> RayConfig:

@@ -37,7 +37,11 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/embeddings": {"model": MODEL, "input": "hello"},
 }
 STREAMED = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
-APART = {"GET /metrics": "each has numbers of its own, which docs/metrics.md and docs/routing.md list"}
+APART = {
+    "POST /v1/sessions/{id:path}/close": "the router tells which replicas it has told",
+    "POST /close_session": "the same",
+    "GET /metrics": "each has numbers of its own, which docs/metrics.md and docs/routing.md list",
+}
 """What the router answers otherwise, on purpose, and why."""
 PLAIN = {f"GET {each.path}": each.path for each in ROUTES if "GET" in (each.methods or ()) and "{" not in each.path}
 NAMED = {

@@ -54,7 +54,7 @@ def test_flags_and_file_together(tmp_path):
         ("[[replicas]]\nurl = 'http://a'\napis = ['fax']", "apis"),
         ("[[replicas]]\nurl = 'ftp://a'", "not an address"),
         ("[[replicas]]\nurl = 'http://a:99999'", "not an address"),
-        ("[[replicas]]\nurl = 'http://me:word@a'", "no credentials"),
+        ("[[replicas]]\nurl = 'http://me:word@a'", "must not contain credentials"),
         ("[[replicas]]\nurl = 'http://a'\napi_key_env = 'UNSET'", "UNSET is not set"),
         ("[[replicas]]\nurl = 'http://a'\n[[replicas]]\nurl = 'http://a'", "two replicas"),
         ("[replicas]\nurl = 'http://a'", "[[replicas]]"),

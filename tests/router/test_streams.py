@@ -127,4 +127,49 @@ async def test_a_priority_reaches_who_understands_it(scripted, route, kind, give
     router = await route((of_kind(scripted, kind, b"{}"),))
     await stream(router, stream=False, priority=given)
     is_kept = kind == "hotloop" or (given == 7 and kind in ("vllm", "sglang"))
-    assert scripted.seen[0][1].get("priority") == (given if is_kept else None)
+    translated = 2 if kind == "vllm" else None  # what SGLang's numbers mean it was asked, and did not say
+    assert scripted.seen[0][1].get("priority") == (given if is_kept else translated)
+
+
+@pytest.mark.parametrize(
+    ("options", "sent"),
+    [
+        ({"enable_priority_scheduling": True}, [None, -1, -2]),
+        ({"enable_priority_scheduling": True, "schedule_low_priority_values_first": True}, [None, 1, 2]),
+        ({"enable_priority_scheduling": False}, [None, None, None]),
+        ([], [None, None, None]),
+    ],
+)
+async def test_classes_are_numbers_for_sglang_as_it_was_started(scripted, route, options, sent):
+    scripted.pages["/get_server_info"] = Page(json.dumps(options).encode())
+    router = await route((of_kind(scripted, "sglang", b"{}"),))
+    for name in ("interactive", "workflow", "background"):
+        headers = {"x-hotloop-priority": name, "x-session-id": "s"}
+        await router.client.post(CHAT, json={"model": "m", "messages": MESSAGES}, headers=headers)
+    assert [body.get("priority") for _, body in scripted.seen] == sent
+    assert {body["session_id"] for _, body in scripted.seen} == {"s"}, "its cache keeps what is of one session"
+
+
+async def test_a_vllm_that_schedules_by_no_priority_is_found_out_once(scripted, route):
+    router = await route((of_kind(scripted, "vllm", b'{"id": "x"}'),))
+    refusal = {"error": {"message": "Got priority 2 but Priority scheduling is not enabled."}}
+    scripted.pages[CHAT] = Page(json.dumps(refusal).encode(), 400)
+    refused = await router.client.post(CHAT, json={"model": "m", "messages": MESSAGES, "priority": "background"})
+    assert refused.status_code == 400, "it refuses everything here"
+    assert [body.get("priority") for _, body in scripted.seen] == [2, None], "but was asked without as well"
+    await router.client.post(CHAT, json={"model": "m", "messages": MESSAGES, "priority": "workflow"})
+    assert [body.get("priority") for _, body in scripted.seen][2:] == [None]
+
+
+async def test_whoever_keeps_sessions_hears_that_one_is_over(scripted, route):
+    router = await route((of_kind(scripted, "sglang", b"{}"),))
+    scripted.pages["/close_session"] = Page(b"{}")
+    by_path = await router.client.post("/v1/sessions/a/b/close")
+    by_body = await router.client.post("/close_session", json={"session_id": "c"})
+    assert by_path.json() == {"id": "a/b", "object": "session.closed", "replicas": ["r"]}
+    assert by_body.json()["id"] == "c"
+    assert [body for path, body in scripted.seen if path == "/close_session"] == [
+        {"session_id": "a/b"},
+        {"session_id": "c"},
+    ]
+    assert (await router.client.post("/close_session", json={"session_id": 3})).status_code == 400

@@ -17,9 +17,8 @@ from tests.server.serving import HELLO, MODEL, Serving, until
 
 from hotloop.core.config import EngineConfig
 from hotloop.core.request import Priority
-from hotloop.core.session import name_session
 from hotloop.server.messages import MessageOptions
-from hotloop.server.options import parse_options, parse_priority
+from hotloop.server.options import parse_hints, parse_options
 from hotloop.wire.messages.parse import parse_request
 from hotloop.wire.policy import Notes
 from hotloop.wire.request import ApiRequest
@@ -141,14 +140,13 @@ def test_no_tokens_at_all_warm_the_cache(serving: Serving, stream: bool) -> None
     ],
 )
 def test_sessions(fields: dict[str, Any], headers: dict[str, str], session_id: str) -> None:
-    request, options = read(**fields)
-    assert name_session(options.session_id, headers, request.cache.key, request.user) == session_id
+    assert parse_hints(*read(**fields), headers).session == session_id
 
 
 def test_priorities() -> None:
-    assert parse_priority(*read(service_tier="auto"), {}) is Priority.INTERACTIVE
-    assert parse_priority(*read(), {"x-hotloop-priority": "workflow"}) is Priority.WORKFLOW
-    assert parse_priority(*read(priority="background"), {}) is Priority.BACKGROUND
+    assert parse_hints(*read(service_tier="auto"), {}).priority is Priority.INTERACTIVE
+    assert parse_hints(*read(), {"x-hotloop-priority": "workflow"}).priority is Priority.WORKFLOW
+    assert parse_hints(*read(priority="background"), {}).priority is Priority.BACKGROUND
 
 
 def read(**fields: Any) -> tuple[ApiRequest, MessageOptions]:

@@ -200,15 +200,18 @@ def test_a_closed_engine_answers_503() -> None:
 
 
 SERVE = """
-import sys
-from hotloop.core.config import ServerConfig
+import time
+from hotloop.backends.null import NullBackend
+from hotloop.core.config import EngineConfig, ServerConfig
+from hotloop.engine.engine import Engine
 from hotloop.server.app import HttpServer
-from tests.server.serving import Serving
+from tests.engine.tiny import TOKENIZER
 
 def say(*words):
     print(*words, flush=True)
 
-with Serving().engine as engine:
+backend = NullBackend(vocab_size=TOKENIZER.vocab_size, on_run=lambda batch: time.sleep(0.001))
+with Engine(TOKENIZER, backend, EngineConfig()) as engine:
     calls = {"on_ready": lambda url, curl: say(url), "on_drain": lambda n: say("draining", n)}
     HttpServer(engine, ServerConfig(port=0), **calls).run()
 say("done")
@@ -223,8 +226,8 @@ def test_signals(kind: signal.Signals) -> None:
     with subprocess.Popen([sys.executable, "-c", SERVE], stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout
         url = process.stdout.readline().strip()
-        body = ENDLESS | {"stream": True}
-        with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=30) as response:
+        body = {"prompt": "hello", "max_tokens": 30_000, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=30) as response:
             lines = response.iter_lines()
             next(lines)
             process.send_signal(kind)

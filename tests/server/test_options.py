@@ -7,9 +7,8 @@ import pytest
 
 from hotloop.core.message import Message, Thought
 from hotloop.core.request import Priority
-from hotloop.core.session import name_session
 from hotloop.server.chat_input import parse_chat_input
-from hotloop.server.options import Options, parse_options, parse_priority, parse_sampling
+from hotloop.server.options import Options, parse_hints, parse_options, parse_sampling
 from hotloop.server.turns import parse_turns
 from hotloop.wire.chat.parse import parse_request
 from hotloop.wire.policy import Notes
@@ -38,7 +37,7 @@ def parse_messages(messages: list[Any]) -> tuple[Message, ...]:
     ],
 )
 def test_priority(fields: dict[str, Any], headers: dict[str, str], priority: Priority) -> None:
-    assert parse_priority(*read(**fields), headers) is priority
+    assert parse_hints(*read(**fields), headers).priority is priority
 
 
 @pytest.mark.parametrize(
@@ -58,8 +57,7 @@ def test_priority(fields: dict[str, Any], headers: dict[str, str], priority: Pri
     ],
 )
 def test_session_id(fields: dict[str, Any], headers: dict[str, str], session_id: str) -> None:
-    request, options = read(**fields)
-    assert name_session(options.session_id, headers, request.cache.key, request.user) == session_id
+    assert parse_hints(*read(**fields), headers).session == session_id
 
 
 def test_sampling_parameters_reach_the_engine_under_its_own_names() -> None:

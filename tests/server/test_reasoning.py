@@ -26,7 +26,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from hotloop.models.tokenizer import Tokenizer
 
 APIS = ("chat", "responses", "messages")
-NUM_STREAMS = 100
+NUM_STREAMS = 60
 ARGUMENTS = {"city": "Paris", "days": 2}
 CALL = write_call("weather", **ARGUMENTS)
 Parts = list[tuple[str, Any]]
@@ -53,7 +53,7 @@ class NumberedBackend(ScriptedBackend):
     """Says the script whose number the user asks for."""
 
     def _next_token(self, token_ids: NDArray[np.int64], positions: NDArray[np.int64]) -> int:
-        text = self._spell(token_ids.tolist())
+        text = self._spell(token_ids)
         answer = text.rpartition(self._opening)[2]
         number = int(re.findall(rb"script (\d+)", text)[-1])
         return self._places[number].get(answer, self._end_id)

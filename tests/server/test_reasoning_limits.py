@@ -34,7 +34,7 @@ class Thinker(ScriptedBackend):
         super().__init__(TOKENIZER, [f"<think>\n{thought}\n</think>", f"\n\n{answer}"], **settings)
 
     def _next_token(self, token_ids: NDArray[np.int64], positions: NDArray[np.int64]) -> int:
-        said = self._spell(token_ids.tolist()).rpartition(self._opening)[2]
+        said = self._spell(token_ids).rpartition(self._opening)[2]
         _, closing, answer = said.rpartition(b"</think>")
         return self._places[1].get(answer, self._end_id) if closing else self._places[0].get(answer, self._end_id)
 
@@ -315,7 +315,7 @@ class ChannelBackend(ScriptedBackend):
     """An answer may have several messages: what was said begins behind what the user or a tool said last."""
 
     def _next_token(self, token_ids: NDArray[np.int64], positions: NDArray[np.int64]) -> int:
-        text = self._spell(token_ids.tolist())
+        text = self._spell(token_ids)
         _, *answers = re.split(rb"<\|start\|>(?:user|tool)<\|message\|>[^<]*<\|end\|>", text)
         said = answers[-1].partition(self._opening)[2]
         return self._places[len(answers) - 1].get(said, self._end_id)

@@ -32,10 +32,9 @@ class CastBackend(ScriptedBackend):
         super().__init__(TOKENIZER, [], num_blocks=NUM_BLOCKS)
         self._says = says
         self._parts: dict[str, dict[bytes, int]] = {}
-        self._spelled = [self._spell([token_id]) for token_id in range(TOKENIZER.vocab_size)]
 
     def _next_token(self, token_ids: NDArray[np.int64], positions: NDArray[np.int64]) -> int:
-        prompt, _, said = b"".join(map(self._spelled.__getitem__, token_ids.tolist())).rpartition(self._opening)
+        prompt, _, said = self._spell(token_ids).rpartition(self._opening)
         text = self._says(prompt.decode())
         if text not in self._parts:
             self._parts[text] = self._plan(text)

@@ -30,7 +30,9 @@ from hotloop.agent.tools.tool import FINAL_ANSWER, AgentTool, FinalAnswer, Funct
 from hotloop.core.errors import ConfigError, HotloopError
 from hotloop.core.message import Message
 from hotloop.core.prices import Prices
+from hotloop.core.request import Priority
 from hotloop.trace.tracer import NullTracer, Tracer
+from hotloop.wire.hints import parse_class
 
 T = TypeVar("T", default=str)
 
@@ -46,6 +48,10 @@ class Agent(Generic[T]):
     """`output` is the type of the final answer: text, or anything pydantic can check. With `tool_choice` "required" a
     run begins with a call, which an answer that has a type is itself; after that it is the model's choice again.
     `max_result_share` is how much of the model's window one result of a tool may take: a longer one is cut.
+
+    `priority` is the class of its turns, which servers that know classes go by: if not given, interactive, workflow for
+    a sub-agent, and background for a `task` that nobody waits for (`summary`, `title`, `evaluation`, `batch`). By its
+    `task` a router chooses the model.
     """
 
     def __init__(
@@ -65,6 +71,8 @@ class Agent(Generic[T]):
         tool_choice: Literal["auto", "required"] = "auto",
         max_tokens: int | None = None,
         temperature: float | None = None,
+        priority: Priority | str | None = None,
+        task: str = "",
         extra: Mapping[str, Any] | None = None,
         name: str = "",
         tracer: Tracer | None = None,
@@ -88,6 +96,8 @@ class Agent(Generic[T]):
             tool_choice=tool_choice,
             max_tokens=max_tokens,
             temperature=temperature,
+            priority=_as_class(priority),
+            task=task,
             extra=dict(extra or {}),
             name=name,
             tracer=tracer or NullTracer(),
@@ -250,6 +260,15 @@ class Agent(Generic[T]):
         for name in names:
             if names.count(name) > 1:
                 raise ConfigError(f"there are two tools named {name!r}")
+
+
+def _as_class(given: Priority | str | None) -> Priority | None:
+    found = parse_class(given)
+    if given is not None and found is None:
+        raise ConfigError(
+            f"there is no priority {given!r}; there are {', '.join(each.name.lower() for each in Priority)}"
+        )
+    return found
 
 
 def _as_tool(each: Any) -> AgentTool | ToolSource:

@@ -16,6 +16,8 @@ from hotloop.agent.tools.dispatch import MIN_RESULT_TOKENS
 from hotloop.agent.tools.result import cut_to_tokens
 from hotloop.core.errors import ConfigError
 from hotloop.core.message import Message
+from hotloop.core.request import Priority
+from hotloop.wire.hints import choose_class
 from hotloop.wire.usage import ApiUsage
 
 _TASK = (
@@ -36,6 +38,11 @@ class Compaction:
     num_kept: int = 8
     """How many of the last messages stay as they are, or a few more."""
     max_summary_tokens: int = 1024
+    model: Model | None = None
+    """Who writes the summary; the agent's own model if not given, which is a smaller one behind a router with tiers."""
+    priority: Priority | None = None
+    """Background if not given, as of any summary."""
+    task: str = "summary"
 
     def __post_init__(self) -> None:
         if self.window_tokens < 1 or not 0 < self.fill <= 1 or self.num_kept < 0:
@@ -60,9 +67,11 @@ class Compaction:
             choice="none",
             schema=None,
             max_tokens=self.max_summary_tokens,
+            priority=choose_class(self.priority, self.task, usual=ask.priority),
+            task=self.task,
         )
         answer = PartialAnswer()
-        async with aclosing(model.stream(wanted)) as events:
+        async with aclosing((self.model or model).stream(wanted)) as events:
             async for event in events:
                 answer.push(event)
         if not answer.text.strip():

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from hotloop.core.errors import ConfigError, HotloopError
 from hotloop.core.prices import Prices
+from hotloop.core.request import Priority
 from hotloop.wire.usage import ApiUsage
 
 
@@ -82,6 +83,8 @@ class Run:
     spent: RunUsage = field(default_factory=RunUsage)
     caller: "Run | None" = None
     """The run this is a call of, if an agent is the tool of another."""
+    priority: Priority = Priority.INTERACTIVE
+    """The class of its turns."""
     _is_cancelled: threading.Event = field(default_factory=threading.Event, repr=False)
 
     @property

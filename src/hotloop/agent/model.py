@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from hotloop.core.message import Message, Thought, Tool, ToolCall
+from hotloop.core.request import Priority
 from hotloop.core.stream import CallClosed, CallDelta, CallOpened, TextDelta, ThoughtClosed
 from hotloop.trace.span import TraceContext
 from hotloop.wire.event import Ended, Event
@@ -31,6 +32,11 @@ class Ask:
     temperature: float | None = None
     session_id: str = ""
     """The same for all turns of a run, so that a server can keep their prefix cached."""
+    parent_id: str = ""
+    """The session that this one works for."""
+    priority: Priority = Priority.INTERACTIVE
+    task: str = ""
+    """What kind of task it is, by which a router chooses a tier."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """More fields for the wire."""
     trace: TraceContext | None = None

@@ -25,8 +25,10 @@ from hotloop.core import stream
 from hotloop.core.errors import HotloopError
 from hotloop.core.message import Message
 from hotloop.core.prices import Prices
+from hotloop.core.request import Priority
 from hotloop.trace.tracer import NullTracer, Tracer
 from hotloop.wire import event as wire
+from hotloop.wire.hints import choose_class
 from hotloop.wire.usage import ApiUsage
 
 log = logging.getLogger(__name__)
@@ -55,6 +57,8 @@ class RunSettings:
     tool_choice: Literal["auto", "required"] = "auto"
     max_tokens: int | None = None
     temperature: float | None = None
+    priority: Priority | None = None
+    task: str = ""
     extra: dict[str, Any] = field(default_factory=dict)
     name: str = ""
     tracer: Tracer = field(default_factory=NullTracer)
@@ -80,11 +84,15 @@ class RunLoop:
         within = next((thing for thing in context if isinstance(thing, Caller)), None)
         context = [thing for thing in context if not isinstance(thing, Caller)]
         if within:
-            settings = replace(settings, approve=settings.approve or within.approve)
+            given = settings.priority if settings.priority is not None else within.options.priority
+            task = settings.task or within.options.task
+            settings = replace(settings, approve=settings.approve or within.approve, priority=given, task=task)
             emit = _tell_both(emit, partial(within.tell, run_id))
         self.spent = RunUsage()
         caller = next((thing for thing in context if isinstance(thing, Run)), None)
-        self._run = Run(run_id, conversation.session_id, settings.limits, self.spent, caller)
+        usual = max(Priority.WORKFLOW, caller.priority) if caller else Priority.INTERACTIVE
+        priority = choose_class(settings.priority, settings.task, usual=usual)
+        self._run = Run(run_id, conversation.session_id, settings.limits, self.spent, caller, priority)
         run_context = RunContext([self._run, *context])
         run_context.check(tools)
         self.conversation = conversation
@@ -268,6 +276,9 @@ class RunLoop:
             max_tokens=settings.max_tokens,
             temperature=settings.temperature,
             session_id=self.conversation.session_id,
+            parent_id=self._run.caller.session_id if self._run.caller else "",
+            priority=self._run.priority,
+            task=settings.task,
             extra=settings.extra,
             trace=self._trace.context,
         )

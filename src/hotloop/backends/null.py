@@ -111,11 +111,13 @@ class NullBackend:
     def _next_tokens(self, batch: Batch, kv: NDArray[np.int64], tables: list[NDArray[np.int32]]) -> Iterator[int]:
         owners = np.searchsorted(batch.query_starts, batch.logit_rows, side="right") - 1
         for row, owner in zip(batch.logit_rows, owners, strict=True):
-            position = int(batch.positions[row])
-            seen = np.arange(max(0, position - self.WINDOW + 1), position + 1)
-            tokens = kv[tables[owner][seen // self.block_size], seen % self.block_size]
+            end = int(batch.positions[row]) + 1
+            begin = max(0, end - self.WINDOW)
+            first_block = begin // self.block_size
+            blocks = kv[tables[owner][first_block : -(-end // self.block_size)]]
+            tokens = blocks.reshape(-1)[begin - first_block * self.block_size : end - first_block * self.block_size]
             assert tokens.min() >= 0, "a token was read before it was computed"
-            yield self._next_token(tokens, seen)
+            yield self._next_token(tokens, np.arange(begin, end))
 
     def _next_token(self, token_ids: NDArray[np.int64], positions: NDArray[np.int64]) -> int:
         return int(np.dot(token_ids, positions * 31 + 7) % self.vocab_size)

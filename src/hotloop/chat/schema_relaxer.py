@@ -17,8 +17,8 @@ from hotloop.chat.tool_format import ToolFormat
 from hotloop.chat.tools import ToolChoice
 from hotloop.core.errors import RequestError
 from hotloop.core.grammar import Grammar, MalformedSchema, loosen
+from hotloop.core.lru import LruCache
 from hotloop.core.message import Tool
-from hotloop.core.shelf import Shelf
 from hotloop.core.stream import CallClosed, CallDelta, CallOpened, StreamEvent, TextDelta
 
 log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class SchemaRelaxer:
         self.compiler = compiler
         self._max_trial_s = max_trial_s
         self._lock = threading.Lock()
-        self._kept: Shelf[str, Loosened] = Shelf(_MAX_KEPT_CHARS, _MAX_KEPT)
+        self._kept: LruCache[str, Loosened] = LruCache(_MAX_KEPT_CHARS, _MAX_KEPT)
 
     def look_at(self, tool: Tool) -> Loosened:
         """Without what no grammar has words for, and what was found not to compile before."""

@@ -9,6 +9,7 @@ import secrets
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from hotloop.core.stream import CallClosed, CallDelta, CallOpened, StreamEvent, TextDelta
@@ -90,6 +91,22 @@ class CallsOnly(WrappedParser):
 
     def _pass(self, events: list[StreamEvent]) -> list[StreamEvent]:
         return [event for event in events if not isinstance(event, TextDelta)]
+
+
+class NamedCalls(WrappedParser):
+    """The parser of an answer whose first calls have been told of before, by these ids."""
+
+    def __init__(self, parser: CallParser, call_ids: Sequence[str]) -> None:
+        super().__init__(parser)
+        self._call_ids = [f"call_{call_id.removeprefix('toolu_').removeprefix('call_')}" for call_id in call_ids]
+
+    def _pass(self, events: list[StreamEvent]) -> list[StreamEvent]:
+        return [
+            replace(event, id=self._call_ids[event.index])
+            if isinstance(event, CallOpened) and event.index < len(self._call_ids)
+            else event
+            for event in events
+        ]
 
 
 class EventCollector:

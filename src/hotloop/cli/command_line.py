@@ -7,7 +7,7 @@ from typing import Any
 
 from cyclopts import App, ArgumentCollection, Group, Parameter
 
-from hotloop.core.config import CONFIG_CLASSES, FEATURES
+from hotloop.core.config import CLASS_SETTINGS, CONFIG_CLASSES, FEATURES
 
 _GROUPS: dict[str, tuple[str, ...]] = {
     "Model": ("model", "weights", "precision", "load_format", "served_name"),
@@ -16,7 +16,14 @@ _GROUPS: dict[str, tuple[str, ...]] = {
         *("kv_memory", "kv_precision", "host_kv", "kv_dir", "kv_dir_size", "kv_events", "pinned_fraction"),
         *("prompt_memory_tokens", "grammar_memory"),
     ),
-    "Scheduling": ("max_context", "max_running", "max_waiting", "max_step_tokens"),
+    "Scheduling": (
+        "max_context",
+        "max_running",
+        "max_running_per_root",
+        "max_waiting",
+        "max_step_tokens",
+        *CLASS_SETTINGS,
+    ),
     "Features": ("disable",),
     "Drafting": ("draft_model", "max_draft_tokens", "draft_history_tokens"),
     "Formats": ("tool_format", "thinking_format", "max_thinking"),
@@ -26,9 +33,9 @@ _GROUPS: dict[str, tuple[str, ...]] = {
         "hedge_after_s",
     ),
     "Network": ("host", "port", "max_body", "body_memory", "write_timeout_s", "drain_delay_s", "drain_timeout_s"),
-    "Security": ("api_key", "api_key_file", "allowed_hosts", "cors_origins", "cache_isolation"),
+    "Security": ("api_key", "api_key_file", "tls_cert", "tls_key", "allowed_hosts", "cors_origins", "cache_isolation"),
     "Observability": (
-        *("log_level", "explanations", "explain_memory_tokens", "debug_checks", "trace", "trace_content"),
+        *("log_level", "log_format", "explanations", "explain_memory_tokens", "debug_checks", "trace", "trace_content"),
         *("trace_redact", "trace_max_size", "trace_max_age_days", "trace_otlp"),
     ),
 }

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError
 
 from hotloop.core.errors import ConfigError, HotloopError
+from hotloop.core.extras import missing_extra
 
 
 def run_app(app: App, argv: Sequence[str]) -> int:
@@ -22,6 +23,11 @@ def run_app(app: App, argv: Sequence[str]) -> int:
         return _fail(error, 2)
     except HotloopError as error:
         return _fail(error, 1)
+    except ModuleNotFoundError as error:
+        missing = missing_extra(error, " ".join(["hotloop", *argv[:1]]))
+        if missing is None:
+            raise
+        return _fail(missing, 2)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:

@@ -1,30 +1,19 @@
 """The command line: one file a command.
 
-What a command needs to run is imported inside it: `hotloop --help` loads no engine.
+A command's module is imported when the command is run, and what it needs to run inside it: `hotloop --help` loads no
+engine.
 """
 
 import sys
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Annotated, Any, NoReturn
 
 from cyclopts import CycloptsError, Group, Parameter
 
-from hotloop.cli.advice.doctor import doctor
-from hotloop.cli.advice.lint import lint
-from hotloop.cli.advice.size import size
-from hotloop.cli.agent.predict import predict
-from hotloop.cli.agent.run import run_agent
-from hotloop.cli.bench import bench
-from hotloop.cli.chat import chat
 from hotloop.cli.command_line import CommandLine
-from hotloop.cli.demo import demo
 from hotloop.cli.exits import run_app
-from hotloop.cli.models import models, pull, rm, version
-from hotloop.cli.serving.ray import ray
-from hotloop.cli.serving.serve import route, serve
-from hotloop.cli.serving.simulate import simulate
 from hotloop.cli.settings import Sources
-from hotloop.cli.trace.app import trace
 from hotloop.core.config import TraceConfig
 from hotloop.core.errors import ConfigError
 from hotloop.core.version import __version__
@@ -38,24 +27,92 @@ app = CommandLine(
     default_parameter=Parameter(negative_iterable=()),
     result_action="return_value",
 )
-app.command(serve, config=Sources())
-app.command(chat, config=Sources())
-app.command(route, config=Sources())
-app.command(run_agent, name="run", config=Sources(only=TraceConfig))
-for command in (simulate, size, lint, doctor, pull, rm, demo, version, models, bench, predict, ray, trace):
-    app.command(command)
 
-_GROUPS = {
-    "Serving": ("serve", "chat", "route", "ray"),
-    "Agents": ("run", "predict"),
-    "Measuring and checking": ("trace", "bench", "doctor", "lint", "size", "simulate"),
-    "Models": ("models", "pull", "rm"),
-    "Other": ("demo", "version", "--help", "--version"),
+_COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
+    "Serving": {
+        "serve": ("serving.serve:serve", "Serve a model over the OpenAI and Anthropic APIs."),
+        "chat": ("chat:chat", "Chat with a model in the terminal; /help lists the commands."),
+        "route": (
+            "serving.serve:route",
+            "Route requests to many replicas: each goes to the one that has its prefix cached.",
+        ),
+        "ray": ("serving.ray:ray", "Deploy replicas and their router on Ray Serve (needs the extra `ray`)."),
+    },
+    "Agents": {
+        "run": (
+            "agent.run:run_agent",
+            "Run the agent defined in a file, showing turns, tools, cached tokens and cost.",
+        ),
+        "predict": ("agent.predict:predict", "Inspect what speculative tool execution has learned."),
+    },
+    "Measuring and checking": {
+        "trace": ("trace.app:trace", "Analyse recorded runs: time, tokens, cache."),
+        "bench": ("bench:bench", "Benchmark a server with agent workloads."),
+        "doctor": (
+            "advice.doctor:doctor",
+            "Check a live deployment for common production problems and suggest fixes.",
+        ),
+        "lint": (
+            "advice.lint:lint",
+            "Find patterns in prompts that waste tokens, time or money, and suggest fixes.",
+        ),
+        "size": (
+            "advice.size:size",
+            "Estimate the hardware a load needs: memory, TTFT, tokens/s, cost. Runs no model.",
+        ),
+        "simulate": (
+            "serving.simulate:simulate",
+            "Replay recorded traffic against simulated replicas and compare routing policies.",
+        ),
+    },
+    "Models": {
+        "models": (
+            "models:models",
+            "List the models that can be loaded by name; show one; find one for this machine.",
+        ),
+        "pull": ("models:pull", "Download a model, or register a local one under its name."),
+        "rm": ("models:rm", "Remove a model and its downloaded files. Your own files are not deleted."),
+    },
+    "Other": {
+        "demo": (
+            "demo:demo",
+            "Run a few agents without and with prefix reuse and batching, then tool calls without and with shortcuts.",
+        ),
+        "version": (
+            "models:version",
+            "Print the versions of hotloop, Python and, where it is installed, PyTorch.",
+        ),
+    },
 }
-for title, names in _GROUPS.items():
-    group = Group.create_ordered(title)
-    for name in names:
-        app[name].group = group
+"""Where each command is, and the first line of its help; its module is imported when it is run."""
+
+_CONFIGS = {"serve": Sources(), "chat": Sources(), "route": Sources(), "run": Sources(only=TraceConfig)}
+_GROUPS = {title: Group.create_ordered(title) for title in _COMMANDS}
+for title, commands in _COMMANDS.items():
+    for name, (home, summary) in commands.items():
+        app.command(f"hotloop.cli.{home}", name=name, help=summary, group=_GROUPS[title])
+for flag in ("--help", "--version"):
+    app[flag].group = _GROUPS["Other"]
+
+
+def load(name: str) -> None:
+    """Put the command itself in the place of its summary."""
+    for title, commands in _COMMANDS.items():
+        if name in commands:
+            module, _, attribute = commands[name][0].partition(":")
+            command = getattr(import_module(f"hotloop.cli.{module}"), attribute)
+            del app[name]
+            options: dict[str, Any] = {"config": _CONFIGS[name]} if name in _CONFIGS else {}
+            app.command(command, name=name, **options)
+            app[name].group = _GROUPS[title]
+
+
+def load_all() -> CommandLine:
+    """The command line with every command loaded."""
+    for commands in _COMMANDS.values():
+        for name in commands:
+            load(name)
+    return app
 
 
 app.meta.help_flags = app.meta.version_flags = ()  # for the command that they are given to
@@ -64,6 +121,8 @@ app.meta.help_flags = app.meta.version_flags = ()  # for the command that they a
 @app.meta.default
 def launch(*argv: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]) -> Any:
     """Run a command. A command that can be reloaded is also given a function that parses the same command line anew."""
+    for name in argv[:1]:
+        load(name)
     command, bound, unread = app.parse_args(argv, print_error=False, exit_on_error=False)
 
     def reread() -> Mapping[str, Any]:

@@ -2,7 +2,7 @@
 
 One name everywhere: the field `max_running` is `--max-running`, `HOTLOOP_MAX_RUNNING` and `max_running = 8`. A key of
 the file that no setting has is an error; a key that this command has no use for is not. What only `serve` or `route` is
-to have can stand in its own table, [serve] or [route].
+to have can stand in its own table, [serve] or [route]; what classes of requests may wait can stand below [classes].
 """
 
 import os
@@ -18,6 +18,7 @@ from cyclopts.config import Dict
 
 from hotloop.cli.command_line import OUTPUT_GROUP, SETTING_GROUPS
 from hotloop.core.config import (
+    CLASS_SETTINGS,
     CONFIG_CLASSES,
     FEATURES,
     EngineConfig,
@@ -136,19 +137,19 @@ def read_config(path: Path, command: str = "", *, is_shared: bool = False) -> di
     A router beside a server cannot have its port: at the top of a file that is shared, `port` is the server's.
     """
     values = {name: value for name, value in read_toml(path).items() if name not in _TABLES}
-    own = {name: values.pop(name, {}) for name in _OWN_TABLES}
-    _check_values(str(path), values, CONFIG_CLASSES)
+    own = {name: values.pop(name, {}) for name in (*_OWN_TABLES, "classes")}
+    _check_values(str(path), values, _NAMES)
     for name, table in own.items():
         if not isinstance(table, dict):
             raise ConfigError(f"{path}: write [{name}]")
-        _check_values(f"{path}: [{name}]", table, _OWN_TABLES[name])
+        known = _names(*_OWN_TABLES[name]) if name in _OWN_TABLES else CLASS_SETTINGS
+        _check_values(f"{path}: [{name}]", table, known)
     if is_shared and command == "route" and values.pop("port", None) and "port" not in own[command]:
         print(f"hotloop: {path}: port is that of serve; for route, write it below [route]", file=sys.stderr)
-    return {**values, **own.get(command, {})}
+    return {**values, **own["classes"], **own.get(command, {})}
 
 
-def _check_values(place: str, values: Mapping[str, Any], classes: Collection[type]) -> None:
-    known = _names(*classes)
+def _check_values(place: str, values: Mapping[str, Any], known: Collection[str]) -> None:
     for name, value in values.items():
         if name not in known:
             raise ConfigError(f"{place}: there is no setting {name!r}")

@@ -38,6 +38,7 @@ CacheIsolation = Literal["auto", "none", "key"]
 Explanations = Literal["words", "causes", "off"]
 PolicyName = Literal["prefix", "session", "least_load", "round_robin", "random"]
 LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["text", "json"]
 Feature = Literal[
     "prefix_cache",
     "shared_attention",
@@ -51,19 +52,21 @@ Feature = Literal[
     "move_volatile_lines",
     "late_system_as_user",
     "late_tools",
+    "resume_streams",
 ]
 FEATURES: tuple[Feature, ...] = get_args(Feature)
 """What is on unless it is disabled. Each is a field of its name in a class below; outside, `disable` lists them."""
 
 RELOADABLE = frozenset(
     {
-        *("api_key", "api_key_file", "log_level"),
+        *("api_key", "api_key_file", "log_level", "log_format"),
         *("replica", "max_connections", "policy", "queue_timeout_s", "max_retries", "hedge_after_s"),
     }
 )
 """Settings that SIGHUP applies. Any other that has changed is reported, and waits for a restart."""
 
 
+MAX_CLASS_WAIT_S = 3600.0
 MAX_DRAFTED_FORCED = 24
 """Most tokens of one draft that a grammar forces, beside those that are guessed."""
 
@@ -87,6 +90,23 @@ class ModelConfig:
     """`auto` reads the weights; `dummy` makes random ones for a folder's config.json, to measure speed."""
 
 
+@dataclass(frozen=True, slots=True)
+class ClassLimits:
+    """What one class of requests is held to while more urgent requests run."""
+
+    max_wait_s: float
+    """It waits for them no longer, as long as there is room."""
+    max_share: float = 1.0
+    """Of the time, for prefilling its prompts."""
+
+
+CLASS_SETTINGS = (
+    *("interactive_wait_s", "workflow_wait_s", "background_wait_s"),
+    *("workflow_share", "background_share", "promotion_s"),
+)
+"""Fields of `EngineConfig` that may stand in the table [classes] of a file."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """How requests share the hardware."""
@@ -107,11 +127,27 @@ class EngineConfig:
     """Maximum tokens of one request, prompt and answer together; the model's own limit if not given."""
     max_running: int = 64
     """Maximum requests in one batch."""
+    max_running_per_root: int | None = None
+    """Maximum requests in one batch of one session and all sessions that work for it (see docs/api.md); no limit if not
+    given."""
     max_waiting: int = 512
     """Maximum queued requests; further requests get 429."""
     max_step_tokens: int | None = None
     """Maximum tokens computed per step; longer prompts are prefilled in chunks, smaller ones while other requests
     decode. If not given, 512 on a CPU and more on a GPU."""
+    interactive_wait_s: float = 0.01
+    """Longest wait for a turn that interactive requests should have. They are never held back: a longer wait is for the
+    step under way or for each other, and shows in `hotloop_class_wait_ratio`."""
+    workflow_wait_s: float = 0.05
+    """Maximum seconds for which workflow requests are held back for interactive ones, if there is room for them."""
+    background_wait_s: float = 0.5
+    """The same for background requests, which are held back for both."""
+    workflow_share: float = 0.5
+    """Largest share of the time for prefilling workflow prompts while interactive requests run."""
+    background_share: float = 0.1
+    """The same for background prompts, while any other requests run."""
+    promotion_s: float = 30.0
+    """Seconds of waiting after which a request counts as one class more urgent; again after as long."""
     prefix_cache: bool = True
     """Prompts share KV that was already computed."""
     shared_attention: bool = True
@@ -152,6 +188,8 @@ class EngineConfig:
             value = getattr(self, each.name)
             if each.type in (int, int | None) and value is not None and value < 1:
                 raise ConfigError(f"{each.name} must be at least 1, not {value}")
+        for name in CLASS_SETTINGS:
+            self._check_class(name)
         if not 0 <= self.pinned_fraction <= 1:
             raise ConfigError(f"pinned_fraction must be between 0 and 1, not {self.pinned_fraction}")
         if not 0 < self.gpu_memory <= 1:
@@ -168,6 +206,21 @@ class EngineConfig:
             parse_bytes(self.host_kv)
             if self.gpus > 1:
                 raise ConfigError("host_kv is only supported with a single GPU")
+
+    @property
+    def class_limits(self) -> tuple[ClassLimits, ...]:
+        """One for each `Priority`."""
+        return (
+            ClassLimits(self.interactive_wait_s),
+            ClassLimits(self.workflow_wait_s, self.workflow_share),
+            ClassLimits(self.background_wait_s, self.background_share),
+        )
+
+    def _check_class(self, name: str) -> None:
+        value, is_share = getattr(self, name), name.endswith("_share")
+        if not 0 < value <= (1 if is_share else MAX_CLASS_WAIT_S):
+            most = "1" if is_share else f"{MAX_CLASS_WAIT_S:g}"
+            raise ConfigError(f"{name} must be above 0 and at most {most}, not {value}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,7 +248,13 @@ class ServerConfig:
     drain_timeout_s: float = 30.0
     """Seconds for which a shutdown waits for running requests."""
     log_level: LogLevel = "info"
-    """Minimum severity of log messages."""
+    """Minimum severity of log messages; `info` has a line for each request."""
+    log_format: LogFormat = "text"
+    """Log lines for people (`text`), or one JSON object per line (`json`)."""
+    tls_cert: str | None = None
+    """File with the certificate, and those that signed it, to serve HTTPS (PEM); read again on SIGHUP."""
+    tls_key: str | None = None
+    """File with the certificate's private key (PEM)."""
     tool_format: ToolFormatName = "auto"
     """How the model writes tool calls; `auto` detects it from the chat template."""
     strict_tools: bool = True
@@ -284,6 +343,8 @@ class RouterConfig:
     """Number of other replicas tried if one fails before the first byte of its answer."""
     retry_share: float = 0.2
     """Retry budget as a share of requests, to avoid retry storms."""
+    resume_streams: bool = True
+    """Whether a stream whose replica is lost goes on at another one, where that can be done (see docs/routing.md)."""
     hedge_after_s: float | None = None
     """Ask a second replica if the first has not begun to answer after this many seconds, and use whichever begins
     first."""
@@ -294,7 +355,13 @@ class RouterConfig:
     drain_timeout_s: float = 30.0
     """Seconds for which a shutdown, or a replica that is removed, waits for running requests."""
     log_level: LogLevel = "info"
-    """Minimum severity of log messages."""
+    """Minimum severity of log messages; `info` has a line for each request."""
+    log_format: LogFormat = "text"
+    """Log lines for people (`text`), or one JSON object per line (`json`)."""
+    tls_cert: str | None = None
+    """File with the certificate, and those that signed it, to serve HTTPS (PEM); read again on SIGHUP."""
+    tls_key: str | None = None
+    """File with the certificate's private key (PEM)."""
 
     def __post_init__(self) -> None:
         _check_listener(self)
@@ -360,6 +427,10 @@ def _check_listener(config: ServerConfig | RouterConfig) -> None:
             raise ConfigError(f"{name} must be finite")
     if config.log_level not in get_args(LogLevel):
         raise ConfigError(f"there is no log_level {config.log_level!r}; there are {', '.join(get_args(LogLevel))}")
+    if config.log_format not in get_args(LogFormat):
+        raise ConfigError(f"there is no log_format {config.log_format!r}; there are {', '.join(get_args(LogFormat))}")
+    if bool(config.tls_cert) != bool(config.tls_key):
+        raise ConfigError("tls_cert and tls_key are needed together")
     if not config.write_timeout_s > 0:
         raise ConfigError(f"write_timeout_s must be above zero, not {config.write_timeout_s}")
     parse_bytes(config.max_body)

@@ -26,21 +26,11 @@ MAX_LOGIT_BIAS = 1024  # each costs time at every token
 
 
 class Priority(IntEnum):
-    """Who goes first. Lower is more urgent."""
+    """Who goes first. Lower is more urgent. What each class may wait, and its share, are settings (`ClassLimits`)."""
 
     INTERACTIVE = 0
     WORKFLOW = 1
     BACKGROUND = 2
-
-    @property
-    def max_wait_s(self) -> float:
-        """How long a request may be held back, while more urgent work runs, to join others in a batch."""
-        return (0.010, 0.050, 0.500)[self]
-
-    @property
-    def max_share(self) -> float:
-        """How much of the time goes into prefilling its prompts while more urgent work runs."""
-        return (1.0, 0.5, 0.1)[self]
 
 
 class FinishReason(StrEnum):
@@ -195,7 +185,7 @@ class TokenEvent(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """See the module's picture. Made by the caller; everything below `resume_at` belongs to the engine."""
+    """See the module's picture. Made by the caller; everything below `parent_id` belongs to the engine."""
 
     id: str
     prompt_ids: Sequence[int]
@@ -209,6 +199,10 @@ class Request:
     """None: nothing in its answer counts as reasoning."""
     resume_at: Sequence[int] = ()
     """Where in the prompt later ones are likely to go on from, beside its end."""
+    parent_id: str = ""
+    """The session that its own works for."""
+    begun_ids: Sequence[int] = ()
+    """Tokens its answer begins with, chosen elsewhere: they are told with its first event, and go on from there."""
 
     number: int = field(init=False, default_factory=count().__next__)
     """Its own in this process, as its id need not be once it has ended."""
@@ -239,6 +233,8 @@ class Request:
     num_reasoning: int = 0
     session: str = ""
     """Its session: by name, or else by the prompts it goes on from."""
+    root: str = ""
+    """The session that all this is done for, by name; its own if it works for no other."""
     has_held_prefix: bool = False
     """Whether its prefix was being kept for it when it came (back)."""
     is_loading: bool = False
@@ -251,6 +247,8 @@ class Request:
     """Since when it waits for that."""
     rank: int = 0
     """The class it counts as: its priority, or a more urgent one if it had to wait long."""
+    turn_wait_s: float | None = None
+    """How long it was until it was first let in, or first could not be for lack of room."""
     seed: int = 0
     max_tokens: int = 1 << 31
     finish_reason: FinishReason | None = None

@@ -32,7 +32,7 @@ def make_batch(step: Step, block_size: int, slot_of: "array[int] | None" = None)
         query_starts=begins,
         block_ids=block_ids,
         block_begins=_begins(map(len, tables)),
-        logit_rows=_wanted(slices, begins),
+        logit_rows=_logit_rows(slices, begins),
         sources=_sources(slices, pending, begins),
         states=np.array([part.slots for part in slices], np.int32) if slices[0].slots else None,
         window_ids=None if slot_of is None else np.maximum(np.frombuffer(slot_of, np.int32)[block_ids], 0),
@@ -56,7 +56,7 @@ def _sources(slices: Sequence[Slice], pending: Sequence[int], begins: NDArray[np
     return sources
 
 
-def _wanted(slices: Sequence[Slice], begins: NDArray[np.int32]) -> NDArray[np.int64]:
+def _logit_rows(slices: Sequence[Slice], begins: NDArray[np.int32]) -> NDArray[np.int64]:
     """The rows after which a token is chosen: a level slice's last token, and each of its drafts."""
     level = [i for i, part in enumerate(slices) if part.wants_token]
     if len(level) == begins[-1]:  # all compute one token, and have it chosen

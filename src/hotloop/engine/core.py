@@ -56,7 +56,7 @@ class _Listener:
 
     on_events: OnEvents
     text: TextStream
-    unpublished: list[Sampled]  # forced before the first step; published with the first one it gives
+    unpublished: list[Sampled]  # forced or given before the first step; published with the first one it gives
     reasoning: ReasoningCounter | None
     end_ids: Container[int]  # tokens that may end it
     is_plain: bool  # whether nothing else of its output is looked at
@@ -117,7 +117,7 @@ class EngineCore:
     def add(self, request: Request, on_events: OnEvents, matcher: Matcher | None = None) -> None:
         if not self.scheduler.has_work:
             self.pace.resume(self._clock())
-        forced = self._decoder.open(request, matcher) if matcher else []
+        forced = self._decoder.open(request, matcher)
         text = TextStream(self._tokenizer, request.sampling)
         reasoning = ReasoningCounter(request.reasoning, self._tokenizer) if request.reasoning else None
         end_ids = request.sampling.stop_token_ids

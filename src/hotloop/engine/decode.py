@@ -48,14 +48,42 @@ class TokenDecoder:
         self._can_force = can_force
         self.guides: dict[str, Guide] = {}
 
-    def open(self, request: Request, matcher: Matcher) -> list[Sampled]:
-        """Let a request follow a grammar. What is forced before the first step is appended, but for the last of it."""
+    def open(self, request: Request, matcher: Matcher | None) -> list[Sampled]:
+        """Append what its answer begins with and, if it follows a grammar, what that forces before the first step, but
+        for the last of it."""
+        if matcher is None:
+            request.token_ids.extend(request.begun_ids)
+            return [Sampled(token_id) for token_id in request.begun_ids]
         guide = self.guides[request.id] = Guide(matcher)
         self._foresee(guide, request.max_tokens)
+        begun: list[Sampled] = []
+        for token_id in request.begun_ids:
+            if not self._give(request, guide, token_id):
+                break
+            begun.append(Sampled(request.token_ids[-1]))
         if not self._forces(request):
-            return []
-        num_forced = max(0, min(len(guide.forced), request.max_tokens) - 1)
-        return [self._append(request, guide.forced.popleft()) for _ in range(num_forced)]
+            return begun
+        num_forced = max(0, min(len(guide.forced), request.max_tokens - request.num_output) - 1)
+        return begun + [self._append(request, guide.forced.popleft()) for _ in range(num_forced)]
+
+    def _give(self, request: Request, guide: Guide, token_id: int) -> bool:
+        """Take a token of an answer begun elsewhere as if it had been sampled here. False where the grammar does not
+        allow it: what follows is chosen here."""
+        if guide.matcher.has_ended:
+            return False
+        if guide.forced:
+            if guide.forced[0] != token_id:
+                return False
+            guide.forced.popleft()
+        elif guide.matcher.allows(token_id):
+            try:
+                token_id = self._take(request, guide, token_id)  # another one where there is no room for it
+            except HotloopError:
+                return False
+        else:
+            return False
+        request.token_ids.append(token_id)
+        return True
 
     def masks(self, parts: Iterable[Slice]) -> Iterator[tuple[int, Mask]]:
         """Which tokens grammars allow after the rows of level slices, but where a token is forced already."""

@@ -182,6 +182,12 @@ class Engine:
         tokens = array("i", token_ids)
         self._post(lambda: self._core.scheduler.sessions.hold(tokens, hold, salt, session))
 
+    def close_session(self, name: str) -> "Future[int]":
+        """A session is over, and all that work for it: what the cache has of theirs alone is freed. How many blocks."""
+        closed: Future[int] = Future()
+        self._do(lambda: closed.set_result(self._core.scheduler.sessions.close(name)))
+        return closed
+
     async def stream(
         self, prompt: Prompt, sampling: SamplingParams | None = None, *, session_id: str = ""
     ) -> AsyncGenerator[TokenEvent, None]:

@@ -28,8 +28,10 @@ import uvicorn
 from hotloop.core.config import RouterConfig, ServerConfig, parse_bytes
 from hotloop.core.errors import ConfigError
 from hotloop.http.connection import BoundedProtocol, ConnectionLimits
-from hotloop.http.listen import bind
+from hotloop.http.listen import bind, url_of
+from hotloop.http.logs import AccessLog
 from hotloop.http.page import Application, TrustedHosts, WithPage
+from hotloop.http.tls import Certificate
 
 log = logging.getLogger("hotloop.http")
 
@@ -59,6 +61,7 @@ class ApiServer(uvicorn.Server):
         limits: ConnectionLimits | None = None,
         log_level: str | None = None,
         reload: Callable[[], str] | None = None,
+        certificate: Certificate | None = None,
     ) -> None:
         """`is_open`: there is no key, so only names of its own are answered to, and those allowed. `reload` applies the
         settings as they are now and says what came of it; it raises ConfigError, and then nothing has changed."""
@@ -66,7 +69,9 @@ class ApiServer(uvicorn.Server):
         self._is_open = is_open
         self._drain_delay_s = drain_delay_s
         self._reload = reload
-        served = WithPage(app, page) if page else app
+        self._certificate = certificate
+        logged = AccessLog(app)
+        served = WithPage(logged, page) if page else logged
         protocol: Any = partial(
             BoundedProtocol,
             limits=replace(limits, max_connections=min(limits.max_connections, _allow_files(limits) // 2)),
@@ -85,8 +90,13 @@ class ApiServer(uvicorn.Server):
                 server_header=False,
                 timeout_keep_alive=_KEEP_ALIVE_S,
                 timeout_graceful_shutdown=math.ceil(grace_s),
+                ssl_certfile=certificate.cert if certificate else None,
+                ssl_keyfile=certificate.key if certificate else None,
             )
         )
+
+    def url_of(self, listener: socket.socket) -> str:
+        return url_of(listener, is_tls=self._certificate is not None)
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         return_freed_memory()
@@ -152,7 +162,10 @@ class ApiServer(uvicorn.Server):
     def reload(self) -> None:
         assert self._reload
         try:
-            log.warning("reload: %s", self._reload())  # seen at the level `warning`, too: somebody asked for it
+            said = self._reload()
+            if self._certificate and self.config.ssl:
+                self._certificate.load(self.config.ssl)
+            log.warning("reload: %s", said)  # seen at the level `warning`, too: somebody asked for it
         except ConfigError as error:
             log.error("reload refused, nothing has changed: %s", error)
 

@@ -22,7 +22,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from hotloop.core.session import name_session
 from hotloop.http.client import open_client
 from hotloop.http.headers import end_to_end
 from hotloop.http.listen import url_of
@@ -36,6 +35,7 @@ from hotloop.lint.parts import LintedAnswer, mapping, parse_answer, parse_stream
 from hotloop.lint.requests import API_PATHS, LintedRequest, find_api
 from hotloop.lint.rules.rule import Rule
 from hotloop.lint.run import LintedRun, LintedStep
+from hotloop.wire.hints import read_hints
 from hotloop.wire.part import Api
 from hotloop.wire.sse import is_ping
 
@@ -191,7 +191,7 @@ class _Passing:
         api = find_api(body, path)
         if api is None:
             return None
-        session = name_session(body.get("session_id"), self.request.headers, None, None)
+        session = read_hints({"session_id": body.get("session_id")}, self.request.headers).session
         ttft_ms = (self.first_at - self.began_at) * 1000 if self.first_at and body.get("stream") else None
         return LintedRequest(
             body=body, api=api, answer=self._read_answer(api), session=session, at=self.began_unix, ttft_ms=ttft_ms

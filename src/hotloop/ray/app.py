@@ -11,8 +11,8 @@ from typing import Any
 from hotloop.ray.config import RayConfig, parse_ray_config
 from hotloop.ray.ingress import Ingress
 from hotloop.ray.placing import PlacementRouter
+from hotloop.ray.processes import OpenProcess, open_process
 from hotloop.ray.replica import EngineReplica
-from hotloop.ray.residents import OpenResident, open_resident
 from ray import serve
 
 NAME = "hotloop"
@@ -30,7 +30,7 @@ def app(args: Mapping[str, Any]) -> serve.Application:
     return build(parse_ray_config(args))
 
 
-def build(config: RayConfig, open_engine: OpenResident | None = None) -> serve.Application:
+def build(config: RayConfig, open_engine: OpenProcess | None = None) -> serve.Application:
     """`open_engine` is called in each replica to come, wherever that is; it must be importable there."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of metrics_interval_s, which nothing has replaced yet
@@ -44,7 +44,7 @@ def build(config: RayConfig, open_engine: OpenResident | None = None) -> serve.A
         graceful_shutdown_wait_loop_s=_SHUTDOWN_CHECK_S,
         logging_config=_LOGGING,
     )
-    opener = open_engine or partial(open_resident, config)
+    opener = open_engine or partial(open_process, config)
     return ingress.bind(engines.bind(opener), api_key_env=config.api_key_env, max_body_bytes=config.max_body_bytes)
 
 

@@ -18,10 +18,11 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from hotloop.core.config import parse_bytes
-from hotloop.core.errors import HotloopError
+from hotloop.core.errors import HotloopError, RequestError
 from hotloop.core.version import __version__
 from hotloop.http.bodies import JsonBody
 from hotloop.http.keys import METRICS_PATH, ApiKeys, Tenant, read_keys
+from hotloop.http.logs import FACTS
 from hotloop.http.requests import (
     MODELS_PATH,
     OPEN_PATHS,
@@ -35,7 +36,7 @@ from hotloop.router.config import RoutingConfig
 from hotloop.router.errors import RouteError, as_route_error, error_headers, render_error, render_event
 from hotloop.router.kinds import PATHS, Api
 from hotloop.router.metrics import CONTENT_TYPE, RouterMetrics
-from hotloop.router.paths import EXPLAIN, OWNED, find_path, is_path
+from hotloop.router.paths import CLOSING, EXPLAIN, OWNED, find_path, is_path
 from hotloop.router.proxy import BadAnswer, Proxy, is_redirect, kept_headers, relay, send_whole
 from hotloop.router.replicas.replica import Replica
 from hotloop.router.replicas.replica_set import ReplicaSet
@@ -45,8 +46,17 @@ from hotloop.router.summary import read_id, summarize
 from hotloop.router.tiered import TieredRequests
 from hotloop.router.tiers.config import parse_tiers
 from hotloop.router.tiers.tiers import TierChoice
-from hotloop.router.upstream.wire import Headers, UpstreamFailed, UpstreamRequest, UpstreamResponse, read_body
+from hotloop.router.upstream.wire import (
+    Headers,
+    UpstreamFailed,
+    UpstreamRequest,
+    UpstreamResponse,
+    fetch,
+    parse_json,
+    read_body,
+)
 from hotloop.trace.tracer import NullTracer, Tracer
+from hotloop.wire.hints import shorten
 from hotloop.wire.models import render_model, render_models
 
 log = logging.getLogger("hotloop.router")
@@ -55,6 +65,10 @@ log = logging.getLogger("hotloop.router")
 TIER_HEADER = b"x-hotloop-tier"
 JSON = b"application/json"
 _ID_HEADER = REQUEST_ID_HEADER.encode()
+
+
+class _ClosedSession(msgspec.Struct):
+    session_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +125,7 @@ class RouterApp:
         self.recorder = RouteRecorder(tracer or NullTracer())
         self.metrics = RouterMetrics(self.replica_set, lambda: self._tiered.saved, self.recorder.tracer)
         self._max_body = parse_bytes(config.router.max_body)
-        self._proxy = Proxy(self.replica_set, self._max_body, on_failure=self.metrics.count_failure)
+        self._proxy = Proxy(self.replica_set, self._max_body, self.metrics.count_failure, self.metrics.count_resume)
         self._tiered = TieredRequests(parse_tiers(config.tables), self._proxy)
         self._keys = keys or ApiKeys(read_keys(config.router.api_key, config.router.api_key_file))
 
@@ -130,6 +144,8 @@ class RouterApp:
             return
         headers: dict[bytes, bytes] = dict(scope["headers"])
         request_id = parse_request_id(headers.get(_ID_HEADER, b"").decode("latin-1"))
+        state = scope.setdefault("state", {})
+        state["request_id"] = request_id
         headers[_ID_HEADER] = request_id.encode()
         client = ClientStream(send, render_ids(scope, request_id))
         caller = ClientCall(request_id, headers, receive, client)
@@ -137,6 +153,7 @@ class RouterApp:
         try:
             if scope["path"] not in OPEN_PATHS:
                 caller = replace(caller, tenant=self._keys.current.admit(headers, scope["path"]))
+                state["tenant"] = caller.tenant
             await self._dispatch(scope, caller)
         except HotloopError as error:
             await self._refuse(error, told, caller)
@@ -153,9 +170,11 @@ class RouterApp:
         by = find_path(method, path)
         method = "GET" if method == "HEAD" else method  # the listener leaves out the body
         if by == "placed":
-            await self._place(path, caller)
+            await self._place(scope, caller)
         elif by == "owner":
             await caller.do_unless_gone(self._ask_owner(method, path, query, caller))
+        elif by == "sessions":
+            await caller.do_unless_gone(self._close_session(path, caller))
         elif by == "hotloop":
             await caller.do_unless_gone(self._ask_any(path, caller))
         elif path == METRICS_PATH:
@@ -166,12 +185,14 @@ class RouterApp:
             shown = self._show(path, for_anthropic=is_for_anthropic(scope))
             await caller.send_whole(200, [(b"content-type", JSON)], msgspec.json.encode(shown))
 
-    async def _place(self, path: str, caller: ClientCall) -> None:
+    async def _place(self, scope: Scope, caller: ClientCall) -> None:
+        path = scope["path"]
         body = await caller.read_body(self._max_body)
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in caller.headers.items()}
         request = parse_request(path, headers, body, caller.tenant, self._scope(caller.tenant))
         with self.recorder.open(request, caller.headers, caller.request_id) as span:
             caller.client.copy = span.answer
+            scope["state"][FACTS] = span.describe_access
             async with caller.client.kept_alive(request.api, is_stream=request.is_stream):
                 if not await caller.do_unless_gone(self._answer(request, span, caller)):
                     span.hang_up()
@@ -237,6 +258,28 @@ class RouterApp:
                 if replica.kind.name == "hotloop" and await self._ask(replica, "GET", path, caller):
                     return
         raise RouteError(404, "unknown_url", f"no replica that is a hotloop is up, and no other has {path}")
+
+    async def _close_session(self, path: str, caller: ClientCall) -> None:
+        """Tell all that keep sessions that one is over, by the name that each of them has for it."""
+        match = CLOSING.fullmatch(path)
+        given = match["id"] if match else None
+        if not given and (body := parse_json(await caller.read_body(self._max_body), _ClosedSession)):
+            given = body.session_id
+        if not given:
+            raise RequestError("session_id must be a text", param="session_id")
+        closed = []
+        for replica in [each for each in self.replica_set.replicas.values() if each.state == "up"]:
+            if not replica.kind.close_path:
+                continue
+            name = shorten(given) if replica.kind.keeps_tenants else caller.tenant.qualify(shorten(given))
+            sent = msgspec.json.encode({"session_id": name})
+            headers = [*replica.headers({b"content-type": JSON}, caller.tenant)]
+            request = UpstreamRequest("POST", replica.kind.close_path, headers, sent)
+            with contextlib.suppress(UpstreamFailed):
+                status, _, _ = await fetch(replica.upstream, request, self._max_body)
+                closed += [replica.name] if status == 200 else []
+        shown = {"id": given, "object": "session.closed", "replicas": closed}
+        await caller.send_whole(200, [(b"content-type", JSON)], msgspec.json.encode(shown))
 
     async def _ask(self, replica: Replica, method: str, target: str, caller: ClientCall) -> bool:
         """Whether a replica knew what was asked; then the client has its answer."""

@@ -17,6 +17,7 @@ from hotloop.router.request import RoutedRequest, change
 from hotloop.router.translate import Translation, can_translate, translate
 from hotloop.router.upstream.wire import UpstreamRequest
 from hotloop.wire.errors import ThreadUnsupported
+from hotloop.wire.hints import TOKENS_HEADER
 from hotloop.wire.responses.items import ItemStore
 
 
@@ -29,35 +30,51 @@ class Composed:
     has_other_way: bool = False
     """Whether, if the replica turns out not to have the path, it can be translated or another replica asked."""
     hides_usage: bool = False
+    has_class: bool = False
+    """Whether its class was put as a number, which the replica may refuse."""
 
 
-def compose(request: RoutedRequest, replica: Replica, headers: Mapping[bytes, bytes], items: ItemStore) -> Composed:
+def compose(
+    request: RoutedRequest,
+    replica: Replica,
+    headers: Mapping[bytes, bytes],
+    items: ItemStore,
+    *,
+    tells_tokens: bool = False,
+) -> Composed:
     """The client's own bytes if the replica speaks that API, but for fields that have to be others there. Raises
     RequestError if the request cannot be said in any API the replica speaks, or would be misunderstood. `items` are
-    those of translated answers, which no replica knows."""
+    those of translated answers, which no replica knows. `tells_tokens`: a replica that can is to tell them."""
     spoken, sent_headers = replica.speaks(request), replica.headers(headers, request.tenant)
+    if tells_tokens and replica.kind.resumes == "tokens":
+        sent_headers.append((TOKENS_HEADER.encode(), b"1"))
     is_spoken = request.api in spoken
     options = usage_options(request) if replica.kind.has_stream_usage or not is_spoken else None
     changes: dict[str, Any] = {"stream_options": options} if options else {}
     model = replica.models.get(request.model, request.model)
     if model != request.model:
         changes["model"] = model
-    if request.given_priority is not None and not takes_priority(replica.kind, request.given_priority):
-        changes["priority"] = None
+    class_number = number_class(request, replica)
+    if class_number is not None or not takes_priority(replica.kind, request.given_priority):
+        changes["priority"] = class_number
+    if replica.kind.tags_sessions and request.session:
+        changes["session_id"] = request.session
     salt = {"cache_salt": request.cache_salt} if request.scope and replica.kind.salted else {}
     if request.has_thread and request.api == "messages" and not (request.is_question or replica.kind.reads_threads):
         raise ThreadUnsupported
     if is_spoken:
         sent = UpstreamRequest("POST", request.target, sent_headers, request.replace(changes | salt))
         is_near = request.can_be_translated and can_translate(request.api, spoken - {request.api})
-        return Composed(sent, has_other_way=is_near or request.api in WITHOUT_STAND_IN, hides_usage=bool(options))
+        has_other_way = is_near or request.api in WITHOUT_STAND_IN
+        return Composed(sent, None, has_other_way, bool(options), has_class=class_number is not None)
     given = items.resolve(change(request.read_body(), changes), request.tenant.may_see)
     translation = translate(request.api, spoken, given, is_strict=replica.kind.is_strict)
     if given.get("store") is not False:
         translation.on_items = partial(items.keep, owner=request.tenant.id)
     path, translated = translation.request()
-    sent = UpstreamRequest("POST", path, sent_headers, msgspec.json.encode(translated | salt))
-    return Composed(sent, translation, hides_usage=bool(options))
+    engine = {name: changes[name] for name in ("priority", "session_id") if changes.get(name) is not None}
+    sent = UpstreamRequest("POST", path, sent_headers, msgspec.json.encode(translated | salt | engine))
+    return Composed(sent, translation, hides_usage=bool(options), has_class=class_number is not None)
 
 
 def usage_options(request: RoutedRequest) -> dict[str, Any] | None:
@@ -71,7 +88,12 @@ def usage_options(request: RoutedRequest) -> dict[str, Any] | None:
     return {**change(given, {"continuous_usage_stats": None}), "include_usage": True}
 
 
+def number_class(request: RoutedRequest, replica: Replica) -> int | None:
+    """A class as engines have it that schedule by number. A user's turn has the number of those who say none."""
+    is_numbered = replica.kind.priority is int and type(request.given_priority) is not int
+    return replica.class_step * request.priority or None if is_numbered else None
+
+
 def takes_priority(kind: ReplicaKind, given: Any) -> bool:
-    """hotloop knows classes, and says itself what is wrong with another. A class has no number elsewhere: whether a
-    low one goes first, or any but 0 is refused, depends on how the engine was started."""
-    return kind.priority is str or (kind.priority is int and type(given) is int)
+    """hotloop knows classes, and says itself what is wrong with another; other engines know numbers of their own."""
+    return given is None or kind.priority is str or (kind.priority is int and type(given) is int)

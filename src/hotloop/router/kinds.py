@@ -15,6 +15,7 @@ from hotloop.wire.errors import read_failure
 
 Api = Literal["chat", "completions", "responses", "messages", "compaction", "tokenize", "embeddings"]
 Auth = Literal["bearer", "x-api-key"]
+Resumes = Literal["", "tokens", "message", "prefill"]
 
 CHAT = "/v1/chat/completions"
 TRANSLATED: Mapping[str, Api] = {
@@ -68,10 +69,19 @@ class ReplicaKind:
     """Whether it knows Anthropic's `thread`, be it to refuse it; others answer as if what is sent were all."""
     priority: type[str | int] | None = None
     """What `priority` in a body is to it: a class by name, a number, or a field it may refuse."""
+    class_step: int = 0
+    """How much further behind each class is in its numbers, where that does not depend on how it was started."""
+    tags_sessions: bool = False
+    """Whether it keeps what a session has cached by a `session_id` in the body."""
+    close_path: str = ""
+    """Where it is told that a session is over."""
     takes_tenants: bool = False
     """Whether it is told whose a request is."""
     keeps_tenants: bool = False
     """Whether it then keeps tenants apart itself."""
+    resumes: Resumes = ""
+    """How it goes on with an answer that another replica had begun: from its tokens, from its text as the last message
+    or as a prefill, or not at all."""
     salted: frozenset[Api] = frozenset()
     """The APIs in which a `cache_salt` keeps prefixes apart."""
 
@@ -87,8 +97,10 @@ _KINDS = (
         "/tokenize",
         reads_threads=True,
         priority=str,
+        close_path="/close_session",
         takes_tenants=True,
         keeps_tenants=True,
+        resumes="tokens",
     ),
     ReplicaKind(
         "vllm",
@@ -99,6 +111,8 @@ _KINDS = (
         "num_requests_waiting",
         "/tokenize",
         priority=int,
+        class_step=1,
+        resumes="message",
         salted=_SALTED,
     ),
     ReplicaKind(
@@ -110,6 +124,9 @@ _KINDS = (
         "num_queue_reqs",
         "/tokenize",
         priority=int,
+        tags_sessions=True,
+        close_path="/close_session",
+        resumes="message",
         salted=_SALTED,
     ),
     ReplicaKind("tgi", _OPENAI, "/metrics", "tgi_", "batch_current_size", "queue_size"),
@@ -134,6 +151,7 @@ _KINDS = (
         auth="x-api-key",
         reads_threads=True,
         fixed_headers=((b"anthropic-version", b"2023-06-01"),),
+        resumes="prefill",
     ),
 )
 KINDS: Mapping[str, ReplicaKind] = {kind.name: kind for kind in _KINDS}

@@ -35,6 +35,9 @@ class RouterMetrics:
         self._reasons = self._counter("placements", "Why a replica was chosen.", "replica", "reason")
         self._retries = self._counter("failures", "Attempts that failed before the first byte.", "replica", "why")
         self._broken = self._counter("broken_streams", "Streams that broke off.", "replica")
+        self._resumed = self._counter(
+            "resumed_streams", "Streams whose replica was lost, and how they went on.", "replica", "how"
+        )
         self._prompt = self._counter("prompt_tokens", "Prompt tokens, as replicas count them.", "replica")
         self._cached = self._counter("cached_prompt_tokens", "Prompt tokens that need no prefill.", "replica")
         self._refused = self._counter("refusals", "Requests the router answered with an error.", "code")
@@ -64,6 +67,10 @@ class RouterMetrics:
 
     def count_failure(self, replica: str, why: str) -> None:
         self._retries.labels(replica, why).inc()
+
+    def count_resume(self, replica: str, how: str) -> None:
+        """A stream that did not go on is counted as broken when it ends."""
+        self._resumed.labels(replica, how).inc()
 
     def count_refusal(self, code: str) -> None:
         self._refused.labels(code).inc()

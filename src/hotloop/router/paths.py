@@ -1,6 +1,6 @@
 """Which path is answered how: placed with a replica (`kinds.PATHS`), by the replica that made what it names, by the
-router itself, or by any hotloop. All that `hotloop serve` answers is here, with the methods it answers, which a test
-checks; nothing else is passed on.
+router itself, by all that keep sessions, or by any hotloop. All that `hotloop serve` answers is here, with the methods
+it answers, which a test checks; nothing else is passed on.
 """
 
 import re
@@ -10,11 +10,12 @@ from hotloop.http.keys import METRICS_PATH
 from hotloop.router.errors import RouteError
 from hotloop.router.kinds import PATHS
 
-By = Literal["placed", "owner", "router", "hotloop"]
+By = Literal["placed", "owner", "router", "hotloop", "sessions"]
 
 EXPLAIN = "/v1/cache/explain/"
 OWNED = {"/v1/responses/": "response_not_found", EXPLAIN: "explanation_not_found"}
 """Paths that name an answer, which only the replica that made it knows; and the code if no replica does."""
+CLOSING = re.compile(r"/v1/sessions/(?P<id>.+)/close|/close_session")
 _GET = frozenset({"GET", "HEAD"})
 _POST = frozenset({"POST"})
 
@@ -26,6 +27,7 @@ class Path(NamedTuple):
 
 
 _OTHERS = (
+    Path(CLOSING, "sessions", _POST),
     Path(re.compile(r"/v1/responses/[^/]+"), "owner", _GET | {"DELETE"}),
     Path(re.compile(r"/v1/responses/[^/]+/input_items"), "owner"),
     Path(re.compile(r"/v1/responses/[^/]+/cancel"), "owner", _POST),

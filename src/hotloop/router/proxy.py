@@ -10,25 +10,27 @@ passed on: one that breaks off in the middle is dropped, so that the error event
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import dropwhile
 
 from hotloop.core.errors import HotloopError
+from hotloop.router.answer import ProxiedAnswer
 from hotloop.router.client_stream import ClientStream
 from hotloop.router.compose import Composed, compose
 from hotloop.router.errors import RouteError, render_event
 from hotloop.router.kinds import WITHOUT_STAND_IN, Api, is_unknown_path
+from hotloop.router.lasting import LastingStream, is_lasting
 from hotloop.router.replicas.replica import Replica
 from hotloop.router.replicas.replica_set import Place, ReplicaSet
 from hotloop.router.request import RoutedRequest
 from hotloop.router.spans import RouteSpan
 from hotloop.router.summary import END_BYTES, AnswerSummary, hide_usage, read_id, summarize
-from hotloop.router.translate import Translation
+from hotloop.router.translate import StreamTranslation, Translation
 from hotloop.router.upstream.wire import Headers, UpstreamFailed, UpstreamResponse, read_body
 from hotloop.wire.errors import read_failure
 from hotloop.wire.responses.items import ItemStore
-from hotloop.wire.sse import find_event_end, is_ping, split_events
+from hotloop.wire.sse import find_event_end, is_ping, split_events, take_tokens
 
 log = logging.getLogger("hotloop.router")
 
@@ -49,6 +51,9 @@ MAX_ERROR_BYTES = 64 << 10
 MAX_EVENT_BYTES = 1 << 20
 """A longer one is passed on in pieces."""
 
+NO_PRIORITIES = b"riority scheduling is not enabled"
+"""So old versions of vLLM word it."""
+
 
 class BadAnswer(RouteError):
     """A replica answered with an error: what it said, for the client if nobody answers better."""
@@ -65,8 +70,8 @@ class UnknownPath(HotloopError):
     """A replica does not have the path of an API that its kind speaks."""
 
 
-class TranslatedEnd(HotloopError):
-    """A stream broke off, and its end has been told already."""
+class ClassRefused(HotloopError):
+    """A replica that schedules by no priority has refused one."""
 
 
 @dataclass(slots=True)
@@ -80,35 +85,40 @@ class RequestAttempts:
 
 
 @dataclass(slots=True)
-class ProxiedAnswer:
-    """An answer that has begun: from here on there is no other. Give it back with `Proxy.finish`."""
-
-    place: Place
-    response: UpstreamResponse
-    status: int
-    body: AsyncGenerator[bytes, None]
-    """Ends, or raises UpstreamFailed."""
-    is_whole: bool
-    headers: Headers = ()
-    hides_usage: bool = False
-    """Whether the router asked for the usage of a stream and the client did not."""
-
-
-@dataclass(slots=True)
 class Proxy:
-    """Finds answers for requests. `on_failure` is told which replica failed, and how."""
+    """Finds answers for requests. `on_failure` is told which replica failed, and how; `on_resume`, which one was lost
+    in the middle of a stream, and how that went on."""
 
     replica_set: ReplicaSet
     max_held_bytes: int
     on_failure: Callable[[str, str], None]
+    on_resume: Callable[[str, str], None]
     items: ItemStore = field(default_factory=ItemStore)
     """What translated answers have put out."""
 
     async def begin(self, request: RoutedRequest, span: RouteSpan, client: ClientStream | None = None) -> ProxiedAnswer:
         """The first answer that begins. Raises BadAnswer, UpstreamFailed or RouteError where none does."""
+        begun = await self._begin(request, span, client)
+        if client and self.replica_set.config.router.resume_streams and is_lasting(request) and not begun.is_whole:
+            lasting = LastingStream(
+                begun,
+                request,
+                span.request_id,
+                self.replica_set,
+                self.items,
+                lambda request, tried: self._begin(request, span, None, tried),
+                self.finish,
+                self.on_resume,
+            )
+            begun.body = lasting.relay(begun.body)
+        return begun
+
+    async def _begin(
+        self, request: RoutedRequest, span: RouteSpan, client: ClientStream | None, tried: Sequence[str] = ()
+    ) -> ProxiedAnswer:
         self.replica_set.budget.earn()
         known = await self.replica_set.find_known(request)
-        attempts = RequestAttempts(request, span.headers, client)
+        attempts = RequestAttempts(request, span.headers, client, [*tried])
         while True:
             asked_at = time.monotonic()
             place = await self.replica_set.claim(request, attempts.tried, known)
@@ -184,6 +194,10 @@ class Proxy:
         replica, api = place.replica, attempts.request.api
         try:
             return await self._exchange(place, attempts)
+        except ClassRefused:
+            replica.class_step = 0
+            log.info("%s does not schedule by priority: classes are left out until it restarts", replica.name)
+            return await self._exchange(place, attempts)
         except UnknownPath:
             replica.missing_apis |= {api}
             if api in WITHOUT_STAND_IN:
@@ -203,7 +217,8 @@ class Proxy:
 
     async def _exchange(self, place: Place, attempts: RequestAttempts) -> ProxiedAnswer:
         replica = place.replica
-        composed = compose(attempts.request, replica, attempts.headers, self.items)
+        tells_tokens = self.replica_set.config.router.resume_streams and attempts.request.is_stream
+        composed = compose(attempts.request, replica, attempts.headers, self.items, tells_tokens=tells_tokens)
 
         def may_resend() -> bool:
             may = self._may_retry(attempts)
@@ -234,6 +249,8 @@ class Proxy:
         body = await read_body(response, MAX_ERROR_BYTES if status >= 400 else self.max_held_bytes)
         if composed.has_other_way and is_unknown_path(status, body):
             raise UnknownPath
+        if composed.has_class and status == 400 and NO_PRIORITIES in body:
+            raise ClassRefused
         if composed.translation:
             status, body = composed.translation.answer(status, body)
         if response.status in RETRIED or response.status in REFUSED:
@@ -241,10 +258,14 @@ class Proxy:
         return ProxiedAnswer(place, response, status, _single(body), is_whole=True)
 
     async def _start(self, place: Place, response: UpstreamResponse, composed: Composed) -> ProxiedAnswer:
-        body = await _from_first_event(whole_events(aiter(response)), place.replica)
-        if composed.translation:
-            body = _translated(body, composed.translation)
-        return ProxiedAnswer(place, response, response.status, body, is_whole=False, hides_usage=composed.hides_usage)
+        token_ids: list[int] = []
+        body = await _from_first_event(_without_tokens(whole_events(aiter(response)), token_ids), place.replica)
+        stream = composed.translation.stream() if composed.translation else None
+        begun = ProxiedAnswer(place, response, response.status, body, is_whole=False, hides_usage=composed.hides_usage)
+        begun.token_ids = token_ids
+        if stream:
+            begun.body, begun.render_end = _translated(body, stream), stream.end
+        return begun
 
 
 def answer_headers(
@@ -296,15 +317,19 @@ async def whole_events(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, No
         yield bytes(held)
 
 
-async def _translated(body: AsyncGenerator[bytes, None], translation: Translation) -> AsyncGenerator[bytes, None]:
-    stream = translation.stream()
-    try:
-        async for piece in body:
-            if translated := stream.feed(piece):
-                yield translated
-    except HotloopError as error:
-        yield stream.end(str(error))
-        raise TranslatedEnd from error
+async def _without_tokens(pieces: AsyncIterator[bytes], token_ids: list[int]) -> AsyncGenerator[bytes, None]:
+    """Whole events without the tokens that they were made of, which are noted here."""
+    async for piece in pieces:
+        events, told = take_tokens(piece)
+        token_ids += told
+        if events:
+            yield events
+
+
+async def _translated(body: AsyncGenerator[bytes, None], stream: StreamTranslation) -> AsyncGenerator[bytes, None]:
+    async for piece in body:
+        if translated := stream.feed(piece):
+            yield translated
     yield stream.end(None)
 
 
@@ -327,18 +352,17 @@ async def relay(begun: ProxiedAnswer, api: Api, request_id: str, client: ClientS
                 await send_whole(client, begun.status, begun.headers, piece, api, request_id)
             elif shown := hide_usage(piece) if begun.hides_usage else piece:
                 await client.write(shown)
-    except TranslatedEnd as end:
-        lost = str(end.__cause__)
     except UpstreamFailed as failure:
         lost = str(failure)
         error = RouteError(502, "replica_lost", f"the replica was lost while it answered: {failure}")
-        last = render_event(error, api, request_id)
+        last = begun.render_end(lost) if begun.render_end else render_event(error, api, request_id)
     if lost:
         where = request_id, begun.place.replica.name, num_bytes, time.monotonic() - began_at
         log.warning("stream lost: request=%s replica=%s after_bytes=%d after_s=%.1f reason=%s", *where, lost)
     if not begun.is_whole:
         await client.write(last, is_last=True)
-    return summarize(answer_id, tail, is_messages=api == "messages", is_broken=bool(lost))
+    summary = summarize(answer_id, tail, is_messages=api == "messages", is_broken=bool(lost))
+    return summary.with_usage(begun.usage) if begun.usage else summary
 
 
 async def send_whole(

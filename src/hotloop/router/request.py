@@ -19,11 +19,11 @@ from msgspec import Raw
 
 from hotloop.core.errors import RequestError
 from hotloop.core.request import Priority
-from hotloop.core.session import PRIORITY_HEADER, name_session
 from hotloop.http.keys import Tenant
 from hotloop.router.kinds import PATHS, QUESTIONS, TRANSLATED, Api
 from hotloop.router.placement.index import HASH_BYTES
 from hotloop.router.placement.placement import PromptDigest
+from hotloop.wire.hints import read_hints
 
 BLOCK_BYTES = 512
 BYTES_PER_TOKEN = 4
@@ -53,6 +53,11 @@ class _Body(msgspec.Struct):
     max_completion_tokens: Any = None
     max_output_tokens: Any = None
     session_id: Any = None
+    parent_session_id: Any = None
+    session_params: Any = None
+    agent_hint: Any = None
+    nvext: Any = None
+    metadata: Any = None
     prompt_cache_key: Any = None
     user: Any = None
     cache_salt: Any = None
@@ -94,6 +99,10 @@ class RoutedRequest(PromptDigest):
     """Whose prefixes are kept apart from all others'; empty where all share."""
     cache_salt: str = ""
     """What keeps them apart where the replica takes a salt: of the tenant and of what the client gave."""
+    task: str = ""
+    """What kind of task the client says it is."""
+    kinds: frozenset[str] = frozenset()
+    """The kinds of replicas that understand it, where not all do."""
     session_name: str = ""
     """The session as the client calls it; `session` is told apart from those of other tenants."""
 
@@ -155,24 +164,26 @@ def parse_request(
         body = _decoder.decode(raw)
         key, num_bytes = _hash_prompt(body, scope)
         follows = _word(body.previous_response_id) or _find_maker(body.input)
-    session = name_session(_word(body.session_id), headers, _word(body.prompt_cache_key), _word(body.user))
+    given = msgspec.structs.asdict(body)
+    if type(body.priority) is int:  # which of two goes first depends on the replica
+        given["priority"] = None
+    hints = read_hints(given, headers)
     limits = (body.max_completion_tokens, body.max_output_tokens, body.max_tokens)
     most = next((limit for limit in limits if isinstance(limit, int)), _USUAL_OUTPUT)
-    priority = _word(body.priority) or headers.get(PRIORITY_HEADER, "")  # a replica refuses a word that no class has
-    default = Priority.BACKGROUND if body.service_tier == "flex" else Priority.INTERACTIVE
     return RoutedRequest(
         target=target,
         raw=raw,
         model=_word(body.model) or "",
         is_stream=body.stream is True and target not in QUESTIONS and PATHS[target] != "compaction",
         stream_options=body.stream_options,
-        session=tenant.qualify(session),
-        session_name=session,
-        priority=Priority.__members__.get(priority.upper(), default),
+        session=tenant.qualify(hints.session),
+        session_name=hints.session,
+        priority=hints.priority,  # a replica refuses a word that no class has
+        task=hints.task,
         given_priority=body.priority,
         key=key,
         num_tokens=num_bytes // BYTES_PER_TOKEN,
-        num_output=max(0, min(most, _USUAL_OUTPUT)),
+        num_output=max(0, min(most, hints.num_output or _USUAL_OUTPUT)),
         follows=follows,
         headers=headers,
         has_thread=body.thread is not None,

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from functools import partial
 
 from hotloop.http.keys import ApiKeys
-from hotloop.http.listen import url_of
 from hotloop.http.page import Application
 from hotloop.http.serving import ApiServer, limits_of
+from hotloop.http.tls import certificate_of
 from hotloop.router.app import RouterApp
 from hotloop.router.config import RoutingConfig
 from hotloop.trace.tracer import Tracer
@@ -43,6 +43,7 @@ class RouterServer(ApiServer):
             allowed_hosts=router.allowed_hosts,
             limits=limits_of(router),
             reload=partial(reload, self.app) if reload else None,
+            certificate=certificate_of(router),
         )
 
     def begin_drain(self) -> None:
@@ -53,7 +54,7 @@ class RouterServer(ApiServer):
         self.app.replica_set.start()
         await super().startup(sockets)
         self.app.recorder.service = f"router:{sockets[0].getsockname()[1]}"
-        self._on_ready(url_of(sockets[0]))
+        self._on_ready(self.url_of(sockets[0]))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await super().shutdown(sockets)

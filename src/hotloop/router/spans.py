@@ -16,6 +16,7 @@ import msgspec
 from hotloop.core.errors import RemoteError
 from hotloop.core.request import Priority
 from hotloop.core.stream import CallDelta, CallOpened, TextDelta, ThoughtDelta
+from hotloop.http.logs import Facts, first_token
 from hotloop.router.kinds import Api
 from hotloop.router.placement.policy import ReplicaChoice
 from hotloop.router.request import RoutedRequest
@@ -120,6 +121,23 @@ class RouteSpan(AbstractContextManager["RouteSpan"]):
         self.facts |= {name: value for name, value in facts.items() if value is not None}
         self._error = "the answer broke off" if summary.is_broken else ""
         self._has_ended = True
+
+    def describe_access(self) -> Facts:
+        """What the access log says of it."""
+        facts, first_ns = self.facts, self.facts.get(names.FIRST_BYTE_NS)
+        since_s = self._clock.unix_ns(self._began_at) / 1e9
+        return {
+            "session": self.request.session_name,
+            "model": self.request.model,
+            "class": facts[names.PRIORITY],
+            "replica": facts.get(names.REPLICA),
+            **first_token(since_s, first_ns / 1e9 if first_ns else None),
+            "prompt_tokens": facts.get(names.NUM_PROMPT),
+            "cached_tokens": facts.get(names.NUM_CACHED),
+            "output_tokens": facts.get(names.NUM_OUTPUT),
+            "tried": len(facts[names.TRIED]),
+            "error": self._error,
+        }
 
     def _record_said(self, context: TraceContext, end_ns: int) -> None:
         self.facts[names.CONTENT_REQUEST] = self.request.raw.decode("utf-8", "replace")

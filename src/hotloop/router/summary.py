@@ -5,12 +5,13 @@ it only where it is asked for: the router does that, and hides it from a client 
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
 from hotloop.router.upstream.wire import parse_json
 from hotloop.wire.sse import EventReader, split_events
+from hotloop.wire.usage import ApiUsage
 
 END_BYTES = 4096
 """How much of either end is looked at."""
@@ -35,6 +36,10 @@ class AnswerSummary:
     num_output: int | None = None
     has_calls: bool = False
     is_broken: bool = False
+
+    def with_usage(self, usage: ApiUsage) -> "AnswerSummary":
+        """Of an answer that was made in several places."""
+        return replace(self, num_prompt=usage.num_prompt, num_cached=usage.num_cached, num_output=usage.num_output)
 
     @property
     def cached_share(self) -> float | None:

@@ -17,7 +17,7 @@ from hotloop.router.spans import RouteSpan
 from hotloop.router.summary import AnswerSummary
 from hotloop.router.tiers.cascade import Cascaded, cascade, render_stream
 from hotloop.router.tiers.config import Tier, TiersConfig
-from hotloop.router.tiers.features import TASK_HEADER, look_at
+from hotloop.router.tiers.features import look_at
 from hotloop.router.tiers.tiers import Reply, Saved, TierChoice, Tiers
 from hotloop.wire.usage import ApiUsage
 
@@ -40,7 +40,7 @@ class TieredRequests:
     async def settle(self, request: RoutedRequest, span: RouteSpan) -> tuple[RoutedRequest, TierChoice, bytes | None]:
         """The request for a tier's model, why that, and the answer if a cascade has one. Raises RequestError."""
         body = request.read_body()
-        features = look_at(body, num_tokens=request.num_tokens, hint=request.headers.get(TASK_HEADER, ""))
+        features = look_at(body, num_tokens=request.num_tokens, task=request.task)
 
         async def ask(tier: Tier, question: dict[str, Any]) -> Reply:
             return await self._ask(question, request, span)

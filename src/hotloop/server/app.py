@@ -25,11 +25,11 @@ from hotloop.core.config import ServerConfig
 from hotloop.core.errors import ConfigError, DeviceLost, HotloopError
 from hotloop.engine.engine import Engine
 from hotloop.http.keys import ApiKeys, Keys, read_keys
-from hotloop.http.listen import url_of
 from hotloop.http.page import Application
 from hotloop.http.requests import HELLO_PATHS, REQUEST_ID_HEADER
 from hotloop.http.serving import ApiServer, limits_of
-from hotloop.server import info, messages, openapi
+from hotloop.http.tls import certificate_of
+from hotloop.server import info, messages, openapi, sessions
 from hotloop.server.border import KeyCheck, RequestIds
 from hotloop.server.errors import on_bug, on_error
 from hotloop.server.openai.chat import chat_completions
@@ -47,6 +47,7 @@ ROUTES = (
     Route("/v1/messages/count_tokens", messages.count_tokens, methods=["POST"]),
     Route("/v1/responses/compact", compact, methods=["POST"]),
     *responses.ROUTES,
+    *sessions.ROUTES,
     Route("/v1/models", info.list_models),
     Route("/v1/models/{model:path}", info.show_model),
     Route("/v1/cache/explain/{id:path}", info.explain),
@@ -127,6 +128,7 @@ class HttpServer(ApiServer):
             allowed_hosts=config.allowed_hosts,
             limits=replace(limits_of(config), num_held_bytes=lambda: service.body_room.num_held_bytes),
             reload=reload,
+            certificate=certificate_of(config),
         )
         self._engine = engine
         self._settings = config
@@ -148,7 +150,7 @@ class HttpServer(ApiServer):
         self._loop.set_default_executor(ThreadPoolExecutor(_MAX_JOBS, thread_name_prefix="hotloop-job"))
         await super().startup(sockets)
         assert sockets
-        url = url_of(sockets[0])
+        url = self.url_of(sockets[0])
         self._service.recorder.listen_at(sockets[0].getsockname()[1])
         is_chat = self._engine.template is not None
         self._on_ready(url, curl_line(url, is_chat=is_chat, has_key=self._has_key))

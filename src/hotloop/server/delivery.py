@@ -41,14 +41,15 @@ class Piece(NamedTuple):
     logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: FinishReason | None = None
     stop_match: str | int | None = None
+    token_ids: tuple[int, ...] = ()
 
 
 def parse_piece(parser: CallParser, event: TokenEvent) -> Piece:
-    _, _, text, usage, logprobs, reason, stop_match, _ = event
+    _, token_ids, text, usage, logprobs, reason, stop_match, _ = event
     parts = parser.push(text)
     if reason:
         parts += parser.finish(is_cut=reason is FinishReason.LENGTH)
-    return Piece(text, tuple(parts), parser.num_calls, usage, logprobs, reason, stop_match)
+    return Piece(text, tuple(parts), parser.num_calls, usage, logprobs, reason, stop_match, token_ids)
 
 
 class OutputCollector:
@@ -152,6 +153,7 @@ def merge(pieces: Sequence[Piece]) -> Piece:
         text="".join(piece.text for piece in pieces),
         parts=tuple(_join(chain.from_iterable(piece.parts for piece in pieces))),
         logprobs=tuple(chain.from_iterable(piece.logprobs for piece in pieces)),
+        token_ids=tuple(chain.from_iterable(piece.token_ids for piece in pieces)),
     )
 
 

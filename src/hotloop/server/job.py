@@ -5,19 +5,19 @@
 Tokenizing a long history and compiling a schema take a while, so jobs are made off the event loop.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from hotloop.chat.chat import Chat, Prepared
 from hotloop.chat.prompt import Prompt
-from hotloop.chat.stream import CallParser
+from hotloop.chat.stream import CallParser, NamedCalls
 from hotloop.core.errors import PromptTooLong, RequestError
 from hotloop.core.request import SamplingParams
 from hotloop.server.chat_input import parse_chat_input
 from hotloop.server.explain.inquiry import CacheExplanation, Explainer
 from hotloop.server.holds import RetentionHints
-from hotloop.server.options import Options, check_logprobs, max_tokens_with, parse_sampling
+from hotloop.server.options import Options, check_logprobs, max_tokens_with, parse_begun, parse_sampling
 from hotloop.server.tenants import Caller
 from hotloop.wire.request import ApiRequest
 
@@ -39,9 +39,14 @@ class Job:
     has_usage: bool = False
     is_prefill_only: bool = False
     """Whether the prompt is only prefilled, and its one token is discarded."""
+    begun_ids: Sequence[int] = ()
+    """Tokens that the answer begins with, chosen elsewhere."""
+    call_ids: Sequence[str] = ()
+    """What its first calls are called."""
 
     def make_parser(self) -> CallParser:
-        return self.prepared.parser(self.inquiry.tell)
+        parser = self.prepared.parser(self.inquiry.tell)
+        return NamedCalls(parser, self.call_ids) if self.call_ids else parser
 
 
 class Jobs:
@@ -75,6 +80,8 @@ class Jobs:
             sampling = replace(sampling, keep_special=prepared.keep_special)
         inquiry = self._explainer.inquire(prepared.prompts, caller, options.compared_with)
         inquiry.tell(*prepared.changes, *changes)
+        room = self._chat.max_context - len(prompt.token_ids) - 1
+        begun_ids = parse_begun(options, self._chat.tokenizer.vocab_size, min(room, sampling.max_tokens or room))
         messages = () if is_prefill_only else given.messages  # what is only prefilled has neither come back nor ended
         return Job(
             endpoint=request.api,
@@ -88,6 +95,8 @@ class Jobs:
             is_stream=request.is_stream,
             has_usage=request.has_usage,
             is_prefill_only=is_prefill_only,
+            begun_ids=begun_ids,
+            call_ids=options.resume.call_ids if options.resume else (),
         )
 
     def make_prompt(

@@ -52,7 +52,7 @@ async def messages(http: HttpRequest) -> Response:
     answer = MessageStream(f"msg_{secrets.token_hex(12)}", service.model, request, job)
     outputs = submit(http, job, answer.id)
     if job.is_stream:
-        return EventStream(outputs, answer, http.state.request_id)
+        return EventStream(outputs, answer, http.state.request_id, headers=http.headers)
     async with outputs.attended(http.receive):
         [(_, piece)] = await outputs.take_all()
     return JsonResponse(answer.render(piece))

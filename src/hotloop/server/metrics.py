@@ -31,6 +31,7 @@ _GAPS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0
 _STEPS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
 _OVERHEADS = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+_RATIOS = (0.1, 0.25, 0.5, 0.75, 0.9, 1, 1.25, 1.5, 2, 4, 10)
 _TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048)
 
 Row = tuple[str, str, str]
@@ -50,7 +51,7 @@ _GAUGES: tuple[Row, ...] = (
     ("states", "Slots for recurrent states there are.", "states.num_slots"),
     ("states_used", "Those held by requests.", "states.num_used"),
     ("states_cached", "Those kept only for reuse.", "states.num_cached"),
-    ("states_hosted", "Recurrent states in host memory.", "states.num_hosted"),
+    ("states_offloaded", "Recurrent states in host memory.", "states.num_offloaded"),
     ("kv_disk_segments", "KV segments in the folder.", "disk.num_segments"),
     ("kv_disk_bytes", "Size of the folder.", "disk.num_bytes"),
 )
@@ -94,6 +95,9 @@ class Metrics:
         self._explained = self._counter("explained_prompt_tokens", "Where prompt tokens came from.", "kind")
         self._recomputed = self._counter("prompt_tokens_recomputed", "Why prompt tokens were recomputed.", "cause")
         self._waits = self._counter("wait_seconds", "What requests waited for.", "reason")
+        ratio = "Wait for a turn, divided by the class's maximum."
+        self._turn_wait = self._histogram("class_wait_ratio", ratio, _RATIOS, "priority")
+        self._limits = engine.config.class_limits
         first_token = "From arrival to the first token."
         self._first_token = self._histogram("time_to_first_token_seconds", first_token, _LATENCIES)
         self._request = self._histogram("request_seconds", "From arrival to the end.", _LATENCIES)
@@ -124,6 +128,9 @@ class Metrics:
         self._request.observe(time.monotonic() - request.arrived_at)
         if request.first_scheduled_at is not None:
             self._queue.observe(request.first_scheduled_at - request.arrived_at)
+        if request.turn_wait_s is not None:
+            ratio = request.turn_wait_s / self._limits[request.priority].max_wait_s
+            self._turn_wait.labels(request.priority.name.lower()).observe(ratio)
         for wait, wait_s in request.usage.waits_s.items():
             self._waits.labels(wait.value).inc(wait_s)
         if request.first_token_at is not None:
@@ -144,8 +151,8 @@ class Metrics:
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"hotloop_{name}", text, labels, registry=self.registry)
 
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(f"hotloop_{name}", text, buckets=buckets, registry=self.registry)
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+        return Histogram(f"hotloop_{name}", text, labels, buckets=buckets, registry=self.registry)
 
 
 class _GapCollector(Collector):
@@ -176,9 +183,12 @@ class _EngineCollector(Collector):
         yield core.InfoMetricFamily("hotloop", "What is running here.", {"version": __version__, "model": self._model})
         text = "Requests waiting for a place."
         waiting = core.GaugeMetricFamily("hotloop_requests_waiting", text, labels=("priority",))
-        for priority in Priority:
+        text = "How long requests of a class wait for their turn at most."
+        most = core.GaugeMetricFamily("hotloop_class_max_wait_seconds", text, labels=("priority",))
+        for priority, limits in zip(Priority, self._engine.config.class_limits, strict=True):
             waiting.add_metric((priority.name.lower(),), stats.num_waiting.get(priority, 0))
-        yield waiting
+            most.add_metric((priority.name.lower(),), limits.max_wait_s)
+        yield from (waiting, most)
         for family, rows in ((core.GaugeMetricFamily, _GAUGES), (core.CounterMetricFamily, _TOTALS)):
             for name, text, place in rows:
                 yield family(f"hotloop_{name}", text, attrgetter(place)(stats))

@@ -5,16 +5,16 @@ A field of the wrong type is refused by name; an unknown one is ignored, since c
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from hotloop.core.errors import RequestError
-from hotloop.core.request import Priority, SamplingParams
-from hotloop.core.session import PRIORITY_HEADER
+from hotloop.core.request import SamplingParams
 from hotloop.wire.field import Json
+from hotloop.wire.hints import PRIORITY_HEADER, Hints, parse_class, read_hints
 from hotloop.wire.request import ApiRequest
 
 MAX_STOPS = 16
@@ -28,6 +28,7 @@ MAX_LOGPROBS = 100_000
 """Log probabilities in one answer. Each takes half a kilobyte until it is sent, and some microseconds to render."""
 
 # Kept in memory, so no longer than an hour, whatever is asked for.
+MAX_RETENTION_S = 3600
 _RETENTIONS_S = {"in_memory": 300, "in-memory": 300, "30m": 1800, "12h": 3600, "24h": 3600}
 
 _body = msgspec.json.Decoder(Json)
@@ -62,6 +63,25 @@ class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     whitespace_pattern: str | None = None
 
 
+class AgentCache(msgspec.Struct, kw_only=True):
+    ttl: Annotated[float, Meta(ge=0, le=MAX_RETENTION_S)] | None = None
+
+
+class AgentHint(msgspec.Struct, kw_only=True):
+    """What vLLM's clients hint at: `wire.hints` reads the rest of it."""
+
+    cache_control: AgentCache | None = None
+
+
+class Resume(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """An answer that another server had begun. What a grammar does not allow of it is left out, with all behind it."""
+
+    token_ids: list[TokenId]
+    call_ids: list[AnswerId] = []
+    """What its calls were called, in their order."""
+    response_id: Annotated[str, Meta(pattern="^resp_[0-9a-f]{48}$")] | None = None
+
+
 class Options(msgspec.Struct, kw_only=True):
     n: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
     min_p: float | None = None
@@ -85,12 +105,14 @@ class Options(msgspec.Struct, kw_only=True):
     choice: Choices | None = None
     grammar: NonEmpty | None = None
 
-    priority: Literal["interactive", "workflow", "background"] | None = None
+    priority: Literal["interactive", "workflow", "background"] | int | None = None
     session_id: str | None = None
+    agent_hint: AgentHint | None = None
     cache_salt: NonEmpty | None = None
     prompt_cache_options: CacheOptions | None = None
     prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    resume: Resume | None = None
 
     @property
     def num_choices(self) -> int:
@@ -105,6 +127,8 @@ class Options(msgspec.Struct, kw_only=True):
         """For how long the prompt is to be kept, if the request says so. The newer field wins."""
         options = self.prompt_cache_options or CacheOptions()
         named = None if options.mode == "explicit" else options.ttl or self.prompt_cache_retention
+        if not named and self.agent_hint and self.agent_hint.cache_control:
+            return int(self.agent_hint.cache_control.ttl or 0) or None
         return _RETENTIONS_S[named] if named else None
 
 
@@ -157,6 +181,15 @@ def parse_sampling(
     )
 
 
+def parse_begun(options: Options, vocab_size: int, max_tokens: int) -> Sequence[int]:
+    """The tokens an answer begins with, as far as there is room for them. Raises RequestError."""
+    if options.resume is None:
+        return ()
+    refuse_if(("resume", options.num_choices > 1, "is for one answer: n must be 1"))
+    _check_tokens("resume.token_ids", options.resume.token_ids, vocab_size)
+    return options.resume.token_ids[:max_tokens]
+
+
 def max_tokens_with(logprobs: int, num_choices: int) -> int:
     """Most tokens a choice may have for an answer to hold all of its log probabilities."""
     return max(1, MAX_LOGPROBS // (num_choices * (1 + logprobs)))
@@ -176,15 +209,13 @@ def refuse_if(*refusals: tuple[str, object, str]) -> None:
             raise RequestError(f"{param} {reason}", param=param)
 
 
-def parse_priority(request: ApiRequest, options: Options, headers: Mapping[str, str]) -> Priority:
-    """The body's own word first, then the header, then OpenAI's flex tier, which asks for cheap and slow."""
-    name = options.priority or headers.get(PRIORITY_HEADER)
-    if name:
-        try:
-            return Priority[name.upper()]
-        except KeyError:
-            raise RequestError(f"{PRIORITY_HEADER}: there is no priority {name!r}", param="priority") from None
-    return Priority.BACKGROUND if request.service_tier == "flex" else Priority.INTERACTIVE
+def parse_hints(request: ApiRequest, options: Options, headers: Mapping[str, str]) -> Hints:
+    """Which session it is of, and how urgent it is. A class that there is not is refused."""
+    name = headers.get(PRIORITY_HEADER)
+    if options.priority is None and name and parse_class(name) is None:
+        raise RequestError(f"{PRIORITY_HEADER}: there is no priority {name!r:.100}", param="priority")
+    named = {"prompt_cache_key": request.cache.key, "user": request.user, "service_tier": request.service_tier}
+    return read_hints({**request.own, **request.fields, **named}, headers)
 
 
 def _check_stop(request: ApiRequest) -> None:

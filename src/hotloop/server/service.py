@@ -11,7 +11,6 @@ from starlette.requests import Request as HttpRequest
 from hotloop.chat.chat import Chat
 from hotloop.core.config import ServerConfig, parse_bytes
 from hotloop.core.errors import UnknownModel
-from hotloop.core.session import name_session
 from hotloop.core.version import __version__
 from hotloop.engine.engine import Engine
 from hotloop.http.bodies import BodyRoom
@@ -23,7 +22,7 @@ from hotloop.server.explain.inquiry import Explainer
 from hotloop.server.holds import RetentionHints
 from hotloop.server.job import Jobs
 from hotloop.server.metrics import Metrics
-from hotloop.server.options import Options, decode, parse_priority
+from hotloop.server.options import Options, decode, parse_hints
 from hotloop.server.spans import RequestRecorder
 from hotloop.server.tenants import Caller, name_scope
 from hotloop.trace.tracer import Tracer
@@ -92,10 +91,13 @@ class Service:
         return name_scope(http.state.tenant, cache_salt, self._isolation)
 
     def caller(self, http: HttpRequest, request: ApiRequest, options: Options) -> Caller:
+        hints = parse_hints(request, options, http.headers)
         return Caller(
             http.state.tenant,
             self.scope(http, options.cache_salt),
-            name_session(options.session_id, http.headers, request.cache.key, request.user),
+            hints.session,
             http.state.request_id,
-            parse_priority(request, options, http.headers),
+            hints.priority,
+            hints.parent,
+            hints.is_final,
         )

@@ -1,8 +1,9 @@
 """One way from a job to the engine, and one from the engine's events to a stream, for all endpoints that generate."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -13,10 +14,12 @@ from starlette.types import Receive, Scope, Send
 from hotloop.core.errors import HotloopError, PromptTooLong, RequestError
 from hotloop.core.request import Request, SamplingParams, Usage
 from hotloop.core.stream import CallOpened
+from hotloop.server.access import describe_access
 from hotloop.server.delivery import OutputCollector, Piece
 from hotloop.server.job import Job
 from hotloop.server.service import Service
-from hotloop.wire.sse import PING_S
+from hotloop.wire.hints import TOKENS_HEADER
+from hotloop.wire.sse import PING_S, write_tokens
 
 _SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -45,7 +48,10 @@ def submit(http: HttpRequest, job: Job, answer_id: str) -> OutputCollector:
     ]
     for request in requests:
         request.resume_at = [pin.num_tokens for pin in prepared.pins]
+        request.parent_id = caller.tenant.qualify(caller.parent_id)
+        request.begun_ids = job.begun_ids
     trace = service.recorder.open(http, job, answer_id, requests)
+    http.state.access = partial(describe_access, service.recorder.model, http.state.began_at, job, requests)
 
     def finish(request: Request, calls: Sequence[CallOpened] | None) -> None:
         service.metrics.observe_finish(request, job.endpoint)
@@ -53,6 +59,8 @@ def submit(http: HttpRequest, job: Job, answer_id: str) -> OutputCollector:
         is_only = job.num_choices == 1  # of several choices nobody can tell which will go on
         service.keeper.finish(request, calls if is_only else None, prepared.pins, has_results=job.has_results)
         job.inquiry.finish(request)
+        if caller.is_final:
+            service.engine.close_session(request.session_id)
         if trace:
             trace.finish(request)
 
@@ -100,12 +108,20 @@ class EventStream(Response):
     has a status of its own; from then on its client hears at once that it was, and a ping where nothing else came."""
 
     def __init__(
-        self, outputs: OutputCollector, writer: StreamWriter, request_id: str, *, ping_s: float = PING_S
+        self,
+        outputs: OutputCollector,
+        writer: StreamWriter,
+        request_id: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        ping_s: float = PING_S,
     ) -> None:
+        """`headers` are the request's: whoever asks for it is told the tokens that events were made of."""
         super().__init__()
         self._outputs = outputs
         self._writer = writer
         self._request_id = request_id
+        self._tells_tokens = TOKENS_HEADER in (headers or {}) and len(outputs.requests) == 1
         self._ping_s = ping_s
         self._is_silent = False
 
@@ -121,13 +137,17 @@ class EventStream(Response):
                         self._is_silent = False
                         await send({"type": "http.response.body", "body": data, "more_body": True})
                     pieces = await outputs.take()
-                    data = writer.send(pieces) if pieces else writer.ping()
+                    data = self._write(pieces) if pieces else writer.ping()
                 last = data + writer.close(outputs.usages)
             except HotloopError as error:
                 last = writer.break_off(error, self._request_id)
             finally:
                 self._timer.cancel()
             await send({"type": "http.response.body", "body": last, "more_body": False})
+
+    def _write(self, pieces: Sequence[tuple[int, Piece]]) -> bytes:
+        data = self._writer.send(pieces)
+        return write_tokens(pieces[0][1].token_ids) + data if self._tells_tokens else data
 
     def _look(self) -> None:
         """Twice in the time there is: a ping is due if nothing was sent since. So no token has to move a deadline."""

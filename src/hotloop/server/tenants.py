@@ -22,6 +22,10 @@ class Caller:
     session_id: str = ""
     request_id: str = ""
     priority: Priority = Priority.INTERACTIVE
+    parent_id: str = ""
+    """The session that this one works for."""
+    is_final: bool = False
+    """Whether its session ends with this request."""
 
     @property
     def owner(self) -> str:

@@ -5,7 +5,7 @@ become text only when their line is whole, so a cut inside a character does no h
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,8 @@ PING_S = 10.0
 COMMENT = b": ping\n\n"
 """What keeps a stream alive where the API has no event for it: readers pass over it."""
 
+_TOKENS = b": tokens "
+_TOLD_TOKENS = re.compile(rb"^: tokens ([0-9 ]+)\n\n", re.M)
 _PINGS = re.compile(rb'(?:(?::[^\r\n]*|event: ping|data: \{"type": ?"ping"\})?\r?\n)+')
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 _BLANK_LINES = (b"\n\n", b"\r\r", b"\n\r")  # two line ends in a row; CR LF is one
@@ -112,6 +114,19 @@ def split_events(data: bytes) -> list[bytes]:
 def is_ping(data: bytes) -> bool:
     """Whether whole events are nothing but pings and comments, which say nothing of an answer."""
     return _PINGS.fullmatch(data) is not None
+
+
+def write_tokens(token_ids: Iterable[int]) -> bytes:
+    """A comment that tells which tokens the events behind it were made of."""
+    return _TOKENS + " ".join(map(str, token_ids)).encode() + b"\n\n"
+
+
+def take_tokens(data: bytes) -> tuple[bytes, list[int]]:
+    """Whole events without such comments, and the tokens they told of."""
+    if _TOKENS not in data:
+        return data, []
+    token_ids = [int(number) for told in _TOLD_TOKENS.findall(data) for number in told.split()]
+    return _TOLD_TOKENS.sub(b"", data), token_ids
 
 
 def write_data(value: Any) -> bytes:

@@ -205,5 +205,5 @@ def test_it_is_refused_where_it_cannot_be_had(model: Model, monkeypatch: pytest.
     with pytest.raises(ConfigError, match="kv_precision=int8 cannot be combined with precision=exact"):
         open_cpu(model, INT8, precision="exact")
     latent = LatentSpec(None, kv_rank=32, nope_dim=16, rope_dim=8, value_dim=16, scale=0.1)
-    with pytest.raises(ConfigError, match=r"kv_precision int8 is not to be had with latent attention \(MLA\)"):
+    with pytest.raises(ConfigError, match=r"kv_precision int8 is not supported with latent attention \(MLA\)"):
         open_cpu(replace(model, spec=replace(model.spec, latent=latent)), INT8)

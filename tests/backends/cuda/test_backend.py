@@ -194,7 +194,7 @@ def test_keys_and_values_in_fp8_are_close_to_the_definition(family: Family, devi
 
 def test_settings_that_a_gpu_has_not(device: str) -> None:
     model = tiny_model("llama")
-    with pytest.raises(ConfigError, match="kv_precision int8 is not to be had on a GPU: there it is bf16 or fp8"):
+    with pytest.raises(ConfigError, match="kv_precision int8 is not supported on a GPU: there it is bf16 or fp8"):
         open_cuda(model, EngineConfig(kv_precision="int8"), weight_format="bf16", precision="fast")
     with pytest.raises(ConfigError, match="kv_precision=fp8 cannot be combined with precision=exact"):
         open_cuda(model, EngineConfig(kv_precision="fp8"), weight_format="bf16", precision="exact")

@@ -151,7 +151,7 @@ def test_an_engine_says_the_same_from_host_memory(small: Model, device: str) -> 
             found.append((done.usage.num_cached, done.usage.num_from_host))
         stats = engine.stats()
     assert found == [(0, 0), (0, 0), (64, 64), (64, 64)]
-    assert stats.states.num_hosted
+    assert stats.states.num_offloaded
     assert stats.states.num_used == 0
 
 

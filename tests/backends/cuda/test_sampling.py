@@ -8,8 +8,8 @@ import torch
 from numpy.typing import NDArray
 
 from hotloop.backends.cuda import sampling
-from hotloop.backends.cuda.choosing import Logprobs
 from hotloop.backends.cuda.memory.staging import Staging
+from hotloop.backends.cuda.sampling_table import Logprobs
 from hotloop.core.request import TokenLogprob
 
 Row = NDArray[np.float32]

@@ -52,7 +52,7 @@ def test_a_prefix_comes_back_with_its_state(rooms: dict[str, int], expected: tup
     assert (again.usage.num_cached, again.usage.num_from_host) == (40, 40)
     assert stats.host.num_restores == 1
     assert stats.host.num_bytes_in == 10 * 32 * (rooms["num_blocks"] == 20) + 16 * (rooms["num_states"] == 3)
-    assert (stats.states.num_hosted > 0) == (rooms["num_states"] == 3)
+    assert (stats.states.num_offloaded > 0) == (rooms["num_states"] == 3)
     assert stats.states.num_used == stats.num_blocks_used == 0
 
 
@@ -71,7 +71,7 @@ def test_where_host_memory_is_full_what_is_worth_least_goes() -> None:
         push_out(engine)
         found = [engine.generate(each, greedy()).usage.num_from_host for each in (OTHERS[-1], PROMPT)]
         stats = engine.stats()
-    assert stats.states.num_hosted == 2
+    assert stats.states.num_offloaded == 2
     assert stats.states.num_evicted > 0
     assert found[1] == 0, "the oldest is lost"
 

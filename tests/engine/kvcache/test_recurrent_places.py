@@ -136,7 +136,7 @@ def test_what_nobody_comes_back_to_does_not_go_to_host_memory() -> None:
         states_of(loop)._evict("someone")
     assert saved(loop, request.token_ids) == [40]
     stats = states_of(loop).stats()
-    assert (stats.num_cached, stats.num_hosted, stats.num_evicted) == (0, 1, 1)
+    assert (stats.num_cached, stats.num_offloaded, stats.num_evicted) == (0, 1, 1)
 
 
 @pytest.mark.parametrize("is_there", [True, False])

@@ -3,13 +3,18 @@
 import pytest
 from tests.engine.tiny import make_request
 
+from hotloop.core.config import EngineConfig
 from hotloop.core.request import Priority, Request
 from hotloop.engine.scheduler import fairness
 from hotloop.engine.scheduler.fairness import Fairness
 
+PROMOTION_S = EngineConfig().promotion_s
+
 
 def request(name: str, priority: Priority = Priority.INTERACTIVE, at: float = 0.0, session: str = "") -> Request:
-    return make_request([1], name, priority=priority, arrived_at=at, session_id=session)
+    made = make_request([1], name, priority=priority, arrived_at=at, session_id=session)
+    made.root = session
+    return made
 
 
 def running(priority: Priority) -> Request:
@@ -79,10 +84,10 @@ def test_waiting_outweighs_service() -> None:
 def test_after_a_long_wait_a_request_counts_as_more_urgent() -> None:
     turn = Fairness()
     patient = request("patient", Priority.BACKGROUND)
-    turn.now = fairness.PROMOTE_S
+    turn.now = PROMOTION_S
     turn.order([patient], [])
     assert patient.rank == Priority.WORKFLOW
-    turn.now = 2 * fairness.PROMOTE_S
+    turn.now = 2 * PROMOTION_S
     fresh = request("fresh", at=turn.now)
     assert names(turn.order([fresh, patient], [running(Priority.INTERACTIVE)])) == ["patient", "fresh"]
     assert patient.rank == Priority.INTERACTIVE
@@ -105,11 +110,11 @@ def test_who_is_awaited_goes_first_in_its_class_until_others_have_waited_long() 
     turn.charge(awaited, 10_000)
     waiting = [newcomer, awaited, urgent]
     assert names(turn.order(waiting, [])) == ["urgent", "awaited", "newcomer"]
-    turn.now = awaited.waiting_since = fairness.PROMOTE_S
+    turn.now = awaited.waiting_since = PROMOTION_S
     assert names(turn.order([newcomer, awaited], [])) == ["newcomer", "awaited"]
 
 
-@pytest.mark.parametrize(("waited_s", "first"), [(fairness.PROMOTE_S - 1, "awaited"), (fairness.PROMOTE_S, "newcomer")])
+@pytest.mark.parametrize(("waited_s", "first"), [(PROMOTION_S - 1, "awaited"), (PROMOTION_S, "newcomer")])
 def test_also_in_the_most_urgent_class_a_long_wait_ends_that(waited_s: float, first: str) -> None:
     turn = Fairness()
     turn.now = 1000.0
@@ -124,3 +129,24 @@ def test_sessions_are_bounded() -> None:
         turn.charge(request("r", session=f"s{i}"), 1)
     assert turn.attained("s0") == 0
     assert turn.attained(f"s{fairness.MAX_SESSIONS}") == 1
+
+
+def test_who_would_be_late_at_the_next_step_is_due_in_this_one() -> None:
+    turn = Fairness(EngineConfig(workflow_wait_s=0.2))
+    waiting = [request("first", Priority.WORKFLOW, at=10.0)]
+    for now, is_due in ((10.0, False), (10.06, False), (10.12, False), (10.18, True)):
+        turn.begin_step(now, is_busy=now > 10)
+        assert turn.is_due(waiting[0]) is is_due, "a step takes about 0.06 s, so the next begins at 10.24"
+        assert bool(turn.order(waiting, [running(Priority.INTERACTIVE)])) is is_due
+    turn.begin_step(10.18, is_busy=False)
+    assert not turn.is_due(waiting[0]), "what lay idle was no step"
+
+
+def test_what_a_class_waits_and_when_it_is_promoted_are_settings() -> None:
+    turn = Fairness(EngineConfig(background_wait_s=2.0, promotion_s=5.0))
+    waiting = [request("first", Priority.BACKGROUND)]
+    turn.now = 1.9
+    assert turn.order(waiting, [running(Priority.INTERACTIVE)]) == []
+    turn.now = 5.0
+    turn.order(waiting, [])
+    assert waiting[0].rank == Priority.WORKFLOW

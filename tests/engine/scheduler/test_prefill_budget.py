@@ -6,6 +6,7 @@ import pytest
 from tests.engine.tiny import make_request
 from tests.engine.turning import Loop, make_scheduler, prompt
 
+from hotloop.core.config import EngineConfig
 from hotloop.core.request import Priority
 from hotloop.engine.scheduler.prefill_budget import (
     AT_ONCE_S,
@@ -21,6 +22,7 @@ from hotloop.engine.step import Slice
 
 PLAIN_S, TOKEN_S, PAIR_S = 0.005, 2e-5, 1e-9
 USER, WORKFLOW, BACKGROUND = Priority
+LIMITS = EngineConfig().class_limits
 LONG_S = 10.0  # of prefill: so much that it counts for little
 
 
@@ -218,7 +220,7 @@ def test_beside_somebody_more_urgent_it_is_a_share_of_the_time(budget: PrefillBu
         budget.take(priority, 0, 256 if cost_s else 0)
         prefill_s += cost_s
         time_s += PLAIN_S + cost_s
-    assert prefill_s / time_s == pytest.approx(priority.max_share, rel=0.05)
+    assert prefill_s / time_s == pytest.approx(LIMITS[priority].max_share, rel=0.05)
 
 
 def test_who_becomes_urgent_in_a_step_is_waited_for_in_it(budget: PrefillBudget) -> None:
@@ -250,7 +252,7 @@ def test_who_waits_for_a_token_does_not_wait_for_a_long_prompt_in_the_background
     for _ in range(3):
         loop.step(0.01, 0.01)
     loop.add("fleet", prompt(40, 100), Priority.BACKGROUND)
-    loop.now += Priority.BACKGROUND.max_wait_s
+    loop.now += LIMITS[BACKGROUND].max_wait_s
     sizes = []
     for _ in range(100):
         step = loop.scheduler.schedule(loop.now)

@@ -13,8 +13,9 @@ from tests.engine.turning import STEP_S, Loop, make_scheduler, prompt
 from hotloop.core.config import EngineConfig
 from hotloop.core.request import FinishReason, Priority, Request
 from hotloop.core.retention import Hold, HoldKind
-from hotloop.engine.scheduler.fairness import PROMOTE_S
 from hotloop.engine.scheduler.scheduler import Scheduler
+
+PROMOTION_S = EngineConfig().promotion_s
 
 
 def is_level(request: Request) -> bool:
@@ -272,7 +273,7 @@ def test_a_request_that_waited_long_no_longer_gives_way() -> None:
     urgent = loop.add("urgent", prompt(20))
     loop.step()
     patient = loop.add("patient", prompt(20, 100), Priority.BACKGROUND)
-    loop.step(2 * PROMOTE_S)
+    loop.step(2 * PROMOTION_S)
     assert "patient" in loop.scheduler.waiting
     loop.finish(urgent)
     loop.step()
@@ -347,7 +348,7 @@ class Life(RuleBasedStateMachine):
         self.num_added += 1
         self.lengths[request.id] = min(length + num_output, self.max_tokens)
 
-    @rule(seconds=st.sampled_from([0.0, 0.001, 0.1, PROMOTE_S]))
+    @rule(seconds=st.sampled_from([0.0, 0.001, 0.1, PROMOTION_S]))
     def step(self, seconds: float) -> None:
         level = [r.id for r in self.scheduler.running.values() if is_level(r)]
         ranks = {r.id: r.rank for r in self.scheduler.running.values()}
@@ -367,7 +368,7 @@ class Life(RuleBasedStateMachine):
         length=st.integers(1, 30),
         family=st.integers(0, 1),
         kind=st.sampled_from(HoldKind),
-        seconds=st.sampled_from([0.01, 1.0, 2 * PROMOTE_S]),
+        seconds=st.sampled_from([0.01, 1.0, 2 * PROMOTION_S]),
         rank=st.integers(0, 2),
     )
     def hold(self, length: int, family: int, kind: HoldKind, seconds: float, rank: int) -> None:

@@ -204,3 +204,56 @@ def test_so_many_run_as_have_a_window() -> None:
         loop.add(name, prompt(4, 100 * i))
     loop.step()
     assert loop.scheduler.running.keys() == {"a", "b"}
+
+
+def begun_at(loop: Loop, request: Request, step_s: float) -> float:
+    """When it is let in, with steps that take so long."""
+    for _ in range(1000):
+        loop.step(step_s, step_s)
+        if request.id in loop.scheduler.running:
+            return loop.now
+    raise AssertionError("it never was")
+
+
+@pytest.mark.parametrize("priority", [Priority.WORKFLOW, Priority.BACKGROUND])
+@pytest.mark.parametrize("step_s", [0.004, 0.03])
+def test_no_class_waits_longer_than_it_may_while_there_is_room(priority: Priority, step_s: float) -> None:
+    """Though its share is used up by another of its class that has a long prompt."""
+    loop = Loop(make_scheduler(num_blocks=4096, max_step_tokens=64, background_share=0.01, workflow_share=0.01))
+    loop.add("user", prompt(4))
+    for _ in range(8):
+        loop.step(step_s, step_s)
+    long = loop.add("long", prompt(4000, 100), priority)
+    begun_at(loop, long, step_s)
+    for i in range(8):
+        late = loop.add(f"late {i}", prompt(40, 10_000 * (i + 1)), priority)
+        arrived_at = loop.now
+        max_wait_s = EngineConfig().class_limits[priority].max_wait_s
+        assert begun_at(loop, late, step_s) - arrived_at <= max_wait_s
+        assert late.turn_wait_s is not None
+        assert late.turn_wait_s <= max_wait_s
+
+
+def test_who_is_due_begins_with_few_tokens_and_takes_no_place_from_who_is_urgent() -> None:
+    loop = Loop(make_scheduler(num_blocks=4096, max_step_tokens=256))
+    loop.add("user", prompt(4))
+    for _ in range(3):
+        loop.step(0.01, 0.01)
+    due = [loop.add(f"due {i}", prompt(400, 1000 * (i + 1)), Priority.BACKGROUND) for i in range(3)]
+    loop.now += 0.5
+    loop.add("urgent", prompt(100, 50_000))
+    step = loop.step(0.01, 0.01)
+    sizes = {name: end - begin for name, (begin, end) in step.items()}
+    assert sizes["urgent"] > 0
+    assert all(sizes[each.id] == loop.scheduler.budget.least for each in due)
+
+
+def test_the_wait_for_room_is_no_wait_for_a_turn() -> None:
+    loop = Loop(make_scheduler(num_blocks=8))
+    loop.add("user", prompt(20))
+    loop.step()
+    large = loop.add("large", prompt(24, 100), Priority.BACKGROUND)
+    for _ in range(4):
+        loop.step(1.0)
+    assert large.id in loop.scheduler.waiting
+    assert large.turn_wait_s == pytest.approx(1.0)

@@ -51,14 +51,6 @@ def test_results_of_tools_are_no_turn_of_the_user():
     assert look(messages=[user("hi"), {"role": "assistant", "content": []}, user(blocks)]).num_turns == 1
 
 
-def test_hints_of_the_header_go_before_those_of_the_body():
-    body = {"metadata": {"task": "Code "}, "messages": []}
-    assert look_at(body, num_tokens=1).hint == "code"
-    assert look_at(body, num_tokens=1, hint="summary").hint == "summary"
-    assert look_at(body, num_tokens=1, hint="party").hint == "code", "a word that is no task is no hint"
-    assert look_at({"metadata": {"task": 3}}, num_tokens=1).hint is None
-
-
 @pytest.mark.parametrize(
     "more",
     [

@@ -182,7 +182,8 @@ class PlannedRun(RunLoop):
             raise BadPlan("there are no tools")
         *before, last = self.conversation.messages
         task = replace(last, content=f"{last.content}\n\n{_TASK}")
-        return replace(self._ask(), messages=(*before, task), choice="none", schema=plan_schema(list(tools.values())))
+        schema, kind = plan_schema(list(tools.values())), self._settings.task or "planning"
+        return replace(self._ask(), messages=(*before, task), choice="none", schema=schema, task=kind)
 
 
 def _dump(arguments: dict[str, Any]) -> str:

@@ -22,7 +22,15 @@ from typing import Any, NamedTuple
 from hotloop.agent.conversation import estimate_tokens
 from hotloop.agent.events import CallDispatched, CallFinished, Event, SubAgentEvent
 from hotloop.agent.tools.result import cut, cut_to_tokens, render_cut, render_result
-from hotloop.agent.tools.tool import AgentTool, RunContext, ToolCrashed, ToolError, ToolExited, call_function
+from hotloop.agent.tools.tool import (
+    AgentTool,
+    RunContext,
+    ToolCrashed,
+    ToolError,
+    ToolExited,
+    ToolOptions,
+    call_function,
+)
 from hotloop.core.errors import HotloopError
 from hotloop.core.message import Message, ToolCall
 
@@ -75,6 +83,7 @@ class Caller:
     turn: int
     emit: Callable[[Event], None]
     approve: Approve | None
+    options: ToolOptions
 
     def tell(self, run_id: str, event: Event) -> None:
         self.emit(SubAgentEvent(self.turn, self.call.id, self.call.name, run_id, event))
@@ -158,7 +167,7 @@ class Dispatcher:
             async with self._rooms.get(call.name, nullcontext()), self._room:
                 began_at = time.monotonic()
                 self.emit(CallDispatched(turn, call.id, call.name, call.arguments))
-                caller = Caller(call, turn, self.emit, self.approve)
+                caller = Caller(call, turn, self.emit, self.approve, tool.traits)
                 outcome = await carry_out(tool, call.arguments, RunContext((caller, *self.run_context.things)))
         duration_s = time.monotonic() - began_at
         outcome = await self._fit(outcome)

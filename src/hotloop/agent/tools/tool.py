@@ -28,6 +28,7 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from hotloop.core.errors import ConfigError, HotloopError
 from hotloop.core.message import Tool
+from hotloop.core.request import Priority
 from hotloop.wire.arguments import read_arguments
 
 FINAL_ANSWER = "final_answer"
@@ -89,6 +90,10 @@ class ToolOptions:
     cost: float = 0.0
     """Money a call costs."""
     needs_approval: bool = False
+    priority: Priority | None = None
+    """The class of what a model is asked for it, where it is an agent that does not say its own."""
+    task: str = ""
+    """What kind of task that is."""
 
     def __post_init__(self) -> None:
         if self.timeout_s is not None and self.timeout_s <= 0:
@@ -171,6 +176,8 @@ def tool(
     max_concurrency: int | None = None,
     cost: float = 0.0,
     needs_approval: bool = False,
+    priority: Priority | None = None,
+    task: str = "",
 ) -> Callable[[Callable[..., Any]], FunctionTool]: ...
 
 

@@ -17,6 +17,7 @@ from hotloop.core.message import Message, Tool
 from hotloop.trace.span import TRACEPARENT, render_traceparent
 from hotloop.wire.event import Begun, Ended, Event
 from hotloop.wire.field import Json
+from hotloop.wire.hints import PARENT_HEADER, PRIORITY_HEADER, SESSION_HEADER, TASK_HEADER
 from hotloop.wire.models import read_window
 from hotloop.wire.part import Call, Text, ToolResult, Turn
 from hotloop.wire.reader import Reader
@@ -24,7 +25,6 @@ from hotloop.wire.request import ApiRequest, ApiTool, Cache, Choice, ChoiceMode,
 
 log = logging.getLogger(__name__)
 
-SESSION_HEADER = "x-session-id"
 _MAX_CACHE_KEY_CHARS = 64
 _FAILED = "Error: "  # how a run words a call that failed
 _MAX_LIST_S = 5.0  # a result waits for it
@@ -152,8 +152,15 @@ class ServedModel(ABC):
 
 
 def session_headers(ask: Ask) -> dict[str, str]:
-    session = {SESSION_HEADER: ask.session_id} if ask.session_id else {}
-    return session | ({TRACEPARENT: render_traceparent(ask.trace)} if ask.trace else {})
+    """Session, class and task are said in headers, which servers that do not know them pass over."""
+    said = {
+        SESSION_HEADER: ask.session_id,
+        PARENT_HEADER: ask.parent_id,
+        PRIORITY_HEADER: ask.priority.name.lower() if ask.priority else "",
+        TASK_HEADER: ask.task,
+        TRACEPARENT: render_traceparent(ask.trace) if ask.trace else "",
+    }
+    return {name: value for name, value in said.items() if value}
 
 
 def call_id(ask: Ask, number: int) -> str:

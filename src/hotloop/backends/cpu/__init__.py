@@ -1,15 +1,13 @@
 """Batches on a CPU, in C++ of our own: no Python from one end of a step to the other.
 
-    opening.py     which backend computes a model, and what that takes
-    base.py        what backends share: blocks, KV on disk
-    decoder.py     the native decoder: weights as they are held, and steps with them
-    attention.py   kernels of attention
-    experts.py     mixtures of experts
-    delta.py       linear attention
+    opening.py     how a model is held and computed, and what that takes
+    base.py        blocks of KV, and how they are told apart on disk
+    decoder.py     weights as they are held, and steps with them
+    attention.py   kernels of attention, and their KV
     library.py     the decoder's library behind ctypes
     build.py       libraries: a wheel's, or compiled here
+    cores.py       how many threads
     csrc/          the C++
-    openvino/      what the decoder does not do yet, as graphs of OpenVINO; imported only where it is opened
 
 In csrc/:
 
@@ -20,15 +18,16 @@ In csrc/:
     layout.h         the order of numbers in memory
     ggml_types.h     quantised rows as GGUF files hold them
     packed_ggml.h    the same in the order of products, in strips of columns
+    floats.h         products in float32 with weights of any form
     grouped.h        rows in bytes, and their products with strips
     outliers.h       channels too large for one byte
     quants.h         weights as they are held, and as tiles
-    rows.h           rows as tiles or grouped
+    rows.h           rows as tiles, grouped or floats
     matmul.h         their products with weights
+    experts.h        mixtures of experts
+    delta.h          linear attention by the gated delta rule
     decoder.h        a step: from token ids to logits
     decoder.cpp      the C interface
     attention_tiles.cpp   attention for AMX: keys and values stored as tiles
     attention.cpp    attention on any CPU: windows, sinks and latents too
-    experts.cpp, delta.cpp   experts and the gated delta rule, for graphs
-    tbb/             what kernels use of TBB, on our threads
 """

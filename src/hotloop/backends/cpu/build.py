@@ -25,7 +25,6 @@ from pathlib import Path
 
 from hotloop.models.catalogue import home
 
-
 BUILD_ERRORS = (OSError, AttributeError, subprocess.SubprocessError)
 EMULATED = "-DEMULATE_TILES"
 """With it there is no need for AMX: for tests of what is made for it."""

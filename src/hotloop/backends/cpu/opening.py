@@ -56,7 +56,7 @@ def _kv_type(spec: ModelSpec, kv_precision: KvPrecision, precision: Precision) -
     if kv_precision == "int8" and precision == "exact":
         raise ConfigError("kv_precision=int8 cannot be combined with precision=exact")
     if kv_precision == "int8" and spec.latent:
-        raise ConfigError("kv_precision int8 is not to be had with latent attention (MLA), whose KV is small")
+        raise ConfigError("kv_precision int8 is not supported with latent attention (MLA), whose KV is small")
     if precision == "fast" and kv_precision in _TILE_TYPES and _has_tile_attention(spec):
         return _TILE_TYPES[kv_precision]
     if kv_precision == "bf16":

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 
 from hotloop.backends.backend import Allowed, Sampling
-from hotloop.backends.cuda.choosing import Logprobs, SamplingTable, choose_tokens
 from hotloop.backends.cuda.failure import hardware
 from hotloop.backends.cuda.memory.staging import Event, Staging, to_host
+from hotloop.backends.cuda.sampling_table import Logprobs, SamplingTable, choose_tokens
 from hotloop.backends.host import NOT_NUMBERS
 from hotloop.core.errors import BackendError
 from hotloop.core.request import TokenLogprob

@@ -23,7 +23,6 @@ from hotloop.backends.backend import Batch, HostMemory
 from hotloop.backends.cuda.attention.decode import MAX_WHOLE_WINDOW, is_wide
 from hotloop.backends.cuda.attention.flash import Flash, find_flash
 from hotloop.backends.cuda.attention.latent_prefill import MAX_MADE_ITEMS
-from hotloop.backends.cuda.choosing import SamplingTable
 from hotloop.backends.cuda.decoder import MIN_SAVED_BYTES, Decoder
 from hotloop.backends.cuda.failure import first_line, hardware
 from hotloop.backends.cuda.flight import CudaCopy, CudaFlight, Wait
@@ -35,6 +34,7 @@ from hotloop.backends.cuda.memory.staging import Event, Staging
 from hotloop.backends.cuda.parallel.ranks import ALONE, Group
 from hotloop.backends.cuda.parallel.workers import Memory, Plan, Workers, memory_of
 from hotloop.backends.cuda.quant.fp8 import E4M3, FP8_CAPABILITY, check_device
+from hotloop.backends.cuda.sampling_table import SamplingTable
 from hotloop.backends.cuda.steps.step import MAX_SHORT_ROWS, Packed, Shape, capacity, pack, shape_of, view_parts
 from hotloop.backends.cuda.warm import warm_up
 from hotloop.backends.cuda.weights import load_weights
@@ -98,7 +98,7 @@ def open_cuda(
 def plan_for(
     model: Model, config: EngineConfig, *, weight_format: WeightFormat, precision: Precision, drops_windows: bool
 ) -> Plan:
-    """How a model is held and computed; refuses what the GPU, or this model, is not to be had in."""
+    """How a model is held and computed; refuses what the GPU, or this model, is not supported with."""
     dtype = torch.float32 if precision == "exact" or weight_format == "f32" else torch.bfloat16
     own = _name_of(dtype)
     is_fp8_file = model.spec.fp8 is not None and dtype == torch.bfloat16
@@ -111,10 +111,10 @@ def plan_for(
         check_device("weights", precision)
     if config.kv_precision == "fp8":
         if model.spec.latent:
-            raise ConfigError("kv_precision fp8 is not to be had with latent attention (MLA), whose KV is small")
+            raise ConfigError("kv_precision fp8 is not supported with latent attention (MLA), whose KV is small")
         check_device("kv_precision", precision)
     elif config.kv_precision not in ("auto", own):
-        raise ConfigError(f"kv_precision {config.kv_precision} is not to be had on a GPU: there it is {own} or fp8")
+        raise ConfigError(f"kv_precision {config.kv_precision} is not supported on a GPU: there it is {own} or fp8")
     return plan
 
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import NamedTuple
 
+from hotloop.core.lru import LruCache
 from hotloop.core.message import Message, Tool
-from hotloop.core.shelf import Shelf
 
 _MAX_CHARS = 4_000_000  # of tools that are remembered
 _MAX_PLACES = 2_000_000  # bytes, of where they stand
@@ -135,9 +135,9 @@ class ToolHistory:
     """Remembers which tools stood in the head of a conversation, and where others came. Used from any thread."""
 
     def __init__(self) -> None:
-        self._tools: Shelf[bytes, Tool] = Shelf(_MAX_CHARS)
-        self._known: Shelf[bytes, _Known] = Shelf(_MAX_PLACES)
-        self._places: Shelf[bytes, bytes] = Shelf(_MAX_PLACES)
+        self._tools: LruCache[bytes, Tool] = LruCache(_MAX_CHARS)
+        self._known: LruCache[bytes, _Known] = LruCache(_MAX_PLACES)
+        self._places: LruCache[bytes, bytes] = LruCache(_MAX_PLACES)
         self._lock = threading.Lock()
 
     def settle(self, messages: Sequence[Message], tools: Tools, *, scope: str = "") -> Placement:

@@ -17,8 +17,8 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import NamedTuple
 
+from hotloop.core.lru import LruCache
 from hotloop.core.message import Message
-from hotloop.core.shelf import Shelf
 
 _MAX_CHARS = 1_000_000
 
@@ -61,8 +61,8 @@ class Nonces:
     """Takes nonces out of the prefix, and remembers where it put those it moved. Used from any thread."""
 
     def __init__(self) -> None:
-        self._notes: Shelf[bytes, str] = Shelf(_MAX_CHARS)
-        self._times: Shelf[bytes, tuple[str, bool]] = Shelf(_MAX_CHARS)
+        self._notes: LruCache[bytes, str] = LruCache(_MAX_CHARS)
+        self._times: LruCache[bytes, tuple[str, bool]] = LruCache(_MAX_CHARS)
         self._lock = threading.Lock()
 
     def settle(self, messages: Sequence[Message], *, scope: str = "") -> tuple[tuple[Message, ...], tuple[str, ...]]:

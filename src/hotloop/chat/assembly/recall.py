@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 
 from hotloop.chat.stream import CallParser, WrappedParser
 from hotloop.core.errors import RequestError
+from hotloop.core.lru import LruCache
 from hotloop.core.message import Message, ToolCall
-from hotloop.core.shelf import Shelf
 from hotloop.core.stream import CallDelta, CallOpened, StreamEvent, TextDelta
 
 _MAX_CHARS = 4_000_000
@@ -44,7 +44,7 @@ class WrittenCalls:
     """Answers with calls, by the ids of the calls. Used from any thread."""
 
     def __init__(self) -> None:
-        self._answers: Shelf[str, _Answer] = Shelf(_MAX_CHARS)
+        self._answers: LruCache[str, _Answer] = LruCache(_MAX_CHARS)
         self._lock = threading.Lock()
 
     def watch(self, parser: CallParser) -> CallParser:

@@ -21,7 +21,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from hotloop.core.errors import PromptTooLong
-from hotloop.core.shelf import Shelf
+from hotloop.core.lru import LruCache
 from hotloop.models.tokenizer import Tokenizer, readable
 
 _MAX_TURNS = 64  # answers kept for one place: as many agents may have begun in the same words
@@ -60,8 +60,8 @@ class Splicer:
     def __init__(self, tokenizer: Tokenizer, max_tokens: int = 4_000_000, max_prompt: int | None = None) -> None:
         self._tokenizer = tokenizer
         self._max_prompt = max_prompt
-        self._pieces: Shelf[tuple[str, str], array[int]] = Shelf(max_tokens // 2)
-        self._turns: Shelf[bytes, tuple[_Turn, ...]] = Shelf(max_tokens // 2)
+        self._pieces: LruCache[tuple[str, str], array[int]] = LruCache(max_tokens // 2)
+        self._turns: LruCache[bytes, tuple[_Turn, ...]] = LruCache(max_tokens // 2)
         self._lock = threading.Lock()
         self._news: deque[tuple[str, Sequence[int], Sequence[int]]] = deque()
         self._news_lock = threading.Lock()

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from hotloop.chat.assembly.late import LateTools
 from hotloop.chat.assembly.spans import num_common
 from hotloop.core.errors import RequestError
+from hotloop.core.lru import LruCache
 from hotloop.core.message import Tool
-from hotloop.core.shelf import Shelf
 
 _MAX_CHARS = 2_000_000
 _ADDED = "From here on you can also call these functions:"
@@ -29,7 +29,7 @@ class ToolWords:
     def __init__(self, word: Word) -> None:
         """`word`: a prompt with these tools in its head."""
         self._word = word
-        self._known: Shelf[str, str] = Shelf(_MAX_CHARS)
+        self._known: LruCache[str, str] = LruCache(_MAX_CHARS)
         self._lock = threading.Lock()
 
     def say(self, late: LateTools) -> str:

@@ -4,7 +4,6 @@ A reload applies the settings in `RELOADABLE` and reports any other that has cha
 found before the first of them is applied.
 """
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any, Generic, TypeVar
@@ -12,11 +11,12 @@ from typing import Any, Generic, TypeVar
 from hotloop.cli.tracing import load_prices
 from hotloop.core.config import RELOADABLE, RouterConfig, ServerConfig, TraceConfig
 from hotloop.http.keys import ApiKeys, Keys, read_keys
+from hotloop.http.logs import start_logging
+from hotloop.http.tls import certificate_of
 from hotloop.trace.content import Content
 
 Listener = TypeVar("Listener", bound=ServerConfig | RouterConfig)
 
-_LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _UNTOLD = frozenset({"api_key", "api_key_file", "replica", "max_connections"})
 """Told by what they change, which are keys and replicas."""
 
@@ -33,6 +33,7 @@ class Settings(Generic[Listener]):
         """The API keys. Raises ConfigError where a setting, or a file that one names, cannot be used."""
         Content.parse(self.trace.trace_content, self.trace.trace_redact)
         load_prices(None)
+        certificate_of(self.listener)
         return read_keys(self.listener.api_key, self.listener.api_key_file)
 
     def changed(self, new: "Settings[Listener]") -> set[str]:
@@ -43,11 +44,6 @@ class Settings(Generic[Listener]):
             for each in fields(before)
             if getattr(before, each.name) != getattr(after, each.name)
         }
-
-
-def start_logging(listener: ServerConfig | RouterConfig) -> None:
-    logging.basicConfig(format=_LOG_FORMAT)
-    logging.getLogger("hotloop").setLevel(listener.log_level.upper())
 
 
 class Reload(Generic[Listener]):

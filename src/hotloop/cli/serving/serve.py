@@ -59,8 +59,9 @@ def serve(
     settings again and applies what can change at run time: API keys and the log level.
     """
     from hotloop.cli.serving.pages import live_of_engine, opened_store, page_of
-    from hotloop.cli.serving.reload import Reload, Settings, start_logging
+    from hotloop.cli.serving.reload import Reload, Settings
     from hotloop.http.listen import bind
+    from hotloop.http.logs import start_logging
 
     began_at = time.monotonic()
     model = replace(model, model=given or model.model)
@@ -153,7 +154,8 @@ def route(
     automatically. Use --config replicas.toml for per-replica settings; SIGHUP reloads it without dropping streams.
     """
     from hotloop.cli.serving.pages import live_of_router, opened_store, page_of
-    from hotloop.cli.serving.reload import Reload, Settings, start_logging
+    from hotloop.cli.serving.reload import Reload, Settings
+    from hotloop.http.logs import start_logging
     from hotloop.router.config import read_routing
     from hotloop.router.serve import RouterServer
 

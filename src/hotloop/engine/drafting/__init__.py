@@ -1,1 +1,1 @@
-"""Guessing tokens ahead: who guesses, and how much of it is worth computing."""
+"""Drafting tokens ahead: where drafts come from, and how much of them is worth computing."""

@@ -21,7 +21,7 @@ from hotloop.backends.backend import Mask
 from hotloop.backends.sampler import is_allowed
 from hotloop.core.errors import RequestError
 from hotloop.core.grammar import Grammar
-from hotloop.core.shelf import Shelf
+from hotloop.core.lru import LruCache
 from hotloop.engine.grammar.compiler import Compiler, first_line
 from hotloop.engine.grammar.ending import NO_HINTS, Hints, find_hints, is_in_arguments
 from hotloop.engine.grammar.trial import is_plain
@@ -300,7 +300,7 @@ class Grammars:
         self._compiler: Compiler | None = None
         self._building = threading.Lock()
         self._lock = threading.Lock()  # guards the table and the counts; never held while something is compiled
-        self._kept: Shelf[Grammar, _Shape] = Shelf(max_bytes)
+        self._kept: LruCache[Grammar, _Shape] = LruCache(max_bytes)
 
     def matcher(self, grammar: Grammar) -> Matcher:
         """At the beginning of this grammar, or behind what is begun. Raises what `prepare` raises."""

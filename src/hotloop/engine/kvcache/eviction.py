@@ -19,7 +19,7 @@ class Leaves:
     """The lowest rank first. Entries are stale once their leaf is ranked anew or is none; too many, and they go."""
 
     def __init__(self, *, is_offloaded: bool) -> None:
-        self._is_hosted = is_offloaded
+        self._is_offloaded = is_offloaded
         self._heap: list[tuple[Rank, int, TreeNode]] = []
         self._tickets = count()
         self._max_entries = 64
@@ -52,7 +52,7 @@ class Leaves:
         return None
 
     def _is_fresh(self, rank: Rank, node: TreeNode) -> bool:
-        return rank == node.queued and node.is_offloaded == self._is_hosted and is_leaf(node)
+        return rank == node.queued and node.is_offloaded == self._is_offloaded and is_leaf(node)
 
 
 class EvictionOrder:
@@ -93,7 +93,7 @@ class EvictionOrder:
             self._leaves.push(leaf, rank)
         return None
 
-    def pop_hosted(self, most: Rank) -> TreeNode | None:
+    def pop_offloaded(self, most: Rank) -> TreeNode | None:
         return self._host_leaves.pop(most)
 
     def hold(self, node: TreeNode, hold: Hold) -> None:

@@ -22,7 +22,7 @@ class StateStats:
     num_slots: int = 0
     num_used: int = 0
     num_cached: int = 0
-    num_hosted: int = 0
+    num_offloaded: int = 0
     num_evicted: int = 0
 
 
@@ -52,8 +52,8 @@ class FullAttentionCache:
 
     def stats(self) -> StateStats:
         pool, host_pool = self.tree.states.pool, self.tree.states.host_pool
-        num_hosted = host_pool.num_blocks - host_pool.num_free
-        return StateStats(pool.num_blocks, pool.num_used, pool.num_idle, num_hosted, self.num_evicted)
+        num_offloaded = host_pool.num_blocks - host_pool.num_free
+        return StateStats(pool.num_blocks, pool.num_used, pool.num_idle, num_offloaded, self.num_evicted)
 
     def arrive(self, request: Request) -> None: ...
     def resume(self, request: Request) -> None: ...

@@ -142,6 +142,15 @@ class RadixTree:
                 self._cut(node)
                 return
 
+    def release(self, token_ids: "array[int]", salt: str, session: str) -> None:
+        """Free what only this session has along these tokens, but for what a request uses or a client has pinned."""
+        for node in self.walk(token_ids.tobytes(), salt):
+            if node.session == session and self.num_idle(node) == len(node.block_ids):
+                held = (each.hold for each in subtree(node) if each.hold)
+                if not any(self.retention.kind(hold) is HoldKind.PINNED for hold in held):
+                    self._cut(node)
+                return
+
     def allocate(
         self, count: int, beneficiary: str = "", *, most: Rank | None = None, num_spare: int = 0
     ) -> list[int] | None:
@@ -264,7 +273,7 @@ class RadixTree:
         if most[0] == HoldKind.FINISHED:
             return 0
         rest: list[TreeNode] = []
-        while (num_uncomputed := max(0, num_wanted - pool.num_free)) and (leaf := self.order.pop_hosted(most)):
+        while (num_uncomputed := max(0, num_wanted - pool.num_free)) and (leaf := self.order.pop_offloaded(most)):
             num_given_up = min(num_uncomputed, self.num_idle(leaf))
             rest.append(leaf)
             self._trim(leaf, len(leaf.block_ids) - num_given_up, beneficiary)

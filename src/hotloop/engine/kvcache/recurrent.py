@@ -121,7 +121,7 @@ class StateCache(FullAttentionCache):
         run = self._runs[request.id]
         node = self._known(request, request.num_computed)[-1]
         assert node.state is not None
-        self._let_go(run)
+        self._release(run)
         run.source = node.state.slot
         self.pool.use([run.source])
         node.state.used_at = self.tree.retention.now
@@ -234,7 +234,7 @@ class StateCache(FullAttentionCache):
         if usable:
             run.left.remove(usable[-1])
             self._save(request, *usable[-1])
-        self._let_go(run)
+        self._release(run)
         run.places.clear()
 
     def check(self, running: Iterable[Request]) -> None:
@@ -305,7 +305,7 @@ class StateCache(FullAttentionCache):
             return nodes
         return []
 
-    def _let_go(self, run: _Run) -> None:
+    def _release(self, run: _Run) -> None:
         self.pool.release(slot for _, slot in run.left)
         run.left.clear()
         if run.before is not None:

@@ -8,7 +8,8 @@
 2. Beside those who decode, prompts have the share of time that makes the sum of slow-downs least, as if one at a time
    were served: one that is prefilled in p seconds counts (d / p)^2, one that decodes 1, d being what `OUTPUT_TOKENS`
    take. So what is short goes first and what is long is prefilled beside the others, in a quarter of the time at least.
-3. A request less urgent than a running one has `Priority.max_share` of the time at most.
+3. A request less urgent than a running one has `ClassLimits.max_share` of the time at most, but for its first tokens
+   once its class's wait is over.
 
 Who is alone, and was for a moment, has all the time there is; where small steps are nearly as quick as large ones, on a
 CPU, `Backend.max_solo_prefill` times what a decoding step takes, so that one who comes does not wait for seconds.
@@ -18,8 +19,9 @@ step is as long as that. In pieces they would take longer, and bring no token so
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from hotloop.core.config import ClassLimits, EngineConfig
 from hotloop.core.request import Priority, Request
 from hotloop.engine.step import Slice
 
@@ -47,13 +49,20 @@ _FEW = 128  # tokens; of more than that not twice as many as ever before are pre
 class PrefillBudget:
     """Learns from every step; says how many tokens of whose prompts the next one prefills."""
 
-    def __init__(self, token_s: float, least: int = 1, max_solo_prefill: float = math.inf) -> None:
+    def __init__(
+        self,
+        token_s: float,
+        least: int = 1,
+        max_solo_prefill: float = math.inf,
+        limits: Sequence[ClassLimits] = EngineConfig().class_limits,
+    ) -> None:
         self.plain_s = 0.0
         """How long a step takes, lately, that prefills nothing; 0 until there was one."""
         self.token_s = token_s
         self.pair_s = 0.0
         self.least = least
         """Tokens: a step prefills as many or none, since fewer take as long."""
+        self._max_shares = [each.max_share for each in limits]
         self._left_s = math.inf
         self._class_left_s = [math.inf] * len(Priority)  # below 0: they had more than their share
         self._plain_ago_s = 0.0  # since a step prefilled nothing, without the time that lay idle
@@ -162,7 +171,8 @@ class PrefillBudget:
 
     def _guest_s(self, priority: Priority) -> float:
         """The same beside a more urgent request."""
-        return self.plain_s * priority.max_share / (1 - priority.max_share) if self.plain_s else math.inf
+        share = self._max_shares[priority]
+        return self.plain_s * share / (1 - share) if self.plain_s and share < 1 else math.inf
 
     def _fit(self, num_tokens: float, num_pairs: float, took_s: float) -> None:
         """Least squares over the latest steps; what they cannot tell apart counts as the tokens' own."""

@@ -68,12 +68,15 @@ class Scheduler:
         self.max_running = min(config.max_running, num_states or config.max_running)
         self.host: Fetcher | None = None
         self.copying: list[list[int]] = []  # blocks that copies under way use
-        self.fairness = Fairness()
+        self.fairness = Fairness(config)
         num_tokens = (num_blocks + self.tree.host_pool.num_blocks) * block_size
         self.admission = Admission(num_tokens, block_size, is_on=config.admission and config.prefix_cache)
         self.sessions = Sessions(self.tree, self.admission, block_size)
         self.budget = PrefillBudget(
-            self.retention.token_s, max(block_size, self.max_step_tokens // 64), max_solo_prefill
+            self.retention.token_s,
+            max(block_size, self.max_step_tokens // 64),
+            max_solo_prefill,
+            config.class_limits,
         )
         self._order = PromptOrder(self.budget, self.max_step_tokens)
         self.waiting: dict[str, Request] = {}
@@ -103,7 +106,8 @@ class Scheduler:
         running = self.running.values()
         if self._flying and any(each.num_pending and (each.is_serial or each.has_draft) for each in running):
             return Step()
-        self.fairness.now = self.retention.now = self.admission.now = now
+        self.fairness.begin_step(now, is_busy=bool(self.running))
+        self.retention.now = self.admission.now = now
         plan = StepPlan()
         behind = []
         for request in [*running]:
@@ -128,15 +132,14 @@ class Scheduler:
         can_join = self._can_join(queue)
         able = {each: num for each, num in lacking.items() if can_join or each.id in self.running}
         self._begin_budget([part.request.rank for part in plan.slices.values()], len(prompts), able)
-        shortest_s = math.inf
-        for request in self._order.sort(queue, able):
-            rest_s = self.budget.rest_s(request, able.get(request, request.num_uncomputed))
-            if rest_s > 2 * shortest_s:
-                break  # no first token waits for the prefill of one that lacks much more
-            self._serve(plan, request)
-            part = plan.slices.get(request.id)
-            if part and part.wants_token:
-                shortest_s = min(shortest_s, rest_s)
+        due = self._due(queue)
+        num_reserved = min(plan.num_left // 2 // self.budget.least, len(due)) * self.budget.least
+        plan.num_left -= num_reserved
+        self._prefill(plan, queue, able)
+        plan.num_left += num_reserved
+        for request in due:
+            if request.id not in plan.slices:
+                self._serve(plan, request, is_due=True)
         first = plan.slices.get(queue[0].id)
         self._order.settle(plan.num_prefilled, first.num_tokens if first else 0)
         return self._make_step(plan)
@@ -156,7 +159,7 @@ class Scheduler:
         for part in step.slices:
             request = part.request
             begin, end = part.begin, part.end
-            if request.session_id and (end - begin > 1 or end % CHARGED == 0):
+            if request.root and (end - begin > 1 or end % CHARGED == 0):
                 # one without counts as a session of its own, which has had nothing yet
                 self.fairness.charge(request, end - begin if end - begin > 1 else CHARGED)
             request.num_computed = end
@@ -248,6 +251,25 @@ class Scheduler:
         queue = merge(sorted(behind, key=urgency), joining, key=attrgetter("arrived_at"))
         return sorted(queue, key=attrgetter("rank"))
 
+    def _due(self, queue: list[Request]) -> list[Request]:
+        """Who was held back for more urgent requests as long as its class may be: each begins now, if there is room,
+        whatever its class's share."""
+        lead = min((each.rank for each in (*self.running.values(), *queue)), default=len(Priority))
+        return [
+            each for each in queue if each.priority > lead and each.id in self.waiting and self.fairness.is_due(each)
+        ]
+
+    def _prefill(self, plan: StepPlan, queue: list[Request], lacking: dict[Request, int]) -> None:
+        shortest_s = math.inf
+        for request in self._order.sort(queue, lacking):
+            rest_s = self.budget.rest_s(request, lacking.get(request, request.num_uncomputed))
+            if rest_s > 2 * shortest_s:
+                break  # no first token waits for the prefill of one that lacks much more
+            self._serve(plan, request)
+            part = plan.slices.get(request.id)
+            if part and part.wants_token:
+                shortest_s = min(shortest_s, rest_s)
+
     def _begin_budget(self, decoding: list[int], num_prompts: int, lacking: dict[Request, int]) -> None:
         prefills = [(each.rank, self.budget.rest_s(each, num)) for each, num in lacking.items()]
         lead = min((each.rank for each in self.running.values()), default=len(Priority))
@@ -264,21 +286,36 @@ class Scheduler:
             return request.num_uncomputed
         return request.num_uncomputed - self.states.num_reachable(request) * self.block_size
 
-    def _serve(self, plan: StepPlan, request: Request, num_most: float = math.inf) -> int:
-        """Let a request compute as much as it may; returns how much that is."""
-        room = int(min(num_most, plan.num_left))
-        if room <= 0 or not self.budget.has_room(request.rank):
-            return 0
+    def _serve(self, plan: StepPlan, request: Request, *, is_due: bool = False) -> None:
+        """Let a request compute as much as it may; one that is due the least that is worth a step."""
+        room = min(plan.num_left, self.budget.least) if is_due else plan.num_left
+        if room <= 0 or not (is_due or self.budget.has_room(request.rank)):
+            return
         is_worth_it = room >= min(self.block_size, request.num_uncomputed)  # to admit a request: less cannot be shared
-        if request.id not in self.running and not (is_worth_it and self._admit(plan, request)):
-            return 0
-        num_tokens = self._advance(plan, request, room)
+        if request.id not in self.running and not (is_worth_it and self._try_admit(plan, request)):
+            return
+        num_tokens = self._advance(plan, request, room, is_due=is_due)
         plan.num_left -= num_tokens
         plan.num_prefilled += num_tokens
         self.budget.take(request.rank, request.num_computed, num_tokens)
-        return num_tokens
 
-    def _advance(self, plan: StepPlan, request: Request, budget: int) -> int:
+    def _try_admit(self, plan: StepPlan, request: Request) -> bool:
+        """It has waited for its turn until now: what it waits for from here on is room."""
+        if request.turn_wait_s is None:
+            request.turn_wait_s = max(0.0, self.fairness.now - request.arrived_at)
+        if self._is_root_full(request):
+            request.wait_for(Wait.BATCH, self.fairness.now)
+            return False
+        return self._admit(plan, request)
+
+    def _is_root_full(self, request: Request) -> bool:
+        """Whether as many requests run as may for the session that this is done for, with all its sub-agents."""
+        most = self.config.max_running_per_root
+        if most is None or not request.root:
+            return False
+        return sum(each.root == request.root for each in self.running.values()) >= most
+
+    def _advance(self, plan: StepPlan, request: Request, budget: int, *, is_due: bool) -> int:
         """Compute as much of a request as the budget allows; returns what it took of it."""
         self._adopt(request, self._known_blocks(request))
         missing = request.num_uncomputed
@@ -287,7 +324,7 @@ class Scheduler:
         if prefix and self.states.is_coming(request, prefix, computed):
             return 0  # another computes it: wait and follow
         count = int(min(missing, budget, self.budget.num_tokens(request.rank, request.num_computed)))
-        if not plan.num_prefilled:  # every step that prefills advances at least one request
+        if is_due or not plan.num_prefilled:  # every step that prefills advances at least one request
             count = min(missing, budget, max(count, self.budget.least))
         if count < missing:
             count = self._chunk(plan, request, count)

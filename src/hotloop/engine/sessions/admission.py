@@ -162,6 +162,16 @@ class Admission:
         elif hold.kind is HoldKind.FINISHED:
             self._unseat(session)
 
+    def close(self, name: str) -> "list[tuple[array[int], str]]":
+        """A session is over, unless it has requests; the tokens of its last answers, each with its salt."""
+        session = self._known.get(name)
+        if session is None or not session.is_in_tool_gap:
+            return []
+        if session.admitted_at is not None:
+            self._unseat(session)
+        del self._known[name]
+        return [*session.tails]
+
     def take_lost(self) -> list[Session]:
         """Sessions displaced by new ones since this was last asked."""
         lost, self._lost = self._lost, []

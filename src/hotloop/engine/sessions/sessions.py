@@ -10,6 +10,7 @@ from hotloop.core.request import FinishReason, Request, Wait
 from hotloop.core.retention import Hold, HoldKind
 from hotloop.engine.kvcache.radix import RadixTree
 from hotloop.engine.sessions.admission import Admission, Session
+from hotloop.engine.sessions.tree import SessionTree
 
 WAIT_S = 60.0
 RETRY_S = 0.1  # until it is seen again whether its session is admitted
@@ -19,11 +20,13 @@ class Sessions:
     def __init__(self, tree: RadixTree, admission: Admission, block_size: int) -> None:
         self.tree = tree
         self.admission = admission
+        self.names = SessionTree()
         self._block_size = block_size
         self._sizes: dict[str, int] = {}  # of new sessions that were not admitted when they were looked at
 
     def arrive(self, request: Request) -> None:
         """Whether it is awaited; if so, its prefix is not given up while it waits for a place."""
+        request.root = self.names.add(request.session_id, request.parent_id)
         is_admitted = self.admission.arrive(request)
         request.has_held_prefix = is_admitted or self.tree.has_held_prefix(request.token_ids, request.salt)
         if request.has_held_prefix:
@@ -38,7 +41,7 @@ class Sessions:
         """Whether the session of a request without a held prefix is admitted."""
         size = self._sizes.get(request.id) or self._sizes.setdefault(request.id, self._size(request))
         may_enter = self.admission.may_enter(request, size, self._num_shared(), self.tree.retention.token_s)
-        self._let_go(self.admission.take_lost())
+        self._release(self.admission.take_lost())
         if not may_enter:
             is_room = self.admission.has_room(size, self._num_shared())
             request.wait_for(Wait.SESSIONS if is_room else Wait.KV_BLOCKS, self.admission.now)
@@ -50,7 +53,7 @@ class Sessions:
         request.wait_for(Wait.TURN, self.admission.now)
         self._sizes.pop(request.id, None)
         self.admission.enter(request, self._size(request))
-        self._let_go(self.admission.swap_out(self._num_shared()))
+        self._release(self.admission.swap_out(self._num_shared()))
 
     def end(self, request: Request, reason: FinishReason, cache_refill_s: float, *, is_waiting: bool = False) -> None:
         """A request has ended, and its session may come back; if it only waited, nothing is kept for it any more."""
@@ -68,6 +71,17 @@ class Sessions:
         self.tree.hold(token_ids, hold, salt)
         self.admission.expect(session, hold)
 
+    def close(self, name: str) -> int:
+        """A session is over, with all that work for it: what the cache has of theirs alone is free at once. Returns how
+        many blocks are. One that still has requests goes on."""
+        num_free = self.tree.pool.num_free
+        for each in self.names.below(name):
+            self.names.forget(each)
+            for token_ids, salt in self.admission.close(each):
+                self.tree.hold(token_ids, Hold(HoldKind.FINISHED), salt)
+                self.tree.release(token_ids, salt, each)
+        return self.tree.pool.num_free - num_free
+
     def _size(self, request: Request) -> int:
         """How many of its tokens no other session has."""
         along = self.tree.trace(request.token_ids, request.salt)
@@ -77,7 +91,7 @@ class Sessions:
     def _num_shared(self) -> int:
         return self.tree.num_owned[None] * self._block_size
 
-    def _let_go(self, sessions: Iterable[Session]) -> None:
+    def _release(self, sessions: Iterable[Session]) -> None:
         """What was kept for sessions that are no longer admitted goes first."""
         for session in sessions:
             for token_ids, salt in session.tails:

@@ -34,6 +34,11 @@ class _ModelId(msgspec.Struct):
     id: Annotated[str, msgspec.Meta(max_length=512)]
 
 
+class _SchedulingOptions(msgspec.Struct):
+    enable_priority_scheduling: bool = False
+    schedule_low_priority_values_first: bool = False
+
+
 class _ModelList(msgspec.Struct):
     data: list[dict[str, Any]] = []
 
@@ -91,6 +96,8 @@ def _set(replica: Replica, state: State, why: str) -> bool:
 async def _discover(replica: Replica) -> None:
     if replica.config.kind == "auto":
         replica.kind = kind_by_url(replica.config.url) or await _recognise(replica)
+    if replica.state != "up":
+        replica.class_step = await _read_class_step(replica)
     given = replica.config.models
     replica.models = given or replica.models
     if replica.kind.models_path:
@@ -105,6 +112,18 @@ async def _discover(replica: Replica) -> None:
             listed = listed or {}
             replica.models = given or {name: name for name in listed}
             replica.cards = {name: _card(name, listed[own]) for name, own in replica.models.items() if own in listed}
+
+
+async def _read_class_step(replica: Replica) -> int:
+    """vLLM's numbers do no harm where it schedules by none, but for old versions, which refuse them. What SGLang's mean
+    it has to be asked."""
+    if replica.kind.name != "sglang":
+        return replica.kind.class_step
+    status, page = await _get(replica, "/get_server_info")
+    given = parse_json(page, _SchedulingOptions) if status == 200 else None
+    if not given or not given.enable_priority_scheduling:
+        return 0
+    return 1 if given.schedule_low_priority_values_first else -1
 
 
 def _read_models(page: bytes) -> dict[str, dict[str, Any]] | None:

@@ -20,6 +20,7 @@ from hotloop.router.replicas.breaker import Breaker
 from hotloop.router.request import NOBODY, RoutedRequest
 from hotloop.router.upstream.open_upstream import open_upstream
 from hotloop.router.upstream.wire import Timeouts, Upstream, UpstreamFailed, UpstreamRequest, fetch, parse_json
+from hotloop.wire.hints import HINT_HEADERS
 from hotloop.wire.models import ServedModel
 
 State = Literal["new", "up", "down", "leaving"]
@@ -34,10 +35,8 @@ FORWARDED = frozenset(
     b"""
     accept content-type user-agent x-request-id traceparent tracestate
     anthropic-beta anthropic-version openai-beta
-    session-id thread-id x-session-id x-session-affinity x-claude-code-session-id x-dynamo-session-id
-    x-hotloop-priority x-hotloop-task
     """.split()
-)
+) | {name.encode() for name in HINT_HEADERS}
 """Request headers that replicas see. Everything else stays here, whatever key or cookie it may be."""
 
 
@@ -59,6 +58,8 @@ class Replica:
     """Requests it has from others, by its own account."""
     missing_apis: frozenset[Api] = frozenset()
     """What its kind speaks and it does not, as its answers have shown since it came up."""
+    class_step: int = 0
+    """How much further behind each class is in its numbers for priorities; 0: it schedules by none."""
     last_byte_at: float = 0.0
     num_missed: int = 0
     is_silent: bool = False
@@ -119,14 +120,19 @@ class _Tokens(msgspec.Struct):
     tokens: list[Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]]
 
 
+async def count_tokens(replicas: Iterable[Replica], model: str, text: str) -> int:
+    """How many tokens a text is; 0 if no replica can tell."""
+    return len(await tokenize(replicas, {"model": model, "prompt": text, "add_special_tokens": False}) or ())
+
+
 async def tokenize(replicas: Iterable[Replica], question: Mapping[str, Any]) -> list[int] | None:
-    """A prompt in tokens, by the first replica that publishes its state, is up and has the model: all that have it
-    tokenize alike. None if none can tell."""
+    """A prompt in tokens, by the first of these replicas that is up and has the model: all that have it tokenize alike.
+    None if none can tell."""
     model = question.get("model")
     model = model if isinstance(model, str) else ""
     for replica in replicas:
         path = replica.kind.tokenize_path
-        if path and replica.config.kv_events and replica.state == "up" and replica.serves(model):
+        if path and replica.state == "up" and replica.serves(model):
             body = msgspec.json.encode({**question, "model": replica.models.get(model, model)})
             headers = replica.headers({b"content-type": b"application/json"})
             try:

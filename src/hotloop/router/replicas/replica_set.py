@@ -61,7 +61,9 @@ class ReplicaSet:
         self.replicas: dict[str, Replica] = {}
         self.leaving: set[Replica] = set()
         self._placement = Placement(POLICIES[config.router.policy], block_tokens=BLOCK_TOKENS)
-        self._exact = ExactState(lambda question: tokenize(self.replicas.values(), question))
+        self._exact = ExactState(
+            lambda question: tokenize((each for each in self.replicas.values() if each.config.kv_events), question)
+        )
         self._watches: dict[Replica, asyncio.Task[None]] = {}
         self._background: set[asyncio.Task[None]] = set()
         self._answers: FIFOCache[str, _Made] = FIFOCache(MAX_ANSWERS)
@@ -226,8 +228,13 @@ class ReplicaSet:
         for each in self.replicas.values():
             spoken = each.speaks(request)
             is_near = request.can_be_translated and can_translate(request.api, spoken)
-            if each.serves(request.model) and (request.api in spoken or is_near):
+            is_kind = not request.kinds or each.kind.name in request.kinds
+            if is_kind and each.serves(request.model) and (request.api in spoken or is_near):
                 yield each
+
+    def can_place(self, request: RoutedRequest, tried: Collection[str]) -> bool:
+        """Whether a replica that was not tried is up for it."""
+        return any(each.state == "up" and each.name not in tried for each in self._serving(request))
 
     def _check_served(self, request: RoutedRequest) -> None:
         """Only what is known counts: a replica that was never up may have any model."""

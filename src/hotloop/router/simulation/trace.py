@@ -6,12 +6,11 @@ its sessions again as other people's: nothing of theirs is cached yet.
 """
 
 import json
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from hotloop.core.errors import ConfigError
 from hotloop.core.files import read_lines
@@ -80,8 +79,7 @@ def read_trace(path: Path) -> Trace:
 def key_of(runs: Runs, world: int = 0) -> bytes:
     """Hashes of a prompt's blocks: an id already stands for a block and all before it, within its world."""
     offset = world * _WORLD_IDS
-    parts = [np.arange(first + offset, first + offset + count, dtype=np.int64) for first, count in runs]
-    return np.concatenate(parts).tobytes() if parts else b""
+    return b"".join(array("q", range(first + offset, first + offset + count)).tobytes() for first, count in runs)
 
 
 def repeat(trace: Trace, num_requests: int) -> Iterator[tuple[int, Session]]:

@@ -10,10 +10,21 @@ import msgspec
 from msgspec import Meta
 
 from hotloop.core.errors import ConfigError
+from hotloop.wire.hints import MAX_TASK_CHARS
 from hotloop.wire.usage import ApiUsage
 
-Task = Literal["classification", "extraction", "summary", "qa", "reasoning", "code"]
-TASKS: tuple[Task, ...] = get_args(Task)
+Task = Annotated[str, Meta(min_length=1, max_length=MAX_TASK_CHARS)]
+"""Any name; hints are compared without case."""
+TASKS: tuple[Task, ...] = ("classification", "extraction", "summary", "qa", "reasoning", "code")
+"""What a classifier can tell apart."""
+_SMALL = ("entity_extraction", "intent_classification", *("classification", "extraction", "summary", "title"))
+_LARGE = ("code_generation", "code", "reasoning", "planning")
+TASK_SIZES: Mapping[Task, float] = {
+    **dict.fromkeys((*_SMALL, "evaluation"), 0.0),
+    **dict.fromkeys(("simple_qa", "qa"), 0.5),
+    **dict.fromkeys(_LARGE, 1.0),
+}
+"""Which tier does a task where no rule of a route names any: from the smallest, 0, to the largest, 1."""
 ClassifierName = Literal["none", "labels", "embedding"]
 Doubt = Literal["low_confidence", "invalid_output", "tool_error"]
 DOUBTS: tuple[Doubt, ...] = get_args(Doubt)
@@ -114,6 +125,11 @@ class TiersConfig(msgspec.Struct, frozen=True):
 
     def route(self, name: str) -> Route | None:
         return next((route for route in self.routes if route.name == name), None)
+
+    def usual(self, task: Task | None) -> Tier | None:
+        """The tier of a task that is known; None for any other."""
+        size = TASK_SIZES.get(task or "")
+        return None if size is None else self.tiers[round(size * (len(self.tiers) - 1))]
 
     def above(self, name: str) -> Tier | None:
         place = self.names.index(name) + 1

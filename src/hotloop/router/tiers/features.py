@@ -8,10 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hotloop.router.tiers.config import TASKS, Task
-
-TASK_HEADER = "x-hotloop-task"
-"""Where an agent runtime says what kind of task a request is; `metadata.task` in the body means the same."""
+from hotloop.router.tiers.config import Task
 
 _GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 _SHAPES = ("structured_outputs", "choice", "regex", "grammar", "output_format", *_GUIDED)
@@ -35,8 +32,8 @@ class Features:
         return _FENCE in self.text
 
 
-def look_at(body: Mapping[str, Any], *, num_tokens: int, hint: str = "") -> Features:
-    """`hint` is the header's; `num_tokens` whatever estimate of the prompt there is."""
+def look_at(body: Mapping[str, Any], *, num_tokens: int, task: Task = "") -> Features:
+    """`task` is what the client says it is; `num_tokens` whatever estimate of the prompt there is."""
     texts, has_tool_error = [], False
     for item in _items(body):
         if item.get("role") == "assistant" or item.get("type") in ("function_call", "reasoning"):
@@ -48,7 +45,7 @@ def look_at(body: Mapping[str, Any], *, num_tokens: int, hint: str = "") -> Feat
     tools = body.get("tools")
     return Features(
         text=texts[-1] if texts else "",
-        hint=_parse_task(hint) or _parse_task(_field(body, "metadata", "task")),
+        hint=task or None,
         num_tokens=num_tokens,
         num_turns=len(texts),
         num_tools=len(tools) if isinstance(tools, list) else 0,
@@ -60,12 +57,6 @@ def look_at(body: Mapping[str, Any], *, num_tokens: int, hint: str = "") -> Feat
 def has_shape(body: Mapping[str, Any]) -> bool:
     kinds = (_field(body, "response_format", "type"), _field(body, "text", "format", "type"))
     return any(kind not in (None, "text") for kind in kinds) or any(body.get(key) is not None for key in _SHAPES)
-
-
-def _parse_task(word: Any) -> Task | None:
-    """A word that names no task is no hint: clients may send hints meant for others."""
-    name = word.strip().lower() if isinstance(word, str) else ""
-    return next((task for task in TASKS if task == name), None)
 
 
 def _items(body: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

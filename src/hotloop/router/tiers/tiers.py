@@ -18,6 +18,7 @@ from hotloop.router.tiers.features import Features
 from hotloop.wire.usage import ApiUsage, read_usage
 
 MAX_SESSIONS = 50_000
+DEFAULT = "default"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +125,8 @@ class Tiers:
         """What the rules ask for; one more where the last call failed and the cascade minds that."""
         name, reason = decide(route, features, task)
         tier = self.config.tier(name) if name else self.config.largest
+        if reason == DEFAULT and not any(rule.tasks for rule in route.rules) and (usual := self.config.usual(task)):
+            tier, reason = usual, f"task {task}"
         above = self.config.above(tier.name)
         if above and features.has_tool_error and route.cascade and "tool_error" in route.cascade.on:
             return above, "tool error"
@@ -135,7 +138,7 @@ def decide(route: Route, features: Features, task: Task | None) -> tuple[str, st
     for rule in route.rules:
         if _fits(rule, features, task):
             return rule.tier, ", ".join(words for words, _ in _conditions(rule, features, task)) or "rule"
-    return route.default, "default"
+    return route.default, DEFAULT
 
 
 def can_need_task(route: Route, features: Features) -> bool:

@@ -17,8 +17,8 @@ from hotloop.chat.assembly.spans import SpanKind, speller
 from hotloop.chat.compare import Comparison, PromptPosition, compare, find_position, token_array
 from hotloop.chat.prompt import Prompt
 from hotloop.core.config import Explanations
+from hotloop.core.lru import LruCache
 from hotloop.core.request import FinishReason, Request
-from hotloop.core.shelf import Shelf
 from hotloop.models.tokenizer import Tokenizer
 from hotloop.server.account import PromptAccount, account_for
 from hotloop.server.errors import UnknownExplanation
@@ -180,8 +180,8 @@ class Explainer:
         self.spell = speller(tokenizer)
         self._metrics = metrics
         self.block_size = block_size
-        self._kept: Shelf[tuple[str, ...], Explanation] = Shelf(memory_tokens)
-        self._prompts: Shelf[str, Sequence[Prompt]] = Shelf(memory_tokens // _PROMPT_SHARE)
+        self._kept: LruCache[tuple[str, ...], Explanation] = LruCache(memory_tokens)
+        self._prompts: LruCache[str, Sequence[Prompt]] = LruCache(memory_tokens // _PROMPT_SHARE)
 
     def inquire(self, prompts: Sequence[Prompt], caller: Caller, named: str | None = None) -> CacheExplanation:
         """Compare prompts with the answer that was named, or with what is most like them. Takes a moment."""

@@ -20,6 +20,7 @@ from hotloop.server.options import (
     TokenId,
     TopLogprobs,
     check_logprobs,
+    parse_begun,
     parse_options,
     parse_sampling,
     refuse_if,
@@ -73,6 +74,7 @@ def _make_job(body: Json, http: HttpRequest) -> "tuple[Job, CompletionRenderer]"
         caller=caller,
         is_stream=request.is_stream,
         has_usage=request.has_usage,
+        begun_ids=parse_begun(options, tokenizer.vocab_size, max_tokens),
     )
     echoes = [prompt.text if options.echo else "" for prompt in prepared.prompts for _ in range(options.num_choices)]
     return job, CompletionRenderer(tokenizer, echoes)

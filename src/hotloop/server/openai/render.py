@@ -62,7 +62,7 @@ async def generate(http: HttpRequest, job: Job, renderer: ChoiceRenderer) -> Res
     }
     outputs = submit(http, job, answer_id)
     if job.is_stream:
-        return EventStream(outputs, ChunkWriter(envelope, renderer, job), http.state.request_id)
+        return EventStream(outputs, ChunkWriter(envelope, renderer, job), http.state.request_id, headers=http.headers)
     async with outputs.attended(http.receive):
         pieces = sorted(await outputs.take_all(), key=lambda pair: pair[0])
     usage = render_usage(outputs.usages, job)

@@ -72,19 +72,26 @@ async def create(http: HttpRequest) -> Response:
     service, store, tenant = Service.of(http), _store(http), http.state.tenant
     async with service.reading(http) as body:
         body, previous = recall(body, http)
-        job, options, composer, items = await asyncio.to_thread(_make_job, body, previous, http)
+        job, options, composer, items = await asyncio.to_thread(_make_job, body, previous, _name(body, store), http)
     outputs, is_background = submit(http, job, composer.id), bool(options.background)
     run = RunningResponse(tenant.id, items, outputs, composer, options.is_stored, is_background)
     store.start(run)
     if is_background:
         return _start(run, store, is_stream=job.is_stream)
     if job.is_stream:
-        return ResponseStream(run, store, http.state.request_id)
+        return ResponseStream(run, store, http)
     return await _answer(run, store, http.receive)
 
 
+def _name(body: Json, store: ResponseStore) -> str:
+    """An id for a response: the one it has been told by, where an answer is resumed and nobody's is called so."""
+    given = body.get("resume")
+    told = given.get("response_id") if isinstance(given, dict) else None
+    return told if isinstance(told, str) and not store.knows(told) else f"resp_{secrets.token_hex(24)}"
+
+
 def _make_job(
-    body: Json, previous: tuple[Json, ...], http: HttpRequest
+    body: Json, previous: tuple[Json, ...], response_id: str, http: HttpRequest
 ) -> tuple[Job, ResponseOptions, Composer, tuple[Json, ...]]:
     service = Service.of(http)
     request, options, items = parse_body(body, previous)
@@ -96,7 +103,7 @@ def _make_job(
     logprobs = options.top_logprobs or 0 if has_logprobs else None
     caller = service.caller(http, request, options)
     job = service.jobs.make(request, options, caller, logprobs=logprobs)
-    head = render_head(body, request, f"resp_{secrets.token_hex(24)}", is_strict=service.strict_tools)
+    head = render_head(body, request, response_id, is_strict=service.strict_tools)
     reasoning = ThoughtShape.asked_for(request)
     if reasoning.has_summary and service.chat.reasoning:
         job.inquiry.tell(NO_SUMMARY)
@@ -194,9 +201,9 @@ ROUTES = (
 class ResponseStream(EventStream):
     """A response as server-sent events. What fails before the first of them never was a response."""
 
-    def __init__(self, run: RunningResponse, store: ResponseStore, request_id: str) -> None:
+    def __init__(self, run: RunningResponse, store: ResponseStore, http: HttpRequest) -> None:
         run.composer.on_end = partial(store.settle, run)
-        super().__init__(run.outputs, run.composer, request_id)
+        super().__init__(run.outputs, run.composer, http.state.request_id, headers=http.headers)
         self._forget = partial(store.forget, run)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

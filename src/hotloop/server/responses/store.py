@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import msgspec
 
 from hotloop.core.errors import RequestError
+from hotloop.core.lru import LruCache
 from hotloop.core.message import Message
-from hotloop.core.shelf import Shelf
 from hotloop.http.keys import Tenant
 from hotloop.server.delivery import OutputCollector
 from hotloop.server.errors import UnknownPrevious, UnknownResponse
@@ -89,11 +89,15 @@ class ResponseStore:
 
     def __init__(self, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES) -> None:
         self._running: dict[str, RunningResponse] = {}
-        self._ended: Shelf[str, EndedResponse] = Shelf(max_bytes, max_responses)
+        self._ended: LruCache[str, EndedResponse] = LruCache(max_bytes, max_responses)
         self.items = ItemStore()
 
     def __len__(self) -> int:
         return len(self._ended)
+
+    def knows(self, response_id: str) -> bool:
+        """Whether there is one of that id, whoever asked for it."""
+        return response_id in self._running or self._ended.find(response_id) is not None
 
     def start(self, run: RunningResponse) -> None:
         self._running[run.composer.id] = run

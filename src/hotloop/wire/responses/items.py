@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from hotloop.core.errors import RequestError
-from hotloop.core.shelf import Shelf
+from hotloop.core.lru import LruCache
 from hotloop.wire.field import Field, Json
 
 MayRead = Callable[[str], bool]
@@ -29,7 +29,7 @@ class UnknownItem(RequestError):
 
 class ItemStore:
     def __init__(self, max_items: int = MAX_ITEMS, max_bytes: int = MAX_BYTES) -> None:
-        self._items: Shelf[str, tuple[str, Json]] = Shelf(max_bytes, max_items)
+        self._items: LruCache[str, tuple[str, Json]] = LruCache(max_bytes, max_items)
 
     def __len__(self) -> int:
         return len(self._items)

@@ -32,7 +32,7 @@ TILE_ROWS = (16, 64, 128)
 
 
 def check_device(what: str, precision: Precision) -> None:
-    """Refuse `what`, a setting, where e4m3 is not to be had."""
+    """Refuse `what`, a setting, where e4m3 is not supported."""
     if precision == "exact":
         raise ConfigError(f"{what}=fp8 cannot be combined with precision=exact")
     capability = torch.cuda.get_device_capability()

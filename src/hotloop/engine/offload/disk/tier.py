@@ -111,7 +111,7 @@ class DiskTier:
 
     def let_all_go(self) -> None:
         for load in self._loads:
-            self._let_go(load)
+            self._release(load)
             for request in (load.request, *load.followers):
                 request.is_loading = False
         self._loads.clear()
@@ -223,10 +223,10 @@ class DiskTier:
     def _plan(self, request: Request, stored: list[bytes]) -> _Load | None:
         """What is to be read of these segments."""
         token_ids, tree = request.token_ids[: len(stored) * self.store.segment_tokens], self._scheduler.tree
-        num_known, num_hosted = (len(tree.peek(token_ids, request.salt, is_offloaded=tier)) for tier in (False, True))
+        num_known, num_in_host = (len(tree.peek(token_ids, request.salt, is_offloaded=each)) for each in (False, True))
         begin = num_known // self._segment_blocks
-        num_gained = len(stored) * self._segment_blocks - num_known - num_hosted
-        if begin >= len(stored) or num_gained < num_hosted:
+        num_gained = len(stored) * self._segment_blocks - num_known - num_in_host
+        if begin >= len(stored) or num_gained < num_in_host:
             return None
         return _Load(request, begin, stored[begin:])
 
@@ -311,11 +311,11 @@ class DiskTier:
     def _keep(self, load: _Load, block_ids: list[int]) -> None:
         """Use these blocks, and no others, until a load is over."""
         self._scheduler.pool.use(block_ids)
-        self._let_go(load)
+        self._release(load)
         load.used = block_ids
         self._scheduler.copying.append(block_ids)
 
-    def _let_go(self, load: _Load) -> None:
+    def _release(self, load: _Load) -> None:
         copying = self._scheduler.copying
         copying[:] = [each for each in copying if each is not load.used]
         self._scheduler.pool.release(load.used)
@@ -323,7 +323,7 @@ class DiskTier:
 
     def _end(self, load: _Load) -> None:
         """Let the request wait for its turn; those who followed it see what is left for them to read."""
-        self._let_go(load)
+        self._release(load)
         self._loads.remove(load)
         self._loading = {key: other for key, other in self._loading.items() if other is not load}
         if load.request.has_held_prefix and not load.request.is_finished:

@@ -61,7 +61,7 @@ function drawRow(turn, place, most, shown) {
   }
   return el("div", { class: "prefix-row", role: "listitem", onclick: () => shown.choose(place) },
     el("span", { class: "num muted" }, turn.turn), strip, el("span", { class: "num" }, short(turn.tokens.prompt)),
-    el("span", { class: "cut" }, divergence ? tellParting(divergence) : tellCauses(turn)));
+    el("span", { class: "cut" }, divergence ? tellDivergence(divergence) : tellCauses(turn)));
 }
 
 function tellCauses(turn) {
@@ -71,7 +71,7 @@ function tellCauses(turn) {
 }
 
 /** Where a prompt departs from what was read before: the part of it, and the words. */
-function tellParting(cause) {
+function tellDivergence(cause) {
   const where = cause.kind
     ? `${cause.kind}${cause.index === undefined || cause.index === null ? "" : ` ${cause.index}`}`
     : `token ${count(cause.token_index)}`;

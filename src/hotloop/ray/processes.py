@@ -36,10 +36,10 @@ class EngineProcess(Protocol):
     def close(self) -> None: ...
 
 
-OpenResident = Callable[[], EngineProcess]
+OpenProcess = Callable[[], EngineProcess]
 
 
-class HotloopResident:
+class HotloopProcess:
     def __init__(self, engine: Engine, server: ServerConfig) -> None:
         self._engine = engine.start()
         self._app = create_app(engine, server)
@@ -56,7 +56,7 @@ class HotloopResident:
         self._engine.close()
 
 
-class VllmResident:
+class VllmProcess:
     """vLLM's server on a free port of loopback."""
 
     def __init__(self, config: VllmConfig, *, capacity_tokens: int, max_connections: int) -> None:
@@ -102,7 +102,7 @@ class VllmResident:
         return False
 
 
-def open_hotloop(config: HotloopConfig) -> HotloopResident:
+def open_hotloop(config: HotloopConfig) -> HotloopProcess:
     """A model that can be fetched by its name is, if it is not here."""
     model = config.model
     if model.load_format != "dummy" and needs_pull(model.model):
@@ -115,10 +115,10 @@ def open_hotloop(config: HotloopConfig) -> HotloopResident:
         device=model.device,
         load_format=model.load_format,
     )
-    return HotloopResident(engine, config.server)
+    return HotloopProcess(engine, config.server)
 
 
-def open_resident(config: RayConfig) -> EngineProcess:
+def open_process(config: RayConfig) -> EngineProcess:
     if config.engine == "hotloop":
         return open_hotloop(config.hotloop)
-    return VllmResident(config.vllm, capacity_tokens=config.capacity_tokens, max_connections=config.max_ongoing)
+    return VllmProcess(config.vllm, capacity_tokens=config.capacity_tokens, max_connections=config.max_ongoing)

@@ -13,7 +13,7 @@ Item = TypeVar("Item")
 _ENTRY_COST = 16  # what an entry costs beside its item, so that empty ones are not free
 
 
-class Shelf(LRUCache[Key, tuple[Item, int]]):
+class LruCache(LRUCache[Key, tuple[Item, int]]):
     """Items by key, each with a cost; the one that was not asked for the longest makes room."""
 
     def __init__(self, max_cost: int, max_items: int | None = None) -> None:

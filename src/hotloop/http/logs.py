@@ -1,0 +1,121 @@
+"""Log lines, for people or as JSON objects, and one of them for each request that was answered.
+
+An application says what it knows of a request in `scope["state"]["access"]`, a function that is called when the answer
+is over. Neither headers nor bodies nor query strings are logged: no line has a key, a prompt or an answer.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any
+
+from hotloop.core.config import RouterConfig, ServerConfig
+from hotloop.http.keys import METRICS_PATH
+from hotloop.http.page import Application
+from hotloop.http.requests import OPEN_PATHS
+
+Facts = Mapping[str, Any]
+FACTS = "access"
+"""The key of `scope["state"]` with the function that gives them."""
+
+_QUIET = OPEN_PATHS | {METRICS_PATH}
+"""What probes ask for, many times a minute: logged at the level debug."""
+_MAX_CHARS = 200
+_TEXT = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+log = logging.getLogger("hotloop.access")
+
+
+class JsonFormatter(logging.Formatter):
+    """One object a line: `time`, `level`, `logger`, `message`, and of an access line its values."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(record.created))}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, "facts", {}),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+def start_logging(config: ServerConfig | RouterConfig) -> None:
+    """Lines go to stderr. A reload calls this again."""
+    logging.basicConfig()
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(JsonFormatter() if config.log_format == "json" else _TEXT)
+    logging.getLogger("hotloop").setLevel(config.log_level.upper())
+
+
+class AccessLog:
+    """An ASGI application with a line for each of its answers."""
+
+    def __init__(self, app: Application) -> None:
+        self._app = app
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
+        level = logging.DEBUG if scope.get("path") in _QUIET else logging.INFO
+        if scope["type"] != "http" or not log.isEnabledFor(level):
+            await self._app(scope, receive, send)
+            return
+        began_at, status, state = time.monotonic(), 0, scope.setdefault("state", {})
+
+        async def watched_send(message: MutableMapping[str, Any]) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched_send)
+        finally:
+            tell: Callable[[], Facts] = state.pop(FACTS, dict)  # an open connection keeps the scope of its last request
+            facts = {
+                "method": scope["method"],
+                "path": scope["path"][:_MAX_CHARS],
+                "status": status,
+                "duration_ms": _ms(time.monotonic() - began_at),
+                "request": state.get("request_id"),
+                **_tenant(state),
+                **tell(),
+            }
+            _write(level, {name: _short(value) for name, value in facts.items() if value not in (None, "")})
+
+
+def _tenant(state: Mapping[str, Any]) -> Facts:
+    tenant = state.get("tenant")
+    return {"key": key_name(tenant.id)} if tenant else {}
+
+
+def key_name(tenant_id: str) -> str:
+    """What a key is called in logs: the beginning of its hash."""
+    return tenant_id[:12]
+
+
+def first_token(began_at: float | None, first_at: float | None) -> Facts:
+    return {"ttft_ms": _ms(first_at - began_at)} if began_at and first_at else {}
+
+
+def _write(level: int, facts: Facts) -> None:
+    head = f"{facts['method']} {_word(facts['path'])} {facts['status']}"
+    rest = " ".join(f"{name}={_word(value)}" for name, value in facts.items() if name not in _HEAD)
+    log.log(level, "%s %s", head, rest, extra={"facts": facts})
+
+
+_HEAD = ("method", "path", "status")
+
+
+def _short(value: Any) -> Any:
+    return value[:_MAX_CHARS] if isinstance(value, str) else value
+
+
+def _word(value: Any) -> str:
+    """As one word: what a client chose may hold anything, a line break too."""
+    text = str(value)
+    return text if text.isascii() and text.isprintable() and not {" ", '"', "="} & {*text} else json.dumps(text)
+
+
+def _ms(duration_s: float) -> float:
+    return round(duration_s * 1000, 1)

@@ -1,0 +1,129 @@
+"""How another replica is asked to go on with an answer: with its tokens, with its text, or from the beginning.
+
+    hotloop            the same request, and the tokens of the answer so far: all of it is told anew, none of it is
+                       chosen anew
+    vLLM, SGLang       the conversation with the text so far as its last message, which is continued
+    Anthropic          the same, as its prefill
+    nothing was told   the same request
+
+What is begun and is neither text nor tokens (a call, a thought) is written anew by the other replica, behind the text
+before it: that is only tried where the request says that the same words will come, with temperature 0 or a seed.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeGuard
+
+import msgspec
+
+from hotloop.core.errors import HotloopError, RequestError
+from hotloop.router.kinds import CHAT, KINDS, Api, Resumes
+from hotloop.router.request import RoutedRequest, parse_request
+from hotloop.router.resume.splice import Splice, SplicedStream, TranslatedSplice
+from hotloop.router.resume.told import Told, ToldAnswer
+from hotloop.router.translate import translate
+from hotloop.wire.field import Json
+from hotloop.wire.formats import FORMATS
+from hotloop.wire.part import Api as Format
+from hotloop.wire.policy import Notes
+from hotloop.wire.reader import name_call
+from hotloop.wire.responses.items import ItemStore
+
+_LIMITS = ("max_completion_tokens", "max_tokens")
+
+
+class CannotResume(HotloopError):
+    """Why an answer cannot go on elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    request: RoutedRequest
+    how: str
+    given: str = ""
+    """What of the answer the replica is given as text, and does not repeat."""
+
+
+def make_plans(request: RoutedRequest, told: Told, answer: ToldAnswer, items: ItemStore) -> Iterator[Plan]:
+    """The best first. Raises CannotResume where there is none."""
+    if answer.is_nothing:
+        yield Plan(request, "again")
+        return
+    try:
+        body = request.read_body()
+        _check(body, told)
+        if told.token_ids:
+            names = {"token_ids": told.token_ids, "call_ids": answer.call_ids}
+            response_id = {"response_id": answer.first["id"]} if request.api == "responses" else {}
+            resumed = replace(request, raw=request.replace({"resume": names | response_id}), kinds=_kinds("tokens"))
+            yield Plan(resumed, "tokens")
+        yield from _continue_text(request, answer, items.resolve(body, request.tenant.may_see))
+    except RequestError as error:
+        raise CannotResume(str(error)) from None
+
+
+def _check(body: Mapping[str, Any], told: Told) -> None:
+    if not told.is_whole:
+        raise CannotResume("it is too long to be kept")
+    if body.get("n") not in (None, 1) or body.get("best_of") not in (None, 1):
+        raise CannotResume("it is one of several choices")
+    if body.get("logprobs") not in (None, False) or body.get("top_logprobs") is not None or body.get("echo"):
+        raise CannotResume("it has log probabilities, or its prompt")
+
+
+def _continue_text(request: RoutedRequest, answer: ToldAnswer, body: Json) -> Iterator[Plan]:
+    is_settled = body.get("temperature") == 0 or body.get("seed") is not None
+    if not answer.is_text_alone and not is_settled:
+        raise CannotResume("a call or a thought had begun, which another replica would write in other words")
+    if request.api == "completions":
+        if isinstance(prompt := body.get("prompt"), str):
+            raw = request.replace({"prompt": prompt + answer.text})
+            yield Plan(replace(request, raw=raw, kinds=_kinds("message")), "text", answer.text)
+        return
+    chat = body if request.api == "chat" else translate(request.api, frozenset({"chat"}), body).request()[1]
+    ways: tuple[tuple[Resumes, str], ...] = (("message", answer.text), ("prefill", answer.text.rstrip()))
+    for way, told in ways:
+        text = told if _begins_with_text(answer) else ""
+        asked = dict(chat)
+        if text:
+            asked["messages"] = [*chat["messages"], {"role": "assistant", "content": text}]
+            asked |= {"continue_final_message": True, "add_generation_prompt": False}
+        yield Plan(_as_chat(request, asked, _kinds(way)), "text", text)
+
+
+def _begins_with_text(answer: ToldAnswer) -> bool:
+    return all(atom.key[0] != "thought" for atom in answer.atoms)
+
+
+def _as_chat(request: RoutedRequest, body: Json, kinds: frozenset[str]) -> RoutedRequest:
+    raw = parse_request(CHAT, request.headers, msgspec.json.encode(body), request.tenant, request.scope)
+    session, name = request.session, request.session_name
+    return replace(raw, session=session, session_name=name, priority=request.priority, kinds=kinds)
+
+
+def shorten(request: RoutedRequest, num_given: int) -> RoutedRequest:
+    """With room for as many tokens less as the answer has."""
+    body = request.read_body()
+    limits = {name: max(1, body[name] - num_given) for name in _LIMITS if isinstance(body.get(name), int)}
+    return replace(request, raw=request.replace(limits))
+
+
+def read_resumed(request: RoutedRequest, plan: Plan, answer: ToldAnswer, num_given: int) -> SplicedStream:
+    """Raises RequestError where the client's own body cannot be read."""
+    api, far, splice = request.api, plan.request.api, Splice(request.api, answer)
+    if not is_format(api) or not is_format(far):
+        splice.skip(plan.given)
+        return SplicedStream(splice)
+    body, near = request.read_body(), FORMATS[api]
+    writer = near.writer(near.parse(body, Notes()), body)
+    return TranslatedSplice(splice, FORMATS[far].reader(name_call), writer, answer, plan.given, num_given)
+
+
+def is_format(api: Api) -> TypeGuard[Format]:
+    return api in FORMATS
+
+
+def _kinds(way: Resumes) -> frozenset[str]:
+    """A hotloop can be given text as well."""
+    also = {"hotloop"} if way == "message" else set()
+    return frozenset(also | {name for name, kind in KINDS.items() if kind.resumes == way})

@@ -1,0 +1,42 @@
+"""Sessions by name: a client says that one is over, so that nobody waits for it to come back."""
+
+import asyncio
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from hotloop.core.errors import RequestError
+from hotloop.server.border import read_json
+from hotloop.server.options import decode
+from hotloop.server.service import Service
+from hotloop.wire.hints import MAX_SESSION_ID, shorten
+
+_MAX_BODY = 4 * MAX_SESSION_ID + 1024
+
+
+async def close(http: HttpRequest) -> JSONResponse:
+    """Free what the cache has of a session, and of those that work for it. Nothing is, if there is no such session."""
+    return await _close(http, http.path_params["id"])
+
+
+async def close_by_body(http: HttpRequest) -> JSONResponse:
+    """The same, as SGLang has it."""
+    name = decode(await read_json(http, _MAX_BODY)).get("session_id")
+    if not isinstance(name, str) or not name:
+        raise RequestError("session_id must be a text", param="session_id")
+    return await _close(http, name)
+
+
+async def _close(http: HttpRequest, name: str) -> JSONResponse:
+    service = Service.of(http)
+    closed = service.engine.close_session(http.state.tenant.qualify(shorten(name)))
+    num_blocks = await asyncio.wrap_future(closed)
+    freed = {"freed_blocks": num_blocks, "freed_tokens": num_blocks * service.engine.block_size}
+    return JSONResponse({"id": name, "object": "session.closed", **freed})
+
+
+ROUTES = (
+    Route("/v1/sessions/{id:path}/close", close, methods=["POST"]),
+    Route("/close_session", close_by_body, methods=["POST"]),
+)

@@ -1,0 +1,78 @@
+"""What is installed without an extra: which commands run, and what the others say."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from tests.bench.fake_server import FakeServer
+
+from hotloop.core.extras import EXTRA_OF, missing_extra
+
+ROOT = Path(__file__).parents[2]
+_WITHOUT = f"import sys; sys.modules.update(dict.fromkeys({[*EXTRA_OF]}));"
+_NOBODY = "http://127.0.0.1:1"
+
+
+def light(*argv: str, home: Path) -> subprocess.CompletedProcess[str]:
+    """A command where no package is to be found that only an extra brings."""
+    code = f"{_WITHOUT} from hotloop.cli.main import main; main()"
+    env = {**os.environ, "HOTLOOP_HOME": str(home)}
+    command = [sys.executable, "-c", code, *argv]
+    return subprocess.run(command, capture_output=True, text=True, env=env, cwd=ROOT, timeout=60, check=False)
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "said"),
+    [
+        ("lint --list", 0, "HL001"),
+        ("trace ls --trace none.db", 2, "nothing was recorded there yet"),
+        ("models", 0, "hotloop pull smollm2-135m"),
+        ("version", 0, "python"),
+        (f"doctor {_NOBODY}", 1, f"cannot reach {_NOBODY}"),
+        (f"chat --url {_NOBODY}", 1, f"cannot reach {_NOBODY}"),
+        (f"bench replay --url {_NOBODY}", 1, f"cannot reach {_NOBODY}"),
+        (f"run examples/shop.py hi --url {_NOBODY}", 1, f"{_NOBODY} cannot be reached"),
+        (f"route --port 99999 --replica {_NOBODY}", 2, "port must be between 0 and 65535"),
+        ("simulate none.jsonl", 2, "cannot read none.jsonl"),
+        ("predict show none.json", 2, "cannot read none.json"),
+    ],
+)
+def test_what_needs_no_engine_runs(argv: str, code: int, said: str, tmp_path: Path):
+    done = light(*argv.split(), home=tmp_path)
+    assert said in done.stdout + done.stderr
+    assert done.returncode == code
+
+
+@pytest.mark.parametrize("argv", ["serve --port 0", "pull", "size", "demo", "lint --tokenizer default x"])
+def test_what_needs_an_engine_says_the_one_line_to_type(argv: str, tmp_path: Path):
+    done = light(*argv.split(), home=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    what = f"hotloop {argv.split()[0]}"
+    line = "pip install 'hotloop[cpu]', or 'hotloop[cuda]' for an NVIDIA GPU"
+    assert done.stderr == f"hotloop: {what} needs the extra `cpu`: {line}\n"
+
+
+def test_the_doctor_examines_a_server(tmp_path: Path):
+    with FakeServer() as server:
+        done = light("doctor", server.url, "--idle", "0", "--json", home=tmp_path)
+    assert json.loads(done.stdout)["findings"]
+
+
+def test_a_name_of_the_package_says_it_too():
+    code = f"{_WITHOUT} from hotloop import Agent, tool; from hotloop import Engine"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines()[-1].startswith(
+        "ImportError: hotloop.Engine needs the extra `cpu`: pip install 'hot"
+    )
+
+
+def test_each_of_those_packages_is_in_the_extra_that_is_named():
+    assert find_spec("numpy")
+    assert str(missing_extra(ModuleNotFoundError(name="ray.serve"), "it")) == (
+        "it needs the extra `ray`: pip install 'hotloop[ray]'"
+    )
+    assert missing_extra(ModuleNotFoundError(name="nonsense"), "it") is None

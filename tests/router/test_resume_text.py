@@ -1,0 +1,264 @@
+"""Replicas that tell no tokens: an answer goes on from its text where the API has a way to say so, and only there."""
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+from tests.router.conftest import serving
+
+from hotloop.router.config import ReplicaConfig
+
+WHOLE = "It is warm in Rome today, and it will stay so."
+CALL = '{"city": "Rome"}'
+CHAT = "/v1/chat/completions"
+MESSAGES = [{"role": "user", "content": "How is the weather?"}]
+
+
+def chunk(delta: dict[str, Any], reason: str | None = None) -> bytes:
+    choice = {"index": 0, "delta": delta, "finish_reason": reason}
+    return b"data: " + json.dumps({"id": "chatcmpl-1", "model": "m", "choices": [choice]}).encode() + b"\n\n"
+
+
+def event(kind: str, **fields: Any) -> bytes:
+    return f"event: {kind}\ndata: {json.dumps({'type': kind, **fields})}\n\n".encode()
+
+
+class Teller:
+    """Says what it has to say, behind what it was given of it. The first of several to have said so many pieces dies,
+    or says that it failed; what is called then is `turns_to`."""
+
+    def __init__(self, name: str, all_of_them: "list[Teller]") -> None:
+        self.name = name
+        self.url = ""
+        self.calls = ""
+        self.turns_to: str | None = None
+        self.all_of_them = all_of_them
+        self.dies_after: int | None = None
+        self.last_words = b""
+        self.seen: list[dict[str, Any]] = []
+        self.num_counted = 0
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        body = b""
+        while (message := await receive())["type"] == "http.request":
+            body += message.get("body", b"")
+            if not message.get("more_body"):
+                break
+        given = json.loads(body or b"{}")
+        if scope["method"] == "POST" and given.get("stream"):
+            self.seen.append(given)
+            await self._stream(scope["path"], given, send)
+            return
+        known = {"/v1/models": {"data": [{"id": "m"}]}, "/health": {}}
+        said = {"tokens": [*given["prompt"].encode()]} if scope["path"] == "/tokenize" else known.get(scope["path"])
+        self.num_counted += scope["path"] == "/tokenize"
+        await send({"type": "http.response.start", "status": 404 if said is None else 200, "headers": []})
+        await send({"type": "http.response.body", "body": json.dumps(said).encode()})
+
+    async def _stream(self, path: str, given: dict[str, Any], send: Any) -> None:
+        head = [(b"content-type", b"text/event-stream")]
+        await send({"type": "http.response.start", "status": 200, "headers": head})
+        for i, piece in enumerate(self._pieces(path, given)):
+            if i == self.dies_after:
+                for each in self.all_of_them:
+                    each.dies_after, each.calls = None, each.turns_to or each.calls
+                if not self.last_words:
+                    raise ConnectionError("the machine is gone")
+                await send({"type": "http.response.body", "body": self.last_words})
+                return
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+    def _pieces(self, path: str, given: dict[str, Any]) -> Iterator[bytes]:
+        text = WHOLE
+        if path == "/v1/completions":
+            yield from self._complete(text, given["prompt"])
+            return
+        last = given["messages"][-1]
+        begun = last["content"] if last["role"] == "assistant" else ""
+        begun = begun if isinstance(begun, str) else begun[0]["text"]
+        assert text.startswith(begun)
+        words = [text[len(begun) :][i : i + 5] for i in range(0, len(text) - len(begun), 5)]
+        yield from self._message(words) if path == "/v1/messages" else self._chat(words, len(begun))
+
+    def _chat(self, words: list[str], num_begun: int) -> Iterator[bytes]:
+        yield chunk({"role": "assistant", "content": ""})
+        yield from (chunk({"content": word}) for word in words)
+        if self.calls:
+            yield chunk({"tool_calls": [{"index": 0, "id": f"call_{self.name}", "function": {"name": self.calls}}]})
+            for char in CALL:
+                yield chunk({"tool_calls": [{"index": 0, "function": {"arguments": char}}]})
+        yield chunk({}, "tool_calls" if self.calls else "stop")
+        num_output = sum(map(len, words))
+        usage = {"prompt_tokens": 100 + num_begun, "completion_tokens": num_output, "total_tokens": 0}
+        yield b"data: " + json.dumps({"id": "chatcmpl-1", "choices": [], "usage": usage}).encode() + b"\n\n"
+        yield b"data: [DONE]\n\n"
+
+    def _message(self, words: list[str]) -> Iterator[bytes]:
+        yield event("message_start", message={"id": f"msg_{self.name}", "model": "m", "usage": {"input_tokens": 9}})
+        yield event("content_block_start", index=0, content_block={"type": "text", "text": ""})
+        for word in words:
+            yield event("content_block_delta", index=0, delta={"type": "text_delta", "text": word})
+        yield event("content_block_stop", index=0)
+        yield event("message_delta", delta={"stop_reason": "end_turn"}, usage={"output_tokens": 5})
+        yield event("message_stop")
+
+    def _complete(self, text: str, prompt: str) -> Iterator[bytes]:
+        begun = prompt.removeprefix("Weather: ")
+        for char in text.removeprefix(begun):
+            yield b"data: " + json.dumps({"id": self.name, "choices": [{"index": 0, "text": char}]}).encode() + b"\n\n"
+        end = {"id": self.name, "choices": [{"index": 0, "text": "", "finish_reason": "stop"}]}
+        yield b"data: " + json.dumps(end).encode() + b"\n\ndata: [DONE]\n\n"
+
+
+@pytest.fixture
+async def tellers() -> AsyncIterator[list[Teller]]:
+    both: list[Teller] = []
+    both += [Teller("one", both), Teller("two", both)]
+    async with serving(both[0]), serving(both[1]):
+        yield both
+
+
+def configs(tellers: list[Teller], kind: str) -> tuple[ReplicaConfig, ...]:
+    return tuple(ReplicaConfig(url=each.url, name=each.name, kind=kind) for each in tellers)
+
+
+async def ask(router: Any, path: str = CHAT, **fields: Any) -> bytes:
+    asked = {"/v1/completions": {"prompt": "Weather: "}, "/v1/responses": {"input": "How is the weather?"}}
+    body = {"model": "m", "stream": True, **asked.get(path, {"messages": MESSAGES, "max_tokens": 90}), **fields}
+    return (await router.client.post(path, json=body)).content
+
+
+def text_of(data: bytes) -> str:
+    text = ""
+    for line in data.splitlines():
+        if line.startswith(b"data: {"):
+            said = json.loads(line[6:])
+            for choice in said.get("choices", ()):
+                text += choice.get("text") or choice.get("delta", {}).get("content") or ""
+            delta = said.get("delta", "")
+            text += delta if isinstance(delta, str) else delta.get("text", "")
+    return text
+
+
+@pytest.mark.parametrize("dies_after", range(2, 12))
+async def test_a_text_goes_on_from_where_it_was(tellers, route, dies_after):
+    for teller in tellers:
+        teller.dies_after = dies_after
+    router = await route(configs(tellers, "vllm"), max_retries=5)
+    data = await ask(router, stream_options={"include_usage": True})
+    assert text_of(data) == WHOLE
+    assert data.count(b"[DONE]") == data.count(b'"finish_reason":"stop"') + data.count(b'"finish_reason": "stop"') == 1
+    [again] = [each for teller in tellers for each in teller.seen if "continue_final_message" in each][:1]
+    begun = again["messages"][-1]
+    assert begun == {"role": "assistant", "content": WHOLE[: 5 * (dies_after - 1)]}
+    assert again["max_tokens"] == 90 - len(begun["content"])
+    usage = json.loads(data.split(b"data: ")[-2])["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (100, len(WHOLE))
+    page = (await router.client.get("/metrics")).text
+    assert 'how="text"' in page
+
+
+async def test_a_completion_goes_on_too(tellers, route):
+    for teller in tellers:
+        teller.dies_after = 7
+    router = await route(configs(tellers, "sglang"))
+    data = await ask(router, "/v1/completions")
+    assert text_of(data) == WHOLE
+    assert len({json.loads(line[6:])["id"] for line in data.splitlines() if line.startswith(b"data: {")}) == 1
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", CHAT, "/v1/responses"])
+async def test_anthropics_api_is_given_it_as_a_prefill(tellers, route, path):
+    for teller in tellers:
+        teller.dies_after = 5
+    router = await route(configs(tellers, "anthropic"))
+    data = await ask(router, path)
+    assert text_of(data) == WHOLE
+    [again] = [each for teller in tellers for each in teller.seen if each["messages"][-1]["role"] == "assistant"]
+    assert again["messages"][-1]["content"] in (WHOLE[:15].rstrip(), [{"type": "text", "text": WHOLE[:15].rstrip()}])
+
+
+async def test_an_api_that_cannot_go_on_says_so(tellers, route):
+    for teller in tellers:
+        teller.dies_after = 4
+    router = await route(configs(tellers, "openai_compatible"))
+    data = await ask(router)
+    assert text_of(data) == WHOLE[:15]
+    assert b"cannot go on elsewhere: no other replica of a kind that can is up" in data
+    assert sum(len(teller.seen) for teller in tellers) == 1
+    assert 'how="failed"' in (await router.client.get("/metrics")).text
+
+
+async def test_what_has_said_nothing_yet_is_asked_for_anywhere(tellers, route):
+    """The first event of a stream is no answer."""
+    for teller in tellers:
+        teller.dies_after = 1
+        teller.last_words = b'data: {"error": {"message": "out of memory", "code": 500}}\n\n'
+    router = await route(configs(tellers, "openai_compatible"))
+    data = await ask(router)
+    assert text_of(data) == WHOLE
+    assert data.count(b'"role"') == 1
+
+
+@pytest.mark.parametrize("dies_after", [12, 16, 20])
+async def test_a_call_is_written_anew_where_the_same_words_are_sure(tellers, route, dies_after):
+    for teller in tellers:
+        teller.calls, teller.dies_after = "weather", dies_after
+    router = await route(configs(tellers, "vllm"))
+    data = await ask(router, temperature=0)
+    chunks = [json.loads(line[6:]) for line in data.splitlines() if line.startswith(b"data: {")]
+    calls = [call for each in chunks for call in each["choices"][0]["delta"].get("tool_calls", ())]
+    assert "".join(call["function"].get("arguments") or "" for call in calls) == CALL
+    assert len([call for call in calls if call.get("id")]) == 1
+    assert text_of(data) == WHOLE
+
+
+async def test_a_call_that_could_be_another_is_not(tellers, route):
+    for teller in tellers:
+        teller.calls, teller.dies_after = "weather", 16
+    router = await route(configs(tellers, "vllm"))
+    data = await ask(router)
+    assert b"a call or a thought had begun" in data
+    assert b"[DONE]" not in data
+
+
+async def test_other_words_are_never_put_behind_those_that_were_told(tellers, route):
+    for teller in tellers:
+        teller.calls, teller.dies_after, teller.turns_to = "weather", 16, "another"
+    router = await route(configs(tellers, "vllm"))
+    data = await ask(router, temperature=0)
+    assert b"could not be gone on with elsewhere" in data
+    assert b'"another"' not in data
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages"])
+async def test_a_replica_that_says_that_it_failed_is_lost_too(tellers, route, path):
+    for teller in tellers:
+        teller.dies_after = 4
+        teller.last_words = b'data: {"error": {"message": "EngineDeadError", "code": 500}}\n\n'
+        if path == "/v1/messages":
+            teller.last_words = event("error", error={"type": "api_error", "message": "EngineDeadError"})
+    router = await route(configs(tellers, "vllm" if path == CHAT else "anthropic"))
+    data = await ask(router, path)
+    assert text_of(data) == WHOLE
+    assert b"EngineDead" not in data
+
+
+async def test_what_is_the_requests_own_fault_is_its_answer(tellers, route):
+    for teller in tellers:
+        teller.dies_after = 4
+        teller.last_words = b'data: {"error": {"message": "bad grammar", "code": 400}}\n\n'
+    router = await route(configs(tellers, "vllm"))
+    data = await ask(router)
+    assert b"bad grammar" in data
+    assert sum(len(teller.seen) for teller in tellers) == 1
+
+
+@pytest.mark.parametrize("fields", [{"n": 2}, {"logprobs": True}, {"top_logprobs": 2}])
+async def test_several_choices_and_log_probabilities_are_not_gone_on_with(tellers, route, fields):
+    for teller in tellers:
+        teller.dies_after = 4
+    router = await route(configs(tellers, "vllm"))
+    assert b"cannot go on elsewhere" in await ask(router, **fields)
