@@ -2,6 +2,7 @@
 
 import logging
 import platform
+from dataclasses import replace
 
 from hotloop.backends.backend import Backend
 from hotloop.backends.cpu.attention import AMX_HEAD_DIMS
@@ -92,7 +93,7 @@ def _check_memory(model: Model, config: EngineConfig, weight_format: WeightForma
     """Refuse now what would be killed later, and say what it takes: nothing of the weights has been read yet, and of a
     model that fits in no format nothing is looked at, not even of what kind it is.
     """
-    least, free_bytes = weight_bytes(model.spec, "int4"), available_bytes()
+    least, free_bytes = weight_bytes(replace(model.spec, has_tied_head=True), "int4") * 9 // 10, available_bytes()
     check_fits(model.name, {"weights": least}, free_bytes, have=f"this machine has only {gib(free_bytes)} free")
     formats: list[WeightFormat] = ["f32", "bf16", "int8", "int4"]
     formats += ["stored"] if is_quantised(model) else []
