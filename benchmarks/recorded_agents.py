@@ -17,7 +17,7 @@ import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +110,7 @@ class Session:
         return Answered(turn, len(prompt), cached, num_ideal, num_output, times[1] - times[0], times[-1] - times[1])
 
 
-@cache
+@lru_cache(maxsize=200_000)  # half a gigabyte: of the agents that are under way
 def block_tokens(name: str, vocab_size: int) -> list[int]:
     return random.Random(name).choices(range(min(1000, vocab_size // 2), vocab_size), k=TRACE_BLOCK)
 

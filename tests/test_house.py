@@ -35,7 +35,7 @@ def pins() -> dict[str, str]:
 
 
 def own_files() -> list[Path]:
-    folders = ("src", "tests", "benchmarks", "examples", "docs", ".ci")
+    folders = ("src", "tests", "benchmarks", "examples", "docs", "deploy", ".ci")
     files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file()]
     top = [path for path in ROOT.iterdir() if path.is_file()]
     return [path for path in files + top if "__pycache__" not in path.parts]
@@ -146,6 +146,7 @@ def test_ci_runs_the_readers_own_commands():
         "make test-page",
         "make test-ray",
         "make test-kernels",
+        "make test-deploy",
     ]
     assert {"setup", "check", "test", "demo", "bench", "docs", "clean", "help"} <= makefile_targets()
 

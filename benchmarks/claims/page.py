@@ -1,7 +1,7 @@
 """docs/benchmarks.md from the results that are kept beside it: `python -m benchmarks.claims.page`. Nothing is typed.
 
 docs/figures/claims-cpu.json    what `python -m benchmarks.claims --keep` measured
-docs/figures/claims-gpu.json    what `python -m benchmarks.claims.gpu --json` measured on a card
+docs/figures/claims-gpu.json    what `python -m benchmarks.claims.gpu --json` of commit 981b7662 measured on a card
 docs/figures/vllm-gpu.jsonl     another engine on such a card, a JSON object a line
 docs/figures/earlier.json       tables of earlier versions, with the commands that took them
 """
@@ -27,8 +27,8 @@ _INTRODUCTION = """## Published claims, reproduced
 ```bash
 make benchmarks
 ```
-measures all of this on a CPU, keeps the figures in `docs/figures` and writes what follows from them; on a card it is
-`python -m benchmarks.claims.gpu --json docs/figures/claims-gpu.json`, and then `python -m benchmarks.claims.page`.
+measures all of this on a CPU, keeps the figures in `docs/figures` and writes what follows from them; on a card it was
+`python -m benchmarks.claims.gpu` of commit 981b7662. `python -m benchmarks.claims.page` writes the page anew.
 Claims are as they were published, on other machines and with other models. Figures are medians, baseline first; *×* is
 how many times better, with the least and the most of the repeats in brackets. A claim holds if its lower bound is
 reached in the median. On a CPU the model is the default one, SmolLM2-135M, where no other is named; on a card it is one

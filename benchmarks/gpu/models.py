@@ -45,13 +45,9 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def dummy_folder(name: str, **changes: Any) -> Path:
-    """A folder that holds nothing but the shape of a model."""
+def dummy_model(name: str, **changes: Any) -> Model:
+    """Of a folder that holds nothing but the shape."""
     folder = Path(tempfile.mkdtemp(prefix="hotloop-")) / name
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({**SHAPES[name], **changes}))
-    return folder
-
-
-def dummy_model(name: str, **changes: Any) -> Model:
-    return load_model(str(dummy_folder(name, **changes)), load_format="dummy")
+    return load_model(str(folder), load_format="dummy")

@@ -11,9 +11,10 @@ from hotloop.core.errors import ConfigError
 from hotloop.lint.conversations import sort_into_runs
 from hotloop.lint.engine import lint
 from hotloop.lint.finding import Severity
-from hotloop.lint.fix import fix_file, fix_runs, place_breakpoints, sort_tools
+from hotloop.lint.fix import fix_file, fix_runs
 from hotloop.lint.meter import Meter
 from hotloop.lint.requests import parse_line
+from hotloop.wire.stable import place_breakpoints, sort_tools
 
 
 def fix(pairs, change=lambda body, number: body):

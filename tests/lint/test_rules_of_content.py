@@ -1,4 +1,4 @@
-"""HL011 to HL018: each is found where it is, and nothing is found where all is well."""
+"""HL011 to HL019: each is found where it is, and nothing is found where all is well."""
 
 import json
 
@@ -211,3 +211,16 @@ def test_hl018_long_enough_much_too_short_or_ones_own():
     assert not short_prompts("gpt-5", 1500).findings
     assert not short_prompts("gpt-5", 100).findings
     assert not short_prompts("tiny", 850).findings
+
+
+def repeated(*names):
+    talk = [user("Look."), *(each for n in names for each in (assistant("", call(n, '{"id": "4711"}')), result("x")))]
+    return found(lint_chat(talk=[*talk, assistant("Done.")]), "HL019")
+
+
+def test_hl019_the_same_is_read_twice_with_nothing_written_in_between():
+    (finding,) = repeated("get_order", "find", "get_order", "get_order")
+    assert (finding.severity, finding.words.split()[0]) == (Severity.NOTE, "get_order")
+    assert "2 times more" in finding.words
+    assert not repeated("get_order", "refund", "get_order"), "it may have changed the order"
+    assert not repeated("refund", "refund")

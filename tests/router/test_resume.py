@@ -104,22 +104,23 @@ async def test_a_replica_lost_at_any_byte_is_not_noticed(api, cutters, route):
     usage = {"stream_options": {"include_usage": True}} if api == "chat" else {}
     undisturbed = await ask(router.client, api, **usage)
     num_bytes = max(cutter.num_bytes for cutter in cutters)
-    places = random.Random(api).sample(range(200, num_bytes), 12)
-    for place in (*places, num_bytes - 1, num_bytes - 8):
+    rng = random.Random(api)
+    places = rng.sample(range(250, 900), 8) + rng.sample(range(900, num_bytes), 8)
+    for place in (*places, *range(num_bytes - 500, num_bytes, 120), num_bytes - 8, num_bytes - 1):
         for cutter in cutters:
             cutter.cut_after = place
         data = await ask(router.client, api, **usage, session_id=f"s{place}")
         assert words(read(api, data)) == words(read(api, undisturbed)), place
         check_order(api, data)
         assert b": tokens" not in data
-    assert sum(cutter.num_cut for cutter in cutters) >= 12
+    assert sum(cutter.num_cut for cutter in cutters) >= 8, "how a stream is cut into events is for time to say"
     assert all(not each.num_running for each in router.replica_set.replicas.values())
 
 
 async def test_an_answer_may_lose_several_replicas(cutters, route):
     router = await route(behind(cutters), max_retries=9)
     undisturbed = await ask(router.client, "chat")
-    for cutter, place in zip(cutters, (4000, 6000), strict=True):
+    for cutter, place in zip(cutters, (900, 900), strict=True):
         cutter.cut_after = place
     data = await ask(router.client, "chat")
     assert [cutter.num_cut for cutter in cutters] == [1, 1]
@@ -129,7 +130,7 @@ async def test_an_answer_may_lose_several_replicas(cutters, route):
 async def test_a_client_who_asked_for_no_usage_is_told_none(cutters, route):
     router = await route(behind(cutters))
     for cutter in cutters:
-        cutter.cut_after = 5000
+        cutter.cut_after = 900
     data = await ask(router.client, "chat")
     assert b'"usage"' not in data
     page = (await router.client.get("/metrics")).text
@@ -141,7 +142,7 @@ async def test_a_client_who_asked_for_no_usage_is_told_none(cutters, route):
 async def test_without_it_the_client_hears_that_the_replica_was_lost(cutters, route):
     router = await route(behind(cutters), resume_streams=False)
     for cutter in cutters:
-        cutter.cut_after = 4000
+        cutter.cut_after = 900
     data = await ask(router.client, "chat")
     assert b"replica_lost" in data
     assert b"[DONE]" not in data

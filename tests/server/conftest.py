@@ -22,3 +22,4 @@ def client(serving: Serving) -> Iterator[openai.OpenAI]:
 @pytest.fixture(scope="session", autouse=True)
 def route_if_asked(pytestconfig: pytest.Config) -> None:
     Serving.is_routed = pytestconfig.getoption("--through-router")
+    Serving.is_apart = pytestconfig.getoption("--apart")

@@ -3,10 +3,12 @@
 A token is a byte, so a test can force any text it likes with `logit_bias`, or have a script played.
 """
 
+import asyncio
+import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import count
 from typing import Any, Self
 
@@ -18,7 +20,7 @@ from tests.loopback import http_at, openai_at
 
 from hotloop.backends.backend import Backend, Batch
 from hotloop.backends.null import NullBackend
-from hotloop.core.config import EngineConfig, RouterConfig, ServerConfig
+from hotloop.core.config import EngineConfig, RouterConfig, ServerConfig, parse_bytes
 from hotloop.engine.engine import Engine
 from hotloop.http.page import Application
 from hotloop.models.template import ChatTemplate
@@ -27,6 +29,9 @@ from hotloop.router.app import RouterApp
 from hotloop.router.config import ReplicaConfig, RoutingConfig
 from hotloop.router.serve import RouterServer
 from hotloop.server.app import HttpServer
+from hotloop.server.engine_metrics import EngineMetrics
+from hotloop.server.fronts.host import EngineHost
+from hotloop.server.fronts.remote import EngineFacts, RemoteEngine
 from hotloop.trace.tracer import Tracer
 
 MODEL = "tiny"
@@ -119,10 +124,52 @@ class Routing:
         self._is_ready.set()
 
 
+class Hosting:
+    """An engine's end of a link in a thread with an event loop of its own, as in the engine's process."""
+
+    def __init__(self, engine: Engine, sock: socket.socket) -> None:
+        self._engine = engine
+        self._sock = sock
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        assert self._is_ready.wait(30)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.break_off()
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+
+    @property
+    def num_hosted(self) -> int:
+        return self._host.num_hosted
+
+    def break_off(self) -> None:
+        """As if the process had been killed."""
+        assert self._loop
+        with suppress(RuntimeError):  # the other end has closed the link, and the loop has ended
+            self._loop.call_soon_threadsafe(self._gone.set)
+
+    async def _run(self) -> None:
+        self._loop, self._gone = asyncio.get_running_loop(), asyncio.Event()
+        metrics = EngineMetrics(self._engine, self._engine.name)
+        self._host = EngineHost(self._engine, metrics, self._sock, on_gone=self._gone.set)
+        self._host.start()
+        self._is_ready.set()
+        await self._gone.wait()
+        await self._host.close()
+
+
 class Serving:
-    """The server in a thread, and ways to talk to it; with `pytest --through-router`, through one."""
+    """The server in a thread, and ways to talk to it; with `pytest --through-router`, through one, and with `pytest
+    --apart` with a link between server and engine, as between two processes."""
 
     is_routed = False
+    is_apart = False
 
     def __init__(
         self,
@@ -147,8 +194,9 @@ class Serving:
         chat_template = ChatTemplate(template, bos_token="", eos_token="<|im_end|>") if has_template else None
         engine_config = engine_config or EngineConfig(debug_checks=True, draft_history_tokens=10_000)
         self.engine = Engine(tokenizer, backend, engine_config, name=MODEL, template=chat_template)
+        self._front, self._routed = ExitStack(), ExitStack()
         self.server = HttpServer(
-            self.engine,
+            self._engine_apart(engine_config) if self.is_apart else self.engine,
             config or ServerConfig(port=0),
             tracer=tracer,
             page=page(self.engine) if page else None,
@@ -157,22 +205,31 @@ class Serving:
         )
         self._is_ready = threading.Event()
         self._thread = threading.Thread(target=self.server.run)
-        self._front = ExitStack()
+
+    def _engine_apart(self, config: EngineConfig) -> RemoteEngine:
+        ours, theirs = socket.socketpair()
+        self._hosting = Hosting(self.engine, ours)
+        facts = EngineFacts.of(self.engine)
+        grammar_bytes = parse_bytes(config.grammar_memory)
+        return RemoteEngine(theirs, facts, self.engine.tokenizer, self.engine.template, grammar_bytes=grammar_bytes)
 
     def __enter__(self) -> Self:
         self.engine.start()
+        if self.is_apart:
+            self._front.enter_context(self._hosting)
         self._thread.start()
         assert self._is_ready.wait(30)
         if self.is_routed:
-            self.url = self._front.enter_context(Routing(self.url))
+            self.url = self._routed.enter_context(Routing(self.url))
         self.http = http_at(self.url)
         return self
 
     def __exit__(self, *_: object) -> None:
         self.http.close()
-        self._front.close()
+        self._routed.close()
         self.server.stop()
         self.join()
+        self._front.close()
         self.engine.close()
 
     def join(self) -> None:

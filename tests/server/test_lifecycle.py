@@ -175,6 +175,7 @@ def test_neither_healthy_nor_ready_once_the_engine_has_failed() -> None:
         serving.engine._core.scheduler.pool.num_idle += 1  # a bug of ours: the check between two requests finds it
         assert serving.chat().status_code == 200
         until(lambda: serving.engine.failure)
+        until(lambda: serving.http.get("/health").status_code == 503)
         for path in ("/health", "/ready"):
             check_error(serving.http.get(path), 503)
         assert "has failed" in check_error(serving.chat(), 503)["message"]

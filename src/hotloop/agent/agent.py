@@ -24,6 +24,7 @@ from hotloop.agent.plan.run import PlannedRun
 from hotloop.agent.run import RunLoop, RunSettings
 from hotloop.agent.speculation import SpeculativeTools
 from hotloop.agent.tools.dispatch import Approve
+from hotloop.agent.tools.results import ResultCache
 from hotloop.agent.tools.source import OpenTools, ToolSource
 from hotloop.agent.tools.sub_agent import SubAgent
 from hotloop.agent.tools.tool import FINAL_ANSWER, AgentTool, FinalAnswer, FunctionTool, ToolOptions
@@ -65,6 +66,7 @@ class Agent(Generic[T]):
         prices: Prices | None = None,
         approve: Approve | None = None,
         speculation: SpeculativeTools | None = None,
+        results: ResultCache | None = None,
         compaction: Compaction | None = None,
         max_result_share: float = 0.25,
         can_prefill_ahead: bool = True,
@@ -90,6 +92,7 @@ class Agent(Generic[T]):
             prices=prices or Prices(),
             approve=approve,
             speculation=speculation,
+            results=results or ResultCache(),
             compaction=compaction,
             max_result_share=max_result_share,
             can_prefill_ahead=can_prefill_ahead,
@@ -104,47 +107,78 @@ class Agent(Generic[T]):
         )
 
     async def run(
-        self, prompt: str, *, conversation: Conversation | None = None, context: Sequence[Any] = (), notes: str = ""
+        self,
+        prompt: str,
+        *,
+        conversation: Conversation | None = None,
+        context: Sequence[Any] = (),
+        notes: str = "",
+        fresh: bool = False,
     ) -> Result[T]:
         """The final answer. Raises what ended the run before there was one; being cancelled stops everything."""
-        return await self._run(RunLoop, prompt, conversation, context, notes)
+        return await self._run(RunLoop, prompt, conversation, context, notes, fresh)
 
     def run_sync(
-        self, prompt: str, *, conversation: Conversation | None = None, context: Sequence[Any] = (), notes: str = ""
+        self,
+        prompt: str,
+        *,
+        conversation: Conversation | None = None,
+        context: Sequence[Any] = (),
+        notes: str = "",
+        fresh: bool = False,
     ) -> Result[T]:
         """`run`, for programs that do not await."""
 
         async def run() -> Result[T]:
             async with self:
-                return await self.run(prompt, conversation=conversation, context=context, notes=notes)
+                return await self.run(prompt, conversation=conversation, context=context, notes=notes, fresh=fresh)
 
         return asyncio.run(run())
 
     def stream(
-        self, prompt: str, *, conversation: Conversation | None = None, context: Sequence[Any] = (), notes: str = ""
+        self,
+        prompt: str,
+        *,
+        conversation: Conversation | None = None,
+        context: Sequence[Any] = (),
+        notes: str = "",
+        fresh: bool = False,
     ) -> AsyncGenerator[Event, None]:
         """The run as it happens. Closing the iterator cancels the run.
 
         `conversation` is gone on with, and has all that was said when the run is over. `notes` is what is true now (the
-        time, the open file): it is put behind the prompt, where it costs nothing that comes before it.
+        time, the open file): it is put behind the prompt, where it costs nothing that comes before it. `fresh`: no
+        result of a tool is reused.
         """
-        return self._stream(RunLoop, prompt, conversation, context, notes)
+        return self._stream(RunLoop, prompt, conversation, context, notes, fresh)
 
     async def plan(
-        self, prompt: str, *, conversation: Conversation | None = None, context: Sequence[Any] = (), notes: str = ""
+        self,
+        prompt: str,
+        *,
+        conversation: Conversation | None = None,
+        context: Sequence[Any] = (),
+        notes: str = "",
+        fresh: bool = False,
     ) -> Result[T]:
         """`run`, beginning with a plan: the model writes its calls all at once, referring to each other's results.
 
         Each runs as soon as it is written and what it refers to is there; then the model answers. After a plan that
         cannot be followed the run goes on as any other, and a `PlanAbandoned` says why.
         """
-        return await self._run(PlannedRun, prompt, conversation, context, notes)
+        return await self._run(PlannedRun, prompt, conversation, context, notes, fresh)
 
     def stream_plan(
-        self, prompt: str, *, conversation: Conversation | None = None, context: Sequence[Any] = (), notes: str = ""
+        self,
+        prompt: str,
+        *,
+        conversation: Conversation | None = None,
+        context: Sequence[Any] = (),
+        notes: str = "",
+        fresh: bool = False,
     ) -> AsyncGenerator[Event, None]:
         """`plan` as it happens. Closing the iterator cancels the run."""
-        return self._stream(PlannedRun, prompt, conversation, context, notes)
+        return self._stream(PlannedRun, prompt, conversation, context, notes, fresh)
 
     async def fork(
         self, prompts: Sequence[str], *, conversation: Conversation | None = None, context: Sequence[Any] = ()
@@ -216,10 +250,16 @@ class Agent(Generic[T]):
         await self.settings.model.close()
 
     async def _run(
-        self, kind: type[RunLoop], prompt: str, conversation: Conversation | None, context: Sequence[Any], notes: str
+        self,
+        kind: type[RunLoop],
+        prompt: str,
+        conversation: Conversation | None,
+        context: Sequence[Any],
+        notes: str,
+        fresh: bool,
     ) -> Result[T]:
         conversation = conversation if conversation is not None else Conversation()
-        async with aclosing(self._stream(kind, prompt, conversation, context, notes)) as events:
+        async with aclosing(self._stream(kind, prompt, conversation, context, notes, fresh)) as events:
             async for event in events:
                 if isinstance(event, RunEnded):
                     if event.error:
@@ -228,7 +268,13 @@ class Agent(Generic[T]):
         raise AssertionError("a run did not end")
 
     async def _stream(
-        self, kind: type[RunLoop], prompt: str, conversation: Conversation | None, context: Sequence[Any], notes: str
+        self,
+        kind: type[RunLoop],
+        prompt: str,
+        conversation: Conversation | None,
+        context: Sequence[Any],
+        notes: str,
+        fresh: bool,
     ) -> AsyncGenerator[Event, None]:
         conversation = conversation if conversation is not None else Conversation()
         events: asyncio.Queue[Event] = asyncio.Queue()
@@ -243,7 +289,14 @@ class Agent(Generic[T]):
                 opening.insert(0, Message("system", self.instructions))
             final = None if self.output is str else FinalAnswer(self.output)
             loop = kind(
-                self.settings, conversation, tools, context, opening=opening, final=final, emit=events.put_nowait
+                self.settings,
+                conversation,
+                tools,
+                context,
+                opening=opening,
+                final=final,
+                emit=events.put_nowait,
+                fresh=fresh,
             )
             task = asyncio.create_task(loop.go())
             try:

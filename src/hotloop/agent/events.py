@@ -62,6 +62,8 @@ class CallDispatched(CallEvent):
 
     arguments: str
     was_speculative: bool = False
+    reused: Literal["", "cached", "joined"] = ""
+    """Whether the result is that of the same call, made before or under way; then the tool did not run for this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,8 @@ class CallFinished(CallEvent):
     num_tries: int = 1
     num_chars_cut: int = 0
     """Characters left out of a result that was too long for the model's window."""
+    saved_s: float = 0.0
+    """What the tool would have taken, of a result that was reused."""
     traceback: str = ""
     """Of a tool that crashed, without the error's message, which the log has."""
 

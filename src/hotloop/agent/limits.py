@@ -49,6 +49,10 @@ class RunUsage:
     num_calls: int = 0
     usage: ApiUsage = field(default_factory=ApiUsage)
     money: float = 0.0
+    num_reused: int = 0
+    """Calls whose result was that of the same call, made before or under way."""
+    saved_s: float = 0.0
+    """What tools would have taken for them."""
     began_at: float = field(default_factory=time.monotonic)
 
     @property

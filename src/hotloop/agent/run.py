@@ -20,6 +20,7 @@ from hotloop.agent.model import Ask, Model, PartialAnswer
 from hotloop.agent.spans import RunTrace
 from hotloop.agent.speculation import SpeculativeTools
 from hotloop.agent.tools.dispatch import Approve, Caller, Dispatcher, Pending
+from hotloop.agent.tools.results import ResultCache
 from hotloop.agent.tools.tool import AgentTool, FinalAnswer, RunContext, ToolExited
 from hotloop.core import stream
 from hotloop.core.errors import HotloopError
@@ -51,6 +52,7 @@ class RunSettings:
     prices: Prices = field(default_factory=Prices)
     approve: Approve | None = None
     speculation: SpeculativeTools | None = None
+    results: ResultCache = field(default_factory=ResultCache)
     compaction: Compaction | None = None
     max_result_share: float = 0.25
     can_prefill_ahead: bool = True
@@ -77,6 +79,7 @@ class RunLoop:
         opening: Sequence[Message],
         final: FinalAnswer | None = None,
         emit: Emit,
+        fresh: bool = False,
     ) -> None:
         """`opening` are the run's first messages: the user's prompt, and in a new conversation the instructions."""
         run_id = f"run-{secrets.token_hex(8)}"
@@ -116,6 +119,8 @@ class RunLoop:
             claim=self._ahead.claim if self._ahead else lambda call: None,
             count=partial(self.spent.count_call, settings.limits),
             abort=self._abort,
+            spent=self.spent,
+            results=(within.results if within else settings.results).open(run_id, conversation.session_id, fresh=fresh),
             concurrency=settings.limits.concurrency,
             max_result_tokens=self._max_result_tokens,
             approve=settings.approve,

@@ -130,6 +130,7 @@ class RunTrace:
             names.TOOL_NAME: event.name,
             names.DISPATCHED_NS: self.clock.unix_ns(event.at),
             names.WAS_SPECULATIVE: event.was_speculative,
+            **({names.REUSED: event.reused} if event.reused else {}),
             names.CONTENT_ARGUMENTS: event.arguments,
         }
         call = self._calls[event.call_id] = self._open(event.at, facts)
@@ -149,6 +150,7 @@ class RunTrace:
             names.NUM_TRIES: event.num_tries,
             names.IS_ERROR: event.is_error,
             names.CONTENT_RESULT: event.result,
+            **({names.SAVED_S: event.saved_s} if event.saved_s else {}),
             **({names.NUM_CHARS_CUT: event.num_chars_cut} if event.num_chars_cut else {}),
             **({names.TRACEBACK: event.traceback} if event.traceback else {}),
         }

@@ -21,7 +21,8 @@ from hotloop.agent.events import CallSpeculated
 from hotloop.agent.model import PartialAnswer
 from hotloop.agent.predict.history import History, call_key
 from hotloop.agent.predict.predictor import Prediction, Predictor, load_predictor, save_predictor
-from hotloop.agent.tools.dispatch import EarlyCall, Outcome, carry_out, stop
+from hotloop.agent.tools.dispatch import EarlyCall, carry_out, stop
+from hotloop.agent.tools.outcome import Outcome
 from hotloop.agent.tools.tool import AgentTool, RunContext
 from hotloop.core.errors import ConfigError
 from hotloop.core.message import Message, ToolCall

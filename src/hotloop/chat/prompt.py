@@ -9,12 +9,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
-from hotloop.chat.assembly.canonical import canonical_tools, keeps_system_turns, spread_notes, word_system_turns
 from hotloop.chat.assembly.late import Marked, ToolHistory, all_at_once, join_late, place_marked, tell_late
-from hotloop.chat.assembly.nonces import Nonces
 from hotloop.chat.assembly.recall import WrittenCalls
 from hotloop.chat.assembly.spans import PromptPlace, PromptSpan, Reword, find_places, find_spans
 from hotloop.chat.assembly.splice import Splicer
+from hotloop.chat.assembly.system_turns import keeps_system_turns, spread_notes
 from hotloop.chat.assembly.tool_words import ToolWords
 from hotloop.chat.harmony import HarmonyParser
 from hotloop.chat.reasoning import ReasoningFormat, ReasoningParser, ReasoningWish
@@ -27,6 +26,9 @@ from hotloop.core.errors import PromptTooLong, RequestError
 from hotloop.core.message import Message, Tool
 from hotloop.models.template import ChatTemplate
 from hotloop.models.tokenizer import Tokenizer
+from hotloop.stable.nonces import Nonces
+from hotloop.stable.system import word_system_turns
+from hotloop.stable.tools import canonical_tools
 
 
 @dataclass(frozen=True)

@@ -27,12 +27,21 @@ _GROUPS: dict[str, tuple[str, ...]] = {
     "Features": ("disable",),
     "Drafting": ("draft_model", "max_draft_tokens", "draft_history_tokens"),
     "Formats": ("tool_format", "thinking_format", "max_thinking"),
-    "Routing": ("replica", "policy", "max_connections", "queue_timeout_s", "health_interval_s"),
+    "Routing": ("replica", "policy", "stabilise", "max_connections", "queue_timeout_s", "health_interval_s"),
     "Retries": (
         *("connect_timeout_s", "first_byte_timeout_s", "idle_timeout_s", "max_retries", "retry_share"),
         "hedge_after_s",
     ),
-    "Network": ("host", "port", "max_body", "body_memory", "write_timeout_s", "drain_delay_s", "drain_timeout_s"),
+    "Network": (
+        "host",
+        "port",
+        "fronts",
+        "max_body",
+        "body_memory",
+        "write_timeout_s",
+        "drain_delay_s",
+        "drain_timeout_s",
+    ),
     "Security": ("api_key", "api_key_file", "tls_cert", "tls_key", "allowed_hosts", "cors_origins", "cache_isolation"),
     "Observability": (
         *("log_level", "log_format", "explanations", "explain_memory_tokens", "debug_checks", "trace", "trace_content"),

@@ -38,6 +38,7 @@ CacheIsolation = Literal["auto", "none", "key"]
 Explanations = Literal["words", "causes", "off"]
 PolicyName = Literal["prefix", "session", "least_load", "round_robin", "random"]
 LogLevel = Literal["debug", "info", "warning", "error"]
+Fronts = Literal["auto", "0", "1"]
 LogFormat = Literal["text", "json"]
 Feature = Literal[
     "prefix_cache",
@@ -60,7 +61,7 @@ FEATURES: tuple[Feature, ...] = get_args(Feature)
 RELOADABLE = frozenset(
     {
         *("api_key", "api_key_file", "log_level", "log_format"),
-        *("replica", "max_connections", "policy", "queue_timeout_s", "max_retries", "hedge_after_s"),
+        *("replica", "max_connections", "policy", "queue_timeout_s", "max_retries", "hedge_after_s", "stabilise"),
     }
 )
 """Settings that SIGHUP applies. Any other that has changed is reported, and waits for a restart."""
@@ -241,6 +242,9 @@ class ServerConfig:
     docs/api.md)."""
     served_name: str | None = None
     """Model name that clients use; the model's own name if not given."""
+    fronts: Fronts = "auto"
+    """Processes for HTTP, prompts and answers apart from the engine's: 1, or 0 to have all in one process. `auto` is 1
+    with a GPU and four or more CPU cores, else 0."""
     cors_origins: tuple[str, ...] = ()
     """Origins a browser may call from; none by default."""
     drain_delay_s: float = 0.0
@@ -343,6 +347,9 @@ class RouterConfig:
     """Number of other replicas tried if one fails before the first byte of its answer."""
     retry_share: float = 0.2
     """Retry budget as a share of requests, to avoid retry storms."""
+    stabilise: bool = False
+    """Put prompts in a stable form before they are placed and sent, so that any replica finds again what it has cached
+    (see docs/routing.md)."""
     resume_streams: bool = True
     """Whether a stream whose replica is lost goes on at another one, where that can be done (see docs/routing.md)."""
     hedge_after_s: float | None = None

@@ -169,6 +169,10 @@ class Usage(NamedTuple):
         return {wait: time_s for wait, time_s in zip(Wait, times_s, strict=True) if time_s}
 
 
+UNCOUNTED = Usage(0, 0, 0)
+"""In the event of one more sampled token, for a listener that counts and detokenises by itself."""
+
+
 class TokenEvent(NamedTuple):
     """What one step gave one request. The last event of a request, and only that one, has a finish reason."""
 
@@ -185,7 +189,7 @@ class TokenEvent(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """See the module's picture. Made by the caller; everything below `parent_id` belongs to the engine."""
+    """See the module's picture. Made by the caller; everything below `begun_ids` belongs to the engine."""
 
     id: str
     prompt_ids: Sequence[int]

@@ -15,7 +15,7 @@ from hotloop.backends.backend import Backend, Flight, SampledTokens, SampleRow, 
 from hotloop.core.config import EngineConfig
 from hotloop.core.errors import BackendError, HotloopError
 from hotloop.core.pace import Pace
-from hotloop.core.request import FinishReason, Request, TokenEvent, Usage
+from hotloop.core.request import UNCOUNTED, FinishReason, Request, TokenEvent, Usage
 from hotloop.engine.batch import make_batch
 from hotloop.engine.decode import Sampled, TokenDecoder
 from hotloop.engine.drafting.drafter import Drafter
@@ -55,7 +55,7 @@ class _Listener:
     """Where the events of a request go, and the text it has so far."""
 
     on_events: OnEvents
-    text: TextStream
+    text: TextStream | None  # None: the listener detokenises
     unpublished: list[Sampled]  # forced or given before the first step; published with the first one it gives
     reasoning: ReasoningCounter | None
     end_ids: Container[int]  # tokens that may end it
@@ -114,11 +114,14 @@ class EngineCore:
         self._clock = clock
         self.pace = Pace(clock())
 
-    def add(self, request: Request, on_events: OnEvents, matcher: Matcher | None = None) -> None:
+    def add(
+        self, request: Request, on_events: OnEvents, matcher: Matcher | None = None, *, has_text: bool = True
+    ) -> None:
+        """`has_text`: events carry text; else only those of requests with stop strings do."""
         if not self.scheduler.has_work:
             self.pace.resume(self._clock())
         forced = self._decoder.open(request, matcher)
-        text = TextStream(self._tokenizer, request.sampling)
+        text = TextStream(self._tokenizer, request.sampling) if has_text or request.sampling.stop else None
         reasoning = ReasoningCounter(request.reasoning, self._tokenizer) if request.reasoning else None
         end_ids = request.sampling.stop_token_ids
         if request.grammar or not request.sampling.ignore_eos:
@@ -286,8 +289,8 @@ class EngineCore:
             return
         request.last_token_at = now
         request.num_steps += 1
-        text, _ = listener.text.push(token_id)
-        event = (request.id, (token_id,), text, request.usage, (), None, None, None)
+        text, usage = ("", UNCOUNTED) if listener.text is None else (listener.text.push(token_id)[0], request.usage)
+        event = (request.id, (token_id,), text, usage, (), None, None, None)
         self._events.append((listener, tuple.__new__(TokenEvent, event)))
 
     def _deliver(self, request: Request, tokens: list[Sampled], now: float) -> None:
@@ -302,14 +305,18 @@ class EngineCore:
         texts = []
         for i, token in enumerate(tokens):
             num_output = num_before + i + 1
-            text, stop = listener.text.push(token.token_id, may_stop=num_output >= request.sampling.min_tokens)
-            texts.append(text)
+            stop = None
+            if listener.text:
+                may_stop = num_output >= request.sampling.min_tokens
+                text, stop = listener.text.push(token.token_id, may_stop=may_stop)
+                texts.append(text)
             request.num_forced += token.is_forced
             request.num_reasoning += listener.reasoning is not None and listener.reasoning.push(token.token_id)
             reason, stop_match = self._verdict(request, token.token_id, num_output, stop)
             if reason:
                 del request.token_ids[request.num_prompt + num_output :]
-                texts.append("" if stop is not None else listener.text.finish())
+                if listener.text and stop is None:
+                    texts.append(listener.text.finish())
                 self.scheduler.finish(request, reason)
                 self._close(request, _event(request, tokens[: i + 1], "".join(texts), stop_match))
                 return

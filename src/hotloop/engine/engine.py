@@ -73,6 +73,8 @@ class Engine:
         self.config = config or EngineConfig()
         self.on_step: Callable[[StepReport], None] | None = None
         self.block_size = backend.block_size
+        self.vocab_size = backend.vocab_size
+        self.leaves_cpu_free = backend.depth > 1
         self.num_kv_tokens = backend.num_blocks * backend.block_size
         self.max_context = min(backend.max_context, self.num_kv_tokens, self.config.max_context or self.num_kv_tokens)
         self._backend = backend
@@ -99,6 +101,7 @@ class Engine:
             if each:
                 self._at_end.callback(each.close)
         self.failure: Exception | None = None  # what ended the loop: this engine will never run again
+        self.on_failure: Callable[[Exception], None] | None = None
         self._thread = threading.Thread(target=self._run, name="hotloop-engine", daemon=True)
 
     @classmethod
@@ -161,8 +164,12 @@ class Engine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def submit(self, requests: Sequence[Request], on_events: OnEvents) -> None:
-        """Queue requests, all or none, and compile new grammars. `on_events`, on the engine's thread, must not wait."""
+    def submit(self, requests: Sequence[Request], on_events: OnEvents, *, has_text: bool = True) -> None:
+        """Queue requests, all or none, and compile new grammars. `on_events`, on the engine's thread, must not wait.
+
+        Without `has_text` the listener detokenises, but for requests with stop strings, and an event of one more token
+        may be `UNCOUNTED`.
+        """
         for request in requests:
             self._validate(request)
         matchers = [open_matcher(request, self.grammars) for request in requests]
@@ -170,7 +177,7 @@ class Engine:
             self._check_admission(requests)
             self._arriving.update(request.id for request in requests)
             self._idle.clear()
-            self._inbox.append(lambda: self._receive(requests, matchers, on_events))
+            self._inbox.append(lambda: self._receive(requests, matchers, on_events, has_text=has_text))
             self._wake.notify()
 
     def abort(self, *request_ids: str) -> None:
@@ -333,7 +340,7 @@ class Engine:
                 self._step()
         except Exception as error:
             log.exception("the engine's loop failed; it will not run again")
-            self.failure = error
+            self._fail(error)
         finally:  # no caller is left waiting for an event
             with self._wake:
                 self._is_closing = self._is_stopped = True
@@ -359,11 +366,17 @@ class Engine:
         except DeviceLost as error:
             log.exception("%s failed; the engine will not run again", what)
             self._core.fail_all(error)
-            self.failure, self._is_stopped = error, True
+            self._is_stopped = True
+            self._fail(error)
         except Exception as error:
             log.exception("%s failed", what)
             self._core.fail(error if isinstance(error, BackendError) else BackendError(f"{what} failed: {error!r}"))
         return None
+
+    def _fail(self, error: Exception) -> None:
+        self.failure = error
+        if self.on_failure:
+            self.on_failure(error)
 
     def _take_inbox(self) -> bool:
         """Do what callers asked; waits while there is no work. False when it is time to stop."""
@@ -380,8 +393,10 @@ class Engine:
             self._attempt("a command", command)
         return not self._is_stopped
 
-    def _receive(self, requests: Sequence[Request], matchers: Sequence[Matcher | None], on_events: OnEvents) -> None:
+    def _receive(
+        self, requests: Sequence[Request], matchers: Sequence[Matcher | None], on_events: OnEvents, *, has_text: bool
+    ) -> None:
         for request, matcher in zip(requests, matchers, strict=True):
-            self._core.add(request, on_events, matcher)
+            self._core.add(request, on_events, matcher, has_text=has_text)
         with self._wake:
             self._arriving.difference_update(request.id for request in requests)

@@ -114,7 +114,7 @@ class ApiServer(uvicorn.Server):
         except OSError as error:  # the port was free when it was bound, but another listens there by now
             raise ConfigError(f"cannot listen on {self.config.host}:{self.config.port}: {error.strerror}") from None
         if self._reload and threading.current_thread() is threading.main_thread():
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._hang_up, _has_terminal())
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._hang_up, has_terminal())
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # one that came while loading counts
 
     async def main_loop(self) -> None:
@@ -160,20 +160,27 @@ class ApiServer(uvicorn.Server):
         self.stop()
 
     def reload(self) -> None:
+        log_reload(self._apply_reload)
+
+    def _apply_reload(self) -> str:
         assert self._reload
-        try:
-            said = self._reload()
-            if self._certificate and self.config.ssl:
-                self._certificate.load(self.config.ssl)
-            log.warning("reload: %s", said)  # seen at the level `warning`, too: somebody asked for it
-        except ConfigError as error:
-            log.error("reload refused, nothing has changed: %s", error)
+        said = self._reload()
+        if self._certificate and self.config.ssl:
+            self._certificate.load(self.config.ssl)
+        return said
 
     def _hang_up(self, had_terminal: bool) -> None:
-        if not had_terminal or _has_terminal():
+        if not had_terminal or has_terminal():
             self.reload()
         elif not self.should_exit:
             self.stop()
+
+
+def log_reload(reload: Callable[[], str]) -> None:
+    try:
+        log.warning("reload: %s", reload())  # seen at the level `warning`, too: somebody asked for it
+    except ConfigError as error:
+        log.error("reload refused, nothing has changed: %s", error)
 
 
 def _accept_all(listener: socket.socket) -> Iterator[socket.socket]:
@@ -183,7 +190,7 @@ def _accept_all(listener: socket.socket) -> Iterator[socket.socket]:
             yield connected
 
 
-def _has_terminal() -> bool:
+def has_terminal() -> bool:
     return any(map(os.isatty, (0, 1, 2)))  # none of them is one any more when the terminal was closed
 
 

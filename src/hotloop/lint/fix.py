@@ -14,15 +14,14 @@ from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from typing import Any
 
-from hotloop.chat.assembly.canonical import canonical_schema
 from hotloop.core.errors import ConfigError
 from hotloop.lint.cause import LossCause
 from hotloop.lint.change import Change
 from hotloop.lint.parts import Json, listing, mapping
 from hotloop.lint.requests import BODY_KEYS
 from hotloop.lint.run import LintedRun, LintedStep
-
-_MARK = {"type": "ephemeral"}
+from hotloop.stable.system import word_note
+from hotloop.wire.stable import place_breakpoints, sort_tools
 
 
 def fix_runs(runs: Sequence[LintedRun]) -> dict[int, Json]:
@@ -38,24 +37,6 @@ def fix_file(runs: Sequence[LintedRun]) -> Iterator[str]:
             raise ConfigError("transcripts cannot be fixed, only requests: one a line")
         key = next((name for name in BODY_KEYS if isinstance(row.get(name), dict)), None)
         yield json.dumps(row | {key: body} if key else body, ensure_ascii=False)
-
-
-def sort_tools(body: Json) -> Json:
-    tools = body.get("tools")
-    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        return body
-    return body | {"tools": sorted(map(_sort_tool, tools), key=_tool_name)}
-
-
-def place_breakpoints(body: Json) -> Json:
-    """Two: at the end of what never changes, and at the end of all. The latter is found again from the next request."""
-    body = _without_marks(deepcopy(body))
-    if isinstance(body.get("system"), str) and body["system"]:
-        body["system"] = [{"type": "text", "text": body["system"]}]
-    for blocks in (listing(body.get("system")) or listing(body.get("tools")), _newest_blocks(body)):
-        if blocks and isinstance(blocks[-1], dict):
-            blocks[-1]["cache_control"] = _MARK
-    return body
 
 
 def _fix_run(run: LintedRun) -> Iterator[tuple[int, Json]]:
@@ -131,36 +112,9 @@ def _find_text(body: Json, path: str) -> tuple[Any, Any]:
 
 
 def _append(message: Json, note: str) -> None:
-    text = f"<system>\n{note}\n</system>"
+    text = word_note(note)
     content = message.get("content")
     if isinstance(content, str):
         message["content"] = f"{content}\n\n{text}"
     elif isinstance(content, list):
         content.append({"type": "text", "text": text})
-
-
-def _sort_tool(tool: Json) -> Json:
-    if isinstance(function := tool.get("function"), dict):
-        return tool | {"function": _sort_tool(function)}
-    return {
-        name: canonical_schema(part) if name in ("parameters", "input_schema") else part for name, part in tool.items()
-    }
-
-
-def _tool_name(tool: Json) -> str:
-    return str(mapping(tool.get("function")).get("name") or tool.get("name") or tool.get("type", ""))
-
-
-def _without_marks(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _without_marks(part) for name, part in value.items() if name != "cache_control"}
-    return [_without_marks(part) for part in value] if isinstance(value, list) else value
-
-
-def _newest_blocks(body: Json) -> list[Any]:
-    messages = listing(body.get("messages"))
-    if not messages or not isinstance(messages[-1], dict):
-        return []
-    if isinstance(messages[-1].get("content"), str):
-        messages[-1]["content"] = [{"type": "text", "text": messages[-1]["content"]}]
-    return listing(messages[-1].get("content"))

@@ -42,6 +42,7 @@ from hotloop.router.replicas.replica import Replica
 from hotloop.router.replicas.replica_set import ReplicaSet
 from hotloop.router.request import NOBODY, RoutedRequest, parse_request
 from hotloop.router.spans import RouteRecorder, RouteSpan
+from hotloop.router.stabilise import HEADER, Stabilised, StablePrompts, find_format
 from hotloop.router.summary import read_id, summarize
 from hotloop.router.tiered import TieredRequests
 from hotloop.router.tiers.config import parse_tiers
@@ -55,6 +56,7 @@ from hotloop.router.upstream.wire import (
     parse_json,
     read_body,
 )
+from hotloop.trace import names
 from hotloop.trace.tracer import NullTracer, Tracer
 from hotloop.wire.hints import shorten
 from hotloop.wire.models import render_model, render_models
@@ -123,7 +125,8 @@ class RouterApp:
         self.is_draining = False
         self.replica_set = ReplicaSet(config)
         self.recorder = RouteRecorder(tracer or NullTracer())
-        self.metrics = RouterMetrics(self.replica_set, lambda: self._tiered.saved, self.recorder.tracer)
+        self._stable = StablePrompts()
+        self.metrics = RouterMetrics(self.replica_set, lambda: self._tiered.saved, self.recorder.tracer, self._stable)
         self._max_body = parse_bytes(config.router.max_body)
         self._proxy = Proxy(self.replica_set, self._max_body, self.metrics.count_failure, self.metrics.count_resume)
         self._tiered = TieredRequests(parse_tiers(config.tables), self._proxy)
@@ -190,12 +193,25 @@ class RouterApp:
         body = await caller.read_body(self._max_body)
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in caller.headers.items()}
         request = parse_request(path, headers, body, caller.tenant, self._scope(caller.tenant))
+        stable = self._stabilise(request)
+        request = stable.request if stable else request
         with self.recorder.open(request, caller.headers, caller.request_id) as span:
             caller.client.copy = span.answer
+            if stable:
+                caller.client.add_header(HEADER, stable.render())
+                span.facts |= {names.STABILISED: [*stable.changes], names.NUM_SAVED: stable.num_saved}
+                caller.client.copy = bytearray() if span.answer is None else span.answer
             scope["state"][FACTS] = span.describe_access
             async with caller.client.kept_alive(request.api, is_stream=request.is_stream):
                 if not await caller.do_unless_gone(self._answer(request, span, caller)):
                     span.hang_up()
+
+    def _stabilise(self, request: RoutedRequest) -> Stabilised | None:
+        """The request as it is to be sent, if it is to be put in a stable form."""
+        route, is_on = self._tiered.config.route(request.model), self.replica_set.config.router.stabilise
+        if not (is_on if route is None or route.stabilise is None else route.stabilise):
+            return None
+        return self._stable.apply(request, self.replica_set.kinds_for(request)) if find_format(request) else None
 
     def _scope(self, tenant: Tenant) -> str:
         """Whose prefixes are not to be shared with others; empty where they are."""
@@ -234,6 +250,9 @@ class RouterApp:
             span.end(summary)
             if tier:
                 self._tiered.learn(request, tier, summary, time.monotonic() - begun_at)
+            if caller.client.copy and self._stable.is_used:
+                copy = bytes(caller.client.copy)
+                await asyncio.to_thread(self._stable.learn, request, copy, is_stream=request.is_stream)
         finally:
             await self._proxy.finish(begun)
 

@@ -103,12 +103,14 @@ class LastingStream:
         """The answer that goes on, or what is left to say. Raises the failure, with the reason why there is neither."""
         name, answer = part.place.replica.name, told.read()
         try:
-            if answer.is_ended and told.is_whole:
+            if answer.is_ended and not self._lacks_usage(told, answer):
                 return write_end(answer, self.request)
             if isinstance(failure.__cause__, Diverged) or len(tried) > self.replica_set.config.router.max_retries:
                 raise CannotResume(str(failure))
             resumed, stream, how = await self._begin(answer, told, tried)
         except HotloopError as error:
+            if answer.is_ended:
+                return write_end(answer, self.request)
             self.on_resume(name, "failed")
             if isinstance(failure, ReplicaGaveUp):
                 return failure.rest
@@ -124,7 +126,7 @@ class LastingStream:
     ) -> tuple[ProxiedAnswer, SplicedStream, str]:
         why: HotloopError = CannotResume("no other replica of a kind that can is up")
         for plan in make_plans(self.request, told, answer, self.items):
-            if not self.replica_set.can_place(plan.request, ()):
+            if not self.replica_set.can_place(plan.request, ()) or (answer.is_ended and plan.how != "tokens"):
                 continue
             num_given = await self._count(plan)
             request = shorten(plan.request, num_given) if num_given else plan.request
@@ -141,6 +143,12 @@ class LastingStream:
             told.token_ids = [] if plan.how == "text" else told.token_ids
             return resumed, stream, plan.how
         raise why
+
+    def _lacks_usage(self, told: Told, answer: ToldAnswer) -> bool:
+        """Whether the end was told but for what the answer took, which its tokens would tell."""
+        options = self.request.stream_options
+        is_asked_for = isinstance(options, dict) and bool(options.get("include_usage"))
+        return is_asked_for and bool(told.token_ids) and not any(atom.key == ("usage",) for atom in answer.atoms)
 
     async def _count(self, plan: Plan) -> int:
         """How many tokens a replica is given of the answer; 0 if nobody can tell."""

@@ -9,6 +9,7 @@ from prometheus_client.registry import Collector
 from hotloop.core.request import Priority
 from hotloop.http.trace_metrics import TraceCollector
 from hotloop.router.replicas.replica_set import ReplicaSet
+from hotloop.router.stabilise import StablePrompts
 from hotloop.router.summary import AnswerSummary
 from hotloop.router.tiers.tiers import Saved
 from hotloop.trace.tracer import Tracer
@@ -25,11 +26,17 @@ Rows = Mapping[tuple[str, str, str], Mapping[str, float]]
 
 
 class RouterMetrics:
-    def __init__(self, replica_set: ReplicaSet, find_saved: Callable[[], Saved], tracer: Tracer) -> None:
+    def __init__(
+        self,
+        replica_set: ReplicaSet,
+        find_saved: Callable[[], Saved],
+        tracer: Tracer,
+        stable: StablePrompts,
+    ) -> None:
         self.num_prompt = 0
         self.num_cached = 0
         self.registry = CollectorRegistry()
-        self.registry.register(_StateCollector(replica_set, find_saved))
+        self.registry.register(_StateCollector(replica_set, find_saved, stable))
         self.registry.register(TraceCollector(tracer))
         self._requests = self._counter("requests", "Requests answered.", "api", "replica", "status")
         self._reasons = self._counter("placements", "Why a replica was chosen.", "replica", "reason")
@@ -80,12 +87,13 @@ class RouterMetrics:
 
 
 class _StateCollector(Collector):
-    def __init__(self, replica_set: ReplicaSet, find_saved: Callable[[], Saved]) -> None:
+    def __init__(self, replica_set: ReplicaSet, find_saved: Callable[[], Saved], stable: StablePrompts) -> None:
         self._replica_set = replica_set
         self._find_saved = find_saved
+        self._stable = stable
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
-        saved, room = self._find_saved(), self._replica_set.room
+        saved, room, stable = self._find_saved(), self._replica_set.room, self._stable
         replicas, tallies = self._replica_set.replicas.items(), saved.tallies.items()
         about_up, about_elsewhere = "Whether a replica takes requests.", "Requests a replica has from others."
         gauges: Rows = {
@@ -97,6 +105,7 @@ class _StateCollector(Collector):
             },
         }
         counters: Rows = {
+            ("stabilised", "change", "Requests whose prompt was changed."): stable.num_changes,
             ("tier_answers", "tier", "Answers by tier."): {name: tally.num_answers for name, tally in tallies},
             ("tier_discarded", "tier", "Answers not taken."): {name: tally.num_discarded for name, tally in tallies},
             ("tier_cost", "tier", "Money spent, by the prices given."): {name: tally.cost for name, tally in tallies},
@@ -108,5 +117,7 @@ class _StateCollector(Collector):
                     family.add_metric((key,), value)
                 yield family
         money, seconds = "Less than always the largest would have cost.", "Less than the largest would have taken."
+        about = "Prompt tokens found thanks to stable prompts, by estimate."
+        yield CounterMetricFamily("hotloop_router_stabilised_tokens", about, stable.num_saved)
         yield GaugeMetricFamily("hotloop_router_saved_money", money, saved.money)
         yield GaugeMetricFamily("hotloop_router_saved_seconds", seconds, saved.time_s)

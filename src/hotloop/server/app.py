@@ -9,7 +9,7 @@ a lost device   what ran has ended with an error; the listener closes, so that a
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -22,7 +22,7 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 
 from hotloop.core.config import ServerConfig
-from hotloop.core.errors import ConfigError, DeviceLost, HotloopError
+from hotloop.core.errors import ConfigError, HotloopError
 from hotloop.engine.engine import Engine
 from hotloop.http.keys import ApiKeys, Keys, read_keys
 from hotloop.http.page import Application
@@ -31,6 +31,7 @@ from hotloop.http.serving import ApiServer, limits_of
 from hotloop.http.tls import certificate_of
 from hotloop.server import info, messages, openapi, sessions
 from hotloop.server.border import KeyCheck, RequestIds
+from hotloop.server.engine_client import EngineClient, LocalEngine
 from hotloop.server.errors import on_bug, on_error
 from hotloop.server.openai.chat import chat_completions
 from hotloop.server.openai.completions import completions
@@ -63,14 +64,14 @@ ROUTES = (
 
 
 def create_app(
-    engine: Engine, config: ServerConfig, tracer: Tracer | None = None, keys: ApiKeys | None = None
+    engine: Engine | EngineClient, config: ServerConfig, tracer: Tracer | None = None, keys: ApiKeys | None = None
 ) -> Starlette:
-    """The whole API over one started engine. `app.state.service` is what its endpoints share. `keys` are those of the
-    config unless given."""
+    """The whole API over one started engine, here or in another process. `app.state.service` is what its endpoints
+    share. `keys` are those of the config unless given."""
     keys = keys or ApiKeys(read_keys(config.api_key, config.api_key_file))
-    _check_isolation(engine, config, keys.current)
-    service = Service(engine, config, tracer or NullTracer())
-    engine.on_step = service.metrics.observe_step
+    client = LocalEngine(engine, config.served_name or engine.name) if isinstance(engine, Engine) else engine
+    _check_isolation(client, config, keys.current)
+    service = Service(client, config, tracer or NullTracer())
     middleware = [Middleware(RequestIds, metrics=service.metrics)]
     if config.cors_origins:
         cors: Any = {"allow_methods": ("GET", "POST", "DELETE"), "allow_headers": ("*",)}
@@ -85,10 +86,10 @@ def create_app(
     return app
 
 
-def _check_isolation(engine: Engine, config: ServerConfig, keys: Keys) -> None:
-    if engine.kv_events and config.cache_isolation == "key":
+def _check_isolation(engine: EngineClient, config: ServerConfig, keys: Keys) -> None:
+    if engine.publishes_kv and config.cache_isolation == "key":
         raise ConfigError("kv_events and cache_isolation=key cannot be combined: isolated prefixes are never published")
-    if engine.kv_events and config.cache_isolation == "auto" and keys.is_shared:
+    if engine.publishes_kv and config.cache_isolation == "auto" and keys.is_shared:
         reason = "with several API keys prefixes are shared by none of them, and kv_events publishes nothing"
         raise ConfigError(f"{reason}: leave it out, or share prefixes between keys (cache_isolation none)")
 
@@ -97,13 +98,13 @@ _MAX_JOBS = 32  # prompts and grammars in the making
 
 
 class HttpServer(ApiServer):
-    """It ends also when the device is lost. `on_ready` gets the address and a curl line to try, `on_drain` how many
-    still run.
+    """It ends also when the engine is lost. `on_ready` gets the address and a curl line to try, `on_drain` how many
+    still run; `on_closing` is awaited before the listener is closed.
     """
 
     def __init__(
         self,
-        engine: Engine,
+        engine: Engine | EngineClient,
         config: ServerConfig,
         *,
         tracer: Tracer | None = None,
@@ -112,6 +113,7 @@ class HttpServer(ApiServer):
         reload: Callable[[], str] | None = None,
         on_ready: Callable[[str, str], None] = lambda url, curl: None,
         on_drain: Callable[[int], None] = lambda num_running: None,
+        on_closing: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         app = create_app(engine, config, tracer, keys)
         service: Service = app.state.service
@@ -130,11 +132,12 @@ class HttpServer(ApiServer):
             reload=reload,
             certificate=certificate_of(config),
         )
-        self._engine = engine
+        self._engine = service.engine
         self._settings = config
         self._service = service
         self._on_ready = on_ready
         self._on_drain = on_drain
+        self._on_closing = on_closing
         self._aborting = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -148,6 +151,7 @@ class HttpServer(ApiServer):
         self._loop = asyncio.get_running_loop()
         # Most of a slow grammar's time its thread only waits: plain prompts must not queue behind it.
         self._loop.set_default_executor(ThreadPoolExecutor(_MAX_JOBS, thread_name_prefix="hotloop-job"))
+        self._engine.start()
         await super().startup(sockets)
         assert sockets
         url = self.url_of(sockets[0])
@@ -157,14 +161,15 @@ class HttpServer(ApiServer):
 
     async def on_tick(self, counter: int) -> bool:
         """Asked ten times a second whether to stop. A device that is lost will serve nobody in this process."""
-        return await super().on_tick(counter) or isinstance(self._engine.failure, DeviceLost)
+        return await super().on_tick(counter) or self._engine.is_lost
 
     def begin_drain(self) -> None:
         self._service.is_draining = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        stats = self._engine.stats()
-        self._on_drain(stats.num_running + sum(stats.num_waiting.values()))
+        self._on_drain(self._service.bridge.num_running)
+        if self._on_closing:
+            await self._on_closing()
         tasks = [
             asyncio.create_task(self._engine.drain(self._settings.drain_timeout_s)),
             asyncio.create_task(self._abort()),
@@ -176,6 +181,7 @@ class HttpServer(ApiServer):
                 task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.gather(*tasks)
+            self._engine.stop()
 
     async def _abort(self) -> None:
         await self._aborting.wait()

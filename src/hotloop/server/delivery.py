@@ -22,7 +22,7 @@ from hotloop.chat.stream import CallParser, PlainText
 from hotloop.core.errors import EngineClosed, HotloopError
 from hotloop.core.request import FinishReason, Request, TokenEvent, TokenLogprob, Usage
 from hotloop.core.stream import CallDelta, CallOpened, StreamEvent, TextDelta, ThoughtDelta
-from hotloop.engine.engine import Engine
+from hotloop.server.engine_client import EngineClient
 from hotloop.server.errors import Disconnected
 from hotloop.server.metrics import Metrics
 
@@ -174,39 +174,58 @@ OnFinish = Callable[[Request, Sequence[CallOpened] | None], None]
 """Told of a request that has ended, and of the calls in its answer; None if nobody heard it."""
 
 
+class _Route(NamedTuple):
+    """Where the events of a request go."""
+
+    outputs: OutputCollector
+    choice: int
+    on_first: Callable[[], None]
+    on_finish: OnFinish
+
+
 class EventBridge:
     """Hands requests to the engine and brings their events back to the event loop it is used on."""
 
-    def __init__(self, engine: Engine, metrics: Metrics) -> None:
+    def __init__(self, engine: EngineClient, metrics: Metrics) -> None:
         self._engine = engine
         self._metrics = metrics
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._routes: dict[str, tuple[OutputCollector, int, OnFinish]] = {}  # where the events of a request go
+        self._routes: dict[str, _Route] = {}  # of the requests that have not ended
         self._pending: deque[TokenEvent] = deque()
         self._is_waking = False
 
-    def submit(
-        self, requests: Sequence[Request], on_finish: OnFinish, parser: Callable[[], CallParser]
+    @property
+    def num_running(self) -> int:
+        """Requests that have not ended."""
+        return len(self._routes)
+
+    async def submit(
+        self,
+        requests: Sequence[Request],
+        on_finish: OnFinish,
+        parser: Callable[[], CallParser],
+        on_first: Callable[[], None] = lambda: None,
     ) -> OutputCollector:
-        """All of the requests or none; raises what `Engine.submit` raises. `on_finish` hears of each request's end
-        before anybody who waits for its events."""
+        """All of the requests or none; raises what `Engine.submit` raises. `on_first` hears of each request's first
+        event, behind those who wait for it, and `on_finish` of its end, before them."""
         self._loop = asyncio.get_running_loop()
         outputs = OutputCollector(requests, self._engine.abort, parser)
-        self._routes |= {request.id: (outputs, i, on_finish) for i, request in enumerate(requests)}
+        self._routes |= {request.id: _Route(outputs, i, on_first, on_finish) for i, request in enumerate(requests)}
+        is_admitted = False
         try:
-            self._engine.submit(requests, self._post)
-        except HotloopError:
-            for request in requests:
+            await self._engine.submit(requests, self._post)
+            is_admitted = True
+        finally:
+            for request in () if is_admitted else requests:
                 del self._routes[request.id]
-            raise
         return outputs
 
     def abort_all(self) -> None:
-        for outputs, _, _ in [*self._routes.values()]:
-            outputs.fail(EngineClosed("the server is shutting down: the request was aborted"))
+        for route in [*self._routes.values()]:
+            route.outputs.fail(EngineClosed("the server is shutting down: the request was aborted"))
 
     def _post(self, events: Sequence[TokenEvent]) -> None:
-        """On the engine's thread. `_deliver` clears the flag before it reads, so an event is never left behind."""
+        """On the thread that tells. `_deliver` clears the flag before it reads, so an event is never left behind."""
         assert self._loop
         self._pending.extend(events)
         if not self._is_waking:
@@ -221,12 +240,16 @@ class EventBridge:
         gaps: Counter[tuple[float, int]] = Counter()
         while self._pending:
             event = self._pending.popleft()
-            outputs, index, on_finish = self._routes[event.request_id]
+            outputs, index, on_first, on_finish = self._routes[event.request_id]
             if last_event_at := outputs.last_event_at[index]:
                 gaps[now - last_event_at, len(event.token_ids)] += 1
+            else:
+                asyncio.get_running_loop().call_soon(on_first)
             outputs.last_event_at[index] = now
             outputs.add(index, event)
             if event.finish_reason:
                 del self._routes[event.request_id]
-                on_finish(outputs.requests[index], None if outputs.failure else outputs.calls[index])
+                request = outputs.requests[index]
+                on_finish(request, None if outputs.failure else outputs.calls[index])
+                self._engine.release(request)
         self._metrics.observe_gaps(gaps)

@@ -18,8 +18,8 @@ from hotloop.core.message import Message
 from hotloop.core.request import FinishReason, Request
 from hotloop.core.retention import Hold, HoldKind, Pin
 from hotloop.core.stream import CallOpened
-from hotloop.engine.engine import Engine
 from hotloop.engine.kvcache.tool_gaps import MAX_S, USUAL_S, best_wait_s
+from hotloop.server.engine_client import EngineClient
 
 _MAX_RECENT = 32  # times of one tool
 _MAX_TOOLS = 1024
@@ -71,7 +71,7 @@ def _key(call_id: str) -> str:
 
 
 class RetentionHints:
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: EngineClient) -> None:
         self.gaps = ToolGaps()
         self._engine = engine
 
@@ -90,7 +90,7 @@ class RetentionHints:
             return
         now = time.monotonic()
         for pin in pins:
-            self._hold(request, Hold(HoldKind.PINNED, now + pin.ttl_s, pin.ttl_s), pin.num_tokens)
+            self._engine.hold(request, Hold(HoldKind.PINNED, now + pin.ttl_s, pin.ttl_s), pin.num_tokens)
         if request.finish_reason is not FinishReason.STOP or calls is None:
             return
         names = [f"{request.salt}/{call.name}" if request.salt else call.name for call in calls]  # each scope its own
@@ -99,9 +99,6 @@ class RetentionHints:
         patience_s = self.gaps.patience_s(names, self._engine.cache_refill_s)
         if patience_s:
             hold = Hold(HoldKind.TOOL_GAP, now + patience_s, rank=request.priority)
-            self._hold(request, hold, request.num_tokens)
+            self._engine.hold(request, hold, request.num_tokens)
         elif has_results and not calls:
-            self._hold(request, Hold(HoldKind.FINISHED), request.num_tokens)
-
-    def _hold(self, request: Request, hold: Hold, num_tokens: int) -> None:
-        self._engine.hold(request.token_ids[:num_tokens], hold, request.salt, request.session)
+            self._engine.hold(request, Hold(HoldKind.FINISHED), request.num_tokens)

@@ -47,7 +47,7 @@ async def ready(request: Request) -> Response:
     service = Service.of(request)
     if service.is_draining:
         raise EngineClosed("the server is shutting down")
-    if not service.engine.is_running:
+    if not await service.engine.is_ready():
         raise EngineClosed("the server is shutting down or not ready")
     return JSONResponse({"status": "ready"})
 
@@ -57,7 +57,9 @@ async def version(request: Request) -> Response:
 
 
 async def metrics(request: Request) -> Response:
-    return Response(Service.of(request).metrics.render(), headers={"content-type": CONTENT_TYPE})
+    service = Service.of(request)
+    page = await service.engine.metrics() + service.metrics.render()
+    return Response(page, headers={"content-type": CONTENT_TYPE})
 
 
 async def list_models(request: Request) -> Response:

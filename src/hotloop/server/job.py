@@ -79,6 +79,8 @@ class Jobs:
             sampling = parse_sampling(request, options, vocab_size, max_tokens=max_tokens, logprobs=logprobs)
             sampling = replace(sampling, keep_special=prepared.keep_special)
         inquiry = self._explainer.inquire(prepared.prompts, caller, options.compared_with)
+        if sampling.max_tokens == 1:
+            inquiry.compare()  # there is no time for it once the answer has begun
         inquiry.tell(*prepared.changes, *changes)
         room = self._chat.max_context - len(prompt.token_ids) - 1
         begun_ids = parse_begun(options, self._chat.tokenizer.vocab_size, min(room, sampling.max_tokens or room))

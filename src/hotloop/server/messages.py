@@ -50,7 +50,7 @@ async def messages(http: HttpRequest) -> Response:
     async with service.reading(http) as body:
         request, job = await asyncio.to_thread(_make_job, body, http)
     answer = MessageStream(f"msg_{secrets.token_hex(12)}", service.model, request, job)
-    outputs = submit(http, job, answer.id)
+    outputs = await submit(http, job, answer.id)
     if job.is_stream:
         return EventStream(outputs, answer, http.state.request_id, headers=http.headers)
     async with outputs.attended(http.receive):

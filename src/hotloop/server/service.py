@@ -12,12 +12,12 @@ from hotloop.chat.chat import Chat
 from hotloop.core.config import ServerConfig, parse_bytes
 from hotloop.core.errors import UnknownModel
 from hotloop.core.version import __version__
-from hotloop.engine.engine import Engine
 from hotloop.http.bodies import BodyRoom
 from hotloop.http.json_schema import first_violation
 from hotloop.http.serving import trim_memory
 from hotloop.server.border import read_json
 from hotloop.server.delivery import EventBridge
+from hotloop.server.engine_client import EngineClient
 from hotloop.server.explain.inquiry import Explainer
 from hotloop.server.holds import RetentionHints
 from hotloop.server.job import Jobs
@@ -34,11 +34,11 @@ _DECODED_SHARE = 8  # decoded and made a prompt of, a text takes up to eight tim
 
 
 class Service:
-    def __init__(self, engine: Engine, config: ServerConfig, tracer: Tracer) -> None:
+    def __init__(self, engine: EngineClient, config: ServerConfig, tracer: Tracer) -> None:
         self.engine = engine
         self.is_draining = False
         self.model = config.served_name or engine.name
-        self.metrics = Metrics(engine, self.model, tracer)
+        self.metrics = Metrics(engine.class_limits, tracer)
         self.chat = Chat(
             engine.template, engine.tokenizer, engine.grammars, first_violation, config, engine.max_context
         )

@@ -1,7 +1,5 @@
 """Sessions by name: a client says that one is over, so that nobody waits for it to come back."""
 
-import asyncio
-
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse
 from starlette.routing import Route
@@ -30,8 +28,7 @@ async def close_by_body(http: HttpRequest) -> JSONResponse:
 
 async def _close(http: HttpRequest, name: str) -> JSONResponse:
     service = Service.of(http)
-    closed = service.engine.close_session(http.state.tenant.qualify(shorten(name)))
-    num_blocks = await asyncio.wrap_future(closed)
+    num_blocks = await service.engine.close_session(http.state.tenant.qualify(shorten(name)))
     freed = {"freed_blocks": num_blocks, "freed_tokens": num_blocks * service.engine.block_size}
     return JSONResponse({"id": name, "object": "session.closed", **freed})
 

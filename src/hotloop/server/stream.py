@@ -28,7 +28,7 @@ _SSE_HEADERS = [
 ]
 
 
-def submit(http: HttpRequest, job: Job, answer_id: str) -> OutputCollector:
+async def submit(http: HttpRequest, job: Job, answer_id: str) -> OutputCollector:
     """One request a choice, the choices of a prompt next to each other."""
     service, caller, prepared = Service.of(http), job.caller, job.prepared
     samplings = [_vary_seed(job.sampling, i) for i in range(job.num_choices)]
@@ -64,16 +64,15 @@ def submit(http: HttpRequest, job: Job, answer_id: str) -> OutputCollector:
         if trace:
             trace.finish(request)
 
+    job.inquiry.begin(answer_id, requests)
     try:
-        outputs = service.bridge.submit(requests, finish, job.make_parser)
+        return await service.bridge.submit(requests, finish, job.make_parser, job.inquiry.start)
     except HotloopError as error:
         if trace:
             trace.refuse(error)
         if isinstance(error, RequestError) and (error.param is None or isinstance(error, PromptTooLong)):
             error.param = job.prompt_param
         raise
-    job.inquiry.begin(answer_id, requests)
-    return outputs
 
 
 def _vary_seed(sampling: SamplingParams, index: int) -> SamplingParams:

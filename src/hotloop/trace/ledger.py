@@ -5,6 +5,7 @@ Invariant: the parts of a turn, and of a run, make up its wall-clock time; what 
 make up all that the engines did. Tokens are those the server counted, where one of ours tells; else the client's.
 """
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -61,6 +62,8 @@ class ToolLedger:
     ran_s: float
     waited_s: float  # for how long the run could do nothing but wait for this one
     was_speculative: bool
+    reused: str  # "cached" or "joined" where the result is that of the same call; else empty
+    saved_s: float  # what the tool would have taken for it
     num_tries: int
     is_error: bool
 
@@ -196,9 +199,15 @@ def _tool(node: SpanNode, segments: Sequence[Segment]) -> ToolLedger:
         ran_s=(node.end - node.begin) / 1e9,
         waited_s=sum(each.end - each.begin for each in segments if id(each.node) in below) / 1e9,
         was_speculative=bool(attributes.get(names.WAS_SPECULATIVE)),
+        reused=_word(node, names.REUSED),
+        saved_s=_seconds(attributes.get(names.SAVED_S)),
         num_tries=node.count(names.NUM_TRIES),
         is_error=bool(attributes.get(names.IS_ERROR)),
     )
+
+
+def _seconds(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) and 0 <= value < math.inf else 0.0
 
 
 def _account(calls: Iterable[SpanNode], segments: Sequence[Segment], begin: int, end: int) -> dict[str, Any]:

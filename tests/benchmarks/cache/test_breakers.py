@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from benchmarks.cache.breakers import BREAKERS, Breaker, rewrite_arguments, say_late, shuffle_keys, shuffle_tools
 
-from hotloop.chat.assembly.canonical import canonical_tools
-from hotloop.chat.assembly.nonces import Nonces
 from hotloop.core.message import Message, Tool
+from hotloop.stable.nonces import Nonces
+from hotloop.stable.tools import canonical_tools
 
 SCHEMA = {
     "type": "object",

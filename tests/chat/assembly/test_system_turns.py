@@ -3,9 +3,10 @@
 import pytest
 from tests.server.serving import CHATML
 
-from hotloop.chat.assembly.canonical import keeps_system_turns, word_system_turns
+from hotloop.chat.assembly.system_turns import keeps_system_turns
 from hotloop.core.message import Message
 from hotloop.models.template import ChatTemplate
+from hotloop.stable.system import word_system_turns
 
 HOISTING = (
     "{% for m in messages if m.role == 'system' %}{{ m.content }}\n{% endfor %}"

@@ -7,7 +7,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -79,12 +79,12 @@ async def until(http: httpx.AsyncClient, path: str, status: int) -> httpx.Respon
 
 
 @asynccontextmanager
-async def started(command: str, folder: Path, *flags: str) -> AsyncIterator[Process]:
+async def started(command: str, *own: str, folder: Path, flags: Sequence[str] = ()) -> AsyncIterator[Process]:
     """With two keys in a file, and a model or replica that takes a while for an answer."""
     (folder / "keys").write_text("old\n")
     config = folder / "settings.toml"
     config.write_text("")
-    flags = ("--config", str(config), "--port", "0", "--api-key-file", "keys", *flags)
+    flags = ("--config", str(config), "--port", "0", "--api-key-file", "keys", *own, *flags)
     if command == "serve":
         model = write_model(folder / "tiny")
         dummy = ("--load-format", "dummy", "--device", "cpu", "--kv-memory", "2MB", "--max-context", "1024")
@@ -99,9 +99,9 @@ async def started(command: str, folder: Path, *flags: str) -> AsyncIterator[Proc
         await stub.close()
 
 
-@pytest.mark.parametrize("command", ["serve", "route"])
-async def test_a_hangup_reloads_and_a_stop_keeps_answering_until_the_delay_is_over(command: str, tmp_path: Path):
-    async with started(command, tmp_path, "--drain-delay-s", "600") as process:
+@pytest.mark.parametrize("line", ["serve --fronts 0", "serve --fronts 1", "route"])
+async def test_a_hangup_reloads_and_a_stop_keeps_answering_until_the_delay_is_over(line: str, tmp_path: Path):
+    async with started(*line.split(), folder=tmp_path, flags=("--drain-delay-s", "600")) as process:
         config = tmp_path / "settings.toml"
         as_it_was = config.read_text()
         old, new = ({"authorization": f"Bearer {key}"} for key in ("old", "new"))

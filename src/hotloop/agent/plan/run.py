@@ -23,7 +23,8 @@ from hotloop.agent.model import Ask
 from hotloop.agent.plan.reference import BadReference, fill
 from hotloop.agent.plan.schema import MAX_STEPS, BadPlan, ElementReader, PlanStep, parse_step, plan_schema
 from hotloop.agent.run import RunLoop
-from hotloop.agent.tools.dispatch import Dispatcher, Outcome, Pending, stop
+from hotloop.agent.tools.dispatch import Dispatcher, Pending, stop
+from hotloop.agent.tools.outcome import Outcome
 from hotloop.core.errors import HotloopError
 from hotloop.core.message import Message, Tool, ToolCall
 from hotloop.core.stream import TextDelta

@@ -17,11 +17,15 @@ import traceback
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import InitVar, dataclass, field, replace
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 from hotloop.agent.conversation import estimate_tokens
 from hotloop.agent.events import CallDispatched, CallFinished, Event, SubAgentEvent
+from hotloop.agent.limits import RunUsage
+from hotloop.agent.tools.outcome import Outcome
 from hotloop.agent.tools.result import cut, cut_to_tokens, render_cut, render_result
+from hotloop.agent.tools.results import ResultCache, RunResults
 from hotloop.agent.tools.tool import (
     AgentTool,
     RunContext,
@@ -52,19 +56,6 @@ Approve = Callable[[ToolCall], Awaitable[bool | str] | bool | str]
 does not await runs in a thread."""
 
 
-class Outcome(NamedTuple):
-    """What the model is told."""
-
-    text: str
-    is_error: bool = False
-    num_tries: int = 1
-    whole: str = ""
-    """The text before it was cut to fit the model's window, if it was."""
-    num_chars_cut: int = 0
-    """Left out of the text, by this cut or before."""
-    traceback: str = ""
-
-
 @dataclass(slots=True)
 class EarlyCall:
     """A call that runs before the model has asked for it."""
@@ -84,6 +75,7 @@ class Caller:
     emit: Callable[[Event], None]
     approve: Approve | None
     options: ToolOptions
+    results: ResultCache
 
     def tell(self, run_id: str, event: Event) -> None:
         self.emit(SubAgentEvent(self.turn, self.call.id, self.call.name, run_id, event))
@@ -120,8 +112,10 @@ class Dispatcher:
     claim: Callable[[ToolCall], EarlyCall | None]
     count: Callable[[], None]
     abort: Callable[[ToolExited], None]
+    spent: RunUsage
     concurrency: InitVar[int]
     max_result_tokens: Callable[[], Awaitable[int]]
+    results: RunResults
     approve: Approve | None = None
     _room: asyncio.Semaphore = field(init=False)
     _rooms: dict[str, asyncio.Semaphore] = field(init=False)
@@ -156,24 +150,44 @@ class Dispatcher:
     async def _outcome(self, call: ToolCall, turn: int) -> Outcome:
         tool = self.tools.get(call.name)
         refusal = await self._refusal(tool, call)
-        began_at = time.monotonic()
+        began_at, saved_s = time.monotonic(), 0.0
         if refusal or tool is None:
             outcome = Outcome(render_result(f"Error: {refusal}"), is_error=True, num_tries=0)
         elif early := self.claim(call):  # what runs already needs no room
             began_at = early.began_at
             self.emit(CallDispatched(turn, call.id, call.name, call.arguments, was_speculative=True))
             outcome = await early.task
+        elif reused := await self._reuse(tool, call, turn):
+            outcome, saved_s = reused
         else:
-            async with self._rooms.get(call.name, nullcontext()), self._room:
-                began_at = time.monotonic()
-                self.emit(CallDispatched(turn, call.id, call.name, call.arguments))
-                caller = Caller(call, turn, self.emit, self.approve, tool.traits)
-                outcome = await carry_out(tool, call.arguments, RunContext((caller, *self.run_context.things)))
+            outcome, began_at = await self._run_tool(tool, call, turn)
         duration_s = time.monotonic() - began_at
         outcome = await self._fit(outcome)
         finished = CallFinished(turn, call.id, call.name, outcome.text, outcome.is_error, duration_s, outcome.num_tries)
-        self.emit(replace(finished, num_chars_cut=outcome.num_chars_cut, traceback=outcome.traceback))
+        cut: dict[str, Any] = {"num_chars_cut": outcome.num_chars_cut, "traceback": outcome.traceback}
+        self.emit(replace(finished, saved_s=saved_s, **cut))
         return outcome
+
+    async def _reuse(self, tool: AgentTool, call: ToolCall, turn: int) -> tuple[Outcome, float] | None:
+        """The result of the same call that was made before, or is being made, and the time that saves."""
+        reuse = self.results.find(tool, call.arguments, self.run_context)
+        outcome = await reuse.wait() if reuse else None
+        if not reuse or not outcome:
+            return None
+        self.emit(CallDispatched(turn, call.id, call.name, call.arguments, reused=reuse.kind))
+        self.spent.num_reused += 1
+        self.spent.saved_s += reuse.saved_s
+        return outcome._replace(num_tries=0), reuse.saved_s
+
+    async def _run_tool(self, tool: AgentTool, call: ToolCall, turn: int) -> tuple[Outcome, float]:
+        """The outcome, and when it began to run."""
+        async with self._rooms.get(call.name, nullcontext()), self._room:
+            began_at = time.monotonic()
+            self.emit(CallDispatched(turn, call.id, call.name, call.arguments))
+            caller = Caller(call, turn, self.emit, self.approve, tool.traits, self.results.cache)
+            things = RunContext((caller, *self.run_context.things))
+            run = partial(carry_out, tool, call.arguments, things)
+            return await self.results.fetch(tool, call.arguments, self.run_context, run), began_at
 
     async def _fit(self, outcome: Outcome) -> Outcome:
         """Cut a result that is too long for the model's window. Short results do not ask for the window."""

@@ -16,11 +16,12 @@ raises `ToolError`, whose text is for the model to read. Nothing here knows when
 import asyncio
 import contextvars
 import inspect
+import math
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import UnionType
-from typing import Annotated, Any, Protocol, TypeVar, get_args, get_origin, get_type_hints, overload
+from typing import Annotated, Any, Literal, Protocol, TypeVar, get_args, get_origin, get_type_hints, overload
 
 import docstring_parser
 import pydantic
@@ -32,6 +33,7 @@ from hotloop.core.request import Priority
 from hotloop.wire.arguments import read_arguments
 
 FINAL_ANSWER = "final_answer"
+CacheScope = Literal["run", "session", "tenant"]
 
 T = TypeVar("T")
 
@@ -90,6 +92,13 @@ class ToolOptions:
     cost: float = 0.0
     """Money a call costs."""
     needs_approval: bool = False
+    cache_s: float = 0.0
+    """For how long its result answers the same call, if it only reads (docs/agents.md); 0: only for calls made while it
+    runs."""
+    cache_scope: CacheScope = "run"
+    """Whose calls: those of the run, of the session, or of all runs that share the agent's `ResultCache`."""
+    group: str = ""
+    """What it reads or writes: a write drops what was kept of its group; of one without a group everything."""
     priority: Priority | None = None
     """The class of what a model is asked for it, where it is an agent that does not say its own."""
     task: str = ""
@@ -98,6 +107,12 @@ class ToolOptions:
     def __post_init__(self) -> None:
         if self.timeout_s is not None and self.timeout_s <= 0:
             raise ConfigError(f"timeout_s must be above zero, not {self.timeout_s}")
+        if not 0 <= self.cache_s < math.inf or (self.cache_s and not self.read_only):
+            raise ConfigError(f"cache_s must be at least 0, finite, and 0 unless read_only, not {self.cache_s}")
+        if self.cache_scope not in get_args(CacheScope):
+            raise ConfigError(
+                f"there is no cache_scope {self.cache_scope!r}; there are {', '.join(get_args(CacheScope))}"
+            )
         if self.max_concurrency is not None and self.max_concurrency < 1:
             raise ConfigError(f"max_concurrency must be at least 1, not {self.max_concurrency}")
 
@@ -176,6 +191,9 @@ def tool(
     max_concurrency: int | None = None,
     cost: float = 0.0,
     needs_approval: bool = False,
+    cache_s: float = 0.0,
+    cache_scope: CacheScope = "run",
+    group: str = "",
     priority: Priority | None = None,
     task: str = "",
 ) -> Callable[[Callable[..., Any]], FunctionTool]: ...

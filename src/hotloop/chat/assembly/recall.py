@@ -5,7 +5,6 @@ id and arguments of the same value, the cached text is used. And where the templ
 the model did, the whole answer is given to it as plain text.
 """
 
-import json
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,6 +14,7 @@ from hotloop.core.errors import RequestError
 from hotloop.core.lru import LruCache
 from hotloop.core.message import Message, ToolCall
 from hotloop.core.stream import CallDelta, CallOpened, StreamEvent, TextDelta
+from hotloop.stable.arguments import call_key, is_same_json
 
 _MAX_CHARS = 4_000_000
 
@@ -53,7 +53,7 @@ class WrittenCalls:
     def keep(self, answer: _Answer) -> None:
         with self._lock:
             for call in answer.calls:
-                self._answers.put(_key(call.id), answer, len(answer.text))
+                self._answers.put(call_key(call.id), answer, len(answer.text))
 
     def restore(self, messages: Sequence[Message]) -> tuple[tuple[Message, ...], tuple[str, ...]]:
         """The messages with the arguments of their calls as they were written, and what was done to them."""
@@ -72,13 +72,13 @@ class WrittenCalls:
 
     def _find(self, call: ToolCall) -> _Answer | None:
         with self._lock:
-            return self._answers.find(_key(call.id))
+            return self._answers.find(call_key(call.id))
 
     def _restore(self, call: ToolCall) -> ToolCall:
         answer = self._find(call)
-        known = (other.arguments for other in answer.calls if _key(other.id) == _key(call.id)) if answer else iter(())
-        written = next(known, call.arguments)
-        is_reworded = written != call.arguments and _is_same(written, call.arguments)
+        calls, key = answer.calls if answer else (), call_key(call.id)
+        written = next((other.arguments for other in calls if call_key(other.id) == key), call.arguments)
+        is_reworded = written != call.arguments and is_same_json(written, call.arguments)
         return replace(call, arguments=written) if is_reworded else call
 
     def _verbatim(self, message: Message, word: Word) -> Message:
@@ -142,15 +142,3 @@ def _changes(given: Sequence[Message], changed: Sequence[Message], what: str) ->
     return tuple(
         f"messages[{i}]: {what}" for i, pair in enumerate(zip(given, changed, strict=True)) if pair[0] != pair[1]
     )
-
-
-def _key(call_id: str) -> str:
-    """What is random in an id: each API has its own word in front of it."""
-    return call_id.rpartition("_")[2]
-
-
-def _is_same(written: str, given: str) -> bool:
-    try:
-        return bool(json.loads(written) == json.loads(given))
-    except (ValueError, RecursionError):
-        return False

@@ -1,6 +1,5 @@
 """`hotloop serve` and `hotloop route`: a model, or many replicas, behind one address."""
 
-import gc
 import os
 import signal
 import sys
@@ -34,11 +33,9 @@ if TYPE_CHECKING:
     from hotloop.http.page import Application
     from hotloop.router.app import RouterApp
     from hotloop.router.config import RoutingConfig
-    from hotloop.ui.source import Live
 
 _MODEL_HELP = "Model to serve: a name, hub id, GGUF file or folder. Overrides --model and settings."
 MIN_LIFE_S = 60.0
-_SWITCH_S = 0.0005  # so long the engine's thread waits at most for the one that answers clients
 
 
 def serve(
@@ -58,57 +55,31 @@ def serve(
     Baseline for comparisons (no prefix cache, no batching): --disable prefix_cache --max-running 1. SIGHUP reads the
     settings again and applies what can change at run time: API keys and the log level.
     """
-    from hotloop.cli.serving.pages import live_of_engine, opened_store, page_of
-    from hotloop.cli.serving.reload import Reload, Settings
+    from hotloop.cli.serving.fronts import run_with_front, wants_front
+    from hotloop.cli.serving.http import Served, serve_http
     from hotloop.http.listen import bind
     from hotloop.http.logs import start_logging
 
     began_at = time.monotonic()
     model = replace(model, model=given or model.model)
-    engine, server = without(engine, disable), without(server, disable)
+    served = Served(model, without(engine, disable), without(server, disable), trace)
 
-    def read() -> "Settings[ServerConfig]":
+    def read() -> "Served":
         assert reread
         now = reread()
         named, off = replace(now["model"], model=given or now["model"].model), now["disable"]
-        return Settings(without(now["server"], off), now["trace"], (named, without(now["engine"], off)))
+        return Served(named, without(now["engine"], off), without(now["server"], off), now["trace"])
 
     if reread:
         _hold_hangups()
     start_logging(server)
-    reload = Reload(Settings(server, trace, (model, engine)), read)
+    served.check()
     listener = bind(server.host, server.port)  # before the model is loaded: a taken port is told at once
-    with listener, tracing(trace) as tracer, opened_store(trace) as store, load_engine(model, engine) as loaded:
-        from hotloop.server.app import HttpServer
-
-        name = server.served_name or loaded.name
-
-        def announce(url: str, curl: str) -> None:
-            dashboard = f"\ndashboard: {url}/ui" if store else ""
-            room = f"context {loaded.max_context:,} tokens, KV for {loaded.num_kv_tokens:,} tokens"
-            print(
-                f"{name} is at {url}\n{loaded.device_note}\n{room}, precision {model.precision}{dashboard}\ntry: {curl}"
-            )
-            sys.stdout.flush()
-
-        async def show() -> "Live":
-            return await live_of_engine(loaded, engine.max_running)
-
-        page = None
-        if store:
-            names = (server.host, *server.allowed_hosts)
-            page = page_of(store, "hotloop serve", show, model=name, keys=reload.keys, names=names)
-        _shorten_pauses()
-        HttpServer(
-            loaded,
-            server,
-            tracer=tracer,
-            page=page,
-            keys=reload.keys,
-            reload=reload if reread else None,
-            on_ready=announce,
-            on_drain=_say_draining,
-        ).run([listener])
+    with listener, load_engine(served.model, served.engine) as loaded:
+        if wants_front(server.fronts, loaded):
+            run_with_front(loaded, served, listener, read if reread else None)
+        else:
+            serve_http(loaded, served, listener, read if reread else None)
     if isinstance(loaded.failure, DeviceLost):
         begin_again(loaded.failure, time.monotonic() - began_at)
 
@@ -127,18 +98,6 @@ def begin_again(failure: DeviceLost, lived_s: float) -> None:
 def _hold_hangups() -> None:
     """A SIGHUP that comes before there is anything to reload waits until the server listens, which lets it through."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
-
-
-def _shorten_pauses() -> None:
-    """What is loaded by now stays: looking through it for garbage would stop all threads for tenths of a second."""
-    gc.collect()
-    gc.freeze()
-    sys.setswitchinterval(_SWITCH_S)
-
-
-def _say_draining(num_running: int) -> None:
-    if num_running:
-        print(f"{count(num_running, 'request')} still running; press Ctrl-C again to abort", file=sys.stderr)
 
 
 def route(

@@ -132,8 +132,12 @@ def _heading(ledger: RunLedger) -> Iterator[Text]:
     )
     guessed, wasted = (sum(getattr(turn, name) for turn in ledger.turns) for name in ("num_speculative", "num_wasted"))
     speculative = f"; speculative {guessed}, wasted {wasted}" if guessed else ""
+    reused = [tool for turn in ledger.turns for tool in turn.tools if tool.reused]
+    saved = f"; results reused {len(reused)}, {duration(sum(tool.saved_s for tool in reused))} saved" if reused else ""
     idle, hidden = duration(ledger.model_idle_s), duration(ledger.tools_hidden_s)
-    yield Text(f"model idle {idle}, tools idle {duration(ledger.tool_idle_s)}, tools hidden {hidden}{speculative}")
+    yield Text(
+        f"model idle {idle}, tools idle {duration(ledger.tool_idle_s)}, tools hidden {hidden}{speculative}{saved}"
+    )
     if ledger.error:
         yield Text(shorten(ledger.error, MAX_WIDTH), style="red")
 

@@ -79,6 +79,33 @@ def _is_carried(group: Sequence[CallTurn], turn: CallTurn) -> bool:
     return any(value in before.result and value not in before.known for value in values)
 
 
+@rule("HL019", "identical-call-repeated", severity=Severity.NOTE)
+def repeated_calls(run: LintedRun) -> Iterator[Found]:
+    """A tool that only reads is called with the same arguments again, and nothing was changed in between.
+
+    Keep its results for a while: `@tool(read_only=True, cache_s=60)` (docs/agents.md).
+    """
+    step, known, repeated = run.last, set[tuple[str, str]](), dict[tuple[str, str], list[Part]]()
+    for part in (part for part in step.request.continued if part.kind == "call"):
+        if not _READING.match(part.label):
+            known.clear()  # it may have changed what they read
+            continue
+        key = part.label, _canonical(part.text)
+        if key in known:
+            repeated.setdefault(key, []).append(part)
+        known.add(key)
+    for (name, _), parts in repeated.items():
+        words = f"{name} is called {len(parts)} times more with arguments whose result was known"
+        yield Found(step.place(parts[0]), words)
+
+
+def _canonical(arguments: str) -> str:
+    try:
+        return json.dumps(json.loads(arguments), sort_keys=True)
+    except (ValueError, RecursionError):
+        return arguments
+
+
 def _found(step: LintedStep, group: Sequence[CallTurn], words: str) -> Found:
     num_trips = len(group) - 1
     waste = Waste(num_round_trips=num_trips, num_carried=step.scale.total(step.request.parts) * num_trips)

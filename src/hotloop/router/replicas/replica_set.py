@@ -232,6 +232,9 @@ class ReplicaSet:
             if is_kind and each.serves(request.model) and (request.api in spoken or is_near):
                 yield each
 
+    def kinds_for(self, request: RoutedRequest) -> set[str]:
+        return {each.kind.name for each in self._serving(request)}
+
     def can_place(self, request: RoutedRequest, tried: Collection[str]) -> bool:
         """Whether a replica that was not tried is up for it."""
         return any(each.state == "up" and each.name not in tried for each in self._serving(request))

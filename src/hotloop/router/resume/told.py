@@ -63,7 +63,7 @@ class ToldAnswer:
 
     @property
     def is_ended(self) -> bool:
-        """Whether the client has heard how it ended."""
+        """Whether the client has heard how it ended, if perhaps not what it took."""
         return any(atom.key in (_END, _DONE) for atom in self.atoms)
 
     @property

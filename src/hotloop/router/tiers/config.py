@@ -102,6 +102,8 @@ class Route(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     examples: dict[Task, tuple[str, ...]] = {}
     """What `embedding` learns from: some requests of each task."""
     cascade: CascadeConfig | None = None
+    stabilise: bool | None = None
+    """Whether prompts are put in a stable form; as the setting says if not given."""
     sticky_s: NotNegative = 300.0
     """How long a session's prompt is thought to stay cached; 0: every request is chosen for by itself."""
 

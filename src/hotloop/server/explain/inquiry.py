@@ -1,12 +1,15 @@
-"""The way of an explanation: a prompt is compared before its prefill, accounted for after it, and told on request.
+"""The way of an explanation: a prompt is compared once its answer has begun, accounted for then, and told on request.
 
-    job's thread   inquire()   what was prefilled before that is like it, and where the two part
+    event loop     start()     the first token is out: a thread finds what was prefilled before that is like the prompt,
+                               and where the two part
     event loop     finish()    what was cached after all: every token gets its cause; a few additions
     on request     render()    which words, in which message: only for whom they belong to
 
 The explainer keeps the prompts that were prefilled, and the latest explanations, both bounded.
 """
 
+import asyncio
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -75,14 +78,16 @@ class CacheExplanation:
         self,
         explainer: "Explainer | None" = None,
         caller: Caller = NOBODY,
-        questions: Sequence[Question] = (),
+        prompts: Sequence[Prompt] = (),
         *,
         named: str | None = None,
     ) -> None:
         self._explainer = explainer
         self._caller = caller
-        self._questions = questions
+        self._prompts = prompts
         self._named = named
+        self._questions: Sequence[Question] = ()
+        self._comparing = threading.Lock()
         self._requests: Sequence[Request] = ()
         self._answer_id = ""
         self._num_open = 0
@@ -103,19 +108,33 @@ class CacheExplanation:
         if self._explainer:
             self._explainer.callers[answer_id] = self._caller
             self._answer_id, self._num_open = answer_id, len(requests)
-            self._requests = requests[:: len(requests) // len(self._questions)]
+            self._requests = requests[:: len(requests) // len(self._prompts)]
+
+    def start(self) -> None:
+        """The answer has begun: compare its prompts, so that nothing waits for it later."""
+        if self._explainer and not self._questions:
+            asyncio.get_running_loop().run_in_executor(None, self.compare)
+
+    def compare(self) -> Sequence[Question]:
+        """Compare the prompts, once; whoever comes while that is under way waits for it. It takes a moment."""
+        with self._comparing:
+            if self._explainer and not self._questions:
+                self._questions = [self._explainer.ask(prompt, self._caller, self._named) for prompt in self._prompts]
+            return self._questions
 
     def finish(self, request: Request) -> None:
         """A request of the answer has ended. To be told before the client can come back."""
         if not self._explainer:
             return
+        if request.first_token_at is not None:
+            self.compare()  # before it is among those it is compared with
         if request.finish_reason is not FinishReason.ERROR and request.num_computed_at_end:
             token_ids = token_array(request.token_ids[: request.num_computed_at_end])
             self._explainer.past.add(PastPrompt(self._answer_id, self._caller, token_ids, request.num_prompt))
         self._num_open -= 1
         if not self._num_open and self._is_prefilled:
-            compared = [question.earlier.answer_id for question in self._questions if question.earlier]
-            prompts = [question.prompt for question in self._questions]
+            compared = [question.earlier.answer_id for question in self.compare() if question.earlier]
+            prompts = self._prompts
             explanation = Explanation(
                 self._answer_id,
                 self._caller,
@@ -134,7 +153,7 @@ class CacheExplanation:
         size = self._explainer.block_size
         accounts = [
             account_for(question.comparison, request.num_prompt, request.num_cached, size, request.eviction)
-            for question, request in zip(self._questions, self._requests, strict=True)
+            for question, request in zip(self.compare(), self._requests, strict=True)
         ]
         if not self._num_open:
             self._accounts = accounts
@@ -147,7 +166,7 @@ class CacheExplanation:
         accounts = self.accounts()
         if not accounts:
             return Diagnosis("unavailable")
-        question, account = self._questions[0], accounts[0]
+        question, account = self.compare()[0], accounts[0]
         if not question.is_named:
             return Diagnosis("unknown")
         comparison = question.comparison
@@ -184,10 +203,10 @@ class Explainer:
         self._prompts: LruCache[str, Sequence[Prompt]] = LruCache(memory_tokens // _PROMPT_SHARE)
 
     def inquire(self, prompts: Sequence[Prompt], caller: Caller, named: str | None = None) -> CacheExplanation:
-        """Compare prompts with the answer that was named, or with what is most like them. Takes a moment."""
+        """To compare prompts with the answer that was named, or with what is most like them."""
         if self.level == "off":
             return CacheExplanation(named=named)
-        return CacheExplanation(self, caller, [self._ask(prompt, caller, named) for prompt in prompts], named=named)
+        return CacheExplanation(self, caller, prompts, named=named)
 
     def keep(self, explanation: Explanation) -> None:
         for account in explanation.accounts:
@@ -214,7 +233,8 @@ class Explainer:
         caller = self.callers.get(answer_id)
         return answer_id if caller and (viewer.tenant.is_admin or is_same(caller, viewer)) else None
 
-    def _ask(self, prompt: Prompt, caller: Caller, named: str | None) -> Question:
+    def ask(self, prompt: Prompt, caller: Caller, named: str | None) -> Question:
+        """On any thread; takes a moment."""
         token_ids = token_array(prompt.token_ids)
         earlier = self.past.find(named, caller) if named else None
         is_named = earlier is not None

@@ -60,7 +60,7 @@ async def generate(http: HttpRequest, job: Job, renderer: ChoiceRenderer) -> Res
         "model": service.model,
         "system_fingerprint": service.fingerprint,
     }
-    outputs = submit(http, job, answer_id)
+    outputs = await submit(http, job, answer_id)
     if job.is_stream:
         return EventStream(outputs, ChunkWriter(envelope, renderer, job), http.state.request_id, headers=http.headers)
     async with outputs.attended(http.receive):

@@ -73,7 +73,7 @@ async def create(http: HttpRequest) -> Response:
     async with service.reading(http) as body:
         body, previous = recall(body, http)
         job, options, composer, items = await asyncio.to_thread(_make_job, body, previous, _name(body, store), http)
-    outputs, is_background = submit(http, job, composer.id), bool(options.background)
+    outputs, is_background = await submit(http, job, composer.id), bool(options.background)
     run = RunningResponse(tenant.id, items, outputs, composer, options.is_stored, is_background)
     store.start(run)
     if is_background:

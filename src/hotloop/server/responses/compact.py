@@ -27,7 +27,7 @@ async def compact(http: HttpRequest) -> Response:
     async with service.reading(http) as body:
         job, items = await asyncio.to_thread(_make_job, *recall(body, http), http)
     stem = secrets.token_hex(24)
-    outputs = submit(http, job, f"resp_{stem}")
+    outputs = await submit(http, job, f"resp_{stem}")
     async with outputs.attended(http.receive):
         [(_, piece)] = await outputs.take_all()
     summary = "".join(part.text for part in piece.parts if isinstance(part, TextDelta)).strip()

@@ -4,8 +4,8 @@ import json
 import random
 from typing import Any
 
-from hotloop.chat.assembly.canonical import canonical_schema, canonical_tools
 from hotloop.core.message import Tool
+from hotloop.stable.tools import canonical_schema, canonical_tools
 
 SCHEMA: dict[str, Any] = {
     "type": "object",

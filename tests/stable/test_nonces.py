@@ -2,8 +2,8 @@
 
 import pytest
 
-from hotloop.chat.assembly.nonces import Nonces
 from hotloop.core.message import Message
+from hotloop.stable.nonces import Nonces
 
 BILLING = "x-anthropic-billing-header: cc_version=2.1.100.7b4; cc_entrypoint=cli; cch={};"
 RULES = "You are a careful agent."

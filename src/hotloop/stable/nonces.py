@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from hotloop.core.lru import LruCache
 from hotloop.core.message import Message
+from hotloop.stable.system import word_note
 
 _MAX_CHARS = 1_000_000
 
@@ -57,10 +58,24 @@ KNOWN = (
 )
 
 
-class Nonces:
-    """Takes nonces out of the prefix, and remembers where it put those it moved. Used from any thread."""
+_VOLATILE = re.compile(
+    r"\b[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b"  # an id
+    r"|\b(?=[\w-]*[a-z])(?=[\w-]*\d)[\w-]{20,}\b|\b(?=[0-9a-f]*\d)[0-9a-f]{8,}\b"
+    r"|\b\d{4}[-/.]\d{1,2}[-/.]\d{1,2}(?:[T ]\d{1,2}:\d{2}(?::\d{2}(?:\.\d+)?)?(?:Z|[+-]\d\d:?\d\d)?)?"  # a time
+    r"|\b\d{1,2}:\d{2}(?::\d{2}(?:\.\d+)?)?(?:\s?[AP]\.?M\b)?|\b1\d{9}(?:\d{3}){0,3}\b",
+    re.I,
+)
+_MAX_LEARNED = 32
 
-    def __init__(self) -> None:
+
+class Nonces:
+    """Takes nonces out of the prefix, and remembers where it put those it moved. Used from any thread. With `learns` a
+    line of the system's is taken for one, too, when it was seen twice with nothing else changed than its times and ids.
+    """
+
+    def __init__(self, *, learns: bool = False) -> None:
+        self._learns = learns
+        self._lines: LruCache[bytes, tuple[tuple[str, ...], frozenset[int]]] = LruCache(_MAX_CHARS)
         self._notes: LruCache[bytes, str] = LruCache(_MAX_CHARS)
         self._times: LruCache[bytes, tuple[str, bool]] = LruCache(_MAX_CHARS)
         self._lock = threading.Lock()
@@ -72,8 +87,33 @@ class Nonces:
         system, changes = _without(system, [nonce for nonce in KNOWN if not nonce.is_news])[::2]
         timeless, news, moved = _without(system, [nonce for nonce in KNOWN if nonce.is_news])
         if not self._is_changing(timeless, news, scope):
+            timeless, news, moved = system, "", ()
+        if self._learns:
+            timeless, learned = self._without_learned(timeless, scope)
+            news = "\n".join(filter(None, (news, *learned)))
+            moved += ("system: a line that changes was moved behind the newest message",) if learned else ()
+        if not news:
             return system + rest, changes
         return self._move(timeless + rest, news, scope), changes + moved
+
+    def _without_learned(self, system: Turns, scope: str) -> tuple[Turns, tuple[str, ...]]:
+        """The messages without the lines that were seen to change, and these."""
+        lines = [(i, line) for i, message in enumerate(system) for line in message.content.split("\n")]
+        masked = [_VOLATILE.sub("\0", line) for _, line in lines]
+        volatile = [at for at, (_, line) in enumerate(lines) if masked[at] != line][:_MAX_LEARNED]
+        if not volatile:
+            return system, ()
+        now, place = tuple(lines[at][1] for at in volatile), _digest(scope, (Message("system", "\n".join(masked)),))
+        with self._lock:
+            before, changing = self._lines.find(place) or (now, frozenset())
+            changing |= {at for at, *pair in zip(volatile, before, now, strict=True) if pair[0] != pair[1]}
+            self._lines.put(place, (now, changing), sum(map(len, now)))
+        if not changing:
+            return system, ()
+        left = [(i, line) for at, (i, line) in enumerate(lines) if at not in changing]
+        texts = ["\n".join(line for i, line in left if i == number) for number in range(len(system))]
+        kept = tuple(replace(message, content=text) for message, text in zip(system, texts, strict=True))
+        return kept, tuple(lines[at][1] for at in sorted(changing))
 
     def _is_changing(self, timeless: Turns, news: str, scope: str) -> bool:
         """Whether the same words were ever seen with another time. A time that stands still is part of the story."""
@@ -101,7 +141,7 @@ class Nonces:
                     self._notes.put(chain.digest(), news, len(news))
                 note = self._notes.find(chain.digest())
             if note and note != last:
-                moved[i] = replace(message, content=f"{message.content}\n\n<system>\n{note}\n</system>")
+                moved[i] = replace(message, content=f"{message.content}\n\n{word_note(note)}")
                 last = note
         return tuple(moved)
 

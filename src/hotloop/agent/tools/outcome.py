@@ -1,0 +1,16 @@
+"""What came of a call, as the model is told it."""
+
+from typing import NamedTuple
+
+
+class Outcome(NamedTuple):
+    """What the model is told."""
+
+    text: str
+    is_error: bool = False
+    num_tries: int = 1
+    whole: str = ""
+    """The text before it was cut to fit the model's window, if it was."""
+    num_chars_cut: int = 0
+    """Left out of the text, by this cut or before."""
+    traceback: str = ""

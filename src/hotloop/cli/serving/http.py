@@ -1,0 +1,106 @@
+"""`hotloop serve` once it has an engine, here or in another process: the API, the dashboard and the trace."""
+
+import gc
+import socket
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from hotloop.cli.output import count
+from hotloop.cli.serving.pages import live_of_engine, opened_store, page_of
+from hotloop.cli.serving.reload import Reload, Settings
+from hotloop.cli.tracing import tracing
+from hotloop.core.config import EngineConfig, ModelConfig, ServerConfig, TraceConfig
+from hotloop.engine.engine import Engine
+from hotloop.server.app import HttpServer
+from hotloop.server.fronts.remote import RemoteEngine
+from hotloop.ui.source import Live
+
+_SWITCH_S = 0.0005  # so long the engine's thread waits at most for the one that answers clients
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """The settings of `hotloop serve`."""
+
+    model: ModelConfig
+    engine: EngineConfig
+    server: ServerConfig
+    trace: TraceConfig
+
+    @property
+    def settings(self) -> Settings[ServerConfig]:
+        return Settings(self.server, self.trace, (self.model, self.engine))
+
+    def check(self) -> None:
+        """Raises ConfigError where a setting, or a file that one names, cannot be used."""
+        self.settings.check()
+
+
+def serve_http(
+    engine: Engine | RemoteEngine,
+    served: Served,
+    listener: socket.socket,
+    read: Callable[[], Served] | None,
+    *,
+    on_made: Callable[[HttpServer], None] = lambda server: None,
+    on_ready: Callable[[], None] = lambda: None,
+    on_closing: Callable[[], Awaitable[None]] | None = None,
+) -> None:
+    """Blocks until the server has ended. `read` gives the settings a start would run with now."""
+    server = served.server
+    reload = Reload(served.settings, lambda: (read or _nothing)().settings)
+    name = server.served_name or engine.name
+    with tracing(served.trace) as tracer, opened_store(served.trace) as store:
+
+        def announce(url: str, curl: str) -> None:
+            dashboard = f"\ndashboard: {url}/ui" if store else ""
+            room = f"context {engine.max_context:,} tokens, KV for {engine.num_kv_tokens:,} tokens"
+            print(
+                f"{name} is at {url}\n{engine.device_note}\n{room}, precision {served.model.precision}{dashboard}\n"
+                f"try: {curl}",
+                flush=True,
+            )
+            on_ready()
+
+        async def show() -> Live:
+            if isinstance(engine, Engine):
+                return await live_of_engine(engine, served.engine.max_running)
+            return msgspec.convert(await engine.ask("live"), Live)
+
+        page = None
+        if store:
+            names = (server.host, *server.allowed_hosts)
+            page = page_of(store, "hotloop serve", show, model=name, keys=reload.keys, names=names)
+        shorten_pauses()
+        http = HttpServer(
+            engine,
+            server,
+            tracer=tracer,
+            page=page,
+            keys=reload.keys,
+            reload=reload if read else None,
+            on_ready=announce,
+            on_drain=_say_draining,
+            on_closing=on_closing,
+        )
+        on_made(http)
+        http.run([listener])
+
+
+def shorten_pauses() -> None:
+    """What is loaded by now stays: looking through it for garbage would stop all threads for tenths of a second."""
+    gc.collect()
+    gc.freeze()
+    sys.setswitchinterval(_SWITCH_S)
+
+
+def _nothing() -> Served:
+    raise AssertionError("nobody reloads")
+
+
+def _say_draining(num_running: int) -> None:
+    if num_running:
+        print(f"{count(num_running, 'request')} still running; press Ctrl-C again to abort", file=sys.stderr)

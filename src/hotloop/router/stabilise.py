@@ -1,0 +1,133 @@
+"""Prompts put in a stable form before they are placed, so that any replica finds again what it has cached.
+
+What it saves is estimated from the requests themselves: how much more of a session's prompt begins as the one before it
+did than if it had been sent as it came.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from cachetools import LRUCache
+
+from hotloop.core.errors import HotloopError, RequestError
+from hotloop.router.placement.index import HASH_BYTES
+from hotloop.router.request import BLOCK_TOKENS, RoutedRequest, parse_request
+from hotloop.wire.event import gather
+from hotloop.wire.field import Json
+from hotloop.wire.formats import FORMATS
+from hotloop.wire.part import Api as Format
+from hotloop.wire.reader import name_call
+from hotloop.wire.sse import EventReader
+from hotloop.wire.stable import Stabiliser
+
+HEADER = b"x-hotloop-stabilised"
+_FIELDS = ("tools", "system", "instructions", "messages", "input", "prompt_cache_key")
+_MAX_SESSIONS = 20_000
+_CALLS = (b'"tool_calls"', b'"tool_use"', b'"function_call"')
+
+
+@dataclass(frozen=True, slots=True)
+class Stabilised:
+    request: RoutedRequest
+    changes: tuple[str, ...] = ()
+    num_saved: int = 0
+    """Tokens of the prompt that would not have been found, by estimate."""
+
+    def render(self) -> bytes:
+        about = "; ".join(change.partition(":")[2].strip() or change for change in self.changes)
+        return f"saved={self.num_saved}; {about}".encode("ascii", "replace")[:1000]
+
+
+class StablePrompts:
+    def __init__(self) -> None:
+        self.num_changes: Counter[str] = Counter()
+        """Requests by what was changed in them."""
+        self.num_saved = 0
+        self._stabiliser = Stabiliser()
+        self._keys: LRUCache[str, tuple[bytes, bytes]] = LRUCache(_MAX_SESSIONS)
+        """The keys of each session's last prompt, as it came and as it was sent."""
+
+    @property
+    def is_used(self) -> bool:
+        return bool(self._keys)
+
+    def apply(self, request: RoutedRequest, kinds: Collection[str]) -> Stabilised:
+        """`kinds` are those of the replicas it may go to. Raises RequestError where the body cannot be read."""
+        api = find_format(request)
+        if api is None:
+            return Stabilised(request)
+        try:
+            rewritten, changes = self._stabiliser.rewrite(
+                api,
+                request.read_body(),
+                scope=_scope(request),
+                pays_marks="anthropic" in kinds,
+                cache_key=_cache_key(request) if "openai" in kinds else "",
+            )
+        except (TypeError, ValueError, RecursionError, AttributeError) as error:
+            raise RequestError(f"the body cannot be read: {error}") from None
+        sent = self._replace(request, rewritten) if changes else request
+        num_saved = self._count_saved(request, sent)
+        self.num_changes.update(change.partition(":")[0].partition("[")[0] for change in changes)
+        self.num_saved += num_saved
+        return Stabilised(sent, changes, num_saved)
+
+    def learn(self, request: RoutedRequest, answer: bytes, *, is_stream: bool) -> None:
+        """How an answer wrote its calls; what cannot be read tells nothing."""
+        api = find_format(request)
+        if api is None or not any(word in answer for word in _CALLS):
+            return
+        reader, events = FORMATS[api].reader(name_call), EventReader()
+        try:
+            told = (
+                [event for read in events.push(answer) for event in reader.push(read)]
+                if is_stream
+                else [*reader.whole(answer)]
+            )
+        except HotloopError:
+            return
+        self._stabiliser.learn(gather(told), scope=_scope(request))
+
+    def _replace(self, request: RoutedRequest, rewritten: Json) -> RoutedRequest:
+        """The same request in other words: its key is that of what is sent."""
+        body = request.read_body()
+        changed = {name for name in _FIELDS if rewritten.get(name) != body.get(name)}
+        changed |= {"tools"} & rewritten.keys()  # whose order is no part of their value
+        raw = request.replace({name: rewritten.get(name) for name in changed})
+        parsed = parse_request(request.target, request.headers, raw, request.tenant, request.scope)
+        return replace(parsed, session=request.session, session_name=request.session_name)
+
+    def _count_saved(self, given: RoutedRequest, sent: RoutedRequest) -> int:
+        session = given.session or sent.key[:HASH_BYTES].hex()
+        if not session:
+            return 0
+        last_given, last_sent = self._keys.get(session, (b"", b""))
+        self._keys[session] = given.key, sent.key
+        num_more = _num_common(last_sent, sent.key) - _num_common(last_given, given.key)
+        return max(0, num_more) * BLOCK_TOKENS
+
+
+def find_format(request: RoutedRequest) -> Format | None:
+    api = request.api
+    return None if request.is_question or (api != "chat" and api != "messages" and api != "responses") else api
+
+
+def _scope(request: RoutedRequest) -> str:
+    return f"{request.tenant.id if request.tenant.is_apart else ''}\0{request.model}"
+
+
+def _cache_key(request: RoutedRequest) -> str:
+    """One for a session, and none where nobody says which that is."""
+    return f"hotloop-{hashlib.sha256(request.session.encode()).hexdigest()[:24]}" if request.session else ""
+
+
+def _num_common(old: bytes, new: bytes) -> int:
+    """Blocks with which both begin. Each hash stands for all before it."""
+    low, high = 0, min(len(old), len(new)) // HASH_BYTES
+    while low < high:
+        middle = (low + high + 1) // 2
+        at = slice((middle - 1) * HASH_BYTES, middle * HASH_BYTES)
+        low, high = (middle, high) if old[at] == new[at] else (low, middle - 1)
+    return low

@@ -1,0 +1,129 @@
+"""What the server needs of an engine, be it in this process (`LocalEngine`) or in another (`fronts.remote`)."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol
+
+from hotloop.core.config import ClassLimits
+from hotloop.core.errors import DeviceLost
+from hotloop.core.request import Request
+from hotloop.core.retention import Hold
+from hotloop.engine.core import OnEvents
+from hotloop.engine.engine import Engine
+from hotloop.engine.grammar.matcher import Grammars
+from hotloop.models.template import ChatTemplate
+from hotloop.models.tokenizer import Tokenizer
+from hotloop.server.engine_metrics import EngineMetrics
+
+
+class EngineClient(Protocol):
+    @property
+    def name(self) -> str: ...
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+    @property
+    def template(self) -> ChatTemplate | None: ...
+    @property
+    def grammars(self) -> Grammars:
+        """Where a grammar is compiled, to be judged, before it is submitted."""
+
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def max_context(self) -> int: ...
+    @property
+    def class_limits(self) -> Sequence[ClassLimits]: ...
+    @property
+    def publishes_kv(self) -> bool: ...
+    @property
+    def failure(self) -> Exception | None:
+        """What ended the engine: it will never run again."""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it will serve nobody in this process any more, so that another one should begin."""
+
+    @property
+    def cache_refill_s(self) -> float: ...
+
+    def start(self) -> None:
+        """On the event loop, once, before anything is submitted."""
+
+    def stop(self) -> None:
+        """On the event loop, when everything has ended."""
+
+    async def submit(self, requests: Sequence[Request], on_events: OnEvents) -> None:
+        """As `Engine.submit`. The requests are those whose counts and times are looked at afterwards."""
+
+    def abort(self, *request_ids: str) -> None: ...
+
+    def hold(self, request: Request, hold: Hold, num_tokens: int) -> None:
+        """Tell when the first tokens of a request that has ended are wanted again. Not after `release`."""
+
+    def release(self, request: Request) -> None:
+        """A request has ended, and all that is to be held of it was told."""
+
+    def close_session(self, name: str) -> "asyncio.Future[int]":
+        """As `Engine.close_session`. Nobody has to await it."""
+
+    async def is_ready(self) -> bool:
+        """Whether requests are admitted."""
+
+    async def metrics(self) -> bytes:
+        """The engine's part of the metrics page."""
+
+    async def drain(self, timeout_s: float) -> None: ...
+
+
+class LocalEngine:
+    """An engine in this process."""
+
+    def __init__(self, engine: Engine, model: str) -> None:
+        self.name = engine.name
+        self.tokenizer = engine.tokenizer
+        self.template = engine.template
+        self.grammars = engine.grammars
+        self.block_size = engine.block_size
+        self.max_context = engine.max_context
+        self.class_limits = engine.config.class_limits
+        self.publishes_kv = engine.kv_events is not None
+        self._engine = engine
+        self._metrics = EngineMetrics(engine, model)
+        self.abort = engine.abort
+        self.drain = engine.drain
+
+    @property
+    def failure(self) -> Exception | None:
+        return self._engine.failure
+
+    @property
+    def is_lost(self) -> bool:
+        return isinstance(self._engine.failure, DeviceLost)
+
+    @property
+    def cache_refill_s(self) -> float:
+        return self._engine.cache_refill_s
+
+    def start(self) -> None:
+        """It runs already."""
+
+    def stop(self) -> None:
+        """Whoever started it closes it."""
+
+    async def submit(self, requests: Sequence[Request], on_events: OnEvents) -> None:
+        self._engine.submit(requests, on_events)
+
+    def hold(self, request: Request, hold: Hold, num_tokens: int) -> None:
+        self._engine.hold(request.token_ids[:num_tokens], hold, request.salt, request.session)
+
+    def release(self, request: Request) -> None:
+        """The request itself says all there is to hold."""
+
+    def close_session(self, name: str) -> "asyncio.Future[int]":
+        return asyncio.wrap_future(self._engine.close_session(name))
+
+    async def is_ready(self) -> bool:
+        return self._engine.is_running
+
+    async def metrics(self) -> bytes:
+        return self._metrics.render()

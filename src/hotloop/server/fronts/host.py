@@ -1,0 +1,257 @@
+"""The engine's end of a link: it runs one front's requests, and aborts them all when the front is gone.
+
+Messages are handled on this process's event loop; events are sent from the engine's thread, one message a step.
+"""
+
+import asyncio
+import socket
+from array import array
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from hotloop.core.errors import HotloopError
+from hotloop.core.request import UNCOUNTED, Request, TokenEvent
+from hotloop.engine.engine import Engine
+from hotloop.server.engine_metrics import EngineMetrics
+from hotloop.server.fronts.link import Link
+from hotloop.server.fronts.messages import (
+    Abort,
+    Admitted,
+    Answered,
+    Ask,
+    ErrorData,
+    Event,
+    Facts,
+    Failed,
+    FrontMessage,
+    HoldPrefix,
+    NewRequest,
+    Refused,
+    Release,
+    Stepped,
+    Submit,
+    Told,
+)
+
+Answer = Callable[[Any], Awaitable[Any]]
+"""Answers what a front asks, given its value."""
+
+
+@dataclass(slots=True)
+class _Hosted:
+    """A request of the front's, until the front has released it."""
+
+    number: int
+    request: Request
+    is_told: bool = False
+    """Whether the front has had its first event."""
+    is_unwanted: bool = False
+    """Whether it was aborted before the engine had it."""
+
+
+class EngineHost:
+    """`on_gone` hears that the front has closed its end."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        metrics: EngineMetrics,
+        sock: socket.socket,
+        *,
+        answers: Mapping[str, Answer] | None = None,
+        on_gone: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._engine = engine
+        self._metrics = metrics
+        self._answers = {
+            "is_ready": self._is_ready,
+            "metrics": self._page,
+            "close_session": self._close_session,
+            "drain": self._drain,
+            **(answers or {}),
+        }
+        self._on_gone = on_gone
+        self._link = Link(sock, self._take, self._close)
+        self._decoder = msgspec.msgpack.Decoder(FrontMessage)
+        self._hosted: dict[str, _Hosted] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        self._link.start()
+        self._engine.on_failure = self._fail
+        if self._engine.failure:
+            self._fail(self._engine.failure)
+
+    def tell(self, what: str, value: Any = None) -> None:
+        self._link.send(Told(what, value))
+
+    async def close(self) -> None:
+        """Returns when nothing of the front's is left to be admitted or answered."""
+        self._link.close()
+        await asyncio.gather(*self._tasks)
+
+    @property
+    def num_hosted(self) -> int:
+        return len(self._hosted)
+
+    def _take(self, frame: bytes) -> None:
+        match self._decoder.decode(frame):
+            case Submit(number, requests):
+                self._submit(number, requests)
+            case Abort(request_ids):
+                self._abort(request_ids)
+            case HoldPrefix(request_id, num_tokens, hold) if hosted := self._hosted.get(request_id):
+                request = hosted.request
+                self._engine.hold(request.token_ids[:num_tokens], hold, request.salt, request.session)
+            case Release(request_id):
+                self._hosted.pop(request_id, None)
+            case Ask() as asked:
+                self._start(self._answer(asked))
+
+    def _submit(self, number: int, new: Sequence[NewRequest]) -> None:
+        requests = []
+        for each in new:
+            try:
+                requests.append(_make_request(each))
+            except HotloopError as error:
+                self._link.send(Refused(number, ErrorData.of(error)))
+                return
+        if any(request.id in self._hosted for request in requests):
+            self._link.send(Refused(number, ErrorData("RequestError", "duplicate request id", {"param": "id"})))
+            return
+        self._hosted |= {each.id: _Hosted(each.number, request) for each, request in zip(new, requests, strict=True)}
+        if any(request.is_guided for request in requests):
+            self._start(self._admit_later(number, requests))
+        else:
+            self._admit(number, requests, self._try_submit(requests))
+
+    async def _admit_later(self, number: int, requests: Sequence[Request]) -> None:
+        """A grammar may take a while to compile."""
+        self._admit(number, requests, await asyncio.to_thread(self._try_submit, requests))
+
+    def _try_submit(self, requests: Sequence[Request]) -> HotloopError | None:
+        try:
+            self._engine.submit(requests, self._on_events, has_text=False)
+        except HotloopError as error:
+            return error
+        return None
+
+    def _admit(self, number: int, requests: Sequence[Request], error: HotloopError | None) -> None:
+        if error:
+            for request in requests:
+                self._hosted.pop(request.id, None)
+            self._link.send(Refused(number, ErrorData.of(error)))
+            return
+        self._link.send(Admitted(number))
+        unwanted = [each.id for each in requests if self._is_unwanted(each.id)]
+        if unwanted:
+            self._engine.abort(*unwanted)
+
+    def _is_unwanted(self, request_id: str) -> bool:
+        hosted = self._hosted.get(request_id)
+        return hosted is None or hosted.is_unwanted
+
+    def _abort(self, request_ids: Sequence[str]) -> None:
+        for request_id in request_ids:
+            if hosted := self._hosted.get(request_id):
+                hosted.is_unwanted = True
+        self._engine.abort(*request_ids)
+
+    def _on_events(self, events: Sequence[TokenEvent]) -> None:
+        """On the engine's thread."""
+        tokens = array("q")
+        others = []
+        for event in events:
+            hosted = self._hosted.get(event.request_id)
+            if hosted is None:  # the front has given it up, or is gone
+                continue
+            if event.usage is UNCOUNTED:
+                tokens.append(hosted.number)
+                tokens.append(event.token_ids[0])
+            else:
+                others.append(self._render(event, hosted))
+        self._link.send(Stepped(tokens.tobytes(), others))
+
+    def _render(self, event: TokenEvent, hosted: _Hosted) -> Event:
+        has_facts = not hosted.is_told or event.finish_reason is not None
+        hosted.is_told = True
+        return Event(
+            hosted.number,
+            list(event.token_ids),
+            event.text,
+            event.usage,
+            list(event.logprobs),
+            event.finish_reason,
+            event.stop_match,
+            ErrorData.of(event.error) if event.error else None,
+            self._facts(hosted.request) if has_facts else None,
+        )
+
+    def _facts(self, request: Request) -> Facts:
+        return Facts(
+            request.session,
+            request.first_scheduled_at,
+            request.first_token_at,
+            request.last_token_at,
+            request.turn_wait_s,
+            request.num_preemptions,
+            request.num_computed_at_end,
+            request.eviction,
+            self._engine.cache_refill_s,
+        )
+
+    def _fail(self, error: Exception) -> None:
+        """On the engine's thread."""
+        self._link.send(Failed(ErrorData.of(error)))
+
+    async def _answer(self, asked: Ask) -> None:
+        answer = self._answers.get(asked.what)
+        try:
+            value = await answer(asked.value) if answer else None
+        except HotloopError as error:
+            self._link.send(Answered(asked.number, error=ErrorData.of(error)))
+        else:
+            self._link.send(Answered(asked.number, value))
+
+    async def _is_ready(self, _: Any) -> bool:
+        return self._engine.is_running
+
+    async def _page(self, _: Any) -> bytes:
+        return self._metrics.render()
+
+    async def _close_session(self, name: Any) -> int:
+        return await asyncio.wrap_future(self._engine.close_session(str(name)))
+
+    async def _drain(self, timeout_s: Any) -> None:
+        await self._engine.drain(float(timeout_s))
+
+    def _start(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _close(self) -> None:
+        """The front is gone, and with it all who wait for its requests."""
+        self._engine.abort(*self._hosted)
+        self._hosted.clear()
+        self._on_gone()
+
+
+def _make_request(new: NewRequest) -> Request:
+    return Request(
+        id=new.id,
+        prompt_ids=array("i", new.prompt),
+        sampling=new.sampling,
+        priority=new.priority,
+        session_id=new.session_id,
+        grammar=new.grammar,
+        salt=new.salt,
+        reasoning=new.reasoning,
+        resume_at=new.resume_at,
+        parent_id=new.parent_id,
+        begun_ids=new.begun_ids,
+        arrived_at=new.arrived_at,
+    )

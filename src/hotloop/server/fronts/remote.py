@@ -1,0 +1,312 @@
+"""A front's end of a link: an engine in another process, used as one of this process is.
+
+The requests here mirror the engine's: events bring their tokens, counts and times. What only one more token happened to
+is counted and detokenised here.
+"""
+
+import asyncio
+import socket
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import msgspec
+
+from hotloop.core.config import ClassLimits
+from hotloop.core.errors import DeviceLost, EngineClosed, HotloopError
+from hotloop.core.request import FinishReason, Request, TokenEvent, Usage, Wait
+from hotloop.core.retention import Hold
+from hotloop.engine.core import OnEvents
+from hotloop.engine.engine import Engine
+from hotloop.engine.grammar.matcher import Grammars
+from hotloop.engine.text import TextStream
+from hotloop.models.template import ChatTemplate
+from hotloop.models.tokenizer import Tokenizer
+from hotloop.server.fronts.link import Link
+from hotloop.server.fronts.messages import (
+    Abort,
+    Admitted,
+    Answered,
+    Ask,
+    EngineMessage,
+    Event,
+    Facts,
+    Failed,
+    HoldPrefix,
+    NewRequest,
+    Refused,
+    Release,
+    Stepped,
+    Submit,
+    Told,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What a front is told of the engine before it begins."""
+
+    name: str
+    device_note: str
+    block_size: int
+    num_kv_tokens: int
+    max_context: int
+    vocab_size: int
+    class_limits: tuple[ClassLimits, ...]
+    publishes_kv: bool
+
+    @classmethod
+    def of(cls, engine: Engine) -> "EngineFacts":
+        return cls(
+            engine.name,
+            engine.device_note,
+            engine.block_size,
+            engine.num_kv_tokens,
+            engine.max_context,
+            engine.vocab_size,
+            engine.config.class_limits,
+            engine.kv_events is not None,
+        )
+
+
+@dataclass(slots=True)
+class _Mirror:
+    request: Request
+    on_events: OnEvents
+    text: TextStream | None
+
+
+class RemoteEngine:
+    """An `EngineClient`. To be used on one event loop; `on_told` hears what the engine's process says beside."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        facts: EngineFacts,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        *,
+        grammar_bytes: int,
+        on_told: Callable[[str, Any], None] = lambda what, value: None,
+    ) -> None:
+        self.name = facts.name
+        self.device_note = facts.device_note
+        self.block_size = facts.block_size
+        self.num_kv_tokens = facts.num_kv_tokens
+        self.max_context = facts.max_context
+        self.class_limits = facts.class_limits
+        self.publishes_kv = facts.publishes_kv
+        self.tokenizer = tokenizer
+        self.template = template
+        self.grammars = Grammars(tokenizer, facts.vocab_size, grammar_bytes)
+        self.cache_refill_s = 0.0
+        self.failure: Exception | None = None
+        self._on_told = on_told
+        self._link = Link(sock, self._take, self._lose)
+        self._decoder = msgspec.msgpack.Decoder(EngineMessage)
+        self._numbers = count()
+        self._mirrors: dict[int, _Mirror] = {}
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._closing: set[asyncio.Future[int]] = set()
+
+    @property
+    def is_lost(self) -> bool:
+        return not self._link.is_open or isinstance(self.failure, DeviceLost)
+
+    def start(self) -> None:
+        self._link.start()
+
+    def stop(self) -> None:
+        self._link.close()
+
+    async def submit(self, requests: Sequence[Request], on_events: OnEvents) -> None:
+        self._check()
+        for request in requests:
+            text = None if request.sampling.stop else TextStream(self.tokenizer, request.sampling)
+            self._mirrors[request.number] = _Mirror(request, on_events, text)
+        number, is_admitted = next(self._numbers), False
+        try:
+            await self._send_and_wait(number, Submit(number, [_render_request(request) for request in requests]))
+            is_admitted = True
+        finally:
+            if not is_admitted:  # refused, or nobody waits for it any more
+                for request in requests:
+                    self._mirrors.pop(request.number, None)
+                self.abort(*(request.id for request in requests))
+                for request in requests:
+                    self.release(request)
+
+    def abort(self, *request_ids: str) -> None:
+        self._link.send(Abort(list(request_ids)))
+
+    def hold(self, request: Request, hold: Hold, num_tokens: int) -> None:
+        self._link.send(HoldPrefix(request.id, num_tokens, hold))
+
+    def release(self, request: Request) -> None:
+        self._link.send(Release(request.id))
+
+    def close_session(self, name: str) -> "asyncio.Future[int]":
+        closing: asyncio.Future[int] = asyncio.ensure_future(self.ask("close_session", name))
+        self._closing.add(closing)
+        closing.add_done_callback(self._note_closed)
+        return closing
+
+    def _note_closed(self, closing: "asyncio.Future[int]") -> None:
+        self._closing.discard(closing)
+        if not closing.cancelled():
+            closing.exception()  # told to whoever awaits it, if anybody does
+
+    async def ask(self, what: str, value: Any = None) -> Any:
+        """Raises what the answer failed with."""
+        self._check()
+        number = next(self._numbers)
+        return await self._send_and_wait(number, Ask(number, what, value))
+
+    def tell(self, what: str) -> None:
+        """As `ask`, without waiting for an answer."""
+        self._link.send(Ask(next(self._numbers), what))
+
+    async def is_ready(self) -> bool:
+        return self._link.is_open and bool(await self.ask("is_ready"))
+
+    async def metrics(self) -> bytes:
+        page: bytes = await self.ask("metrics")
+        return page
+
+    async def drain(self, timeout_s: float) -> None:
+        if self._link.is_open:
+            await self.ask("drain", timeout_s)
+
+    def _check(self) -> None:
+        if not self._link.is_open:
+            raise EngineClosed("the engine's process has ended")
+
+    async def _send_and_wait(self, number: int, message: msgspec.Struct) -> Any:
+        answer = self._waiting[number] = asyncio.get_running_loop().create_future()
+        self._link.send(message)
+        try:
+            return await answer
+        finally:
+            self._waiting.pop(number, None)
+
+    def _take(self, frame: bytes) -> None:
+        match self._decoder.decode(frame):
+            case Stepped(tokens, events):
+                self._step(tokens, events)
+            case Admitted(number) | Answered(number, error=None) as answered:
+                self._answer(number, answered.value if isinstance(answered, Answered) else None)
+            case Refused(number, error) | Answered(number, error=error):
+                assert error
+                self._answer(number, error=error.to_error())
+            case Failed(error):
+                self.failure = error.to_error()
+            case Told(what, value):
+                self._on_told(what, value)
+
+    def _answer(self, number: int, value: Any = None, error: HotloopError | None = None) -> None:
+        waiting = self._waiting.get(number)
+        if waiting is None or waiting.done():
+            return
+        if error:
+            waiting.set_exception(error)
+        else:
+            waiting.set_result(value)
+
+    def _step(self, tokens: bytes, events: Sequence[Event]) -> None:
+        told: dict[OnEvents, list[TokenEvent]] = {}
+        pairs = iter(array("q", tokens))
+        for number, token_id in zip(pairs, pairs, strict=True):
+            if mirror := self._mirrors.get(number):
+                told.setdefault(mirror.on_events, []).append(_count_token(mirror, token_id))
+        for event in events:
+            if mirror := self._mirrors.get(event.number):
+                if event.facts:
+                    self.cache_refill_s = event.facts.cache_refill_s
+                if event.finish_reason:
+                    del self._mirrors[event.number]
+                told.setdefault(mirror.on_events, []).append(_apply(mirror, event))
+        for on_events, given in told.items():
+            on_events(given)
+
+    def _lose(self) -> None:
+        """The engine's process is gone: nobody is left waiting."""
+        error = EngineClosed("the engine's process has ended")
+        self.failure = self.failure or error
+        mirrors, self._mirrors = self._mirrors, {}
+        for mirror in mirrors.values():
+            request = mirror.request
+            request.finish_reason = FinishReason.ERROR
+            lost = TokenEvent(request.id, (), "", request.usage, finish_reason=FinishReason.ERROR, error=error)
+            mirror.on_events([lost])
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(error)
+
+
+def _render_request(request: Request) -> NewRequest:
+    return NewRequest(
+        number=request.number,
+        id=request.id,
+        prompt=request.token_ids.tobytes(),
+        sampling=request.sampling,
+        priority=request.priority,
+        session_id=request.session_id,
+        grammar=request.grammar,
+        salt=request.salt,
+        reasoning=request.reasoning,
+        resume_at=list(request.resume_at),
+        parent_id=request.parent_id,
+        begun_ids=list(request.begun_ids),
+        arrived_at=request.arrived_at,
+    )
+
+
+def _count_token(mirror: _Mirror, token_id: int) -> TokenEvent:
+    request = mirror.request
+    request.token_ids.append(token_id)
+    request.num_steps += 1
+    assert mirror.text
+    text, _ = mirror.text.push(token_id)
+    return TokenEvent(request.id, (token_id,), text, request.usage)
+
+
+def _apply(mirror: _Mirror, event: Event) -> TokenEvent:
+    request, reason = mirror.request, event.finish_reason
+    request.token_ids.extend(event.token_ids)
+    request.finish_reason = reason
+    _set_counts(request, event.usage)
+    if event.facts:
+        _set_facts(request, event.facts)
+    text = event.text
+    if mirror.text:
+        text = "".join([mirror.text.push(token_id)[0] for token_id in event.token_ids])
+        if reason in (FinishReason.STOP, FinishReason.LENGTH):
+            text += mirror.text.finish()
+    error = event.error.to_error() if event.error else None
+    logprobs = tuple(event.logprobs)
+    return TokenEvent(request.id, tuple(event.token_ids), text, event.usage, logprobs, reason, event.stop_match, error)
+
+
+def _set_counts(request: Request, usage: Usage) -> None:
+    request.num_cached = usage.num_cached
+    request.num_forced = usage.num_forced
+    request.num_drafted = usage.num_drafted
+    request.num_accepted = usage.num_accepted
+    request.num_steps = usage.num_steps
+    request.num_restored = usage.num_restored
+    request.num_from_host = usage.num_from_host
+    request.num_reasoning = usage.num_reasoning
+    request.waits_s |= {wait: usage.waits_s.get(wait, 0.0) for wait in Wait}
+
+
+def _set_facts(request: Request, facts: Facts) -> None:
+    request.session = facts.session
+    request.first_scheduled_at = facts.first_scheduled_at
+    request.first_token_at = facts.first_token_at
+    request.last_token_at = facts.last_token_at
+    request.turn_wait_s = facts.turn_wait_s
+    request.num_preemptions = facts.num_preemptions
+    request.num_computed_at_end = facts.num_computed_at_end
+    request.eviction = facts.eviction

@@ -1,0 +1,103 @@
+"""What replicas are sent with `--stabilise`, and what is told of it."""
+
+import json
+from typing import Any
+
+from tests.router.conftest import Mirror
+
+from hotloop.router.config import ReplicaConfig
+from hotloop.router.request import parse_request
+from hotloop.router.stabilise import StablePrompts
+
+CHAT = "/v1/chat/completions"
+TOOLS = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("b", "a")]
+
+
+def talk(number: int, *, words: int = 900) -> dict[str, Any]:
+    """A conversation whose system text tells the time, after so many answers."""
+    system = f"Current time: 10:{number:02d}\n" + "Be kind. " * words
+    said = [{"role": role, "content": f"{role} {i}"} for i in range(number) for role in ("user", "assistant")]
+    newest = {"role": "user", "content": f"user {number}"}
+    tools = TOOLS[:: -1 if number % 2 else 1]
+    return {"model": "own-name", "messages": [{"role": "system", "content": system}, *said, newest], "tools": tools}
+
+
+async def put(router: Any, body: dict[str, Any]) -> Any:
+    response = await router.client.post(CHAT, json=body, headers={"x-session-id": "s"})
+    assert response.status_code == 200, response.text
+    return response
+
+
+async def test_every_replica_is_sent_what_begins_as_before(mirror: Mirror, route: Any) -> None:
+    router = await route((ReplicaConfig(url=mirror.url, name="r", kind="vllm"),), stabilise=True)
+    for number in range(4):
+        response = await put(router, talk(number))
+    sent = [json.loads(each["raw"]) for each in mirror.seen]
+    assert len({json.dumps(body["tools"]) for body in sent}) == 1
+    heads = {body["messages"][0]["content"] for body in sent[1:]}
+    assert len(heads) == 1
+    assert "10:03" in sent[3]["messages"][-1]["content"]
+    assert sent[3]["messages"][1 : len(sent[2]["messages"])] == sent[2]["messages"][1:]
+    told = response.headers["x-hotloop-stabilised"]
+    assert told.startswith("saved=")
+    assert int(told.partition(";")[0].removeprefix("saved=")) > 1000
+    assert "the time of day was moved behind the newest message" in told
+    route_told = response.headers["x-hotloop-route"]
+    matched, total = route_told.partition("matched=")[2].partition(";")[0].split("/")
+    assert int(matched) > 0.9 * int(total), "it is placed by what is sent"
+    page = (await router.client.get("/metrics")).text
+    assert 'hotloop_router_stabilised_total{change="tools"}' in page
+    assert "hotloop_router_stabilised_tokens_total" in page
+
+
+async def test_without_it_bodies_pass_byte_for_byte(mirror: Mirror, route: Any) -> None:
+    router = await route((ReplicaConfig(url=mirror.url, name="r", kind="vllm"),))
+    response = await put(router, talk(1))
+    assert "x-hotloop-stabilised" not in response.headers
+    assert json.loads(mirror.seen[0]["raw"]) == talk(1)
+
+
+async def test_arguments_are_learnt_from_answers_that_go_by(mirror: Mirror, route: Any) -> None:
+    call = {"id": "call_5", "type": "function", "function": {"name": "a", "arguments": '{"x":1,  "y":2}'}}
+    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    mirror.reply = (
+        200,
+        {"id": "1", "model": "own-name", "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]},
+    )
+    router = await route((ReplicaConfig(url=mirror.url, name="r", kind="vllm"),), stabilise=True)
+    await put(router, talk(0, words=1))
+    rewritten = {**call, "function": {"name": "a", "arguments": '{"x": 1, "y": 2}'}}
+    body = talk(0, words=1)
+    body["messages"] += [
+        {**message, "tool_calls": [rewritten]},
+        {"role": "tool", "tool_call_id": "call_5", "content": "3"},
+    ]
+    await put(router, body)
+    sent = json.loads(mirror.seen[-1]["raw"])
+    assert sent["messages"][2]["tool_calls"] == [call]
+
+
+async def test_hosted_apis_get_marks_and_keys(mirror: Mirror, route: Any) -> None:
+    mirror.reply = 200, {"id": "1", "type": "message", "content": [], "model": "own-name", "stop_reason": "end_turn"}
+    router = await route((ReplicaConfig(url=mirror.url, name="r", kind="anthropic"),), stabilise=True)
+    body = {"model": "own-name", "max_tokens": 5, "system": "Help.", "messages": [{"role": "user", "content": "hi"}]}
+    await router.client.post("/v1/messages", json=body)
+    sent = json.loads(mirror.seen[-1]["raw"])
+    assert sent["system"][0]["cache_control"] == sent["messages"][0]["content"][0]["cache_control"]
+    router = await route((ReplicaConfig(url=mirror.url, name="r", kind="openai"),), stabilise=True)
+    await put(router, talk(0, words=1))
+    assert json.loads(mirror.seen[-1]["raw"])["prompt_cache_key"].startswith("hotloop-")
+
+
+def test_the_session_stays_the_same() -> None:
+    raw = json.dumps({**talk(1), "session_id": "mine"}).encode()
+    request = parse_request(CHAT, {}, raw)
+    assert StablePrompts().apply(request, ()).request.session == "mine"
+
+
+async def test_a_body_that_cannot_be_read_is_refused_and_a_strange_one_left_alone(mirror: Mirror, route: Any) -> None:
+    router = await route((ReplicaConfig(url=mirror.url, name="r", kind="vllm"),), stabilise=True)
+    deep = b'{"model": "own-name", "messages": ' + b"[" * 5000 + b"]" * 5000 + b"}"
+    response = await router.client.post(CHAT, content=deep, headers={"content-type": "application/json"})
+    assert response.status_code == 400
+    await put(router, {"model": "own-name", "messages": [1, {"role": "user"}], "tools": [3]})
