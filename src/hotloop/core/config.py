@@ -80,8 +80,8 @@ class ModelConfig:
     """A name `hotloop models` lists, a hub id such as Qwen/Qwen3-4B, a GGUF file, or a Hugging Face folder."""
     weights: WeightFormat = "auto"
     """Weight format. CPU: `stored` (as in a quantised GGUF file), int8, int4, bf16 or f32; `auto` is int8 with AMX,
-    else `stored`, and int8 where a file is not quantised. GPU: bf16 (default), f32 or fp8; 4-bit and FP8 checkpoints keep their
-    format. See docs/cpu.md and docs/gpu.md."""
+    else `stored`, and int8 where a file is not quantised. GPU: bf16 (default), f32 or fp8; 4-bit and FP8
+    checkpoints keep their format. See docs/cpu.md and docs/gpu.md."""
     precision: Precision = "fast"
     """`fast` computes in int8 or bf16, whichever the weights are for; `exact` computes in float32, so that
     batching and caching change no token (docs/architecture.md)."""
