@@ -47,6 +47,7 @@ _COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
             "agent.run:run_agent",
             "Run the agent defined in a file, showing turns, tools, cached tokens and cost.",
         ),
+        "runs": ("agent.runs:runs", "List agents' runs, and go on with those that were cut off."),
         "predict": ("agent.predict:predict", "Inspect what speculative tool execution has learned."),
     },
     "Measuring and checking": {
@@ -63,6 +64,10 @@ _COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "size": (
             "advice.size:size",
             "Estimate the hardware a load needs: memory, TTFT, tokens/s, cost. Runs no model.",
+        ),
+        "spend": (
+            "serving.spend:spend",
+            "Show what was spent behind a router: requests, tokens and money, by key, model or session tree.",
         ),
         "simulate": (
             "serving.simulate:simulate",
