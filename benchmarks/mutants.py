@@ -48,6 +48,9 @@ def _kvcache(*names: str) -> list[str]:
     return [f"tests/engine/kvcache/test_{name}.py" for name in names]
 
 
+_SCHEDULER = _engine(
+    "scheduler/scheduler_steps", "scheduler/scheduler_memory", "scheduler/prompt_order", "scheduler/scheduler"
+)
 _DRAFTING = [f"tests/engine/drafting/test_{name}.py" for name in ("worth", "payoff", "speculation")]
 _PLACEMENT = [f"tests/router/placement/test_{name}.py" for name in ("policy", "index")]
 TESTS: Mapping[str, list[str]] = {
@@ -60,9 +63,8 @@ TESTS: Mapping[str, list[str]] = {
     + _engine("scheduler/scheduler"),
     "engine/scheduler/fairness.py": _engine("scheduler/fairness", "scheduler/scheduler"),
     "engine/sessions/admission.py": _engine("sessions/admission", "scheduler/scheduler_memory", "scheduler/scheduler"),
-    "engine/scheduler/scheduler.py": _engine(
-        "scheduler/scheduler_steps", "scheduler/scheduler_memory", "scheduler/prompt_order", "scheduler/scheduler"
-    ),
+    "engine/kvcache/full_attention.py": _SCHEDULER,
+    "engine/scheduler/scheduler.py": _SCHEDULER,
     "engine/drafting/payoff.py": _DRAFTING,
     "engine/drafting/speculation.py": _DRAFTING,
     "router/placement/index.py": _PLACEMENT[::-1],

@@ -294,7 +294,7 @@ def without_limits(tool: Tool) -> Tool:
 
 
 @every_family
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(case=tools_and_calls(), prose=st.sampled_from(["", "Well.", "a < b"]))
 def test_what_is_accepted_is_read_back(
     name: str, case: tuple[tuple[Tool, ...], list[tuple[Tool, dict[str, Any]]]], prose: str

@@ -34,7 +34,7 @@ def probe(host: str, port: str) -> None:
     threading.Thread(target=lambda: (sys.stdin.read(), is_over.set())).start()
     connection = http.client.HTTPConnection(host, int(port), timeout=120)
     print("ready", flush=True)
-    while not is_over.wait(0.01):
+    while not is_over.wait(0.03):
         asked_at = time.monotonic()
         connection.request("GET", "/health")
         assert connection.getresponse().read()

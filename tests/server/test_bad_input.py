@@ -295,7 +295,7 @@ JSON_VALUES = st.recursive(
 FIELDS = sorted({name for fields, _ in BAD_FIELDS + BAD_COMPLETIONS for name in fields})
 
 
-@settings(max_examples=300)
+@settings(max_examples=200)
 @given(
     path=st.sampled_from(["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"]),
     fields=st.dictionaries(st.sampled_from([*FIELDS, "tokens"]), JSON_VALUES, max_size=4),

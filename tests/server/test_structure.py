@@ -215,7 +215,7 @@ def test_a_costly_pattern_does_not_end_a_stream_in_an_error(monkeypatch: pytest.
     schema = {"type": "object", "properties": {"a": words}, "required": ["a"], "additionalProperties": False}
     shape = schema_format(schema, strict=True)
     draw = random.Random(1)
-    texts = (" ".join("".join(draw.choices("abcdefg.,-(8", k=draw.randint(1, 9))) for _ in range(40)) for _ in range(8))
+    texts = (" ".join("".join(draw.choices("abcdefg.,-(8", k=draw.randint(1, 9))) for _ in range(40)) for _ in range(4))
     answers, messages = [json.dumps({"a": text}) for text in texts], [*HELLO]
     with Serving(script=answers) as serving:
         for answer in answers:

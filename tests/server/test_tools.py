@@ -197,11 +197,11 @@ def test_without_strict_a_call_that_is_cut_is_json() -> None:
     tools = [tool("weather", WEATHER, strict=False), tool("clock", strict=False)]
     num_calls = 0
     with saying(wild) as client:
-        for seed in range(40):
+        for seed in range(0, 40, 2):
             done = ask(client, tools=tools, max_tokens=120 + 5 * seed, seed=seed)
             assert all(isinstance(arguments, dict) for _, arguments in calls_of(done))
             num_calls += len(calls_of(done))
-    assert num_calls >= 20
+    assert num_calls >= 10
 
 
 @pytest.mark.parametrize(

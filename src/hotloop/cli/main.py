@@ -64,6 +64,10 @@ _COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
             "advice.size:size",
             "Estimate the hardware a load needs: memory, TTFT, tokens/s, cost. Runs no model.",
         ),
+        "spend": (
+            "serving.spend:spend",
+            "Show what was spent behind a router: requests, tokens and money, by key, model or session tree.",
+        ),
         "simulate": (
             "serving.simulate:simulate",
             "Replay recorded traffic against simulated replicas and compare routing policies.",

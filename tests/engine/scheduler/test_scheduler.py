@@ -111,12 +111,12 @@ def test_only_whole_blocks_are_waited_for_together() -> None:
     loop = Loop(make_scheduler(max_step_tokens=4))
     request = loop.add("a", prompt(10))
     loop.step()
-    assert loop.scheduler._next_block(request) == request.token_ids[:8].tobytes()
+    assert loop.scheduler.states.next_block(request) == request.token_ids[:8].tobytes()
     loop.step()
     loop.step()
     assert request.num_computed == 10
-    assert loop.scheduler._next_block(request) == b""
-    assert loop.scheduler._known_blocks(request) == [], "a block that is half computed is not exchanged"
+    assert loop.scheduler.states.next_block(request) == b""
+    assert loop.scheduler.states.known_blocks(request) == [], "a block that is half computed is not exchanged"
 
 
 def test_a_draft_gets_what_blocks_there_are() -> None:

@@ -1,5 +1,6 @@
-"""What requests find in the tree and begin with, for models whose KV is all they carry from token to token.
+"""The blocks of requests: what they find in the tree and begin with, what they add to it, and what they give back.
 
+This is for models whose KV is all they carry from token to token.
 `StateCache` and `SlidingWindowCache` do the same for models that need more than this to continue a prefix.
 """
 
@@ -83,6 +84,53 @@ class FullAttentionCache:
         """How many of its blocks need not be computed, wherever they are."""
         offloaded = self.peek_offloaded(request)
         return len(self.peek(request)) + (offloaded.num_gained if offloaded else 0)
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self._block_size)
+
+    def num_missing(self, request: Request, end: int) -> int:
+        """How many blocks a request lacks for so many tokens."""
+        return max(0, self.num_blocks_for(end) - len(request.block_ids))
+
+    def known_blocks(self, request: Request) -> list[int]:
+        """What the tree has of a request's tokens that can be gone on from."""
+        if not self._keeps or request.num_computed % self._block_size:
+            return []
+        return self.match(request)
+
+    def adopt(self, request: Request) -> None:
+        """Use blocks of the tree beyond what this request has computed."""
+        num_own = request.num_computed // self._block_size
+        adopted = self.known_blocks(request)[num_own:]
+        if not adopted:
+            return
+        self.tree.pool.release(request.block_ids[num_own:])  # of drafts that came to nothing
+        del request.block_ids[num_own:]
+        self.tree.pool.use(adopted)
+        request.block_ids.extend(adopted)
+        request.num_computed = request.num_settled = len(request.block_ids) * self._block_size
+        if not request.num_preemptions:  # of the prompt, that is: what is forced after it may be known as well
+            request.num_cached = min(request.num_cached + len(adopted) * self._block_size, request.num_prompt)
+        self.resume(request)
+
+    def next_block(self, request: Request) -> bytes:
+        """The block this request needs next, with all before it; nothing if others could not use it."""
+        if not self._keeps or request.num_computed % self._block_size:
+            return b""
+        return request.salt.encode() + request.token_ids[: request.num_computed + self._block_size].tobytes()
+
+    def share(self, request: Request) -> None:
+        """Add the blocks that a request has settled to the tree."""
+        if self._keeps:
+            num_full = request.num_settled // self._block_size * self._block_size
+            self.tree.share(request.token_ids[:num_full], request.block_ids, request.salt, request.session)
+
+    def release(self, request: Request, *, is_valid: bool = True) -> None:
+        """A request is over, or gives way; what of it is in the tree stays there, idle."""
+        self.end(request, is_valid=is_valid)
+        self.tree.pool.release(request.block_ids)
+        request.block_ids = array("i")
+        request.num_computed = request.num_settled = 0
 
     def eviction(self, request: Request) -> Eviction | None:
         """If and when what a request has to compute next was given up."""

@@ -95,7 +95,7 @@ class Scheduler:
         return self.retention.token_s * self.admission.num_tokens
 
     def add(self, request: Request) -> None:
-        assert self._num_blocks_for(request.num_tokens) <= self.pool.num_blocks, "it could never run"
+        assert self.states.num_blocks_for(request.num_tokens) <= self.pool.num_blocks, "it could never run"
         request.is_serial = request.is_guided or request.sampling.has_penalties
         self.sessions.arrive(request)
         self.states.arrive(request)
@@ -147,7 +147,7 @@ class Scheduler:
     def extend(self, part: Slice, draft_ids: list[int], match_lengths: list[int | None]) -> None:
         """Let a slice compute guesses as well, as far as there are blocks: nothing is preempted for a draft."""
         request = part.request
-        num_uncomputed = self._num_missing_blocks(request, part.end + len(draft_ids))
+        num_uncomputed = self.states.num_missing(request, part.end + len(draft_ids))
         request.block_ids.extend(self.states.allocate(request, num_uncomputed) or ())
         room = len(request.block_ids) * self.block_size - part.end if self.states.branch(part) else 0
         part.draft_ids, part.match_lengths = draft_ids[:room], match_lengths[:room]
@@ -185,14 +185,14 @@ class Scheduler:
             if num_settled > request.num_settled:
                 request.num_settled = num_settled
             if request.num_settled // self.block_size > part.begin // self.block_size:
-                self._share(request)
+                self.states.share(request)
                 self.states.settle(request)
 
     def finish(self, request: Request, reason: FinishReason) -> None:
         """Take a request out, wherever it is; its place in the tree is not taken before its caller could ask for it."""
         request.finish_reason = reason
         request.num_computed_at_end = request.num_settled
-        self._release(request, is_valid=reason is not FinishReason.ERROR)
+        self.states.release(request, is_valid=reason is not FinishReason.ERROR)
         self.sessions.end(request, reason, self.cache_refill_s, is_waiting=request.id in self.waiting)
         del (self.running if request.id in self.running else self.waiting)[request.id]
 
@@ -317,9 +317,9 @@ class Scheduler:
 
     def _advance(self, plan: StepPlan, request: Request, budget: int, *, is_due: bool) -> int:
         """Compute as much of a request as the budget allows; returns what it took of it."""
-        self._adopt(request, self._known_blocks(request))
+        self.states.adopt(request)
         missing = request.num_uncomputed
-        prefix = self._next_block(request) if missing > self.block_size else b""
+        prefix = self.states.next_block(request) if missing > self.block_size else b""
         computed = (plan.prefixes, *(step.prefixes for step in self._flying))
         if prefix and self.states.is_coming(request, prefix, computed):
             return 0  # another computes it: wait and follow
@@ -350,7 +350,7 @@ class Scheduler:
         """Find blocks for the next tokens, if need be at the cost of the least urgent; False if it gave way itself."""
         begin = request.num_computed
         end = begin + count
-        num_uncomputed = self._num_missing_blocks(request, end)
+        num_uncomputed = self.states.num_missing(request, end)
         while (block_ids := self.states.allocate(request, num_uncomputed)) is None:
             victim = max(self.running.values(), key=urgency)
             self._preempt(plan, victim)
@@ -384,7 +384,7 @@ class Scheduler:
             plan.is_closed = True
             return False
         self.sessions.begin(request)
-        self._adopt(request, self._known_blocks(request))
+        self.states.adopt(request)
         self.running[request.id] = self.waiting.pop(request.id)
         if request.first_scheduled_at is None:
             request.first_scheduled_at = self.fairness.now
@@ -395,8 +395,8 @@ class Scheduler:
         """Whether all its tokens fit beside these others: what they use, have to prefill, and a block more each."""
         if len(others) >= self.max_running or not self.states.has_room(len(others) + 1):
             return False
-        num_new = self._num_blocks_for(request.num_tokens) - len(known)
-        num_promised = sum(1 + self._num_blocks_for(other.num_tokens) - len(other.block_ids) for other in others)
+        num_new = self.states.num_blocks_for(request.num_tokens) - len(known)
+        num_promised = sum(1 + self.states.num_blocks_for(other.num_tokens) - len(other.block_ids) for other in others)
         return self._num_held(known, others) + num_promised + num_new <= self.pool.num_blocks
 
     def _num_held(self, known: list[int], others: Collection[Request]) -> int:
@@ -405,58 +405,14 @@ class Scheduler:
             return self.pool.num_used + sum(self.pool.num_users[block_id] == 0 for block_id in known)
         return len(set(known).union(*self.copying, *(other.block_ids for other in others)))
 
-    def _num_blocks_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.block_size)
-
-    def _num_missing_blocks(self, request: Request, end: int) -> int:
-        return max(0, self._num_blocks_for(end) - len(request.block_ids))
-
-    def _known_blocks(self, request: Request) -> list[int]:
-        """What the tree has of a request's tokens that can be gone on from."""
-        if not self.config.prefix_cache or request.num_computed % self.block_size:
-            return []
-        return self.states.match(request)
-
-    def _adopt(self, request: Request, known: list[int]) -> None:
-        """Use blocks of the tree beyond what this request has computed."""
-        num_own = request.num_computed // self.block_size
-        adopted = known[num_own:]
-        if not adopted:
-            return
-        self.pool.release(request.block_ids[num_own:])  # of drafts that came to nothing
-        del request.block_ids[num_own:]
-        self.pool.use(adopted)
-        request.block_ids.extend(adopted)
-        request.num_computed = request.num_settled = len(request.block_ids) * self.block_size
-        if not request.num_preemptions:  # of the prompt, that is: what is forced after it may be known as well
-            request.num_cached = min(request.num_cached + len(adopted) * self.block_size, request.num_prompt)
-        self.states.resume(request)
-
-    def _next_block(self, request: Request) -> bytes:
-        """The block this request needs next, with all before it; nothing if others could not use it."""
-        if not self.config.prefix_cache or request.num_computed % self.block_size:
-            return b""
-        return request.salt.encode() + request.token_ids[: request.num_computed + self.block_size].tobytes()
-
-    def _share(self, request: Request) -> None:
-        if self.config.prefix_cache:
-            num_full = request.num_settled // self.block_size * self.block_size
-            self.tree.share(request.token_ids[:num_full], request.block_ids, request.salt, request.session)
-
     def _preempt(self, plan: StepPlan, request: Request) -> None:
         """Back to waiting. What it computed is in the tree, so coming back is cheap unless all the room is needed."""
         plan.slices.pop(request.id, None)
         plan.is_closed = True
         del self.running[request.id]
-        self._release(request)
+        self.states.release(request)
         request.num_preemptions += 1
         request.waiting_since = request.waits_from = self.fairness.now
         request.has_held_prefix = True
         self.num_preemptions += 1
         self.waiting[request.id] = request
-
-    def _release(self, request: Request, *, is_valid: bool = True) -> None:
-        self.states.end(request, is_valid=is_valid)
-        self.pool.release(request.block_ids)
-        request.block_ids = array("i")
-        request.num_computed = request.num_settled = 0
