@@ -123,7 +123,7 @@ class Ways:
 def ways() -> Iterator[Ways]:
     with ExitStack() as stack:
         serving = stack.enter_context(Serving())
-        app = serving.server.config.app.app  # behind the check of names
+        app = serving.server.config.app.app.app  # behind the check of names and the log
         assert isinstance(app, Starlette)
         direct = serving.http if not Serving.is_routed else pytest.skip("there is a router in front already")
         routed = stack.enter_context(http_at(stack.enter_context(Routing(serving.url))))
@@ -262,7 +262,7 @@ def test_keys_are_asked_for_alike() -> None:
         Routing(serving.url, replica_key="k", api_key="k") as url,
         http_at(url) as http,
     ):
-        app = serving.server.config.app
+        app = serving.server.config.app.app
         for name in sorted(routes_of(app)):
             method, path = name.split()
             for headers in ((), wrong, (*wrong, *VERSION.items())):

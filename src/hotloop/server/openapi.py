@@ -16,7 +16,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from hotloop.core.version import __version__
-from hotloop.server.batches.api import BatchBody
 from hotloop.server.info import DetokenizeBody, TokenizeBody
 from hotloop.server.messages import MessageOptions
 from hotloop.server.openai.chat import ChatOptions
@@ -162,7 +161,6 @@ BODIES: dict[str, tuple[type[msgspec.Struct], ...]] = {
     "/v1/responses/compact": (ResponsesWire, ResponseOptions),
     "/tokenize": (TokenizeBody,),
     "/detokenize": (DetokenizeBody,),
-    "/v1/batches": (BatchBody,),
 }
 """What each body is read as: all of these say something about it."""
 _STREAMED = frozenset(
