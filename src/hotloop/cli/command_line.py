@@ -11,7 +11,7 @@ from hotloop.core.config import CLASS_SETTINGS, CONFIG_CLASSES, FEATURES
 
 _GROUPS: dict[str, tuple[str, ...]] = {
     "Model": ("model", "weights", "precision", "load_format", "served_name"),
-    "Hardware": ("device", "cpu_backend", "gpus", "gpu_memory"),
+    "Hardware": ("device", "gpus", "gpu_memory"),
     "Cache": (
         *("kv_memory", "kv_precision", "host_kv", "kv_dir", "kv_dir_size", "kv_events", "pinned_fraction"),
         *("prompt_memory_tokens", "grammar_memory"),
