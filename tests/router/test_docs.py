@@ -11,6 +11,7 @@ from hotloop.router.metrics import RouterMetrics
 from hotloop.router.paths import OWNED
 from hotloop.router.placement.policy import POLICIES
 from hotloop.router.replicas.replica_set import ReplicaSet
+from hotloop.router.spending.spending import open_spending
 from hotloop.router.stabilise import StablePrompts
 from hotloop.router.tiers.tiers import Saved
 from hotloop.trace.tracer import NullTracer
@@ -30,7 +31,13 @@ def first_cells(heading: str) -> list[str]:
 
 def test_every_metric_is_documented():
     config = RoutingConfig(router=RouterConfig(), replicas=(ReplicaConfig(url="http://a", name="a"),))
-    families = RouterMetrics(ReplicaSet(config), lambda: Saved(()), NullTracer(), StablePrompts()).registry.collect()
+    families = RouterMetrics(
+        ReplicaSet(config),
+        lambda: Saved(()),
+        NullTracer(),
+        StablePrompts(),
+        open_spending(None, lambda model, usage: 0.0),
+    ).registry.collect()
     exported = {family.name + ("_total" if family.type == "counter" else "") for family in families}
     assert sorted(first_cells("What is shown")) == sorted(exported)
 

@@ -27,7 +27,9 @@ _GROUPS: dict[str, tuple[str, ...]] = {
     "Features": ("disable",),
     "Drafting": ("draft_model", "max_draft_tokens", "draft_history_tokens"),
     "Formats": ("tool_format", "thinking_format", "max_thinking"),
-    "Routing": ("replica", "policy", "stabilise", "max_connections", "queue_timeout_s", "health_interval_s"),
+    "Routing": (
+        *("replica", "policy", "stabilise", "spend_file", "max_connections", "queue_timeout_s", "health_interval_s"),
+    ),
     "Retries": (
         *("connect_timeout_s", "first_byte_timeout_s", "idle_timeout_s", "max_retries", "retry_share"),
         "hedge_after_s",

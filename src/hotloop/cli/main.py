@@ -36,6 +36,10 @@ _COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
             "serving.serve:route",
             "Route requests to many replicas: each goes to the one that has its prefix cached.",
         ),
+        "batch": (
+            "batch:batch",
+            "Ask all requests of a file in the background class, and write each answer as it comes.",
+        ),
         "ray": ("serving.ray:ray", "Deploy replicas and their router on Ray Serve (needs the extra `ray`)."),
     },
     "Agents": {
@@ -59,6 +63,10 @@ _COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "size": (
             "advice.size:size",
             "Estimate the hardware a load needs: memory, TTFT, tokens/s, cost. Runs no model.",
+        ),
+        "spend": (
+            "serving.spend:spend",
+            "Show what was spent behind a router: requests, tokens and money, by key, model or session tree.",
         ),
         "simulate": (
             "serving.simulate:simulate",

@@ -351,6 +351,9 @@ class RouterConfig:
     """Number of other replicas tried if one fails before the first byte of its answer."""
     retry_share: float = 0.2
     """Retry budget as a share of requests, to avoid retry storms."""
+    spend_file: str | None = None
+    """File in which it is kept what each key, model and session tree has spent, so that limits by the month hold across
+    restarts and `hotloop spend` can show it."""
     stabilise: bool = False
     """Put prompts in a stable form before they are placed and sent, so that any replica finds again what it has cached
     (see docs/routing.md)."""

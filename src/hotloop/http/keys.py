@@ -7,13 +7,18 @@ only from a key that may speak for others, and a client who sends one of its own
 
 import hashlib
 import hmac
+import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from fnmatch import fnmatchcase
+from functools import cached_property
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from hotloop.core.errors import ConfigError, HotloopError
+from hotloop.core.files import read_toml
+from hotloop.core.request import Priority
 
 TENANT_HEADER = b"x-hotloop-tenant"
 METRICS_PATH = "/metrics"
@@ -35,10 +40,34 @@ class AccessDenied(HotloopError):
         self.code = code
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyLimits:
+    """What a router lets a key have. None: as much as it likes."""
+
+    priority: Priority = Priority.INTERACTIVE
+    """The most urgent class its requests may be of."""
+    models: tuple[str, ...] = ()
+    """Patterns of the models it may name; all if there is none."""
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    money_per_minute: float | None = None
+    requests_per_month: int | None = None
+    tokens_per_month: int | None = None
+    money_per_month: float | None = None
+
+    def allows(self, model: str) -> bool:
+        return not self.models or any(fnmatchcase(model, pattern) for pattern in self.models)
+
+
+UNLIMITED = KeyLimits()
+
+
 @dataclass(frozen=True, slots=True)
 class Key:
     secret: bytes = field(repr=False)
     role: Role = "tenant"
+    name: str = ""
+    limits: KeyLimits = UNLIMITED
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +78,13 @@ class Tenant:
     is_admin: bool = False
     is_apart: bool = False
     """Whether there are other tenants, so that sessions, runs and cached prefixes are its own."""
+    name: str = field(default="", compare=False)
+    limits: KeyLimits = field(default=UNLIMITED, compare=False, repr=False)
+
+    @property
+    def label(self) -> str:
+        """What it is called where its use is counted."""
+        return self.name or self.id[:8]
 
     def may_see(self, owner: str) -> bool:
         return self.is_admin or self.id == owner
@@ -68,7 +104,7 @@ class Tenant:
         return about + b"." + _sign(about, secret)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Keys:
     """All keys of a listener; without any it is open to everybody."""
 
@@ -96,16 +132,16 @@ class Keys:
             raise AccessDenied(403, "forbidden", f"{path} tells of all tenants: it needs an API key of another role")
         if (vouched := headers.get(TENANT_HEADER)) is not None:
             return self._read_vouched(vouched, key)
-        return Tenant(tenant_id(key.secret), is_admin=key.role == "admin", is_apart=self.is_shared)
+        is_admin = key.role == "admin"
+        return Tenant(tenant_id(key.secret), is_admin, is_apart=self.is_shared, name=key.name, limits=key.limits)
+
+    @cached_property
+    def _by_id(self) -> dict[str, Key]:
+        return {tenant_id(key.secret): key for key in self.keys}
 
     def _find(self, given: tuple[bytes, ...]) -> Key | None:
-        """Every key is compared with what was given, so that the time it takes tells nothing about any of them."""
-        found = None
-        for key in self.keys:
-            for each in given:
-                if hmac.compare_digest(key.secret, each):
-                    found = key
-        return found
+        """Keys are looked up by their hashes: the time that takes tells nothing about any of them."""
+        return next((key for each in given if (key := self._by_id.get(tenant_id(each)))), None)
 
     def _read_vouched(self, header: bytes, key: Key) -> Tenant:
         """The tenant a router vouches for: it must have signed that with a key that is the only one, or an admin's."""
@@ -132,7 +168,10 @@ def read_keys(api_key: str | None, file: str | None) -> Keys:
     """The key that was given and those in the file, one a line with its role behind it; none if neither is given.
     Raises ConfigError."""
     keys = {api_key: Key(api_key.encode())} if api_key else {}
-    for line in _read_lines(file) if file else ():
+    for key in _read_named(file) if file and file.endswith(".toml") else ():
+        if keys.setdefault(key.secret.decode(), key) != key:
+            raise ConfigError(f"{file}: {key.name!r} has the API key of another")
+    for line in _read_lines(file) if file and not file.endswith(".toml") else ():
         secret, _, role = (word.strip() for word in line.partition(" "))
         key = Key(secret.encode(), _parse_role(role or "tenant", str(file)))
         if keys.setdefault(secret, key) != key:
@@ -140,6 +179,47 @@ def read_keys(api_key: str | None, file: str | None) -> Keys:
     if keys and all(key.role == "metrics" for key in keys.values()):
         raise ConfigError(f"{file}: with keys of the role metrics alone nobody could send a request")
     return Keys(tuple(keys.values()))
+
+
+def _read_named(file: str) -> list[Key]:
+    """The tables `[[keys]]` of a TOML file. Raises ConfigError."""
+    tables = read_toml(Path(file).expanduser())
+    given = tables.pop("keys", None)
+    if tables or not isinstance(given, list) or not given:
+        raise ConfigError(f"{file}: write [[keys]], once for each API key")
+    keys = [_parse_named(table, f"{file}: keys[{i}]") for i, table in enumerate(given)]
+    names = [key.name for key in keys]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"{file}: two API keys are called {name!r}")
+    return keys
+
+
+def _parse_named(table: Any, place: str) -> Key:
+    if not isinstance(table, dict):
+        raise ConfigError(f"{place} must be a table")
+    given = dict(table)
+    name, secret, role = given.pop("name", ""), given.pop("key", ""), given.pop("role", "tenant")
+    for word, value in (("name", name), ("key", secret)):
+        if not isinstance(value, str) or not value or not value.isprintable():
+            raise ConfigError(f"{place}.{word} must be a text without line breaks")
+    return Key(secret.encode(), _parse_role(str(role), place), name, _parse_limits(given, place))
+
+
+def _parse_limits(given: dict[str, Any], place: str) -> KeyLimits:
+    known = {each.name for each in fields(KeyLimits)}
+    for name in given.keys() - known:
+        raise ConfigError(f"{place}: there is no key {name!r}; there are {', '.join(sorted(known))}")
+    priority, models = given.pop("priority", "interactive"), given.pop("models", [])
+    if not isinstance(priority, str) or priority.upper() not in Priority.__members__:
+        raise ConfigError(f"{place}.priority: there is no class {priority!r:.40}")
+    if not isinstance(models, list) or not all(isinstance(model, str) for model in models):
+        raise ConfigError(f"{place}.models must be a list of texts")
+    for name, value in given.items():
+        is_number = type(value) is int or (type(value) is float and "money" in name)
+        if not is_number or not 0 <= value < math.inf:
+            raise ConfigError(f"{place}.{name} must be a number of at least 0, not {value!r:.40}")
+    return KeyLimits(priority=Priority[priority.upper()], models=tuple(models), **given)
 
 
 def _read_lines(file: str) -> list[str]:

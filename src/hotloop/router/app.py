@@ -42,6 +42,7 @@ from hotloop.router.replicas.replica import Replica
 from hotloop.router.replicas.replica_set import ReplicaSet
 from hotloop.router.request import NOBODY, RoutedRequest, parse_request
 from hotloop.router.spans import RouteRecorder, RouteSpan
+from hotloop.router.spending.spending import Metered, hold_class, open_spending
 from hotloop.router.stabilise import HEADER, Stabilised, StablePrompts, find_format
 from hotloop.router.summary import read_id, summarize
 from hotloop.router.tiered import TieredRequests
@@ -58,8 +59,9 @@ from hotloop.router.upstream.wire import (
 )
 from hotloop.trace import names
 from hotloop.trace.tracer import NullTracer, Tracer
-from hotloop.wire.hints import shorten
-from hotloop.wire.models import render_model, render_models
+from hotloop.wire.hints import PRIORITY_HEADER, shorten
+from hotloop.wire.models import ServedModel, render_model, render_models
+from hotloop.wire.usage import ApiUsage
 
 log = logging.getLogger("hotloop.router")
 
@@ -126,11 +128,23 @@ class RouterApp:
         self.replica_set = ReplicaSet(config)
         self.recorder = RouteRecorder(tracer or NullTracer())
         self._stable = StablePrompts()
-        self.metrics = RouterMetrics(self.replica_set, lambda: self._tiered.saved, self.recorder.tracer, self._stable)
+        self.spending = open_spending(config.router.spend_file, self._cost)
+        self.metrics = RouterMetrics(
+            self.replica_set, lambda: self._tiered.saved, self.recorder.tracer, self._stable, self.spending
+        )
         self._max_body = parse_bytes(config.router.max_body)
         self._proxy = Proxy(self.replica_set, self._max_body, self.metrics.count_failure, self.metrics.count_resume)
         self._tiered = TieredRequests(parse_tiers(config.tables), self._proxy)
         self._keys = keys or ApiKeys(read_keys(config.router.api_key, config.router.api_key_file))
+
+    def start(self) -> None:
+        self.replica_set.start()
+        self._keeping = asyncio.create_task(self.spending.book.keep(), name="keep the book")
+
+    async def aclose(self) -> None:
+        self._keeping.cancel()
+        await asyncio.gather(self._keeping, return_exceptions=True)
+        await self.replica_set.aclose()
 
     def reload(self, config: RoutingConfig) -> list[str]:
         """Replicas come and go, and tiers are other ones; says what has changed. Raises ConfigError, and then nothing
@@ -141,6 +155,14 @@ class RouterApp:
             self._tiered = TieredRequests(tiers, self._proxy)
             changes.append("tiers and routes")
         return changes
+
+    def _cost(self, model: str, usage: ApiUsage) -> float:
+        """By the prices of a tier, or of the model's name."""
+        tier = next((each for each in self._tiered.config.tiers if each.model == model and each.has_price), None)
+        if tier:
+            return tier.cost(usage)
+        prices, num_cached = self.replica_set.config.prices, usage.num_cached or 0
+        return prices.cost(model, num_prompt=usage.num_prompt, num_cached=num_cached, num_output=usage.num_output)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -185,7 +207,7 @@ class RouterApp:
         elif path == "/ready":
             await self._tell_ready(caller)
         else:
-            shown = self._show(path, for_anthropic=is_for_anthropic(scope))
+            shown = self._show(path, caller.tenant, for_anthropic=is_for_anthropic(scope))
             await caller.send_whole(200, [(b"content-type", JSON)], msgspec.json.encode(shown))
 
     async def _place(self, scope: Scope, caller: ClientCall) -> None:
@@ -193,8 +215,13 @@ class RouterApp:
         body = await caller.read_body(self._max_body)
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in caller.headers.items()}
         request = parse_request(path, headers, body, caller.tenant, self._scope(caller.tenant))
+        held = hold_class(request, caller.tenant.limits)
+        if held is not request:
+            request = held
+            caller.headers[PRIORITY_HEADER.encode()] = held.headers[PRIORITY_HEADER].encode()
         stable = self._stabilise(request)
         request = stable.request if stable else request
+        metered = self.spending.admit(request)
         with self.recorder.open(request, caller.headers, caller.request_id) as span:
             caller.client.copy = span.answer
             if stable:
@@ -202,9 +229,12 @@ class RouterApp:
                 span.facts |= {names.STABILISED: [*stable.changes], names.NUM_SAVED: stable.num_saved}
                 caller.client.copy = bytearray() if span.answer is None else span.answer
             scope["state"][FACTS] = span.describe_access
-            async with caller.client.kept_alive(request.api, is_stream=request.is_stream):
-                if not await caller.do_unless_gone(self._answer(request, span, caller)):
-                    span.hang_up()
+            try:
+                async with caller.client.kept_alive(request.api, is_stream=request.is_stream):
+                    if not await caller.do_unless_gone(self._answer(request, span, caller, metered)):
+                        span.hang_up()
+            finally:
+                self.spending.settle(metered)
 
     def _stabilise(self, request: RoutedRequest) -> Stabilised | None:
         """The request as it is to be sent, if it is to be put in a stable form."""
@@ -218,20 +248,27 @@ class RouterApp:
         isolation = self.replica_set.config.router.cache_isolation
         return tenant.id if isolation == "key" or (isolation == "auto" and tenant.is_apart) else ""
 
-    async def _answer(self, request: RoutedRequest, span: RouteSpan, caller: ClientCall) -> None:
+    async def _answer(self, request: RoutedRequest, span: RouteSpan, caller: ClientCall, metered: Metered) -> None:
         if not self._tiered.is_route(request.model):
-            await self._relay(request, span, caller)
+            await self._relay(request, span, caller, metered)
             return
         request, choice, answer = await self._tiered.settle(request, span)
+        metered.request = request
         if answer is None:
-            await self._relay(request, span, caller, choice)
+            await self._relay(request, span, caller, metered, choice)
             return
         kind = b"text/event-stream; charset=utf-8" if request.is_stream else JSON
         await caller.send_whole(200, [(b"content-type", kind), _tier_header(choice)], answer)
-        span.end(summarize(read_id(answer), answer))
+        metered.has_begun, metered.summary = True, summarize(read_id(answer), answer)
+        span.end(metered.summary)
 
     async def _relay(
-        self, request: RoutedRequest, span: RouteSpan, caller: ClientCall, tier: TierChoice | None = None
+        self,
+        request: RoutedRequest,
+        span: RouteSpan,
+        caller: ClientCall,
+        metered: Metered,
+        tier: TierChoice | None = None,
     ) -> None:
         begun_at = time.monotonic()
         if tier:
@@ -239,12 +276,13 @@ class RouterApp:
         begun = await self._proxy.begin(request, span, caller.client)
         replica, choice = begun.place.replica, begun.place.ticket.choice
         span.begin(choice, begun.status)
+        metered.has_begun, metered.is_refused = True, begun.status >= 300
         try:
             if begun.status >= 500:
                 _log_failure(caller, begun.status, f"replica {replica.name} answered so")
             first_byte_s = time.monotonic() - begun_at
             self.metrics.count_begun(request.api, replica.name, begun.status, choice.reason, first_byte_s)
-            summary = await relay(begun, request.api, caller.request_id, caller.client)
+            summary = metered.summary = await relay(begun, request.api, caller.request_id, caller.client)
             self.replica_set.learn(begun.place, summary, request.tenant)
             self.metrics.count_ended(replica.name, summary)
             span.end(summary)
@@ -336,14 +374,14 @@ class RouterApp:
             status, body = render_error(RouteError(503, "no_replica", "no replica is up"), None, caller.request_id)
         await caller.send_whole(status, [(b"content-type", JSON)], body)
 
-    def _show(self, path: str, *, for_anthropic: bool) -> Any:
+    def _show(self, path: str, tenant: Tenant, *, for_anthropic: bool) -> Any:
         if path == "/router/replicas":
             return self._show_replicas()
         if path == "/version":
             return {"version": __version__}
         if not path.startswith(MODELS_PATH):
             return {"status": "ok"}
-        models = self.replica_set.list_models()
+        models = [model for model in self._list_models() if tenant.limits.allows(model.id)]
         if path == MODELS_PATH:
             return render_models(models, for_anthropic=for_anthropic)
         name = path.removeprefix(f"{MODELS_PATH}/")
@@ -351,6 +389,10 @@ class RouterApp:
             if model.id == name:
                 return render_model(model, for_anthropic=for_anthropic)
         raise RouteError(404, "model_not_found", f"no replica has the model {name!r:.200}", param="model")
+
+    def _list_models(self) -> list[ServedModel]:
+        """Those of replicas, and routes, which are asked for as models are."""
+        return [*self.replica_set.list_models(), *(ServedModel(each.name) for each in self._tiered.config.routes)]
 
     def _show_replicas(self) -> dict[str, Any]:
         """How each replica is, those on their way out too. No key is ever part of it."""

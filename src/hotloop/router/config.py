@@ -24,6 +24,7 @@ from hotloop.router.kinds import KINDS, Api
 from hotloop.router.placement.events import load_zmq
 from hotloop.router.tiers.config import parse_tiers
 from hotloop.router.upstream.wire import TARGET
+from hotloop.trace.money import PriceTable
 
 TABLES = ("replicas", "tiers", "routes")
 
@@ -70,6 +71,7 @@ class RoutingConfig:
     replicas: tuple[ReplicaConfig, ...]
     tables: Mapping[str, Any] = field(default_factory=dict)
     """The other tables of the file, for whoever knows them."""
+    prices: PriceTable = field(default_factory=PriceTable)
 
     def __post_init__(self) -> None:
         names = [each.name for each in self.replicas]
@@ -88,7 +90,8 @@ def read_routing(router: RouterConfig, path: Path | None, environ: Mapping[str, 
     if any(each.kv_events for each in listed):
         load_zmq()
     parse_tiers(tables)
-    return RoutingConfig(router=router, replicas=given + listed, tables=tables)
+    prices = PriceTable.parse(read_toml(path).get("prices", {}), str(path)) if path else PriceTable()
+    return RoutingConfig(router=router, replicas=given + listed, tables=tables, prices=prices)
 
 
 def _read_tables(path: Path) -> dict[str, Any]:

@@ -56,7 +56,7 @@ def as_route_error(error: HotloopError) -> RouteError:
 
 def render_error(error: RouteError, api: Api | None, request_id: str) -> tuple[int, bytes]:
     """Status and body, as the clients of an API know them."""
-    status = message_status(error.status) if api == "messages" else error.status
+    status = _message_status(error) if api == "messages" else error.status
     return status, msgspec.json.encode(_shape(error, api, request_id))
 
 
@@ -78,9 +78,14 @@ def render_event(error: RouteError, api: Api, request_id: str) -> bytes:
     return write_event("error", error=shape["error"], request_id=request_id) if api == "messages" else write_data(shape)
 
 
+def _message_status(error: RouteError) -> int:
+    """A client's own limit is no trouble of the server's."""
+    return error.status if error.code == "quota_exceeded" else message_status(error.status)
+
+
 def _shape(error: RouteError, api: Api | None, request_id: str) -> dict[str, Any]:
     if api == "messages":
-        kind = message_error_type(message_status(error.status))
+        kind = message_error_type(_message_status(error))
         about = present(type=kind, message=str(error), details=error.details)
         return {"type": "error", "error": about, "request_id": request_id}
     body = {"message": str(error), "type": chat_error_type(error.status), "param": error.param, "code": error.code}

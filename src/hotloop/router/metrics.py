@@ -9,6 +9,7 @@ from prometheus_client.registry import Collector
 from hotloop.core.request import Priority
 from hotloop.http.trace_metrics import TraceCollector
 from hotloop.router.replicas.replica_set import ReplicaSet
+from hotloop.router.spending.spending import Spending
 from hotloop.router.stabilise import StablePrompts
 from hotloop.router.summary import AnswerSummary
 from hotloop.router.tiers.tiers import Saved
@@ -32,11 +33,12 @@ class RouterMetrics:
         find_saved: Callable[[], Saved],
         tracer: Tracer,
         stable: StablePrompts,
+        spending: Spending,
     ) -> None:
         self.num_prompt = 0
         self.num_cached = 0
         self.registry = CollectorRegistry()
-        self.registry.register(_StateCollector(replica_set, find_saved, stable))
+        self.registry.register(_StateCollector(replica_set, find_saved, stable, spending))
         self.registry.register(TraceCollector(tracer))
         self._requests = self._counter("requests", "Requests answered.", "api", "replica", "status")
         self._reasons = self._counter("placements", "Why a replica was chosen.", "replica", "reason")
@@ -87,7 +89,10 @@ class RouterMetrics:
 
 
 class _StateCollector(Collector):
-    def __init__(self, replica_set: ReplicaSet, find_saved: Callable[[], Saved], stable: StablePrompts) -> None:
+    def __init__(
+        self, replica_set: ReplicaSet, find_saved: Callable[[], Saved], stable: StablePrompts, spending: Spending
+    ) -> None:
+        self._spending = spending
         self._replica_set = replica_set
         self._find_saved = find_saved
         self._stable = stable
@@ -117,7 +122,20 @@ class _StateCollector(Collector):
                     family.add_metric((key,), value)
                 yield family
         money, seconds = "Less than always the largest would have cost.", "Less than the largest would have taken."
+        yield from self._collect_spending()
         about = "Prompt tokens found thanks to stable prompts, by estimate."
         yield CounterMetricFamily("hotloop_router_stabilised_tokens", about, stable.num_saved)
         yield GaugeMetricFamily("hotloop_router_saved_money", money, saved.money)
         yield GaugeMetricFamily("hotloop_router_saved_seconds", seconds, saved.time_s)
+
+    def _collect_spending(self) -> Iterator[CounterMetricFamily]:
+        requests = CounterMetricFamily("hotloop_router_spent_requests", "Answers by key.", labels=("key", "model"))
+        money = CounterMetricFamily("hotloop_router_spent_money", "What they cost.", labels=("key", "model"))
+        about = "Their tokens: new and cached ones of prompts, and output."
+        tokens = CounterMetricFamily("hotloop_router_spent_tokens", about, labels=("key", "model", "kind"))
+        for place, totals in self._spending.totals.items():
+            requests.add_metric(place, totals[0])
+            for kind, amount in zip(("new", "cached", "output"), totals[1:4], strict=True):
+                tokens.add_metric((*place, kind), amount)
+            money.add_metric(place, totals[4])
+        yield from (requests, tokens, money)

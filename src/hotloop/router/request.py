@@ -103,6 +103,8 @@ class RoutedRequest(PromptDigest):
     """What kind of task the client says it is."""
     kinds: frozenset[str] = frozenset()
     """The kinds of replicas that understand it, where not all do."""
+    parent: str = ""
+    """The session at whose request its own works, as the client calls it."""
     session_name: str = ""
     """The session as the client calls it; `session` is told apart from those of other tenants."""
 
@@ -178,6 +180,7 @@ def parse_request(
         stream_options=body.stream_options,
         session=tenant.qualify(hints.session),
         session_name=hints.session,
+        parent=hints.parent,
         priority=hints.priority,  # a replica refuses a word that no class has
         task=hints.task,
         given_priority=body.priority,

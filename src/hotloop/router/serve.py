@@ -51,11 +51,11 @@ class RouterServer(ApiServer):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         assert sockets
-        self.app.replica_set.start()
+        self.app.start()
         await super().startup(sockets)
         self.app.recorder.service = f"router:{sockets[0].getsockname()[1]}"
         self._on_ready(self.url_of(sockets[0]))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await super().shutdown(sockets)
-        await self.app.replica_set.aclose()
+        await self.app.aclose()

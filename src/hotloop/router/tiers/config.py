@@ -46,6 +46,10 @@ class Tier(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Of cached prompt tokens; as others if not given."""
     output_price: NotNegative = 0.0
 
+    @property
+    def has_price(self) -> bool:
+        return self.input_price > 0 or self.output_price > 0
+
     def cost(self, usage: ApiUsage) -> float:
         num_cached = usage.num_cached or 0
         cached_price = self.input_price if self.cached_price is None else self.cached_price

@@ -1,0 +1,1 @@
+"""What keys may spend, and what they have spent."""

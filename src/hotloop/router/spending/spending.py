@@ -1,0 +1,103 @@
+"""Each request on its way past the limits of its key, and what its answer took into the book."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from hotloop.core.request import Priority
+from hotloop.http.keys import KeyLimits
+from hotloop.router.errors import RouteError
+from hotloop.router.request import RoutedRequest, parse_request
+from hotloop.router.spending.book import Answered, SpendBook
+from hotloop.router.spending.quotas import Admitted, Quotas
+from hotloop.router.summary import AnswerSummary
+from hotloop.wire.hints import PRIORITY_HEADER
+from hotloop.wire.usage import ApiUsage
+
+Cost = Callable[[str, ApiUsage], float]
+"""What an answer of this model costs."""
+
+_MAX_PAIRS = 1_000
+_OTHERS = "(others)", "(others)"
+
+
+@dataclass(slots=True, eq=False)
+class Metered:
+    """One request, from its admission to its end. `summary` is told when it is known, `has_begun` when a replica has
+    taken it: what was not refused costs its estimate where nothing better is known."""
+
+    request: RoutedRequest
+    admitted: Admitted
+    has_begun: bool = False
+    is_refused: bool = False
+    summary: AnswerSummary | None = None
+
+    @property
+    def usage(self) -> ApiUsage:
+        summary, request = self.summary, self.request
+        if not self.has_begun or self.is_refused or request.is_question:
+            return ApiUsage()
+        if summary is None or summary.num_prompt is None:
+            return ApiUsage(request.num_tokens, 0, request.num_output)
+        return ApiUsage(summary.num_prompt, summary.num_cached or 0, summary.num_output or 0)
+
+
+@dataclass(slots=True)
+class Spending:
+    """`cost` is asked anew for every answer: prices may be reloaded."""
+
+    cost: Cost
+    book: SpendBook
+    quotas: Quotas = field(default_factory=Quotas)
+    totals: dict[tuple[str, str], list[float]] = field(default_factory=dict)
+    """By key and model: requests, new, cached and output tokens, and money, since this process began."""
+
+    def __post_init__(self) -> None:
+        for key, month, used in self.book.used():
+            self.quotas.restore(key, month, used)
+
+    def admit(self, request: RoutedRequest) -> Metered:
+        """Raises RouteError."""
+        limits, usage = request.tenant.limits, ApiUsage()
+        if not limits.allows(request.model):
+            message = f"the API key {request.tenant.label!r} may not use the model {request.model!r:.200}"
+            raise RouteError(403, "model_not_allowed", message, param="model")
+        if not request.is_question:
+            usage = ApiUsage(request.num_tokens, 0, request.num_output)
+        money = self.cost(request.model, usage)
+        return Metered(request, self.quotas.admit(request.tenant, tokens=usage.num_tokens, money=money))
+
+    def settle(self, metered: Metered) -> None:
+        request, usage = metered.request, metered.usage
+        money = self.cost(request.model, usage)
+        self.quotas.settle(metered.admitted, tokens=usage.num_tokens, money=money)
+        if not metered.has_begun or metered.is_refused:
+            return
+        key, num_cached = request.tenant.label, usage.num_cached or 0
+        tree = self.book.root(request.session_name, request.parent)
+        answered = Answered(usage.num_prompt, num_cached, usage.num_output, money)
+        self.book.add(metered.admitted.month, key, request.model, tree, answered)
+        place = (key, request.model) if len(self.totals) < _MAX_PAIRS else _OTHERS
+        place = (key, request.model) if (key, request.model) in self.totals else place
+        totals = self.totals.setdefault(place, [0.0] * 5)
+        for i, amount in enumerate((1, usage.num_prompt - num_cached, num_cached, usage.num_output, money)):
+            totals[i] += amount
+
+
+def open_spending(path: str | None, cost: Cost) -> Spending:
+    """Raises ConfigError."""
+    return Spending(cost, SpendBook(Path(path).expanduser() if path else None))
+
+
+def hold_class(request: RoutedRequest, limits: KeyLimits) -> RoutedRequest:
+    """The request in no more urgent a class than its key may ask for, here and at its replica. A number, whose meaning
+    is the engine's, is left out where there is a ceiling."""
+    if limits.priority is Priority.INTERACTIVE:
+        return request
+    is_number = type(request.given_priority) is int
+    if request.priority >= limits.priority and not is_number:
+        return request
+    name = max(request.priority, limits.priority).name.lower()
+    headers, raw = {**request.headers, PRIORITY_HEADER: name}, request.replace({"priority": name})
+    parsed = parse_request(request.target, headers, raw, request.tenant, request.scope)
+    return replace(parsed, session=request.session, session_name=request.session_name)
