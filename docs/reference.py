@@ -18,8 +18,8 @@ app = load_all()
 
 _CLI_INTRO = """# The command line
 Every command explains itself with `--help`; this page is the same text. Exit codes: 0 done, 1 failed, 2 usage error,
-130 interrupted. Errors are one line on stderr. Settings can also come from the environment and from a file:
-see [configuration](configuration.md).
+130 interrupted; of `hotloop run` 143 after SIGTERM. Errors are one line on stderr. Settings can also come from the
+environment and from a file: see [configuration](configuration.md).
 """
 
 _RELOADABLE = ", ".join(f"`{name}`" for name in sorted(RELOADABLE))

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, Phase
 
 from hotloop.backends import build
 from hotloop.core.config import DEFAULT_MODEL
-from hotloop.models.catalogue import home
+from hotloop.core.home import home
 from hotloop.models.model import pull
 
 LONGEST = ("tests/fuzz/test_greedy.py", "tests/router/test_clients.py")

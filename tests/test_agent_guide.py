@@ -21,11 +21,14 @@ def answer(ask: Ask) -> str | ScriptedCall:
     if "final_answer" in names:
         return ScriptedCall("final_answer", city="Rome", degrees=24)
     is_asked = ask.messages[-1].role == "user"
+    if "pay" in names and is_asked:
+        return ScriptedCall("pay", amount=5)
     return ScriptedCall("weather", city="Rome") if is_asked and "weather" in names else "done"
 
 
 def test_the_code_of_the_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOTLOOP_TRACE", str(tmp_path / "trace.db"))
     names: dict[str, object] = {"MODEL": ScriptedModel(answer), "__name__": "__main__"}
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
     assert len(blocks) > 10

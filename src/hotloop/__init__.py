@@ -9,8 +9,10 @@ from hotloop.core.version import __version__
 if TYPE_CHECKING:
     from hotloop.agent.agent import Agent, Result
     from hotloop.agent.conversation import Conversation
+    from hotloop.agent.executor import ToolExecutor
     from hotloop.agent.limits import Limits, Run
     from hotloop.agent.scripted import ScriptedCall, ScriptedModel
+    from hotloop.agent.tools.consent import Approval
     from hotloop.agent.tools.tool import Context, ToolError, tool
     from hotloop.core.config import EngineConfig
     from hotloop.core.errors import HotloopError
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Agent": "hotloop.agent.agent",
+    "Approval": "hotloop.agent.tools.consent",
     "Completion": "hotloop.engine.engine",
     "Context": "hotloop.agent.tools.tool",
     "Conversation": "hotloop.agent.conversation",
@@ -37,12 +40,14 @@ _HOMES = {
     "ScriptedModel": "hotloop.agent.scripted",
     "TokenEvent": "hotloop.core.request",
     "ToolError": "hotloop.agent.tools.tool",
+    "ToolExecutor": "hotloop.agent.executor",
     "Usage": "hotloop.core.request",
     "tool": "hotloop.agent.tools.tool",
 }
 
 __all__ = [
     "Agent",
+    "Approval",
     "Completion",
     "Context",
     "Conversation",
@@ -60,6 +65,7 @@ __all__ = [
     "ScriptedModel",
     "TokenEvent",
     "ToolError",
+    "ToolExecutor",
     "Usage",
     "__version__",
     "tool",

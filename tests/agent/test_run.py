@@ -191,7 +191,7 @@ async def test_the_limit_of_time_stops_what_runs() -> None:
         finally:
             was_stopped.set()
 
-    events = await listen(Agent(ScriptedModel([ScriptedCall("hang")]), [hang], limits=Limits(time_s=0.01)))
+    events = await listen(Agent(ScriptedModel([ScriptedCall("hang")]), [hang], limits=Limits(time_s=0.5)))
     assert (end_of(events).end, was_stopped.is_set()) == ("limit", True)
 
 
@@ -287,7 +287,7 @@ async def test_what_was_speculative_is_stopped_even_if_somebody_stops_the_stoppi
             await may_stop.wait()
 
     agent = Agent(
-        ScriptedModel([ScriptedCall("stubborn")]), [stubborn], limits=Limits(time_s=0.01), speculation=watching
+        ScriptedModel([ScriptedCall("stubborn")]), [stubborn], limits=Limits(time_s=0.5), speculation=watching
     )
     task = asyncio.create_task(agent.run("go"))
     await is_stopping.wait()

@@ -5,9 +5,10 @@ from cyclopts import App
 from tests.trace.spans import TRACE, span
 
 from hotloop.cli.settings import TRACED, TraceFlags
-from hotloop.cli.tracing import store_path, trace_flags, tracing
+from hotloop.cli.tracing import trace_flags, tracing
 from hotloop.core.config import TraceConfig
 from hotloop.core.errors import ConfigError
+from hotloop.core.home import store_path
 from hotloop.trace import names
 from hotloop.trace.store import TraceStore
 from hotloop.trace.tracer import NullTracer

@@ -22,8 +22,8 @@ from tests.ray.test_ray import PATIENCE
 
 from hotloop.cli.main import load_all
 from hotloop.core.config import DEFAULT_MODEL
+from hotloop.core.home import home
 from hotloop.http.listen import bind
-from hotloop.models.catalogue import home
 
 AGENT = """
 from hotloop import Agent, ScriptedCall, ScriptedModel, tool

@@ -5,7 +5,8 @@ import pytest
 from tests.models.tiny import tiny_spec, tiny_weights, write_folder, write_gguf
 
 from hotloop.core.errors import ModelError
-from hotloop.models.catalogue import Reference, home, list_models, parse_reference
+from hotloop.core.home import home
+from hotloop.models.catalogue import Reference, list_models, parse_reference
 from hotloop.models.model import load_model, pull
 
 SPEC = tiny_spec("qwen2", num_layers=1)

@@ -17,13 +17,15 @@ from typing_extensions import TypeVar
 from hotloop.agent.compaction import Compaction
 from hotloop.agent.conversation import Conversation
 from hotloop.agent.events import Event, RunEnded
-from hotloop.agent.limits import Limits, RunUsage
+from hotloop.agent.journal import Past, decide, give_back, take_over
+from hotloop.agent.limits import Limits, Run, RunUsage
 from hotloop.agent.model import Model
 from hotloop.agent.open_model import open_model
 from hotloop.agent.plan.run import PlannedRun
 from hotloop.agent.run import RunLoop, RunSettings
 from hotloop.agent.speculation import SpeculativeTools
-from hotloop.agent.tools.dispatch import Approve
+from hotloop.agent.tools.consent import Approve, OnUncertain
+from hotloop.agent.tools.dispatch import Caller
 from hotloop.agent.tools.results import ResultCache
 from hotloop.agent.tools.source import OpenTools, ToolSource
 from hotloop.agent.tools.sub_agent import SubAgent
@@ -32,7 +34,9 @@ from hotloop.core.errors import ConfigError, HotloopError
 from hotloop.core.message import Message
 from hotloop.core.prices import Prices
 from hotloop.core.request import Priority
-from hotloop.trace.tracer import NullTracer, Tracer
+from hotloop.trace.default import default_tracer
+from hotloop.trace.journal import Journal
+from hotloop.trace.tracer import Tracer
 from hotloop.wire.hints import parse_class
 
 T = TypeVar("T", default=str)
@@ -65,6 +69,7 @@ class Agent(Generic[T]):
         limits: Limits | None = None,
         prices: Prices | None = None,
         approve: Approve | None = None,
+        on_uncertain: OnUncertain | None = None,
         speculation: SpeculativeTools | None = None,
         results: ResultCache | None = None,
         compaction: Compaction | None = None,
@@ -91,6 +96,7 @@ class Agent(Generic[T]):
             limits=limits or Limits(),
             prices=prices or Prices(),
             approve=approve,
+            on_uncertain=on_uncertain,
             speculation=speculation,
             results=results or ResultCache(),
             compaction=compaction,
@@ -103,7 +109,7 @@ class Agent(Generic[T]):
             task=task,
             extra=dict(extra or {}),
             name=name,
-            tracer=tracer or NullTracer(),
+            tracer=tracer,
         )
 
     async def run(
@@ -179,6 +185,26 @@ class Agent(Generic[T]):
     ) -> AsyncGenerator[Event, None]:
         """`plan` as it happens. Closing the iterator cancels the run."""
         return self._stream(PlannedRun, prompt, conversation, context, notes, fresh)
+
+    async def resume(
+        self, run_id: str, *, context: Sequence[Any] = (), approvals: Mapping[str, bool | str] | None = None
+    ) -> Result[T]:
+        """Go on with a run that was interrupted, that waits, or that failed, from its journal: here or on another day.
+
+        `approvals` decides on calls it waits for, by their ids. Raises RunTaken if another process runs it.
+        """
+        past = await self._take_over(run_id, approvals)
+        conversation = past.conversation
+        return await self._finish(self._go(_kind_of(past), conversation, context, (), past), conversation)
+
+    async def stream_resume(
+        self, run_id: str, *, context: Sequence[Any] = (), approvals: Mapping[str, bool | str] | None = None
+    ) -> AsyncGenerator[Event, None]:
+        """`resume` as it happens. Closing the iterator cancels the run, which can be resumed once more."""
+        past = await self._take_over(run_id, approvals)
+        async with aclosing(self._go(_kind_of(past), past.conversation, context, (), past)) as events:
+            async for event in events:
+                yield event
 
     async def fork(
         self, prompts: Sequence[str], *, conversation: Conversation | None = None, context: Sequence[Any] = ()
@@ -259,7 +285,11 @@ class Agent(Generic[T]):
         fresh: bool,
     ) -> Result[T]:
         conversation = conversation if conversation is not None else Conversation()
-        async with aclosing(self._stream(kind, prompt, conversation, context, notes, fresh)) as events:
+        stream = self._stream(kind, prompt, conversation, context, notes, fresh)
+        return await self._finish(stream, conversation)
+
+    async def _finish(self, stream: AsyncGenerator[Event, None], conversation: Conversation) -> Result[T]:
+        async with aclosing(stream) as events:
             async for event in events:
                 if isinstance(event, RunEnded):
                     if event.error:
@@ -277,27 +307,46 @@ class Agent(Generic[T]):
         fresh: bool,
     ) -> AsyncGenerator[Event, None]:
         conversation = conversation if conversation is not None else Conversation()
+        opening = [Message("user", f"{prompt}\n\n{notes}" if notes else prompt)]
+        if not conversation.messages and self.instructions:
+            opening.insert(0, Message("system", self.instructions))
+        past = await _find_past(context)
+        if past:
+            opening, conversation = [], past.conversation
+        async with aclosing(self._go(kind, conversation, context, opening, past, fresh=fresh)) as events:
+            async for event in events:
+                yield event
+
+    async def _go(
+        self,
+        kind: type[RunLoop],
+        conversation: Conversation,
+        context: Sequence[Any],
+        opening: Sequence[Message],
+        past: Past | None,
+        *,
+        fresh: bool = False,
+    ) -> AsyncGenerator[Event, None]:
         events: asyncio.Queue[Event] = asyncio.Queue()
         async with AsyncExitStack() as stack:
-            opened = self._kept or OpenTools(self.tools)
-            if not self._kept:
-                stack.push_async_callback(opened.close)
-            tools = await opened.refresh()
-            self._check_names(tools)
-            opening = [Message("user", f"{prompt}\n\n{notes}" if notes else prompt)]
-            if not conversation.messages and self.instructions:
-                opening.insert(0, Message("system", self.instructions))
-            final = None if self.output is str else FinalAnswer(self.output)
-            loop = kind(
-                self.settings,
-                conversation,
-                tools,
-                context,
-                opening=opening,
-                final=final,
-                emit=events.put_nowait,
-                fresh=fresh,
-            )
+            try:
+                tools = await self._open_tools(stack)
+                final = None if self.output is str else FinalAnswer(self.output)
+                loop = kind(
+                    self.settings,
+                    conversation,
+                    tools,
+                    context,
+                    opening=opening,
+                    final=final,
+                    emit=events.put_nowait,
+                    fresh=fresh,
+                    past=past,
+                )
+            except BaseException:
+                if past:
+                    give_back(_journal_of(self.settings), past)
+                raise
             task = asyncio.create_task(loop.go())
             try:
                 event: Event | None = None
@@ -307,6 +356,20 @@ class Agent(Generic[T]):
             finally:
                 task.cancel()
                 await asyncio.wait({task})
+
+    async def _open_tools(self, stack: AsyncExitStack) -> list[AgentTool]:
+        opened = self._kept or OpenTools(self.tools)
+        if not self._kept:
+            stack.push_async_callback(opened.close)
+        tools = await opened.refresh()
+        self._check_names(tools)
+        return tools
+
+    async def _take_over(self, run_id: str, approvals: Mapping[str, bool | str] | None) -> Past:
+        journal = _journal_of(self.settings)
+        for call_id, verdict in (approvals or {}).items():
+            await decide(journal, run_id, call_id, verdict)
+        return await take_over(journal, run_id)
 
     def _check_names(self, tools: Sequence[AgentTool]) -> None:
         names = [tool.spec.name for tool in tools] + ([] if self.output is str else [FINAL_ANSWER])
@@ -327,3 +390,24 @@ def _as_class(given: Priority | str | None) -> Priority | None:
 def _as_tool(each: Any) -> AgentTool | ToolSource:
     """A plain function is a tool nothing is said about."""
     return each if hasattr(each, "spec") or hasattr(each, "open") else FunctionTool(each)
+
+
+def _kind_of(past: Past) -> type[RunLoop]:
+    return PlannedRun if past.begins_with_plan else RunLoop
+
+
+async def _find_past(context: Sequence[Any]) -> Past | None:
+    """Of a sub-agent's run that had begun when its caller's was broken off: it goes on where it was."""
+    within = next((thing for thing in context if isinstance(thing, Caller)), None)
+    caller = next((thing for thing in context if isinstance(thing, Run)), None)
+    if not (within and within.is_again and within.journal.store and caller):
+        return None
+    child_id = await asyncio.wrap_future(within.journal.store.find(caller.id, within.call.id))
+    return await take_over(within.journal.store, child_id, is_call=True) if child_id else None
+
+
+def _journal_of(settings: RunSettings) -> Journal:
+    journal = (settings.tracer or default_tracer()).journal
+    if journal is None:
+        raise ConfigError("runs have no journal here: HOTLOOP_TRACE is off, or the agent's tracer keeps none")
+    return journal

@@ -119,6 +119,14 @@ class Compacted(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class TurnRestarted(Event):
+    """The model's answer broke off, and what it says instead is another: forget what was told of this turn."""
+
+    turn: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class PlanAbandoned(Event):
     """A plan could not be followed to its end; the run goes on without one, with what was done of it."""
 
@@ -137,9 +145,10 @@ class TurnFinished(Event):
 
 @dataclass(frozen=True, slots=True)
 class RunEnded(Event):
-    """The end, always. `output` is set where the run is done."""
+    """The end, always. `output` is set where the run is done. One that is `waiting` goes on with `Agent.resume` once
+    somebody has decided on its calls."""
 
-    end: Literal["done", "limit", "failed", "cancelled"]
+    end: Literal["done", "waiting", "limit", "failed", "cancelled"]
     output: Any = None
     error: HotloopError | None = None
     spent: RunUsage = field(default_factory=RunUsage)

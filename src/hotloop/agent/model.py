@@ -100,11 +100,13 @@ class PartialAnswer:
         self.text = ""
         self.thoughts: list[Thought] = []
         self.ended = Ended()
+        self.has_begun = False
         self._calls: dict[int, ToolCall] = {}
         self._arguments: dict[int, list[str]] = {}  # of the calls that are not whole
 
     def push(self, event: Event) -> ToolCall | None:
         """Take an event; gives the call it completes, if it does."""
+        self.has_begun = True
         match event:
             case TextDelta():
                 self.text += event.text

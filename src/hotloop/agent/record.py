@@ -17,7 +17,8 @@ from typing import TypeVar
 from hotloop.agent.agent import Agent
 from hotloop.agent.model import Ask, Model, WrappedModel
 from hotloop.agent.tape import Failure, OfferLine, OutcomeLine, Tape, TapeWriter, VerdictLine, WindowLine, parse_event
-from hotloop.agent.tools.dispatch import LATE, Approve, describe_failure, describe_timeout, run_tool
+from hotloop.agent.tools.consent import Approve
+from hotloop.agent.tools.dispatch import LATE, describe_failure, describe_timeout, run_tool
 from hotloop.agent.tools.result import render_result
 from hotloop.agent.tools.source import ToolSource
 from hotloop.agent.tools.tool import (

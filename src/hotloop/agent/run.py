@@ -4,6 +4,7 @@ Whatever happens, a run ends in exactly one `RunEnded`, and nothing of it runs o
 """
 
 import asyncio
+import itertools
 import logging
 import secrets
 from collections.abc import Callable, Sequence
@@ -15,20 +16,36 @@ from typing import Any, Literal
 from hotloop.agent import events
 from hotloop.agent.compaction import Compaction
 from hotloop.agent.conversation import Conversation
+from hotloop.agent.journal import (
+    Added,
+    Answered,
+    ApprovalPending,
+    Began,
+    Past,
+    Replaced,
+    RunJournal,
+    Speculated,
+)
 from hotloop.agent.limits import LimitReached, Limits, Run, RunUsage, price
 from hotloop.agent.model import Ask, Model, PartialAnswer
+from hotloop.agent.predict.history import call_key
+from hotloop.agent.retelling import Retelling
 from hotloop.agent.spans import RunTrace
 from hotloop.agent.speculation import SpeculativeTools
-from hotloop.agent.tools.dispatch import Approve, Caller, Dispatcher, Pending
+from hotloop.agent.tools.consent import Approve, Consent, OnUncertain
+from hotloop.agent.tools.dispatch import Caller, Dispatcher, EarlyCall, Pending, stop
+from hotloop.agent.tools.outcome import Outcome
 from hotloop.agent.tools.results import ResultCache
-from hotloop.agent.tools.tool import AgentTool, FinalAnswer, RunContext, ToolExited
-from hotloop.core import stream
-from hotloop.core.errors import HotloopError
-from hotloop.core.message import Message
+from hotloop.agent.tools.tool import AgentTool, FinalAnswer, RunContext
+from hotloop.agent.wire.http import Retries
+from hotloop.core.errors import HotloopError, RemoteError
+from hotloop.core.message import Message, ToolCall
 from hotloop.core.prices import Prices
 from hotloop.core.request import Priority
-from hotloop.trace.tracer import NullTracer, Tracer
-from hotloop.wire import event as wire
+from hotloop.trace.journal import JournalRow
+from hotloop.trace.tracer import Tracer
+from hotloop.wire.arguments import read_arguments
+from hotloop.wire.event import Ended, EndReason
 from hotloop.wire.hints import choose_class
 from hotloop.wire.usage import ApiUsage
 
@@ -41,6 +58,8 @@ UNKNOWN_WINDOW_TOKENS = 131_072
 """The context window that is assumed when the model's server does not report one."""
 
 Emit = Callable[[events.Event], None]
+Taken = tuple[EndReason, Message, list[Pending]]
+"""How an answer ended, what it said, and its calls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,11 +82,17 @@ class RunSettings:
     task: str = ""
     extra: dict[str, Any] = field(default_factory=dict)
     name: str = ""
-    tracer: Tracer = field(default_factory=NullTracer)
+    tracer: Tracer | None = None
+    """None is that of whatever runs it, or the default one."""
+    on_uncertain: OnUncertain | None = None
+    source: str = ""
+    """The file that the agent is from, for who wants to go on with its runs."""
 
 
 class RunLoop:
     """A run that has not begun."""
+
+    is_plan = False
 
     def __init__(
         self,
@@ -80,9 +105,11 @@ class RunLoop:
         final: FinalAnswer | None = None,
         emit: Emit,
         fresh: bool = False,
+        past: Past | None = None,
     ) -> None:
-        """`opening` are the run's first messages: the user's prompt, and in a new conversation the instructions."""
-        run_id = f"run-{secrets.token_hex(8)}"
+        """`opening` are the run's first messages: the user's prompt, and in a new conversation the instructions. Of a
+        run that goes on, `past` is what its journal says; the conversation has its messages then."""
+        run_id = past.row.run_id if past else f"run-{secrets.token_hex(8)}"
         # Removed from the context: a sub-agent that is run speculatively reports no events, as it may never be called.
         within = next((thing for thing in context if isinstance(thing, Caller)), None)
         context = [thing for thing in context if not isinstance(thing, Caller)]
@@ -91,7 +118,7 @@ class RunLoop:
             task = settings.task or within.options.task
             settings = replace(settings, approve=settings.approve or within.approve, priority=given, task=task)
             emit = _tell_both(emit, partial(within.tell, run_id))
-        self.spent = RunUsage()
+        self.spent = past.spent if past else RunUsage()
         caller = next((thing for thing in context if isinstance(thing, Run)), None)
         usual = max(Priority.WORKFLOW, caller.priority) if caller else Priority.INTERACTIVE
         priority = choose_class(settings.priority, settings.task, usual=usual)
@@ -100,30 +127,58 @@ class RunLoop:
         run_context.check(tools)
         self.conversation = conversation
         self._mark = conversation.mark()  # after the last whole turn
+        self._opening = tuple(opening)
+        self._past = past
+        prompt = next((each.content for each in reversed(opening) if each.role == "user"), "")
+        row = past.row if past else None
+        self._trace = RunTrace(settings.tracer, agent=settings.name, prompt=prompt, prices=settings.prices, row=row)
+        self._journal = RunJournal(within.journal.store if within else self._trace.tracer.journal, run_id)
+        self._row = row or self._make_row(settings, run_id, within)
+        self._began = Began(conversation.messages, conversation.num_tokens, self._opening, self.is_plan)
         conversation.add(*opening)
-        prompt = opening[-1].content
-        self._trace = RunTrace(settings.tracer, agent=settings.name, prompt=prompt, prices=settings.prices)
         self._settings = settings = replace(settings, model=self._trace.watch(settings.model))
         self._emit = emit = self._trace.listening(emit)
         self._final = final
         self._begun: list[Pending] = []  # calls of this turn, until they are in the conversation
+        self._dropped: list[Pending] = []  # calls of this turn's earlier answers, which had broken off
         self._answer = PartialAnswer()
-        self._exited: ToolExited | None = None
+        self._failure: HotloopError | None = None  # what a tool, or the journal, ended the run with
         offered = sorted([*tools, *([final] if final else [])], key=lambda tool: tool.spec.name)
         self._tools = {tool.spec.name: tool for tool in offered}
-        self._ahead = settings.speculation.open(self._tools, run_context, emit) if settings.speculation else None
+        self._ahead = (
+            settings.speculation.open(self._tools, run_context, self._foresee) if settings.speculation else None
+        )
+        running = past.open.running if past and past.open else ()
+        verdicts = past.verdicts if past else {}
         self._dispatcher = Dispatcher(
             self._tools,
             run_context,
             emit=emit,
-            claim=self._ahead.claim if self._ahead else lambda call: None,
+            claim=self._claim,
             count=partial(self.spent.count_call, settings.limits),
             abort=self._abort,
             spent=self.spent,
             results=(within.results if within else settings.results).open(run_id, conversation.session_id, fresh=fresh),
             concurrency=settings.limits.concurrency,
             max_result_tokens=self._max_result_tokens,
-            approve=settings.approve,
+            journal=self._journal,
+            called=self._note_call,
+            consent=Consent(settings.approve, settings.on_uncertain, frozenset(running), verdicts),
+            root_id=self._row.root_id,
+        )
+
+    def _make_row(self, settings: RunSettings, run_id: str, within: Caller | None) -> JournalRow:
+        is_child = within and within.journal.is_kept and self._run.caller
+        return JournalRow(
+            run_id=run_id,
+            root_id=within.root_id if within and is_child else run_id,
+            caller_id=self._run.caller.id if is_child and self._run.caller else "",
+            call_id=within.call.id if within and is_child else "",
+            trace_id=self._trace.run_context.trace_id,
+            span_id=self._trace.run_context.span_id,
+            agent=settings.name,
+            session=self._run.session_id,
+            source=settings.source,
         )
 
     async def go(self) -> None:
@@ -138,7 +193,9 @@ class RunLoop:
                 await self._close()
             finally:
                 cancelled = HotloopError("the run was cancelled")
-                self._emit(ended or events.RunEnded("cancelled", error=cancelled, spent=self.spent))
+                ended = ended or events.RunEnded("cancelled", error=cancelled, spent=self.spent)
+                self._journal.end(ended.end, str(ended.error or ""))
+                self._emit(ended)
 
     async def _close(self) -> None:
         try:
@@ -151,7 +208,7 @@ class RunLoop:
     def _keep_begun(self) -> None:
         """Keep the calls of a turn that was broken off: whoever goes on must not make them again unknowingly. A turn
         without any leaves the conversation as it was, so that it can be tried again."""
-        if not self._begun:
+        if not self._begun or any(each.waits_for for each in self._begun):
             self.conversation.rewind(self._mark)
         else:
             calls, thoughts = (each.call for each in self._begun), self._answer.thoughts
@@ -164,40 +221,125 @@ class RunLoop:
         deadline = self._deadline = asyncio.timeout(limits.time_s)
         try:
             async with deadline:
+                if self._past is None:
+                    self._journal.begin(self._row, self._began)
                 return events.RunEnded("done", await self._turns(), spent=self.spent)
+        except ApprovalPending as pending:
+            return events.RunEnded("waiting", error=pending, spent=self.spent)
         except LimitReached as limit:
             return events.RunEnded("limit", error=limit, spent=self.spent)
         except HotloopError as failure:
             return events.RunEnded("failed", error=failure, spent=self.spent)
         except Exception as unforeseen:
-            if self._exited:
-                return events.RunEnded("failed", error=self._exited, spent=self.spent)
+            if self._failure:
+                return events.RunEnded("failed", error=self._failure, spent=self.spent)
             if isinstance(unforeseen, TimeoutError) and deadline.expired():
                 late = LimitReached("time_s", f"the run has used its limit of {limits.time_s} seconds")
                 return events.RunEnded("limit", error=late, spent=self.spent)
             log.exception("a run failed")
             return events.RunEnded("failed", error=HotloopError(f"the run failed: {unforeseen!r}"), spent=self.spent)
 
-    def _abort(self, error: ToolExited) -> None:
+    def _abort(self, error: HotloopError) -> None:
         """End the run at once, whatever it waits for: its time is up."""
-        self._exited = error
+        self._failure = error
         self._deadline.reschedule(asyncio.get_running_loop().time())
 
     async def _turns(self) -> Any:
         """Turn after turn, until the model asks for nothing more."""
+        reopened = await self._reopen(self._past) if self._past else None
         while True:
-            turn = await self._begin_turn()
-            answer, pending = await self._listen(turn)
-            await self._end_turn(turn, answer.message, pending)
+            reason, message, pending = reopened or await self._take_turn()
+            reopened = None
             if self._final and self._final.is_given:
                 return self._final.value
             if pending:
                 continue
-            if answer.ended.reason in ("length", "window"):
+            if reason in ("length", "window"):
                 raise LimitReached("max_tokens", "the model's answer was cut off; raise max_tokens")
             if self._final is None:
-                return answer.text
-            self.conversation.add(Message("user", f"Give the answer by calling {self._final.spec.name}."))
+                return message.content
+            self._say(Message("user", f"Give the answer by calling {self._final.spec.name}."))
+
+    def _say(self, *messages: Message) -> None:
+        """What is no answer of the model's."""
+        self.conversation.add(*messages)
+        self._journal.note(Added(messages))
+
+    async def _take_turn(self) -> Taken:
+        turn = await self._begin_turn()
+        pending = await self._listen(turn)
+        said, ended = self._answer.message, self._answer.ended
+        self._journal.note(Answered(turn, said, ended.reason, ended.usage, self._settings.model.can_prefill_ahead))
+        await self._end_turn(turn, said, pending)
+        return ended.reason, said, pending
+
+    async def _reopen(self, past: Past) -> Taken | None:
+        """The last turn of a run that goes on: its calls that have results keep them, and the others are made. One
+        whose answer is not known is asked for again, if all that it has called may be called again."""
+        opened = past.open
+        if opened is None:
+            return None
+        known = {
+            call_id: Outcome(each.text, each.is_error, each.num_tries) for call_id, each in opened.outcomes.items()
+        }
+        if not opened.answer and all(map(self._can_repeat, opened.calls.values())):
+            calls = [call for call in opened.calls.values() if call.id in known]
+            self._dropped = [Pending.of(call, known[call.id]) for call in calls]
+            self.spent.num_turns -= 1  # it is counted when it begins
+            self._journal.ask_again(opened.number)
+            return None
+        turn, said = opened.number, opened.message
+        self._emit(events.TurnStarted(turn))
+        warming = self._warm(past, said)
+        self._answer = PartialAnswer()
+        self._answer.ended = ended = (
+            Ended(opened.answer.reason, usage=opened.answer.usage) if opened.answer else Ended()
+        )
+        pending = [self._go_on(call, known.get(call.id), turn) for call in said.tool_calls]
+        self._begun = pending
+        if not opened.answer:
+            self._journal.note(Answered(turn, said, ended.reason, ended.usage))
+        try:
+            await self._end_turn(turn, said, pending, is_counted=opened.is_counted)
+        finally:
+            await stop(warming)
+        return ended.reason, said, pending
+
+    def _go_on(self, call: ToolCall, known: Outcome | None, turn: int) -> Pending:
+        if known and not (self._final and call.name == self._final.spec.name):
+            return Pending.of(call, known)
+        return self._dispatcher.start(call, turn)
+
+    def _warm(self, past: Past, said: Message) -> "list[asyncio.Task[None]]":
+        """Have the server prefill, or read from where it keeps it, what the next prompt begins with, meanwhile."""
+        if not (past.can_prefill and said.tool_calls and self._settings.can_prefill_ahead):
+            return []
+        return [asyncio.create_task(read_until(self._settings.model, self._ask(said), None))]
+
+    def _can_repeat(self, call: ToolCall) -> bool:
+        """Whether a call does no harm if it is made again; one of an unknown tool does nothing."""
+        tool = self._tools.get(call.name)
+        return tool is None or tool.traits.can_repeat
+
+    async def _note_call(self, call: ToolCall, waits: bool) -> None:
+        answer = self._answer
+        await self._journal.called(self.spent.num_turns, call, answer.text, answer.thoughts, waits=waits)
+
+    def _claim(self, call: ToolCall) -> EarlyCall | None:
+        """A call that runs already, or has its result: a speculative one, or one of an answer that broke off."""
+        early = self._ahead.claim(call) if self._ahead else None
+        if early or not self._dropped:
+            return early
+        key = call_key(call.name, read_arguments(call.arguments))
+        found = next((each for each in self._dropped if key and key == _key_of(each.call)), None)
+        if found is None or found.is_useless:
+            return None
+        self._dropped.remove(found)
+        return EarlyCall(key or "", 0.0, found.task)
+
+    def _foresee(self, event: events.CallSpeculated) -> None:
+        self._journal.note(Speculated(event.turn, event.name, event.arguments))
+        self._emit(event)
 
     async def _begin_turn(self) -> int:
         self._run.check()
@@ -209,12 +351,16 @@ class RunLoop:
             self._ahead.begin_turn(self.conversation.messages, turn)
         return turn
 
-    async def _end_turn(self, turn: int, said: Message | None, pending: Sequence[Pending]) -> None:
+    async def _end_turn(
+        self, turn: int, said: Message | None, pending: Sequence[Pending], *, is_counted: bool = False
+    ) -> None:
         """Wait for the calls; then what was said and their results are in the conversation."""
         if said and pending:
             if self._settings.can_prefill_ahead:
                 await prefill_ahead(self._settings.model, pending, lambda results: self._ask(said, *results))
             await asyncio.wait([each.task for each in pending])
+        if waits_for := [call for each in pending for call in each.waits_for]:
+            raise ApprovalPending(self._run.id, waits_for)
         usage = self._answer.ended.usage
         if said:
             self.conversation.add(said)
@@ -222,9 +368,13 @@ class RunLoop:
             self.conversation.add(*(each.message for each in pending))
             self._mark = self.conversation.mark()
         made, self._begun = self._begun, []
+        await stop(each.task for each in self._dropped)
+        self._dropped = []
         if self._ahead:
             self._ahead.end_turn(self.conversation.messages)
-        self._charge(usage, made)
+        if not is_counted:
+            self._charge(usage, made)
+        self._journal.turned(turn, self.spent)
         self._emit(events.TurnFinished(turn, usage, len(pending)))
 
     async def _compact(self, turn: int) -> None:
@@ -236,6 +386,7 @@ class RunLoop:
         self._charge(usage)
         if messages != before:
             self.conversation.replace(messages)
+            self._journal.note(Replaced(messages))
             num_cut = sum(message.role == "tool" and message not in before for message in messages)
             self._emit(events.Compacted(turn, len(before), len(messages), usage, num_cut))
 
@@ -250,27 +401,55 @@ class RunLoop:
                 log.info("the model's context window is not known: %s", error)
         return int(self._settings.max_result_share * (window or UNKNOWN_WINDOW_TOKENS))
 
-    async def _listen(self, turn: int) -> tuple[PartialAnswer, list[Pending]]:
-        """The model's answer; each call is dispatched the moment it is whole."""
-        answer = self._answer = PartialAnswer()
-        self._begun = []
+    async def _listen(self, turn: int) -> list[Pending]:
+        """The model's answer, and its calls. One that breaks off is asked for again, unless it has called what may not
+        be called twice: then it ends where it broke off, with the calls that were whole."""
+        telling = Retelling(self._emit, turn, self._restart)
+        for num_tries in itertools.count(1):
+            self._answer, self._begun = PartialAnswer(), []
+            try:
+                await self._hear(turn, telling)
+                return self._begun
+            except RemoteError as error:
+                if not (error.can_retry and self._answer.has_begun):
+                    raise
+                log.warning("the answer of turn %d broke off: %s", turn, error)
+                if not all(self._can_repeat(each.call) for each in self._begun):
+                    return self._begun
+                self._dropped += self._begun
+                self._begun = []
+                await Retries().wait(num_tries, error)
+                self._journal.ask_again(turn)
+                telling.restart(str(error))
+        raise AssertionError("the tries come to an end")
+
+    async def _hear(self, turn: int, telling: Retelling) -> None:
+        """One answer; each call is dispatched the moment it is whole."""
         async with aclosing(self._settings.model.stream(self._ask())) as said:
-            async for event in said:
+            async for received in said:
+                event = telling.rename(received)
                 if self._ahead:
                     self._ahead.hear(event, turn)
-                if call := answer.push(event):
-                    self._begun.append(self._dispatcher.start(call, turn))
-                self._tell(event, answer, turn)
-        return answer, self._begun
+                if call := self._answer.push(event):
+                    self._begun.append(self._again(call, telling) or self._dispatcher.start(call, turn))
+                telling.tell(event)
+        telling.end()
 
-    def _tell(self, event: wire.Event, answer: PartialAnswer, turn: int) -> None:
-        match event:
-            case stream.TextDelta():
-                self._emit(events.Text(turn, event.text))
-            case stream.CallOpened():
-                self._emit(events.CallOpened(turn, event.id, event.name))
-            case stream.CallDelta():
-                self._emit(events.CallArguments(turn, answer.call_id(event.index), event.arguments))
+    def _restart(self) -> None:
+        """The answer that comes instead of one that broke off says something else, and the reader begins anew: of calls
+        that it has in common with the other is told again, of the others no more."""
+        self._dispatcher.silenced.update(each.task for each in self._dropped)
+        for each in self._begun:
+            self._dispatcher.tell_again(each, self.spent.num_turns)
+
+    def _again(self, call: ToolCall, telling: Retelling) -> Pending | None:
+        """The same call of an answer that broke off, as long as this one says the same."""
+        if not telling.has_told(call.id):
+            return None
+        found = next((each for each in self._dropped if each.call == call), None)
+        if found:
+            self._dropped.remove(found)
+        return found
 
     def _ask(self, *more: Message) -> Ask:
         settings = self._settings
@@ -299,6 +478,10 @@ class RunLoop:
         self._run.charge(usage, price(usage, self._settings.prices) + cost)
 
 
+def _key_of(call: ToolCall) -> str | None:
+    return call_key(call.name, read_arguments(call.arguments))
+
+
 def _tell_both(first: Emit, second: Emit) -> Emit:
     def emit(event: events.Event) -> None:
         first(event)
@@ -325,11 +508,11 @@ async def prefill_ahead(model: Model, pending: Sequence[Pending], ask: Callable[
         messages = tuple(done.message for done in pending[:num_done])
         num_new = sum(len(message.content) for message in messages[num_read:])
         if num_done < len(pending) and num_new >= MIN_CHARS:
-            await _read_until(model, ask(messages), pending[-1].task if num_done == len(pending) - 1 else None)
+            await read_until(model, ask(messages), pending[-1].task if num_done == len(pending) - 1 else None)
             num_read = num_done
 
 
-async def _read_until(model: Model, ask: Ask, last: "asyncio.Task[object] | None") -> None:
+async def read_until(model: Model, ask: Ask, last: "asyncio.Task[object] | None") -> None:
     """Have a prompt prefilled; once the last result is here, the real turn does it better."""
     reading = asyncio.create_task(model.prefill(ask))
     try:

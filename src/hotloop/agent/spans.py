@@ -25,6 +25,8 @@ from hotloop.agent.wire.openai import render_ask
 from hotloop.core.errors import HotloopError
 from hotloop.core.prices import Prices
 from hotloop.trace import names
+from hotloop.trace.default import default_tracer
+from hotloop.trace.journal import JournalRow
 from hotloop.trace.span import Clock, Span, TraceContext, new_span_id, new_trace_id
 from hotloop.trace.tracer import Tracer
 from hotloop.wire import event as wire
@@ -51,19 +53,35 @@ class _Open:
 class RunTrace:
     """One run. `context` is what is being asked or done now, for whoever is asked."""
 
-    def __init__(self, tracer: Tracer, *, agent: str = "", prompt: str = "", prices: Prices | None = None) -> None:
-        outer_tracer, outer = _around.get() or (tracer, None)
-        self.tracer = tracer if tracer.is_on else outer_tracer
+    def __init__(
+        self,
+        tracer: Tracer | None = None,
+        *,
+        agent: str = "",
+        prompt: str = "",
+        prices: Prices | None = None,
+        row: JournalRow | None = None,
+    ) -> None:
+        """Without a tracer what is around it is recorded to, else the default one. `row` is of a run that goes on."""
+        outer_tracer, outer = _around.get() or (tracer or default_tracer(), None)
+        self.tracer = tracer if tracer and tracer.is_on else outer_tracer
         self.session = ""
         self.clock = Clock()
         self.prices = prices or Prices()
         self._parent_id = outer.span_id if outer else None
         context = outer.child() if outer else TraceContext(new_trace_id(), new_span_id())
+        since = time.monotonic()
+        if row:
+            context, since = TraceContext(row.trace_id, row.span_id), self.clock.monotonic_s(row.began_ns)
         facts = {names.AGENT: agent, names.CONTENT_PROMPT: prompt}
-        self._run = _Open(context, time.monotonic(), facts)
+        self._run = _Open(context, since, facts)
         self._turn: _Open | None = None
         self._calls: dict[str, _Open] = {}
         self._guesses: dict[str, _Open] = {}
+
+    @property
+    def run_context(self) -> TraceContext:
+        return self._run.context
 
     @property
     def context(self) -> TraceContext | None:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from hotloop.models.catalogue import home
+from hotloop.core.home import home
 
 BUILD_ERRORS = (OSError, AttributeError, subprocess.SubprocessError)
 EMULATED = "-DEMULATE_TILES"

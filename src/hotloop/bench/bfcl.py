@@ -20,7 +20,7 @@ from hotloop.bench.questions import Json, ToolQuestion
 from hotloop.bench.workload import parse_line
 from hotloop.core.errors import ConfigError, HotloopError
 from hotloop.core.files import read_lines
-from hotloop.models.catalogue import home
+from hotloop.core.home import home
 from hotloop.models.fetch import Download, pip_download, replace_atomically
 
 CATEGORIES = {

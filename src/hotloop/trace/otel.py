@@ -51,6 +51,7 @@ class OtelTracer:
     """Sends spans to a collector in batches, from a thread of its own; one that is not there loses them."""
 
     is_on = True
+    journal = None
     losses = Losses()  # what the exporter loses it does not tell
 
     def __init__(self, endpoint: str, *, content: Content | None = None, patience_s: float = _PATIENCE_S) -> None:

@@ -76,6 +76,9 @@ class Clock:
     def unix_ns(self, monotonic_s: float) -> int:
         return self._offset_ns + round(monotonic_s * 1e9)
 
+    def monotonic_s(self, unix_ns: int) -> float:
+        return (unix_ns - self._offset_ns) / 1e9
+
     def now_ns(self) -> int:
         return self._offset_ns + time.monotonic_ns()
 

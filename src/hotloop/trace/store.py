@@ -1,6 +1,7 @@
 """Where spans are kept: one SQLite file that many processes write at once and others read meanwhile.
 
-    record()  ──append──> queue (bounded: the oldest go, and are counted) ──a thread──> one transaction a batch
+    record()  ──append──> queue (bounded: the oldest go, and are counted) ─┬─a thread──> one transaction a batch
+    journal   ──submit──> queue (nothing is dropped; whoever must, waits) ─┘             at once, one each
 
 What was committed survives the process being killed; after a power cut the last moments may be missing (WAL). A store
 holds no more than it was told to, in bytes and in days: the oldest runs go first, whole. Until that is seen to again,
@@ -11,18 +12,21 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from hotloop.core.errors import ConfigError
 from hotloop.trace import names
 from hotloop.trace.content import Content
+from hotloop.trace.journal import StoreJournal
 from hotloop.trace.money import PriceTable
 from hotloop.trace.span import Clock, Span
 from hotloop.trace.tables import (
@@ -39,6 +43,8 @@ from hotloop.trace.tables import (
 from hotloop.trace.tracer import Losses, SpanQueue
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 MAX_PENDING = 20_000  # spans that wait to be written; a disk that stands still costs no more memory than these
 MAX_PENDING_BYTES = 64 << 20
@@ -99,10 +105,13 @@ class StoreTracer:
         self._unbounded_bytes = 0  # written since the store was last held to its bounds
         self._lock = threading.Lock()
         self._has_news = threading.Event()
+        self._is_urgent = threading.Event()
         self._is_closing = threading.Event()
+        self._work_waiting: deque[tuple[Callable[[], None], int]] = deque()
         self._bounded_at = -_BOUND_EVERY_S
         self._clock = Clock()  # nothing grows old because somebody sets the system's
         self._has_failed = False
+        self.journal = StoreJournal(self.path, self.submit)
         self._thread = threading.Thread(target=self._work, name="hotloop-trace", daemon=True)
         self._thread.start()
 
@@ -115,9 +124,39 @@ class StoreTracer:
         if not self._has_news.is_set():
             self._has_news.set()
 
+    def submit(
+        self, work: Callable[[sqlite3.Connection], T], num_bytes: int = 0, is_synced: bool = False
+    ) -> "Future[T]":
+        """Have something done with the connection, in a transaction of its own, in the order of these calls. The future
+        raises ConfigError where it could not be committed. With `is_synced` it survives a power cut, too."""
+        future: Future[T] = Future()
+        if self._is_closing.is_set():
+            future.set_exception(ConfigError(f"the trace store {self.path} is closed"))
+            return future
+        self._work_waiting.append((lambda: self._do(work, future, is_synced), num_bytes))
+        self._is_urgent.set()
+        self._has_news.set()
+        return future
+
+    def _do(self, work: Callable[[sqlite3.Connection], T], future: "Future[T]", is_synced: bool) -> None:
+        try:
+            self._connection.execute(f"PRAGMA synchronous = {'FULL' if is_synced else 'NORMAL'}")
+            with transaction(self._connection):
+                value = work(self._connection)
+        except sqlite3.Error as error:
+            future.set_exception(ConfigError(f"cannot write to the trace store {self.path}: {error}"))
+        except Exception as error:  # whoever asked for it is told
+            future.set_exception(error)
+        else:
+            future.set_result(value)
+
     def flush(self) -> bool:
         """Commit what was recorded before this was called; whether that went well."""
         with self._lock:
+            while self._work_waiting:
+                work, num_bytes = self._work_waiting.popleft()
+                work()
+                self._unbounded_bytes += num_bytes
             while self._batch or self._pending:
                 if not self._commit():
                     return False
@@ -128,10 +167,13 @@ class StoreTracer:
         if self._is_closing.is_set():
             return
         self._is_closing.set()
+        self._is_urgent.set()
         self._has_news.set()
         self._thread.join()
+        self.flush()  # what came while the thread ended
         with self._lock:
             self._connection.close()
+        self.journal.close()
         self._num_dropped += len(self._batch) + len(self._pending)
         if num_dropped := self.losses.num_dropped:
             log.warning("the trace lost %d spans: %s could not be written in time", num_dropped, self.path)
@@ -148,7 +190,8 @@ class StoreTracer:
     def _work(self) -> None:
         while not self._is_closing.is_set():
             self._has_news.wait()
-            self._is_closing.wait(_BATCH_S)  # more will come: one transaction for all of it
+            self._is_urgent.wait(_BATCH_S)  # more will come: one transaction for all of it
+            self._is_urgent.clear()
             self._has_news.clear()
             if not self.flush():
                 self._has_news.set()
@@ -206,14 +249,24 @@ def add_spans(path: Path | str, spans: Iterable[Span]) -> int:
     return num_new
 
 
+_OLD = """
+SELECT trace_id FROM runs WHERE end_ns < ? UNION SELECT trace_id FROM journals
+WHERE updated_ns < ? AND NOT EXISTS (SELECT 1 FROM runs WHERE runs.trace_id = journals.trace_id)"""
+_OLDEST = (  # a run that can be gone on with goes last
+    """SELECT trace_id FROM runs WHERE NOT EXISTS (SELECT 1 FROM journals WHERE journals.trace_id = runs.trace_id
+    AND state IN ('running', 'waiting')) ORDER BY end_ns LIMIT 1""",
+    "SELECT trace_id FROM runs ORDER BY end_ns LIMIT 1",
+)
+
+
 def bound(connection: sqlite3.Connection, bounds: Bounds, now_ns: int) -> None:
     """Delete what is too old, then the oldest until what is left is small enough. Each run is a transaction."""
     horizon_ns = now_ns - int(min(bounds.max_age_days * _DAY_NS, now_ns))  # they may be kept for ever
-    for (trace_id,) in connection.execute("SELECT trace_id FROM runs WHERE end_ns < ?", (horizon_ns,)).fetchall():
+    for (trace_id,) in connection.execute(_OLD, (horizon_ns, horizon_ns)).fetchall():
         _delete(connection, trace_id)
     has_shrunk = False
     while _num_bytes(connection) > bounds.max_bytes:
-        oldest = connection.execute("SELECT trace_id FROM runs ORDER BY end_ns LIMIT 1").fetchone()
+        oldest = next(filter(None, (connection.execute(each).fetchone() for each in _OLDEST)), None)
         if not oldest:
             break
         _delete(connection, oldest[0])
@@ -224,8 +277,10 @@ def bound(connection: sqlite3.Connection, bounds: Bounds, now_ns: int) -> None:
 
 def _delete(connection: sqlite3.Connection, trace_id: str) -> None:
     with transaction(connection):
-        connection.execute("DELETE FROM spans WHERE trace_id = ?", (trace_id,))
-        connection.execute("DELETE FROM runs WHERE trace_id = ?", (trace_id,))
+        in_trace = "run_id IN (SELECT run_id FROM journals WHERE trace_id = ?)"
+        connection.execute(f"DELETE FROM entries WHERE {in_trace}", (trace_id,))
+        for table in ("journals", "spans", "runs"):
+            connection.execute(f"DELETE FROM {table} WHERE trace_id = ?", (trace_id,))
 
 
 def _num_bytes(connection: sqlite3.Connection) -> int:

@@ -3,6 +3,7 @@
 spans   one row a span, known by (trace_id, span_id): of one that comes twice, that which ends later
 runs    one row a trace, summed up in the same transaction, so that a list is read without the spans; tokens by
         layer, since agent, router and server each tell of the same ones
+journals, entries   what it takes to go on with an agent's run (`journal`)
 """
 
 import sqlite3
@@ -25,7 +26,7 @@ class StoreDamaged(ConfigError):
     """What is at that path is no database, or one that cannot be read any more."""
 
 
-VERSION = 4
+VERSION = 5
 BUSY_S = 5.0  # how long a writer waits for another; each holds the lock for a few milliseconds
 
 _LAYERS = {names.CHAT: "chat", names.ROUTE: "route", names.REQUEST: "request"}
@@ -43,6 +44,19 @@ CREATE TABLE runs (
     tenant TEXT NOT NULL, agent TEXT NOT NULL, model TEXT NOT NULL, end TEXT NOT NULL, money REAL NOT NULL,
     {", ".join(f"{name} INTEGER NOT NULL" for name in _SUMS)}
 ) WITHOUT ROWID;
+CREATE TABLE journals (
+    run_id TEXT PRIMARY KEY, root_id TEXT NOT NULL, caller_id TEXT NOT NULL, call_id TEXT NOT NULL,
+    trace_id TEXT NOT NULL, span_id TEXT NOT NULL, agent TEXT NOT NULL, session TEXT NOT NULL, source TEXT NOT NULL,
+    state TEXT NOT NULL, owner TEXT NOT NULL, began_ns INTEGER NOT NULL, updated_ns INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE entries (
+    run_id TEXT NOT NULL, seq INTEGER NOT NULL, kind TEXT NOT NULL, call_id TEXT NOT NULL, body BLOB NOT NULL,
+    PRIMARY KEY (run_id, seq)
+) WITHOUT ROWID;
+CREATE INDEX journals_by_root ON journals (root_id);
+CREATE INDEX journals_by_caller ON journals (caller_id, call_id);
+CREATE INDEX journals_by_trace ON journals (trace_id);
+CREATE INDEX journals_by_start ON journals (began_ns);
 CREATE INDEX runs_by_start ON runs (start_ns);
 CREATE INDEX runs_by_end ON runs (end_ns);
 CREATE INDEX runs_by_session ON runs (session, start_ns);
@@ -130,6 +144,7 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = NORMAL")
+    connection.execute("PRAGMA secure_delete = FAST")  # what was said in a run that is done is gone
     connection.execute(f"PRAGMA journal_size_limit = {16 << 20}")
     with transaction(connection):  # two processes may find it empty at once
         if not _version(connection) and connection.execute("SELECT 1 FROM sqlite_master").fetchone():

@@ -10,6 +10,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
 
+from hotloop.trace.journal import Journal
 from hotloop.trace.span import Span
 
 log = logging.getLogger(__name__)
@@ -40,6 +41,10 @@ class Tracer(Protocol):
     @property
     def losses(self) -> "Losses": ...
 
+    @property
+    def journal(self) -> Journal | None:
+        """Where runs write what it takes to go on with them, if that is kept."""
+
     def record(self, span: Span) -> None: ...
 
     def close(self) -> None:
@@ -53,6 +58,10 @@ class TeeTracer:
         self.tracers = tracers
         self.is_on = any(each.is_on for each in tracers)
         self.keeps_content = any(each.keeps_content for each in tracers)
+
+    @property
+    def journal(self) -> Journal | None:
+        return next((each.journal for each in self.tracers if each.journal), None)
 
     @property
     def losses(self) -> Losses:

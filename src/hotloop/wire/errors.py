@@ -66,15 +66,17 @@ def read_event_failure(error: Any) -> RemoteError:
     inner = error.get("error", error) if isinstance(error, dict) else error
     kind, code = (inner.get("type"), inner.get("code")) if isinstance(inner, dict) else (None, None)
     status = code if isinstance(code, int) and 400 <= code < 600 else _STATUSES.get(str(kind), 500)
-    return RemoteError(_read_message(error) or "the replica failed", status=status)
+    can_retry = status in (408, 429) or status >= 500
+    return RemoteError(_read_message(error) or "the replica failed", status=status, can_retry=can_retry)
 
 
-def bad_answer(what: object) -> RemoteError:
-    return RemoteError(f"invalid response from upstream: {what}"[:_MAX_CHARS], status=_BAD_ANSWER)
+def bad_answer(what: object, *, can_retry: bool = False) -> RemoteError:
+    said = f"invalid response from upstream: {what}"[:_MAX_CHARS]
+    return RemoteError(said, status=_BAD_ANSWER, can_retry=can_retry)
 
 
 def broke_off() -> RemoteError:
-    return bad_answer("it ended before it was whole")
+    return bad_answer("it ended before it was whole", can_retry=True)
 
 
 def is_too_long(error: RemoteError) -> bool:

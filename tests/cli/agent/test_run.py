@@ -203,7 +203,7 @@ def test_a_conversation_is_saved_and_resumed(weather: str, tmp_path: Path, hotlo
     saved = tmp_path / "talk.json"
     assert hotloop_run(weather, "How warm is it?", "--save", str(saved)).returncode == 0
     assert len(json.loads(saved.read_text())["messages"]) == 6
-    assert hotloop_run(weather, "And now?", "--resume", str(saved), "--save", str(saved)).returncode == 0
+    assert hotloop_run(weather, "And now?", "--continue", str(saved), "--save", str(saved)).returncode == 0
     messages = json.loads(saved.read_text())["messages"]
     assert [m["content"] for m in messages if m["role"] in ("system", "user")] == [
         "Be brief.",
@@ -240,7 +240,7 @@ def test_a_run_is_recorded_and_replayed_without_its_model_and_tools(
         ),
         (WEATHER, ["--agent", "smith"], "no agent 'smith'; it has: agent"),
         (WEATHER + "\ncontext = 7", [], "`context` must be a list"),
-        (WEATHER, ["--resume", "nowhere.json"], "cannot read nowhere.json"),
+        (WEATHER, ["--continue", "nowhere.json"], "cannot read nowhere.json"),
         (WEATHER, ["--record", "a", "--replay", "b"], "cannot be used together"),
         (WEATHER, ["--approve", "maybe"], "--approve"),
         (WEATHER, ["--url", "nonsense"], "no model at"),

@@ -19,10 +19,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hotloop.agent.events import CallArguments, CallFinished, CallOpened, Event, PlanAbandoned
+from hotloop.agent.journal import Answered
 from hotloop.agent.model import Ask
 from hotloop.agent.plan.reference import BadReference, fill
 from hotloop.agent.plan.schema import MAX_STEPS, BadPlan, ElementReader, PlanStep, parse_step, plan_schema
-from hotloop.agent.run import RunLoop
+from hotloop.agent.run import RunLoop, Taken
 from hotloop.agent.tools.dispatch import Dispatcher, Pending, stop
 from hotloop.agent.tools.outcome import Outcome
 from hotloop.core.errors import HotloopError
@@ -136,7 +137,11 @@ class Execution:
 class PlannedRun(RunLoop):
     """A run whose first turn is a plan."""
 
-    async def _turns(self) -> Any:
+    is_plan = True
+
+    async def _take_turn(self) -> Taken:
+        if self.spent.num_turns:
+            return await super()._take_turn()
         turn = await self._begin_turn()
         tools = {name: tool.spec for name, tool in self._tools.items() if tool is not self._final}
         execution = Execution(tools, self._dispatcher, turn=turn, salt=len(self.conversation), emit=self._emit)
@@ -145,11 +150,13 @@ class PlannedRun(RunLoop):
             await self._follow_plan(execution, tools, turn)
             await execution.begun()
             pending = execution.pending
-            said = Message("assistant", tool_calls=tuple(each.call for each in pending)) if pending else None
-            await self._end_turn(turn, said, pending)
+            said = Message("assistant", tool_calls=tuple(each.call for each in pending))
+            if pending:
+                self._journal.note(Answered(turn, said, "calls", self._answer.ended.usage))
+            await self._end_turn(turn, said if pending else None, pending)
         finally:
             await execution.close()
-        return await super()._turns()
+        return ("calls", said, pending) if pending else await super()._take_turn()
 
     async def _follow_plan(self, execution: Execution, tools: Mapping[str, Tool], turn: int) -> None:
         """Begin the steps as they are written. What is wrong with a plan ends it, and not the run.

@@ -22,20 +22,14 @@ from typing import Any
 
 from hotloop.agent.conversation import estimate_tokens
 from hotloop.agent.events import CallDispatched, CallFinished, Event, SubAgentEvent
+from hotloop.agent.journal import ApprovalPending, Returned, RunJournal, Waits
 from hotloop.agent.limits import RunUsage
+from hotloop.agent.tools.consent import BROKEN_OFF, Approve, Consent, Undecided
 from hotloop.agent.tools.outcome import Outcome
 from hotloop.agent.tools.result import cut, cut_to_tokens, render_cut, render_result
 from hotloop.agent.tools.results import ResultCache, RunResults
-from hotloop.agent.tools.tool import (
-    AgentTool,
-    RunContext,
-    ToolCrashed,
-    ToolError,
-    ToolExited,
-    ToolOptions,
-    call_function,
-)
-from hotloop.core.errors import HotloopError
+from hotloop.agent.tools.tool import AgentTool, RunContext, ToolCrashed, ToolError, ToolExited, ToolOptions
+from hotloop.core.errors import ConfigError, HotloopError
 from hotloop.core.message import Message, ToolCall
 
 log = logging.getLogger(__name__)
@@ -49,11 +43,6 @@ _MAX_STOP_S = 5.0  # for a tool that was cancelled
 _MAX_CANCELLED_S = 2.5  # for one whose caller was cancelled: who did that waits for longer
 _MAX_LATE_S = 0.5  # for one that was cancelled since its time is up, and may have something to say about it
 LATE = "it took longer than its timeout_s"  # what a tool that is cancelled for that reason is told
-_BROKEN_OFF = "Error: this call was broken off; it is not known whether it did anything"
-
-Approve = Callable[[ToolCall], Awaitable[bool | str] | bool | str]
-"""Asked before a tool that needs approval runs: True lets it; False, or words for the model, does not. A function that
-does not await runs in a thread."""
 
 
 @dataclass(slots=True)
@@ -74,6 +63,10 @@ class Caller:
     turn: int
     emit: Callable[[Event], None]
     approve: Approve | None
+    journal: RunJournal
+    root_id: str
+    is_again: bool
+    """Whether the call had begun before its run was broken off."""
     options: ToolOptions
     results: ResultCache
 
@@ -86,15 +79,33 @@ class Pending:
     call: ToolCall
     task: "asyncio.Task[Outcome]"
 
+    @classmethod
+    def of(cls, call: ToolCall, outcome: Outcome) -> "Pending":
+        """A call whose outcome is known."""
+
+        async def known() -> Outcome:
+            return outcome
+
+        return cls(call, asyncio.create_task(known()))
+
     @property
     def num_tries(self) -> int:
         """How often the tool was run for it; one that was broken off may have been."""
         return self.task.result().num_tries if self._is_known else 1
 
     @property
+    def waits_for(self) -> tuple[ToolCall, ...]:
+        return self.task.result().waits_for if self._is_known else ()
+
+    @property
+    def is_useless(self) -> bool:
+        """Whether it has ended without a result that another call could have, too."""
+        return self.task.done() and (not self._is_known or self.task.result().is_error or bool(self.waits_for))
+
+    @property
     def message(self) -> Message:
         """The result, or that there will be none: for a call that is done, or a run that is over."""
-        text = self.task.result().text if self._is_known else _BROKEN_OFF
+        text = self.task.result().text if self._is_known else BROKEN_OFF
         return Message("tool", text, tool_call_id=self.call.id, name=self.call.name)
 
     @property
@@ -111,12 +122,18 @@ class Dispatcher:
     emit: Callable[[Event], None]
     claim: Callable[[ToolCall], EarlyCall | None]
     count: Callable[[], None]
-    abort: Callable[[ToolExited], None]
+    abort: Callable[[HotloopError], None]
     spent: RunUsage
     concurrency: InitVar[int]
     max_result_tokens: Callable[[], Awaitable[int]]
     results: RunResults
-    approve: Approve | None = None
+    journal: RunJournal
+    called: Callable[[ToolCall, bool], Awaitable[None]]
+    """Told before a tool begins, and whether what it does may be done again."""
+    consent: Consent = field(default_factory=Consent)
+    root_id: str = ""
+    silenced: "set[asyncio.Task[Outcome]]" = field(default_factory=set)
+    """Calls of which nothing is told any more, since their turn is asked for again."""
     _room: asyncio.Semaphore = field(init=False)
     _rooms: dict[str, asyncio.Semaphore] = field(init=False)
     _running: set[asyncio.Task[Outcome]] = field(default_factory=set)
@@ -137,35 +154,51 @@ class Dispatcher:
         task.add_done_callback(self._running.discard)
         return Pending(call, task)
 
+    def tell_again(self, pending: Pending, turn: int) -> None:
+        """What was told of a call, for a reader who has begun the turn anew."""
+        call = pending.call
+        self.emit(CallDispatched(turn, call.id, call.name, call.arguments, was_speculative=True))
+        if pending.task.done():
+            outcome = pending.task.result()
+            self.emit(CallFinished(turn, call.id, call.name, outcome.text, outcome.is_error, duration_s=0.0))
+
     async def close(self) -> None:
         await stop(self._running)
 
     async def _run(self, call: ToolCall, turn: int) -> Outcome:
         try:
             return await self._outcome(call, turn)
-        except ToolExited as error:
+        except HotloopError as error:
             self.abort(error)
             raise
 
     async def _outcome(self, call: ToolCall, turn: int) -> Outcome:
         tool = self.tools.get(call.name)
-        refusal = await self._refusal(tool, call)
         began_at, saved_s = time.monotonic(), 0.0
-        if refusal or tool is None:
-            outcome = Outcome(render_result(f"Error: {refusal}"), is_error=True, num_tries=0)
-        elif early := self.claim(call):  # what runs already needs no room
-            began_at = early.began_at
-            self.emit(CallDispatched(turn, call.id, call.name, call.arguments, was_speculative=True))
-            outcome = await early.task
-        elif reused := await self._reuse(tool, call, turn):
-            outcome, saved_s = reused
-        else:
-            outcome, began_at = await self._run_tool(tool, call, turn)
+        try:
+            outcome = await self._refusal(tool, call)
+        except Undecided:
+            outcome = Outcome("", waits_for=(call,))
+        if outcome is None and tool:
+            began_at = time.monotonic()
+            if early := self.claim(call):  # what runs already needs no room
+                began_at = early.began_at
+                self._tell(CallDispatched(turn, call.id, call.name, call.arguments, was_speculative=True))
+                outcome = await early.task
+            elif reused := await self._reuse(tool, call, turn):
+                outcome, saved_s = reused
+            else:
+                outcome, began_at = await self._run_tool(tool, call, turn)
+        assert outcome, "a call that is not refused has a tool"
+        if outcome.waits_for:
+            return self._wait(call, turn, outcome)
         duration_s = time.monotonic() - began_at
         outcome = await self._fit(outcome)
+        returned = Returned(turn, call.id, outcome.text, outcome.is_error, outcome.num_tries)
+        self.journal.note(returned, call.id)
         finished = CallFinished(turn, call.id, call.name, outcome.text, outcome.is_error, duration_s, outcome.num_tries)
         cut: dict[str, Any] = {"num_chars_cut": outcome.num_chars_cut, "traceback": outcome.traceback}
-        self.emit(replace(finished, saved_s=saved_s, **cut))
+        self._tell(replace(finished, saved_s=saved_s, **cut))
         return outcome
 
     async def _reuse(self, tool: AgentTool, call: ToolCall, turn: int) -> tuple[Outcome, float] | None:
@@ -174,7 +207,7 @@ class Dispatcher:
         outcome = await reuse.wait() if reuse else None
         if not reuse or not outcome:
             return None
-        self.emit(CallDispatched(turn, call.id, call.name, call.arguments, reused=reuse.kind))
+        self._tell(CallDispatched(turn, call.id, call.name, call.arguments, reused=reuse.kind))
         self.spent.num_reused += 1
         self.spent.saved_s += reuse.saved_s
         return outcome._replace(num_tries=0), reuse.saved_s
@@ -183,11 +216,35 @@ class Dispatcher:
         """The outcome, and when it began to run."""
         async with self._rooms.get(call.name, nullcontext()), self._room:
             began_at = time.monotonic()
-            self.emit(CallDispatched(turn, call.id, call.name, call.arguments))
-            caller = Caller(call, turn, self.emit, self.approve, tool.traits, self.results.cache)
-            things = RunContext((caller, *self.run_context.things))
+            await self.called(call, not (tool.traits.can_repeat or tool.traits.resumable))
+            self._tell(CallDispatched(turn, call.id, call.name, call.arguments))
+            things = RunContext((self._caller(tool, call, turn), *self.run_context.things))
             run = partial(carry_out, tool, call.arguments, things)
             return await self.results.fetch(tool, call.arguments, self.run_context, run), began_at
+
+    def _caller(self, tool: AgentTool, call: ToolCall, turn: int) -> Caller:
+        return Caller(
+            call,
+            turn,
+            self.emit,
+            approve=self.consent.approve,
+            journal=self.journal,
+            root_id=self.root_id,
+            is_again=call.id in self.consent.running,
+            options=tool.traits,
+            results=self.results.cache,
+        )
+
+    def _wait(self, call: ToolCall, turn: int, outcome: Outcome) -> Outcome:
+        if not self.journal.is_kept:
+            raise ConfigError("Approval.later() needs the run's journal: give the agent a tracer, or set HOTLOOP_TRACE")
+        if call in outcome.waits_for:
+            self.journal.note(Waits(turn, call), call.id)
+        return outcome
+
+    def _tell(self, event: Event) -> None:
+        if asyncio.current_task() not in self.silenced:
+            self.emit(event)
 
     async def _fit(self, outcome: Outcome) -> Outcome:
         """Cut a result that is too long for the model's window. Short results do not ask for the window."""
@@ -198,32 +255,20 @@ class Dispatcher:
             return outcome
         return outcome._replace(text=text, whole=outcome.text, num_chars_cut=num_chars_cut)
 
-    async def _refusal(self, tool: AgentTool | None, call: ToolCall) -> str:
-        """Why a call may not run; empty if it may."""
+    async def _refusal(self, tool: AgentTool | None, call: ToolCall) -> Outcome | None:
+        """What the model is told instead of a result; None if the call may run."""
         if tool is None:
-            return f"there is no tool {call.name!r}; there are: {', '.join(sorted(self.tools)) or 'none'}"
-        if not tool.traits.needs_approval:
-            return ""
-        try:
-            tool.check(call.arguments)
-        except ToolError as error:
-            return str(error)
-        if self.approve is None:
-            return "this tool needs approval, and nobody is there to give it"
-        try:
-            verdict = await call_function(self.approve, call)
-        except Exception as error:
-            log.exception("the approval of %s failed", call.name)
-            return f"the call could not be approved: {error}"
-        if verdict is True:
-            return ""
-        return f"the call was not approved{': ' + verdict if isinstance(verdict, str) and verdict else ''}"
+            there = ", ".join(sorted(self.tools)) or "none"
+            reason = f"Error: there is no tool {call.name!r}; there are: {there}"
+            return Outcome(render_result(reason), is_error=True, num_tries=0)
+        ruling = await self.consent.ask(tool, call)
+        return ruling and Outcome(render_result(ruling.text), ruling.is_error, num_tries=0)
 
 
 async def carry_out(tool: AgentTool, arguments: str, run_context: RunContext) -> Outcome:
     """Run a tool. A tool that crashed or ran late is tried again if that does no harm; what it refused is not."""
     pause_s = _FIRST_PAUSE_S
-    max_tries = MAX_TRIES if tool.traits.idempotent or tool.traits.read_only else 1
+    max_tries = MAX_TRIES if tool.traits.can_repeat else 1
     for num_tries in range(1, max_tries + 1):
         outcome, can_retry = await _try(tool, arguments, run_context, num_tries)
         if not can_retry or num_tries == max_tries or _is_cancelled():
@@ -245,6 +290,8 @@ async def _try(tool: AgentTool, arguments: str, run_context: RunContext, num_tri
         where = ""
     except ToolExited:
         raise
+    except ApprovalPending as pending:  # of a sub-agent
+        return Outcome("", waits_for=pending.calls), False
     except (Exception, BaseExceptionGroup) as error:  # not ours: whatever it raises is for the model
         reason, can_retry = describe_failure(error)
         where = _log_crash(tool, error)

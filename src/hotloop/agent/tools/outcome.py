@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+from hotloop.core.message import ToolCall
+
 
 class Outcome(NamedTuple):
     """What the model is told."""
@@ -14,3 +16,5 @@ class Outcome(NamedTuple):
     num_chars_cut: int = 0
     """Left out of the text, by this cut or before."""
     traceback: str = ""
+    waits_for: tuple[ToolCall, ...] = ()
+    """Calls that somebody has to decide on first, this one or those of a sub-agent: there is no result yet."""

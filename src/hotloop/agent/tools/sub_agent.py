@@ -1,6 +1,7 @@
 """An agent as a tool of another: a call is a run of its own, told and charged to the run it is called from."""
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pydantic
@@ -30,7 +31,7 @@ class SubAgent:
     ) -> None:
         """`run` is the agent's, and `wants` what its tools want."""
         self.spec = Tool(name, description, plain_schema(_Task))
-        self.traits = traits
+        self.traits = replace(traits, resumable=True)
         self.wants = wants
         self._run = run
         self._root = Conversation()

@@ -103,6 +103,13 @@ class ToolOptions:
     """The class of what a model is asked for it, where it is an agent that does not say its own."""
     task: str = ""
     """What kind of task that is."""
+    resumable: bool = False
+    """A call that was broken off goes on where it was, as one of a sub-agent does, which has a journal of its own."""
+
+    @property
+    def can_repeat(self) -> bool:
+        """Whether another try does no harm."""
+        return self.read_only or self.idempotent
 
     def __post_init__(self) -> None:
         if self.timeout_s is not None and self.timeout_s <= 0:
@@ -159,10 +166,10 @@ class FunctionTool:
         return self.function(*args, **kwargs)
 
     def check(self, arguments: str) -> None:
-        self._parse(arguments)
+        self.parse(arguments)
 
     async def run(self, arguments: str, run_context: RunContext) -> Any:
-        values = self._parse(arguments) | {name: run_context.find(kind) for name, kind in self._wanted.items()}
+        values = self.parse(arguments) | {name: run_context.find(kind) for name, kind in self._wanted.items()}
         try:
             return await call_function(self.function, **values)
         except ToolError:
@@ -170,7 +177,8 @@ class FunctionTool:
         except Exception as error:
             raise ToolCrashed(f"{type(error).__name__}: {error}") from error
 
-    def _parse(self, arguments: str) -> dict[str, Any]:
+    def parse(self, arguments: str) -> dict[str, Any]:
+        """The values of a call, with what was left out as its default. Raises ToolError."""
         parsed = validate(self._arguments.model_validate_json, "arguments are", arguments)
         fields = self._arguments.model_fields.items()
         return {info.alias or field: getattr(parsed, field) for field, info in fields}
@@ -211,7 +219,7 @@ def tool(
 class FinalAnswer:
     """The model calls it when it is done: its arguments are the answer. This works wherever tools do."""
 
-    traits = ToolOptions()
+    traits = ToolOptions(idempotent=True)
     wants = ()
 
     def __init__(self, output: Any) -> None:

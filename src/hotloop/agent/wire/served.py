@@ -100,7 +100,7 @@ class ServedModel(ABC):
                     raise RemoteError("the model refused to answer, or a content filter stopped it")
                 yield event
         except RemoteError as error:
-            raise self._server.fail(f"broke off: {error}") from None
+            raise self._server.fail(f"broke off: {error}", can_retry=error.can_retry) from None
 
     async def prefill(self, ask: Ask) -> None:
         body = self._render(ask, await self.find_model(), is_stream=False)

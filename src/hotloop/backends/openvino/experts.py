@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotloop.core.config import WeightFormat
-from hotloop.models.catalogue import home
+from hotloop.core.home import home
 from hotloop.models.memory import INT4_GROUP
 from hotloop.models.model import Model
 from hotloop.models.spec import ExpertsSpec, ModelSpec, Weights

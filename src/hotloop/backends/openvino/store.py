@@ -19,7 +19,7 @@ from hotloop.backends.backend import Batch, HostMemory
 from hotloop.backends.host import HostCopy, HostFlight
 from hotloop.backends.openvino.attention import BLOCK_SIZE
 from hotloop.core.errors import BackendError, ConfigError
-from hotloop.models.catalogue import home
+from hotloop.core.home import home
 from hotloop.models.model import Model
 
 GRAPH_VERSION = 4

@@ -9,10 +9,11 @@ from socket import socket
 from rich.console import Console
 
 from hotloop.cli.loading import pull_missing
-from hotloop.cli.tracing import load_prices, store_path
+from hotloop.cli.tracing import load_prices
 from hotloop.core.config import DEFAULT_MODEL, TraceConfig
 from hotloop.core.errors import ConfigError
 from hotloop.core.files import named_errors, write_private
+from hotloop.core.home import store_path
 from hotloop.lint.conversations import sort_into_runs
 from hotloop.lint.engine import Costs, LintReport, lint
 from hotloop.lint.fix import fix_file

@@ -7,7 +7,7 @@ import termios
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from hotloop.agent.tools.dispatch import Approve
+    from hotloop.agent.tools.consent import Approve
     from hotloop.cli.agent.view import View
     from hotloop.core.message import ToolCall
 
@@ -20,7 +20,7 @@ def choose_approval(approval: Approval | None, view: "View", *, has_own: bool) -
         return None
 
     async def answer_all(call: "ToolCall") -> bool:
-        return approval == "all"
+        return approval == "all" and not _is_uncertain(call)
 
     return answer_all if approval in ("all", "none") else _Asking(view)
 
@@ -37,6 +37,8 @@ class _Asking:
             with self._view.pause():
                 _forget_typed()
                 print(_show(f"{call.name} {call.arguments}"), file=sys.stderr)
+                if _is_uncertain(call):
+                    print("It was running when the run was cut off, and may have been done.", file=sys.stderr)
                 print(
                     "Run this call? [y]es / [n]o / or type feedback for the model: ",
                     end="",
@@ -50,6 +52,13 @@ class _Asking:
             case "" | "n" | "no":
                 return False
         return answer
+
+
+def _is_uncertain(call: "ToolCall") -> bool:
+    """Whether it may have run before: no standing answer repeats such a call."""
+    from hotloop.agent.journal import Uncertain
+
+    return isinstance(call, Uncertain)
 
 
 def _show(text: str) -> str:

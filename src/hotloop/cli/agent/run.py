@@ -55,7 +55,10 @@ def run_agent(
     record: Annotated[Path | None, Parameter(help="Record all model and tool output to this file.")] = None,
     replay: Annotated[Path | None, Parameter(help="Replay such a file instead of calling the model and tools.")] = None,
     save: Annotated[Path | None, Parameter(help="Save the conversation to this file after every turn.")] = None,
-    resume: Annotated[Path | None, Parameter(help="Continue the conversation in this file.")] = None,
+    load: Annotated[Path | None, Parameter(name="--continue", help="Continue the conversation in this file.")] = None,
+    resume: Annotated[
+        str | None, Parameter(help="Go on with this run, which was cut off or waits; `hotloop runs` lists them.")
+    ] = None,
     trace: TraceFlags = TRACED,
     json: Json = False,
 ) -> None:
@@ -66,25 +69,28 @@ def run_agent(
 
     if record and replay:
         raise ConfigError("--record and --replay cannot be used together")
+    if resume and (prompt or load or save or record or replay):
+        raise ConfigError("--resume takes no prompt, and no --continue, --save, --record or --replay")
     with contextlib.ExitStack() as stack:
         out = stack.enter_context(reserved_stdout())
         found = load_agent_file(file, agent)
         conversation = Conversation()
-        if resume:
-            with named_errors("read", resume):
-                conversation = Conversation.load(resume)
-        prompts = _prompts(prompt)
+        if load:
+            with named_errors("read", load):
+                conversation = Conversation.load(load)
+        prompts = iter([""]) if resume else _prompts(prompt)
         view = make_view(out, is_json=json)
         if approval := choose_approval(approve, view, has_own=found.agent.settings.approve is not None):
             found.agent.settings = replace(found.agent.settings, approve=approval)
         settings, tracer = found.agent.settings, stack.enter_context(tracing(trace))
-        tracer = settings.tracer if settings.tracer.is_on else tracer
-        found.agent.settings = replace(settings, name=settings.name or file.stem, tracer=tracer)
+        found.agent.settings = replace(
+            settings, name=settings.name or file.stem, tracer=settings.tracer or tracer, source=str(file.resolve())
+        )
         if replay is None:
             stack.enter_context(_model(found.agent, url, model, api_key, trace))
         running = _taped(found.agent, record, replay)
-        talk = Talk(replace(found, agent=running), conversation, view, Stopping(), save, None if json else out)
-        talk.run(prompts, is_interactive=prompt is None and sys.stdin.isatty())
+        talk = Talk(replace(found, agent=running), conversation, view, Stopping(), save, None if json else out, resume)
+        talk.run(prompts, is_interactive=prompt is None and resume is None and sys.stdin.isatty())
 
 
 class Stopping:
@@ -119,6 +125,8 @@ class Talk:
     save: Path | None
     out: TextIO | None
     """Where answers are printed, if the view does not show them."""
+    resume: str | None = None
+    """The run that is gone on with."""
 
     def run(self, prompts: Iterator[str], *, is_interactive: bool) -> None:
         """Until there are no more. Alone with a person a run that fails, or is interrupted, is not the end."""
@@ -168,7 +176,11 @@ class Talk:
         from hotloop.agent.events import RunEnded, TurnFinished
 
         ended: RunEnded | None = None
-        events = self.found.agent.stream(prompt, conversation=self.conversation, context=self.found.context)
+        agent, context = self.found.agent, self.found.context
+        if self.resume:
+            events = agent.stream_resume(self.resume, context=context)
+        else:
+            events = agent.stream(prompt, conversation=self.conversation, context=context)
         with self.view, self.stopping.ending_this():
             try:
                 async with contextlib.aclosing(events):

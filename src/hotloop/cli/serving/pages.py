@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 from starlette.types import ASGIApp
 
 from hotloop.cli.advice.linting import lint_spans
-from hotloop.cli.tracing import load_prices, store_path
+from hotloop.cli.tracing import load_prices
 from hotloop.core.config import TraceConfig
 from hotloop.core.errors import ConfigError, Overloaded
+from hotloop.core.home import store_path
 from hotloop.core.request import Priority, Request
 from hotloop.http.keys import ApiKeys
 from hotloop.trace.store import TraceStore

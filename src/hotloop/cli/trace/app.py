@@ -17,10 +17,11 @@ from cyclopts.types import NonNegativeInt, PositiveInt
 from hotloop.cli.command_line import CommandLine
 from hotloop.cli.output import count
 from hotloop.cli.settings import Json, Sources
-from hotloop.cli.tracing import load_prices, store_path
+from hotloop.cli.tracing import load_prices
 from hotloop.core.config import TraceConfig
 from hotloop.core.errors import ConfigError
 from hotloop.core.files import named_errors, write_private
+from hotloop.core.home import store_path
 
 if TYPE_CHECKING:
     from hotloop.trace.ledger import RunLedger

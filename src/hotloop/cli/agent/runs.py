@@ -1,0 +1,147 @@
+"""`hotloop runs`: agents' runs by their journals, to go on with them. A run is named by its id, or how that begins."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+from cyclopts.types import PositiveInt
+
+from hotloop.cli.agent.approval import Approval
+from hotloop.cli.agent.run import run_agent
+from hotloop.cli.command_line import CommandLine
+from hotloop.cli.output import count, shorten
+from hotloop.cli.settings import TRACED, ApiKey, Json, Sources, TraceFlags
+from hotloop.cli.tracing import tracing
+from hotloop.core.config import TraceConfig
+from hotloop.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hotloop.agent.journal import Past
+    from hotloop.trace.journal import Journal, JournalRow
+
+runs = CommandLine(
+    name="runs", help="List agents' runs, and go on with those that were cut off.", config=Sources(only=TraceConfig)
+)
+
+Run = Annotated[str, Parameter(help="Run id, or a unique prefix of it.")]
+_SHOWN_CHARS = 100
+
+
+@runs.command(name="list")
+def list_runs(
+    *,
+    limit: Annotated[PositiveInt, Parameter(help="Maximum runs to list.")] = 20,
+    trace: TraceFlags = TRACED,
+    as_json: Json = False,
+) -> None:
+    """List runs, newest first, with their states; those not done can be resumed."""
+    with _journal(trace) as journal:
+        rows = journal.list(limit).result()
+    if as_json:
+        print(json.dumps([_render(row) for row in rows]))
+        return
+    for row in rows:
+        began = datetime.fromtimestamp(row.began_ns / 1e9)
+        print(f"{row.run_id}  {began:%m-%d %H:%M}  {row.state:<11}  {shorten(row.agent or row.session, _SHOWN_CHARS)}")
+    print(count(len(rows), "run"))
+
+
+@runs.command
+def show(run: Run, *, trace: TraceFlags = TRACED, as_json: Json = False) -> None:
+    """Show a run: its state, what it was asked, and the calls of its last turn."""
+    from hotloop.agent.journal import read_past
+
+    with _journal(trace) as journal:
+        row, entries = journal.read(run).result()
+    past = read_past(row, entries) if entries else None
+    if as_json:
+        print(
+            json.dumps(
+                _render(row) | {"num_turns": past.num_turns, "calls": list(_calls(past))} if past else _render(row)
+            )
+        )
+        return
+    print(f"{row.run_id}: {row.state}; `hotloop trace show {row.trace_id[:8]}` shows where its time went")
+    if past:
+        asked = [message.content for message in past.began.opening if message.role == "user"]
+        print(f"prompt  {shorten(' '.join(asked), _SHOWN_CHARS)}")
+        for call in _calls(past):
+            print(f"  {call['state']:<8} {call['id']}  {call['name']} {shorten(call['arguments'], _SHOWN_CHARS)}")
+
+
+@runs.command
+def resume(
+    run: Run,
+    *,
+    file: Annotated[Path | None, Parameter(help="The agent's file, if it is not where it was.")] = None,
+    approve: Annotated[Approval | None, Parameter(help="Tool calls that need approval: ask, run all, or none.")] = None,
+    api_key: ApiKey = None,
+    trace: TraceFlags = TRACED,
+    as_json: Json = False,
+) -> None:
+    """Go on with a run of `hotloop run`, as `hotloop run FILE --resume RUN` does."""
+    with _journal(trace) as journal:
+        row, _ = journal.read(run).result()
+    if not (file or row.source):
+        raise ConfigError(
+            f"the run {row.run_id} is not from `hotloop run`: pass --file, or use agent.resume() in Python"
+        )
+    run_agent(file or Path(row.source), resume=row.run_id, approve=approve, api_key=api_key, trace=trace, json=as_json)
+
+
+@runs.command
+def approve(
+    run: Run,
+    call: Annotated[str, Parameter(help="Id of the call; `hotloop runs show` lists them.")],
+    *,
+    deny: Annotated[
+        str | None, Parameter(help="Do not run the call, and tell the model this instead; may be empty.")
+    ] = None,
+    trace: TraceFlags = TRACED,
+) -> None:
+    """Decide on a call that a run waits for. It runs when the run is resumed."""
+    from hotloop.agent.journal import decide
+
+    with _journal(trace) as journal:
+        asyncio.run(decide(journal, run, call, True if deny is None else deny))
+    print(f"{call}: {'approved' if deny is None else 'denied'}; `hotloop runs resume {run}` goes on")
+
+
+@runs.command
+def cancel(run: Run, *, trace: TraceFlags = TRACED) -> None:
+    """Give up a run that nobody runs, and delete what was said in it."""
+    from hotloop.agent.journal import cancel as give_up
+
+    with _journal(trace) as journal:
+        asyncio.run(give_up(journal, run))
+    print(f"{run}: cancelled")
+
+
+@contextmanager
+def _journal(trace: TraceConfig) -> "Iterator[Journal]":
+    with tracing(trace) as tracer:
+        if tracer.journal is None:
+            raise ConfigError("tracing is off; pass --trace FILE to choose a trace file")
+        yield tracer.journal
+
+
+def _render(row: "JournalRow") -> dict[str, Any]:
+    import msgspec
+
+    values: dict[str, Any] = msgspec.to_builtins(row)
+    return {name: value for name, value in values.items() if name != "owner"}
+
+
+def _calls(past: "Past") -> "Iterator[dict[str, str]]":
+    opened = past.open
+    for call in opened.message.tool_calls if opened else ():
+        assert opened
+        returned = opened.outcomes.get(call.id)
+        known = ("failed" if returned.is_error else "done") if returned else ""
+        state = known or ("running" if call.id in opened.begun else "decided" if call.id in past.verdicts else "waits")
+        yield {"id": call.id, "name": call.name, "arguments": call.arguments, "state": state}

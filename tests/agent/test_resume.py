@@ -1,0 +1,341 @@
+"""Runs that go on from their journal: after a failure, an approval that came late, or in another process."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator
+from pathlib import Path
+
+import pytest
+from tests.agent.runs import end_of, listen, of
+
+from hotloop.agent.agent import Agent
+from hotloop.agent.compaction import Compaction
+from hotloop.agent.events import CallFinished, Compacted, RunStarted, TurnStarted
+from hotloop.agent.journal import ApprovalPending, Uncertain, cancel, read_past
+from hotloop.agent.model import Ask
+from hotloop.agent.scripted import ScriptedCall, ScriptedModel
+from hotloop.agent.tools.consent import Approval
+from hotloop.agent.tools.tool import tool
+from hotloop.core.errors import ConfigError, HotloopError, RemoteError
+from hotloop.core.message import ToolCall
+from hotloop.trace.journal import RunTaken
+from hotloop.trace.store import StoreTracer
+from hotloop.wire.event import Event as WireEvent
+
+
+@pytest.fixture
+def tracer(tmp_path: Path) -> Iterator[StoreTracer]:
+    tracer = StoreTracer(tmp_path / "trace.db")
+    yield tracer
+    tracer.close()
+
+
+class Effects:
+    def __init__(self) -> None:
+        self.done: list[str] = []
+
+    def write(self, line: str) -> str:
+        self.done.append(line)
+        return f"wrote {line}"
+
+
+class Failing(ScriptedModel):
+    """Cannot be reached while `is_down`."""
+
+    is_down = False
+
+    async def stream(self, ask: Ask) -> AsyncGenerator[WireEvent, None]:
+        if self.is_down and any(message.role == "tool" for message in ask.messages):
+            raise RemoteError("nobody is there")
+        async for event in super().stream(ask):
+            yield event
+
+
+def run_id_of(events: object) -> str:
+    return of(RunStarted, events)[0].run_id  # type: ignore[arg-type]
+
+
+def watch(agent: Agent) -> tuple["asyncio.Task[None]", list[str]]:
+    """A run in a task of its own, and where its id will be."""
+    begun: list[str] = []
+
+    async def go() -> None:
+        async for event in agent.stream("go"):
+            begun.extend(each.run_id for each in (event,) if isinstance(each, RunStarted))
+
+    return asyncio.create_task(go()), begun
+
+
+async def state_of(tracer: StoreTracer, run_id: str) -> str:
+    row, _ = await asyncio.wrap_future(tracer.journal.read(run_id))
+    return row.state
+
+
+async def test_a_run_that_failed_goes_on_where_it_was(tracer: StoreTracer) -> None:
+    effects = Effects()
+    model = Failing([["Now. ", ScriptedCall("write", line="a")], "It is written."])
+    agent = Agent(model, [tool(effects.write)], "Be brief.", tracer=tracer)
+    model.is_down = True
+    events = await listen(agent)
+    assert end_of(events).end == "failed"
+    model.is_down = False
+    result = await agent.resume(run_id_of(events))
+    assert result.output == "It is written."
+    assert effects.done == ["a"]
+    assert [(m.role, m.content) for m in result.conversation.messages] == [
+        ("system", "Be brief."),
+        ("user", "go"),
+        ("assistant", "Now. "),
+        ("tool", "wrote a"),
+        ("assistant", "It is written."),
+    ]
+    assert result.spent.num_turns == 2
+    assert await state_of(tracer, run_id_of(events)) == "done"
+
+
+async def test_a_run_that_is_done_leaves_nothing_that_was_said(tracer: StoreTracer) -> None:
+    agent = Agent(ScriptedModel(["my secret"]), tracer=tracer)
+    events = await listen(agent, "tell")
+    row, entries = await asyncio.wrap_future(tracer.journal.read(run_id_of(events)))
+    assert (row.state, entries) == ("done", [])
+    with pytest.raises(ConfigError, match="is done"):
+        await agent.resume(row.run_id)
+
+
+async def test_an_approval_that_comes_later(tracer: StoreTracer) -> None:
+    effects = Effects()
+    script = [[ScriptedCall("look"), ScriptedCall("write", line="a"), ScriptedCall("write", line="b")], "ok"]
+    looked: list[int] = []
+
+    @tool(read_only=True)
+    def look() -> str:
+        looked.append(1)
+        return "seen"
+
+    writer = tool(needs_approval=True)(effects.write)
+    agent = Agent(ScriptedModel(script), [look, writer], approve=lambda call: Approval.later(), tracer=tracer)
+    with pytest.raises(ApprovalPending) as pending:
+        await agent.run("go")
+    run_id, [first, second] = pending.value.run_id, pending.value.calls
+    assert await state_of(tracer, run_id) == "waiting"
+    with pytest.raises(ConfigError, match="does not wait for 'call_9'"):
+        await agent.resume(run_id, approvals={"call_9": True})
+    with pytest.raises(ApprovalPending) as still:
+        await agent.resume(run_id, approvals={first.id: True})
+    assert [call.id for call in still.value.calls] == [second.id]
+    result = await agent.resume(run_id, approvals={second.id: "not b"})
+    assert result.output == "ok"
+    assert (effects.done, looked) == (["a"], [1])
+    told = [m.content for m in result.conversation.messages if m.role == "tool"]
+    assert told == ["seen", "wrote a", "Error: the call was not approved: not b"]
+
+
+async def test_without_a_journal_nobody_can_decide_later() -> None:
+    writer = tool(needs_approval=True)(Effects().write)
+    agent = Agent(ScriptedModel([ScriptedCall("write", line="a")]), [writer], approve=lambda call: Approval.later())
+    with pytest.raises(ConfigError, match="needs the run's journal"):
+        await agent.run("go")
+    with pytest.raises(ConfigError, match="HOTLOOP_TRACE"):
+        await agent.resume("run-1")
+
+
+async def test_two_that_resume_a_run(tracer: StoreTracer, tmp_path: Path) -> None:
+    gate, has_begun = asyncio.Event(), asyncio.Event()
+
+    @tool
+    async def hold() -> str:
+        has_begun.set()
+        await gate.wait()
+        return "held"
+
+    other = StoreTracer(tmp_path / "trace.db")
+    slow = Agent(ScriptedModel([ScriptedCall("hold"), "ok"]), [hold], tracer=tracer)
+    running, begun = watch(slow)
+    await has_begun.wait()
+    run_id = begun[0]
+    rival = Agent(ScriptedModel(["ok"]), [hold], tracer=other)
+    with pytest.raises(RunTaken, match="running already"):
+        await rival.resume(run_id)
+    gate.set()
+    await running
+    other.close()
+
+
+async def test_a_call_that_may_have_run_is_never_repeated_by_itself(tracer: StoreTracer) -> None:
+    effects, asked = Effects(), []
+
+    def doubt(call: Uncertain) -> bool | str:
+        asked.append((call.name, call.arguments))
+        return "it was written"
+
+    run_id = await break_off(tracer, effects)
+    agent = Agent(ScriptedModel([ScriptedCall("write", line="a"), "ok"]), [tool(effects.write)], tracer=tracer)
+    result = await Agent(
+        ScriptedModel([ScriptedCall("write", line="a"), "ok"]), [tool(effects.write)], tracer=tracer, on_uncertain=doubt
+    ).resume(run_id)
+    assert asked == [("write", '{"line": "a"}')]
+    assert effects.done == ["a"]
+    assert [m.content for m in result.conversation.messages if m.role == "tool"] == ["it was written"]
+
+    run_id = await break_off(tracer, effects)
+    result = await agent.resume(run_id)
+    assert effects.done == ["a", "a"]
+    assert "not known whether" in next(m.content for m in result.conversation.messages if m.role == "tool")
+
+    run_id = await break_off(tracer, effects)
+    calls: list[ToolCall] = []
+
+    def approve(call: ToolCall) -> bool:
+        calls.append(call)
+        return True
+
+    script = [ScriptedCall("write", line="a"), "ok"]
+    result = await Agent(ScriptedModel(script), [tool(effects.write)], tracer=tracer, approve=approve).resume(run_id)
+    assert effects.done == ["a", "a", "a", "a"]
+    assert [type(call) for call in calls] == [Uncertain]
+
+
+async def break_off(tracer: StoreTracer, effects: Effects) -> str:
+    """A run whose call was running when it was cancelled: whether it did anything nobody can say, though it did."""
+    has_begun = asyncio.Event()
+
+    @tool(name="write")
+    async def hang(line: str) -> str:
+        effects.write(line)
+        has_begun.set()
+        await asyncio.Event().wait()
+        return ""
+
+    agent = Agent(ScriptedModel([ScriptedCall("write", line="a"), "ok"]), [hang], tracer=tracer)
+    running, begun = watch(agent)
+    await has_begun.wait()
+    running.cancel()
+    await asyncio.wait({running})
+    return begun[0]
+
+
+async def test_what_may_be_repeated_runs_again(tracer: StoreTracer) -> None:
+    tries: list[int] = []
+
+    @tool(idempotent=True)
+    async def fetch() -> str:
+        tries.append(1)
+        if len(tries) == 1:
+            running.cancel()
+            await asyncio.Event().wait()
+        return "fetched"
+
+    agent = Agent(ScriptedModel([ScriptedCall("fetch"), "ok"]), [fetch], tracer=tracer)
+    running, begun = watch(agent)
+    await asyncio.wait({running})
+    result = await agent.resume(begun[0])
+    assert (result.output, len(tries)) == ("ok", 2)
+
+
+async def test_a_sub_agent_goes_on_where_it_was(tracer: StoreTracer) -> None:
+    effects = Effects()
+    inner_model = Failing([ScriptedCall("write", line="a"), "inner done"])
+    writer = tool(needs_approval=True)(effects.write)
+    inner = Agent(inner_model, [writer], name="inner")
+    script = [ScriptedCall("ask", prompt="write it"), "outer done"]
+    outer = Agent(
+        ScriptedModel(script), [inner.as_tool("ask", "asks")], tracer=tracer, approve=lambda _: Approval.later()
+    )
+    with pytest.raises(ApprovalPending) as pending:
+        await outer.run("go")
+    [call] = pending.value.calls
+    assert call.name == "write"
+    result = await outer.resume(pending.value.run_id, approvals={call.id: True})
+    assert result.output == "outer done"
+    assert effects.done == ["a"]
+    assert len(inner_model.asks) == 2, "the inner run went on, and did not begin anew"
+    assert [m.content for m in result.conversation.messages if m.role == "tool"] == ["inner done"]
+
+
+async def test_a_plan_goes_on(tracer: StoreTracer) -> None:
+    effects = Effects()
+    plan = '{"steps": [{"id": "a", "tool": "write", "arguments": {"line": "a"}}]}'
+    model = Failing(lambda ask: "ok" if any(m.role == "tool" for m in ask.messages) else plan)
+    model.is_down = True
+    agent = Agent(model, [tool(effects.write)], tracer=tracer)
+    events = [event async for event in agent.stream_plan("go")]
+    assert end_of(events).end == "failed"
+    model.is_down = False
+    assert (await agent.resume(run_id_of(events))).output == "ok"
+    assert effects.done == ["a"]
+
+
+async def test_a_conversation_that_was_shortened_stays_short(tracer: StoreTracer) -> None:
+    is_down = True
+
+    def answer(ask: Ask) -> str | ScriptedCall:
+        if "Write a summary" in ask.messages[-1].content:
+            return "in short"
+        if any("in short" in message.content for message in ask.messages):
+            if is_down:
+                raise RemoteError("nobody is there")
+            return "ok"
+        return ScriptedCall("write", line="x" * 300)
+
+    compaction = Compaction(window_tokens=2000, fill=0.5, num_kept=2)
+    agent = Agent(ScriptedModel(answer), [tool(Effects().write)], tracer=tracer, compaction=compaction)
+    events = await listen(agent)
+    assert (end_of(events).end, len(of(Compacted, events))) == ("failed", 1)
+    is_down = False
+    result = await agent.resume(run_id_of(events))
+    assert result.output == "ok"
+    assert "in short" in result.conversation.messages[1].content
+
+
+async def test_an_answer_that_was_whole_is_not_asked_for_again(tracer: StoreTracer) -> None:
+    """The process ended between the model's last words and the run's end."""
+    model = ScriptedModel(["the answer"])
+    agent = Agent(model, tracer=tracer)
+    stream = agent.stream("go")
+    run_id = ""
+    async for event in stream:
+        if isinstance(event, RunStarted):
+            run_id = event.run_id
+        if isinstance(event, TurnStarted):
+            break
+    await stream.aclose()
+    row, entries = await asyncio.wrap_future(tracer.journal.read(run_id))
+    assert row.state in ("cancelled", "done")
+    if row.state == "cancelled":
+        assert read_past(row, entries).row.run_id == run_id
+        assert (await agent.resume(run_id)).output == "the answer"
+
+
+async def test_the_results_that_are_known_are_not_told_again(tracer: StoreTracer) -> None:
+    effects = Effects()
+    writer = tool(needs_approval=True)(effects.write)
+    script = [[ScriptedCall("free", line="a"), ScriptedCall("write", line="b")], "ok"]
+    free = tool(name="free")(effects.write)
+    agent = Agent(ScriptedModel(script), [free, writer], approve=lambda _: Approval.later(), tracer=tracer)
+    with pytest.raises(ApprovalPending) as pending:
+        await agent.run("go")
+    [call] = pending.value.calls
+    events = [event async for event in agent.stream_resume(pending.value.run_id, approvals={call.id: True})]
+    assert [event.name for event in of(CallFinished, events)] == ["write"]
+    assert [event.turn for event in of(TurnStarted, events)] == [1, 2]
+    assert effects.done == ["a", "b"]
+
+
+async def test_a_run_that_is_cancelled_is_forgotten(tracer: StoreTracer) -> None:
+    model = Failing([ScriptedCall("write", line="a"), "ok"])
+    model.is_down = True
+    agent = Agent(model, [tool(Effects().write)], tracer=tracer)
+    run_id = run_id_of(await listen(agent))
+    await cancel(tracer.journal, run_id)
+    assert await state_of(tracer, run_id) == "cancelled"
+    with pytest.raises(ConfigError, match="nothing left"):
+        await agent.resume(run_id)
+
+
+async def test_a_store_that_cannot_be_written_stops_effects(tracer: StoreTracer) -> None:
+    """No effect without its being written down first: or else it would be repeated."""
+    effects = Effects()
+    agent = Agent(ScriptedModel([ScriptedCall("write", line="a"), "ok"]), [tool(effects.write)], tracer=tracer)
+    tracer.close()
+    with pytest.raises(HotloopError, match="journal cannot be written"):
+        await agent.run("go")
+    assert effects.done == []

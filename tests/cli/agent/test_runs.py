@@ -1,0 +1,101 @@
+"""`hotloop runs`, and `hotloop run --resume`: a run that waits for an approval, decided on and gone on with."""
+
+import io
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hotloop.cli.main import run
+
+CLERK = """
+from hotloop import Agent, Approval, ScriptedCall, ScriptedModel, tool
+
+@tool(needs_approval=True)
+def send(to: str) -> str:
+    with open({effects!r}, "a") as file:
+        file.write(to + "\\n")
+    return "sent"
+
+script = [[ScriptedCall("send", to="Ann"), ScriptedCall("send", to="Bob")], "All is sent."]
+agent = Agent(ScriptedModel(script), [send], approve=lambda call: Approval.later())
+"""
+
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def hotloop(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Command:
+    """A command in this process, with a trace of its own and nobody at a terminal."""
+
+    def ran(*argv: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "stdin", io.StringIO())
+        return run([*argv, "--trace", str(tmp_path / "trace.db")]), *capsys.readouterr()
+
+    return ran
+
+
+@pytest.fixture
+def clerk(tmp_path: Path) -> str:
+    path = tmp_path / "clerk.py"
+    path.write_text(CLERK.format(effects=str(tmp_path / "effects")))
+    return str(path)
+
+
+def test_a_run_that_waits_is_decided_on_and_gone_on_with(clerk: str, tmp_path: Path, hotloop: Command):
+    code, _, said = hotloop("run", clerk, "Write to both.")
+    assert code == 1
+    assert "waits for a decision on send" in said
+    [row] = json.loads(hotloop("runs", "list", "--json")[1])
+    assert (row["state"], row["agent"], row["source"]) == ("waiting", "clerk", clerk)
+    run_id = row["run_id"]
+    calls = json.loads(hotloop("runs", "show", run_id, "--json")[1])["calls"]
+    assert [(call["name"], call["state"]) for call in calls] == [("send", "waits")] * 2
+    ann, bob = (call["id"] for call in calls)
+
+    assert hotloop("runs", "approve", run_id, ann)[0] == 0
+    assert hotloop("runs", "approve", run_id, bob, "--deny", "not to Bob")[0] == 0
+    shown = hotloop("runs", "show", run_id[:9])[1]
+    assert "prompt  Write to both." in shown
+    assert shown.count("decided") == 2
+    code, answer, said = hotloop("runs", "resume", run_id)
+    assert (code, answer) == (0, "All is sent.\n"), said
+    assert (tmp_path / "effects").read_text() == "Ann\n"
+
+    assert "done" in hotloop("runs", "list")[1]
+    assert "done" in hotloop("runs", "show", run_id)[1]
+    code, _, said = hotloop("run", clerk, "--resume", run_id)
+    assert (code, said) == (2, f"hotloop: the run {run_id} is done\n")
+
+
+def test_a_run_that_is_given_up(clerk: str, hotloop: Command):
+    hotloop("run", clerk, "Write to both.")
+    [row] = json.loads(hotloop("runs", "list", "--json")[1])
+    assert hotloop("runs", "cancel", row["run_id"]) == (0, f"{row['run_id']}: cancelled\n", "")
+    code, _, said = hotloop("runs", "resume", row["run_id"])
+    assert code == 2
+    assert "nothing left to go on with" in said
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["runs", "show", "run-1"], "there is no run 'run-1'"),
+        (["runs", "resume", "run-1"], "there is no run 'run-1'"),
+        (["runs", "approve", "run-1", "call_1"], "there is no run 'run-1'"),
+        (["run", "FILE", "--resume", "run-1"], "there is no run 'run-1'"),
+        (["run", "FILE", "a prompt", "--resume", "run-1"], "--resume takes no prompt"),
+    ],
+)
+def test_what_was_asked_wrongly(argv: list[str], words: str, clerk: str, hotloop: Command):
+    code, _, said = hotloop(*(clerk if word == "FILE" else word for word in argv))
+    assert code == 2
+    assert words in said
+
+
+def test_without_a_trace_there_are_no_runs(capsys: pytest.CaptureFixture[str]):
+    assert run(["runs", "list", "--trace", "off"]) == 2
+    assert "tracing is off" in capsys.readouterr().err
