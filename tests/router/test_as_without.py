@@ -109,11 +109,9 @@ class Ways:
 def ways() -> Iterator[Ways]:
     with ExitStack() as stack:
         serving = stack.enter_context(Serving())
-        app = serving.server.config.app.app  # behind the check of names
-        assert isinstance(app, Starlette)
         direct = serving.http if not Serving.is_routed else pytest.skip("there is a router in front already")
         routed = stack.enter_context(http_at(stack.enter_context(Routing(serving.url))))
-        yield Ways(direct, routed, app)
+        yield Ways(direct, routed, serving.app)
 
 
 def send(http: httpx.Client, ask: Ask) -> httpx.Response:
