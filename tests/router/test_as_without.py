@@ -246,8 +246,7 @@ def test_keys_are_asked_for_alike() -> None:
         Routing(serving.url, replica_key="k", api_key="k") as url,
         http_at(url) as http,
     ):
-        app = serving.server.config.app
-        for name in sorted(routes_of(app)):
+        for name in sorted(routes_of(serving.app)):
             method, path = name.split()
             for headers in ((), wrong, (*wrong, *VERSION.items())):
                 ask = Ask(method, path, headers=headers)
