@@ -40,6 +40,20 @@ STREAMED = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/resp
 APART = {
     "POST /v1/sessions/{id:path}/close": "the router tells which replicas it has told",
     "POST /close_session": "the same",
+    **dict.fromkeys(
+        (
+            "POST /v1/files",
+            "GET /v1/files",
+            "GET /v1/files/{id}",
+            "DELETE /v1/files/{id}",
+            "GET /v1/files/{id}/content",
+        ),
+        "files are one server's: the router keeps none",
+    ),
+    **dict.fromkeys(
+        ("POST /v1/batches", "GET /v1/batches", "GET /v1/batches/{id}", "POST /v1/batches/{id}/cancel"),
+        "`hotloop batch` asks a router line by line",
+    ),
     "GET /metrics": "each has numbers of its own, which docs/metrics.md and docs/routing.md list",
 }
 """What the router answers otherwise, on purpose, and why."""

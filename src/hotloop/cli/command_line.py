@@ -14,7 +14,7 @@ _GROUPS: dict[str, tuple[str, ...]] = {
     "Hardware": ("device", "gpus", "gpu_memory"),
     "Cache": (
         *("kv_memory", "kv_precision", "host_kv", "kv_dir", "kv_dir_size", "kv_events", "pinned_fraction"),
-        *("prompt_memory_tokens", "grammar_memory"),
+        *("prompt_memory_tokens", "grammar_memory", "batch_dir"),
     ),
     "Scheduling": (
         "max_context",

@@ -286,6 +286,9 @@ class ServerConfig:
     cache_isolation: CacheIsolation = "auto"
     """Who shares cached prefixes: everybody (`none`), requests of one tenant (`key`), or the latter as soon as there
     are several API keys, here or at a router that names its tenants (`auto`)."""
+    batch_dir: str | None = None
+    """Directory for files and batches (`/v1/files`, `/v1/batches`), which survive restarts and are kept until they are
+    deleted. Treat it as confidential. Not served if not given."""
     explanations: Explanations = "words"
     """Explain why tokens were recomputed: by cause and in words of the prompt (`words`), by cause alone (`causes`), or
     not (`off`)."""
