@@ -83,8 +83,8 @@ class SpeculativeTools:
     """`speculation=SpeculativeTools(path=...)` of an agent. One serves many runs, in one event loop.
 
     `threshold` is the least confidence at which a call is risked once the model has named the tool; `next_threshold`
-    the least before it has said anything, when a hit hides more: the same if not given. `max_waste` is the share of wasted
-    calls, to calls the model made, beyond which none is; `max_concurrent` how many run ahead at once, in a run;
+    the least before it has said anything, when a hit hides more: the same if not given. `max_waste` is the share of
+    wasted calls, to calls the model made, beyond which none is; `max_concurrent` how many run ahead at once, in a run;
     `max_money` what wasted calls may cost in all, so that by default no tool with a cost runs ahead. `enabled` can be
     switched off at any time: nothing runs ahead any more, and learning goes on. With `path`, what was learned is kept
     there.
