@@ -5,8 +5,8 @@ kept, calls that run ahead, a sub-agent, and a summary by a smaller model when t
     hotloop trace show
 
 Behind a router with tiers, with `--url http://localhost:8780/v1#auto`, the sub-agent's task goes to the medium model
-and the summary to the smallest. To see what a part is worth, leave it out and compare two runs with `hotloop trace
-diff`: without `cache_s` results are fetched again, and with `speculation=None` tools wait until the model asks for them.
+and the summary to the smallest. To see what a part is worth, leave it out and compare two runs (`hotloop trace diff`):
+without `cache_s` results are fetched again, and with `speculation=None` tools wait until the model asks.
 """
 
 import asyncio
