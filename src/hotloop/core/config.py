@@ -62,6 +62,7 @@ RELOADABLE = frozenset(
     {
         *("api_key", "api_key_file", "log_level", "log_format"),
         *("replica", "max_connections", "policy", "queue_timeout_s", "max_retries", "hedge_after_s", "stabilise"),
+        *("pool_share", "pool_tokens"),
     }
 )
 """Settings that SIGHUP applies. Any other that has changed is reported, and waits for a restart."""
@@ -285,6 +286,9 @@ class ServerConfig:
     cache_isolation: CacheIsolation = "auto"
     """Who shares cached prefixes: everybody (`none`), requests of one tenant (`key`), or the latter as soon as there
     are several API keys, here or at a router that names its tenants (`auto`)."""
+    batch_dir: str | None = None
+    """Directory for files and batches (`/v1/files`, `/v1/batches`), which survive restarts and are kept until they are
+    deleted. Treat it as confidential. Not served if not given."""
     explanations: Explanations = "words"
     """Explain why tokens were recomputed: by cause and in words of the prompt (`words`), by cause alone (`causes`), or
     not (`off`)."""
@@ -347,6 +351,11 @@ class RouterConfig:
     """Number of other replicas tried if one fails before the first byte of its answer."""
     retry_share: float = 0.2
     """Retry budget as a share of requests, to avoid retry storms."""
+    pool_share: float = 0.5
+    """Share of a prompt that must be cached at some replica for it to go to the pool `prefix-heavy`, where replicas
+    have pools (see docs/routing.md)."""
+    pool_tokens: int = 1024
+    """Tokens of a prompt that must be cached at some replica for it to go to the pool `prefix-heavy`."""
     spend_file: str | None = None
     """File in which it is kept what each key, model and session tree has spent, so that limits by the month hold across
     restarts and `hotloop spend` can show it."""

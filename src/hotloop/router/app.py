@@ -273,7 +273,12 @@ class RouterApp:
         begun_at = time.monotonic()
         if tier:
             caller.client.add_header(*_tier_header(tier))
-        begun = await self._proxy.begin(request, span, caller.client)
+        try:
+            begun = await self._proxy.begin(request, span, caller.client)
+        except HotloopError:
+            if tier:
+                self._tiered.fail(request)
+            raise
         replica, choice = begun.place.replica, begun.place.ticket.choice
         span.begin(choice, begun.status)
         metered.has_begun, metered.is_refused = True, begun.status >= 300
@@ -284,10 +289,12 @@ class RouterApp:
             self.metrics.count_begun(request.api, replica.name, begun.status, choice.reason, first_byte_s)
             summary = metered.summary = await relay(begun, request.api, caller.request_id, caller.client)
             self.replica_set.learn(begun.place, summary, request.tenant)
-            self.metrics.count_ended(replica.name, summary)
+            self.metrics.count_ended(replica.name, summary, replica.config.pool)
             span.end(summary)
             if tier:
                 self._tiered.learn(request, tier, summary, time.monotonic() - begun_at)
+                if summary.is_broken or begun.status >= 500:
+                    self._tiered.fail(request)
             if caller.client.copy and self._stable.is_used:
                 copy = bytes(caller.client.copy)
                 await asyncio.to_thread(self._stable.learn, request, copy, is_stream=request.is_stream)
@@ -401,6 +408,7 @@ class RouterApp:
                 "name": each.name,
                 "url": each.config.url,
                 "kind": each.kind.name,
+                "pool": each.config.pool,
                 "state": each.state,
                 "why": each.why,
                 "models": sorted(each.models),
