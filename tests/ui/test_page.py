@@ -61,6 +61,8 @@ class TestSummary:
         assert page.locator("table.summary td").first.text_content() == "flight desk"
         assert page.locator("table.summary td").nth(1).text_content() == "3"
         assert page.locator(".charts svg .mark").count() >= 3
+        page.set_viewport_size({"width": 320, "height": 900})
+        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
         page.select_option("select >> nth=0", "session")
         page.wait_for_selector("td:text('session-01')")
         assert "by=session" in page.url

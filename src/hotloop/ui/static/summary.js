@@ -2,7 +2,7 @@
 
 import { ask } from "./api.js";
 import { bar, el, empty, panel, svg } from "./dom.js";
-import { count, duration, moment, money, percent, plural, short } from "./format.js";
+import { NONE, count, duration, moment, money, percent, plural, short } from "./format.js";
 
 const BY = [["agent", "by agent"], ["model", "by model"], ["session", "by session"], ["key", "by key"]];
 const SINCE = [["3600", "the last hour"], ["86400", "the last day"], ["604800", "the last week"],
@@ -41,7 +41,7 @@ function draw({ groups, buckets, num_runs: numRuns }) {
     chart("Tokens recomputed", buckets, (each) => each.num_recomputed, short, "recomputed"),
     chart("Output tokens", buckets, (each) => each.num_output, short, "sampled"),
     chart("Runs with errors", buckets, (each) => each.num_bad, count, "recomputed"),
-    chart("Cost", buckets, (each) => each.money, money, "tool"),
+    chart("Cost", buckets, (each) => each.money, (amount) => amount ? money(amount) : "0", "tool"),
   ];
   return [panel("Over time", `each bar ${duration(buckets[0].length_ms)}`, el("div", { class: "charts" }, charts)),
     panel("In figures", plural(numRuns, "run"), table(groups))];
@@ -54,7 +54,7 @@ function table(groups) {
     el("td", { class: "num" }, duration(each.wall_p95_ms)), el("td", { class: "num rather" }, short(each.num_prompt)),
     el("td", { class: "num" }, percent(each.num_cached, each.num_prompt)),
     el("td", { class: "num rather" }, short(each.num_recomputed)),
-    el("td", { class: "num rather" }, short(each.num_output)), el("td", { class: "num" }, money(each.money))));
+    el("td", { class: "num rather" }, short(each.num_output)), el("td", { class: "num" }, each.money ? money(each.money) : NONE)));
   return el("table", { class: "summary" }, el("thead", {}, el("tr", {},
     HEAD.map(([name, kind = ""]) => el("th", { class: kind }, name)))), el("tbody", {}, rows));
 }
