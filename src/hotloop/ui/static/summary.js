@@ -44,7 +44,7 @@ function draw({ groups, buckets, num_runs: numRuns }) {
     chart("Cost", buckets, (each) => each.money, (amount) => amount ? money(amount) : "0", "tool"),
   ];
   return [panel("Over time", `each bar ${duration(buckets[0].length_ms)}`, el("div", { class: "charts" }, charts)),
-    panel("In figures", plural(numRuns, "run"), table(groups))];
+    panel("In figures", plural(numRuns, "run"), el("div", { class: "scroll-x" }, table(groups)))];
 }
 
 function table(groups) {
