@@ -1,6 +1,5 @@
 """Replicas that tell no tokens: an answer goes on from its text where the API has a way to say so, and only there."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -50,6 +49,10 @@ class Teller:
         given = json.loads(body or b"{}")
         if scope["method"] == "POST" and given.get("stream"):
             self.seen.append(given)
+            if self.hangs and self.dies_after is None:
+                while (await receive())["type"] != "http.disconnect":
+                    pass
+                return
             await self._stream(scope["path"], given, send)
             return
         known = {"/v1/models": {"data": [{"id": "m"}]}, "/health": {}}
@@ -59,8 +62,6 @@ class Teller:
         await send({"type": "http.response.body", "body": json.dumps(said).encode()})
 
     async def _stream(self, path: str, given: dict[str, Any], send: Any) -> None:
-        if self.hangs and self.dies_after is None:
-            await asyncio.Event().wait()
         head = [(b"content-type", b"text/event-stream")]
         await send({"type": "http.response.start", "status": 200, "headers": head})
         for i, piece in enumerate(self._pieces(path, given)):
