@@ -7,13 +7,16 @@ What never changes comes first in every prompt (instructions, tools in one order
 """
 
 import asyncio
+import contextvars
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, Self
 
 from typing_extensions import TypeVar
 
+from hotloop.agent.checks import ContextFunction, as_functions
 from hotloop.agent.compaction import Compaction
 from hotloop.agent.conversation import Conversation
 from hotloop.agent.events import Event, RunEnded
@@ -29,7 +32,7 @@ from hotloop.agent.tools.dispatch import Caller
 from hotloop.agent.tools.results import ResultCache
 from hotloop.agent.tools.source import OpenTools, ToolSource
 from hotloop.agent.tools.sub_agent import SubAgent
-from hotloop.agent.tools.tool import FINAL_ANSWER, AgentTool, FinalAnswer, FunctionTool, ToolOptions
+from hotloop.agent.tools.tool import FINAL_ANSWER, AgentTool, FinalAnswer, FunctionTool, RunContext, ToolOptions
 from hotloop.core.errors import ConfigError, HotloopError
 from hotloop.core.message import Message
 from hotloop.core.prices import Prices
@@ -47,6 +50,8 @@ class Result(Generic[T]):
     output: T
     conversation: Conversation
     spent: RunUsage
+    is_cut: bool = False
+    """Whether the output was cut off by `max_tokens` or the model's window."""
 
 
 class Agent(Generic[T]):
@@ -63,9 +68,12 @@ class Agent(Generic[T]):
         self,
         model: Model | str,
         tools: Sequence[AgentTool | ToolSource | Callable[..., Any]] = (),
-        instructions: str = "",
+        instructions: str | Callable[..., Any] = "",
         *,
         output: type[T] = str,  # type: ignore[assignment]
+        validators: Sequence[Callable[..., Any]] = (),
+        input_guards: Sequence[Callable[..., Any]] = (),
+        output_guards: Sequence[Callable[..., Any]] = (),
         limits: Limits | None = None,
         prices: Prices | None = None,
         approve: Approve | None = None,
@@ -87,16 +95,22 @@ class Agent(Generic[T]):
         if not 0 < max_result_share <= 1:
             raise ConfigError(f"max_result_share must be above 0 and at most 1, not {max_result_share}")
         self.instructions = instructions
+        if not isinstance(instructions, str):
+            ContextFunction(instructions, 0, "the instructions")
         self.output = output
         self.address = model if isinstance(model, str) else ""
         self.tools = [_as_tool(each) for each in tools]
         self._kept: OpenTools | None = None
+        self._check_names([tool for tool in self.tools if not isinstance(tool, ToolSource)])
         self.settings = RunSettings(
             model=open_model(model) if isinstance(model, str) else model,
             limits=limits or Limits(),
             prices=prices or Prices(),
             approve=approve,
             on_uncertain=on_uncertain,
+            validators=as_functions(validators, "the validator"),
+            input_guards=as_functions(input_guards, "the guard"),
+            output_guards=as_functions(output_guards, "the guard"),
             speculation=speculation,
             results=results or ResultCache(),
             compaction=compaction,
@@ -133,13 +147,18 @@ class Agent(Generic[T]):
         notes: str = "",
         fresh: bool = False,
     ) -> Result[T]:
-        """`run`, for programs that do not await."""
+        """`run`, for programs that do not await, and in notebooks, whose loop runs already: then in a thread."""
 
         async def run() -> Result[T]:
             async with self:
                 return await self.run(prompt, conversation=conversation, context=context, notes=notes, fresh=fresh)
 
-        return asyncio.run(run())
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return asyncio.run(run())
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(contextvars.copy_context().run, asyncio.run, run()).result()
 
     def stream(
         self,
@@ -294,7 +313,7 @@ class Agent(Generic[T]):
                 if isinstance(event, RunEnded):
                     if event.error:
                         raise event.error
-                    return Result(event.output, conversation, event.spent)
+                    return Result(event.output, conversation, event.spent, event.is_cut)
         raise AssertionError("a run did not end")
 
     async def _stream(
@@ -309,13 +328,18 @@ class Agent(Generic[T]):
         conversation = conversation if conversation is not None else Conversation()
         opening = [Message("user", f"{prompt}\n\n{notes}" if notes else prompt)]
         if not conversation.messages and self.instructions:
-            opening.insert(0, Message("system", self.instructions))
+            opening.insert(0, Message("system", await self._instruct(context)))
         past = await _find_past(context)
         if past:
             opening, conversation = [], past.conversation
         async with aclosing(self._go(kind, conversation, context, opening, past, fresh=fresh)) as events:
             async for event in events:
                 yield event
+
+    async def _instruct(self, context: Sequence[Any]) -> str:
+        if isinstance(self.instructions, str):
+            return self.instructions
+        return str(await ContextFunction(self.instructions, 0, "the instructions").call(RunContext(context)))
 
     async def _go(
         self,
@@ -375,7 +399,7 @@ class Agent(Generic[T]):
         names = [tool.spec.name for tool in tools] + ([] if self.output is str else [FINAL_ANSWER])
         for name in names:
             if names.count(name) > 1:
-                raise ConfigError(f"there are two tools named {name!r}")
+                raise ConfigError(f"there are two tools named {name!r}: give one another name, tool(name=...)")
 
 
 def _as_class(given: Priority | str | None) -> Priority | None:

@@ -125,8 +125,9 @@ class PartialAnswer:
                 self.ended = event
         return None
 
-    def call_id(self, index: int) -> str:
-        return self._calls[index].id
+    def open_call(self, index: int) -> tuple[str, str]:
+        """A call's name, and its arguments so far, if it is not whole yet."""
+        return self._calls[index].name, "".join(self._arguments.get(index, ()))
 
     @property
     def message(self) -> Message:

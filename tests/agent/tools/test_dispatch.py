@@ -236,7 +236,6 @@ async def test_what_a_tool_says_when_its_time_is_up_is_heard() -> None:
         (False, "Error: the call was not approved"),
         ("ask Ann", "Error: the call was not approved: ask Ann"),
         (RuntimeError("no terminal"), "Error: the call could not be approved: no terminal"),
-        (None, "Error: this tool needs approval, and nobody is there to give it"),
     ],
 )
 async def test_approval(verdict: Any, result: str) -> None:
@@ -255,10 +254,10 @@ async def test_approval(verdict: Any, result: str) -> None:
     def look() -> None: ...
 
     script = [[ScriptedCall("pay", amount=5), ScriptedCall("look")], "ok"]
-    agent = Agent(ScriptedModel(script), [pay, look], approve=None if verdict is None else approve)
+    agent = Agent(ScriptedModel(script), [pay, look], approve=approve)
     events = await listen(agent)
     assert {event.name: event.result for event in of(CallFinished, events)} == {"pay": result, "look": "done"}
-    assert [call.arguments for call in asked] == ([] if verdict is None else ['{"amount": 5}'])
+    assert [call.arguments for call in asked] == ['{"amount": 5}']
     dispatched = {event.name for event in of(CallDispatched, events)}
     assert dispatched == ({"pay", "look"} if verdict is True else {"look"})
 
