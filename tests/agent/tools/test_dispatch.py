@@ -266,5 +266,6 @@ async def test_a_call_costs_what_was_tried_and_a_refused_one_nothing() -> None:
     flaky = Flaky(1, OSError("gone"))
     work = FunctionTool(flaky.work, traits=ToolOptions(idempotent=True, cost=0.5))
     pay = FunctionTool(lambda: None, name="pay", traits=ToolOptions(needs_approval=True, cost=9.0))
-    events = await listen(Agent(ScriptedModel([[ScriptedCall("work"), ScriptedCall("pay")], "ok"]), [work, pay]))
+    script = [[ScriptedCall("work"), ScriptedCall("pay")], "ok"]
+    events = await listen(Agent(ScriptedModel(script), [work, pay], approve=lambda call: False))
     assert end_of(events).spent.money == 1.0
