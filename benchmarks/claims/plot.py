@@ -30,11 +30,22 @@ def draw_claims(cpu: Mapping[str, Result], gpu: Mapping[str, Result]) -> str:
     legend = (("published", _PUBLISHED), ("measured on a CPU", _CPU), ("on a GPU", _GPU))
     return _svg(
         "How many times better, published and measured",
-        top + 10,
+        top + 24,
         "".join(_legend(_LEFT + 150 * i, colour, text) for i, (text, colour) in enumerate(legend)),
         *parts,
         f'<path d="M{_LEFT} {_TOP - 8}V{top}" stroke="#8a8a95"/>',
+        *_draw_scale(most, top),
     )
+
+
+def _draw_scale(most: float, top: int) -> Iterator[str]:
+    """What the logarithmic scale stands at."""
+    for times in (1, 2, 5, 10, 20, 50, 100):
+        if times <= most:
+            x = _LEFT + _BAR * math.log(times) / math.log(most)
+            yield f'<path d="M{x:.1f} {_TOP - 8}V{top}" stroke="#8a8a95" stroke-opacity="0.25"/>'
+            yield f'<text x="{x:.1f}" y="{top + 14}" text-anchor="middle">{times}×</text>'
+    yield f'<text x="{_NAME}" y="{top + 14}">logarithmic scale</text>'
 
 
 def _measured(name: str, cpu: Mapping[str, Result], gpu: Mapping[str, Result]) -> Iterator[tuple[Sequence[float], str]]:
@@ -55,7 +66,7 @@ def draw_growth(title: str, lines: Mapping[str, Sequence[float]]) -> str:
         "".join(_legend(_NAME + 130 * i, colour, name) for i, (name, colour) in enumerate(colours.items())),
         *(_draw_line(values, most, base, colours[name]) for name, values in lines.items()),
         f'<path d="M{_NAME} {base}H{_NAME + _LINE_WIDTH}" stroke="#8a8a95"/>',
-        f'<text x="{_NAME}" y="{base + 18}">step 1</text>',
+        f'<text x="{_NAME}" y="{base + 18}">step 1; the line is 0</text>',
         f'<text x="{_NAME + _LINE_WIDTH}" y="{base + 18}" text-anchor="end">step {num_steps}</text>',
     )
 

@@ -14,7 +14,7 @@ from hotloop import __version__
 from hotloop.cli.main import _COMMANDS, load_all, run
 
 HEAVY = (
-    *("numpy", "openvino", "starlette", "uvicorn", "httpx", "tokenizers", "jinja2", "gguf", "msgspec", "jsonschema"),
+    *("numpy", "starlette", "uvicorn", "httpx", "tokenizers", "jinja2", "gguf", "msgspec", "jsonschema"),
     *("asyncio", "rich.progress", "hotloop.cli.serving.serve", "hotloop.cli.bench"),
 )
 

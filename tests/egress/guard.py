@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hotloop.backends.build import compiler
+from hotloop.backends.cpu.build import compiler
 
 _HERE = Path(__file__).parent
 _ROOT = _HERE.parents[1]

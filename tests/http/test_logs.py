@@ -51,12 +51,12 @@ async def test_a_line_has_what_is_known_and_no_secret(lines: Callable[[], list[J
         "path": "/v1/models",
         "status": 200,
         "request": "req_1",
-        "key": "0123456789ab",
+        "key": "01234567",
         "session": "s1",
         "ttft_ms": 250.0,
     }
     assert message.startswith("GET /v1/models 200 duration_ms=")
-    assert message.endswith("request=req_1 key=0123456789ab session=s1 ttft_ms=250.0")
+    assert message.endswith("request=req_1 key=01234567 session=s1 ttft_ms=250.0")
     assert SECRET not in message
 
 

@@ -1,6 +1,6 @@
 """How far each backend is from transformers, family by family and manner by manner, as a table in Markdown.
 
-    python -m tests.parity.table                    on the CPU: OpenVINO
+    python -m tests.parity.table                    on the CPU
     python -m tests.parity.table --backend cuda     on a card, or in Triton's interpreter (TRITON_INTERPRET=1)
 
 Tiny random models in float32, and what transformers said of them when `tests/parity/make.py` was run. A cell is the
@@ -61,7 +61,7 @@ def row(name: str, folder: Path, backend: str) -> str:
 
 @contextmanager
 def on_cpu(model: Model) -> Iterator[tuple[Run, int]]:
-    from hotloop.backends.cpu import open_cpu  # noqa: PLC0415 - a card needs no OpenVINO
+    from hotloop.backends.cpu.opening import open_cpu  # noqa: PLC0415 - a card needs none of it
 
     backend = open_cpu(model, EngineConfig(kv_memory="8MiB"), weight_format="f32", precision="exact")
     yield lambda step: backend.run(step).copy(), backend.block_size  # type: ignore[attr-defined]

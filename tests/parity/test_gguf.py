@@ -14,7 +14,7 @@ from tests.models.tiny import write_gguf
 from tests.parity.manners import differences
 from tests.parity.models import read_model, write_model
 
-from hotloop.backends.cpu import open_cpu
+from hotloop.backends.cpu.opening import open_cpu
 from hotloop.core.config import EngineConfig
 from hotloop.models.gguf import read_gguf_file
 from hotloop.models.gguf_model import GgufWeights, gguf_spec

@@ -12,14 +12,11 @@ from tests.parity.models import HYBRIDS, read_model, token_ids, write_model
 from tests.parity.states import OWN, differences, manners, step
 
 from hotloop.backends.backend import Backend
-from hotloop.backends.build import compiler
-from hotloop.backends.cpu import open_cpu
-from hotloop.backends.openvino.kernels.delta import open_delta
-from hotloop.backends.openvino.linear import DeltaNet, numpy_delta
+from hotloop.backends.cpu.build import compiler
+from hotloop.backends.cpu.opening import open_cpu
 from hotloop.core.config import EngineConfig, KvPrecision
 from hotloop.engine.engine import Engine
 from hotloop.engine.kvcache.recurrent import EMPTY
-from hotloop.models.hybrid import HybridWeights
 
 
 @pytest.fixture(params=HYBRIDS)
@@ -104,30 +101,7 @@ def test_an_engine_says_the_same_after_a_restart(name: str, tmp_path: Path, empt
     assert found == [(0, 0), (352, 0), (320, 320), (352, 0)]
 
 
-def test_the_kernel_computes_as_numpy_does(name: str, tmp_path: Path) -> None:
-    """Sequences that begin, go on where they were and go on elsewhere; those whose memory fades at once too."""
-    spec = read_model(name, write_model(name, tmp_path / "m"), TOKENIZER).spec.linear
-    assert spec
-    random = np.random.default_rng(0)
-    begins, slots = np.array([0, 20, 21, 50], np.int32), np.array([[-1, 0], [1, 1], [2, 3]], np.int32)
-    dims = ((spec.num_key_heads, spec.key_dim),) * 2 + ((spec.num_value_heads, spec.value_dim),)
-    q, k, v = (random.standard_normal((50, *each)).astype(np.float32) for each in dims)
-    k /= np.linalg.norm(k, axis=-1, keepdims=True)
-    logs, shares = (random.random((50, spec.num_value_heads)).astype(np.float32) for _ in range(2))
-    logs[::7] = 100
-    shape = (4, spec.num_value_heads, spec.key_dim, spec.value_dim)
-    memories = [random.standard_normal(shape).astype(np.float32)]
-    memories.append(memories[0].copy())
-    read = [np.empty_like(v) for _ in memories]
-    for rule, memory, found in zip((numpy_delta, open_delta(spec)), memories, read, strict=True):
-        rule(begins, slots, (q, k, v, -logs, shares), memory, found)
-    np.testing.assert_allclose(*read, atol=1e-5)
-    np.testing.assert_allclose(*memories, atol=1e-5)
-
-
-def test_states_take_what_was_reckoned(name: str, backend: Backend, tmp_path: Path) -> None:
-    model = read_model(name, tmp_path / "m", TOKENIZER)
-    layers = DeltaNet(model.spec, HybridWeights(model.weights, model.spec), 3, numpy_delta)
-    assert layers._inputs.nbytes + layers._memories.nbytes == 3 * backend.state_bytes
+def test_states_and_blocks_take_what_was_reckoned(backend: Backend) -> None:
     taken = backend.num_states * backend.state_bytes + backend.num_blocks * backend.block_bytes
     assert 0.9 * (8 << 20) < taken <= 8 << 20
+    assert backend.read_state(0).wait().nbytes == backend.state_bytes

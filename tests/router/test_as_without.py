@@ -40,6 +40,20 @@ STREAMED = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/resp
 APART = {
     "POST /v1/sessions/{id:path}/close": "the router tells which replicas it has told",
     "POST /close_session": "the same",
+    **dict.fromkeys(
+        (
+            "POST /v1/files",
+            "GET /v1/files",
+            "GET /v1/files/{id}",
+            "DELETE /v1/files/{id}",
+            "GET /v1/files/{id}/content",
+        ),
+        "files are one server's: the router keeps none",
+    ),
+    **dict.fromkeys(
+        ("POST /v1/batches", "GET /v1/batches", "GET /v1/batches/{id}", "POST /v1/batches/{id}/cancel"),
+        "`hotloop batch` asks a router line by line",
+    ),
     "GET /metrics": "each has numbers of its own, which docs/metrics.md and docs/routing.md list",
 }
 """What the router answers otherwise, on purpose, and why."""
@@ -109,7 +123,7 @@ class Ways:
 def ways() -> Iterator[Ways]:
     with ExitStack() as stack:
         serving = stack.enter_context(Serving())
-        app = serving.server.config.app.app  # behind the check of names
+        app = serving.server.config.app.app.app  # behind the check of names and the log
         assert isinstance(app, Starlette)
         direct = serving.http if not Serving.is_routed else pytest.skip("there is a router in front already")
         routed = stack.enter_context(http_at(stack.enter_context(Routing(serving.url))))
@@ -248,7 +262,7 @@ def test_keys_are_asked_for_alike() -> None:
         Routing(serving.url, replica_key="k", api_key="k") as url,
         http_at(url) as http,
     ):
-        app = serving.server.config.app
+        app = serving.server.config.app.app
         for name in sorted(routes_of(app)):
             method, path = name.split()
             for headers in ((), wrong, (*wrong, *VERSION.items())):

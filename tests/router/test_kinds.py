@@ -1,8 +1,12 @@
 """The table of kinds: how one is recognised, and what its metrics say."""
 
-import pytest
+import json
 
-from hotloop.router.kinds import KINDS, kind_by_metrics, kind_by_url, read_load
+import pytest
+from tests.router.conftest import MESSAGES
+
+from hotloop.router.config import ReplicaConfig
+from hotloop.router.kinds import KINDS, kind_by_metrics, kind_by_url, read_load, target_of
 
 VLLM = """# HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge
@@ -31,7 +35,12 @@ def test_a_page_nobody_knows_is_anybodys():
         ("https://api.openai.com", "openai"),
         ("https://api.anthropic.com", "anthropic"),
         ("http://127.0.0.1:11434", "ollama"),
+        ("https://generativelanguage.googleapis.com/v1beta/openai", "gemini"),
+        ("https://mine.openai.azure.com", "azure_openai"),
+        ("https://us-central1-aiplatform.googleapis.com/v1/projects/p", "vertex"),
+        ("https://bedrock-runtime.eu-west-1.amazonaws.com", "bedrock"),
         ("http://api.openai.com.example.org", None),
+        ("http://openai.azure.com.example.org", None),
     ],
 )
 def test_hosted_apis_are_known_by_their_address(url, name):
@@ -50,3 +59,65 @@ def test_every_kind_is_complete():
         assert kind.name == name
         assert kind.apis
         assert bool(kind.metrics_prefix) == bool(kind.metrics_path)
+
+
+TRTLLM = """# TYPE trtllm_num_requests_running gauge
+trtllm_num_requests_running{model_name="m"} 3.0
+trtllm_num_requests_waiting{model_name="m"} 2.0
+trtllm_kv_cache_hit_rate{model_name="m"} 0.5
+"""
+
+
+def test_the_load_of_tensorrt_llm_is_known():
+    assert kind_by_metrics(TRTLLM) is KINDS["tensorrt_llm"]
+    assert read_load(KINDS["tensorrt_llm"], TRTLLM) == 5
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "target"),
+    [
+        ("vllm", "/v1/chat/completions", "/v1/chat/completions"),
+        ("gemini", "/v1/embeddings", "/embeddings"),
+        (
+            "azure_openai",
+            "/v1/chat/completions",
+            "/openai/deployments/my%2Fmodel/chat/completions?api-version=2024-10-21",
+        ),
+        ("vertex", "/v1/chat/completions", "/chat/completions"),
+        ("bedrock", "/v1/chat/completions", "/openai/v1/chat/completions"),
+    ],
+)
+def test_each_has_the_path_of_a_chat_in_its_own_place(kind, path, target):
+    assert target_of(KINDS[kind], path, "my/model") == target
+
+
+HOSTED = {
+    "gemini": ("/v1beta/openai/chat/completions", "authorization", "Bearer secret"),
+    "azure_openai": ("/openai/deployments/own-name/chat/completions", "api-key", "secret"),
+    "vertex": ("/v1beta/openai/chat/completions", "authorization", "Bearer secret"),
+    "bedrock": ("/openai/v1/chat/completions", "authorization", "Bearer secret"),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTED)
+@pytest.mark.parametrize("api", ["chat", "messages"])
+async def test_a_hosted_api_is_asked_at_its_own_path_with_its_own_key(mirror, route, kind, api):
+    """As each was recorded: where it was asked, with which header, and how it answered."""
+    path, header, value = HOSTED[kind]
+    base = mirror.url + ("/v1beta/openai" if kind in ("gemini", "vertex") else "")
+    message = {"role": "assistant", "content": "Hello!"}
+    usage = {"prompt_tokens": 9, "completion_tokens": 2, "total_tokens": 11}
+    choice = {"index": 0, "message": message, "finish_reason": "stop"}
+    mirror.reply = 200, {"id": "1", "object": "chat.completion", "model": "m", "choices": [choice], "usage": usage}
+    models = {"name": "own-name"}
+    router = await route((ReplicaConfig(url=base, name="r", kind=kind, models=models, api_key="secret"),))
+    body = {"model": "name", "messages": MESSAGES, "max_tokens": 5}
+    target = "/v1/messages" if api == "messages" else "/v1/chat/completions"
+    answer = await router.client.post(target, json=body)
+    assert answer.status_code == 200, answer.text
+    assert "Hello!" in answer.text
+    [sent] = mirror.seen
+    assert sent["path"] == path
+    assert sent["headers"][header] == value
+    assert json.loads(sent["raw"])["model"] == "own-name"
+    assert mirror.paths == [path], "a hosted API is not probed"

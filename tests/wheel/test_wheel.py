@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hotloop.backends import build
+from hotloop.backends.cpu import build
 
 WHEEL = os.environ.get("HOTLOOP_WHEEL", "")
 pytestmark = pytest.mark.skipif(not WHEEL, reason="HOTLOOP_WHEEL is not set: make test-wheel")

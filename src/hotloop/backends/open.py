@@ -51,15 +51,13 @@ def _find_gpus(num_gpus: int) -> tuple[str, str | None]:
     return torch.cuda.get_device_name(), None
 
 
-def describe_backend(
-    choice: DeviceChoice, model: Model, config: EngineConfig, weight_format: WeightFormat, precision: Precision
-) -> str:
+def describe_backend(choice: DeviceChoice, model: Model, weight_format: WeightFormat, precision: Precision) -> str:
     """Where a model runs and, on a CPU, who computes, each with the reason."""
     if choice.device == "cuda":
         return choice.note
-    from hotloop.backends.cpu import describe_cpu  # noqa: PLC0415 - half a second, and not for everyone
+    from hotloop.backends.cpu.opening import describe_cpu  # noqa: PLC0415 - half a second, and not for everyone
 
-    return f"{choice.note}; {describe_cpu(model, config, weight_format, precision)}"
+    return f"{choice.note}; {describe_cpu(model, weight_format, precision)}"
 
 
 def can_drop_windows(config: EngineConfig, draft_spec: ModelSpec | None, kv_tokens: int | None) -> bool:
@@ -92,6 +90,6 @@ def open_backend(
             model, config, weight_format=weight_format, precision=precision, draft_spec=draft_spec, kv_tokens=kv_tokens,
             drops_windows=drops_windows,
         )  # fmt: skip
-    from hotloop.backends.cpu import open_cpu  # noqa: PLC0415 - half a second, and not for everyone
+    from hotloop.backends.cpu.opening import open_cpu  # noqa: PLC0415 - half a second, and not for everyone
 
     return open_cpu(model, config, weight_format=weight_format, precision=precision, drops_windows=drops_windows)

@@ -11,10 +11,10 @@ from hotloop.core.config import CLASS_SETTINGS, CONFIG_CLASSES, FEATURES
 
 _GROUPS: dict[str, tuple[str, ...]] = {
     "Model": ("model", "weights", "precision", "load_format", "served_name"),
-    "Hardware": ("device", "cpu_backend", "gpus", "gpu_memory"),
+    "Hardware": ("device", "gpus", "gpu_memory"),
     "Cache": (
         *("kv_memory", "kv_precision", "host_kv", "kv_dir", "kv_dir_size", "kv_events", "pinned_fraction"),
-        *("prompt_memory_tokens", "grammar_memory"),
+        *("prompt_memory_tokens", "grammar_memory", "batch_dir"),
     ),
     "Scheduling": (
         "max_context",
@@ -28,7 +28,8 @@ _GROUPS: dict[str, tuple[str, ...]] = {
     "Drafting": ("draft_model", "max_draft_tokens", "draft_history_tokens"),
     "Formats": ("tool_format", "thinking_format", "max_thinking"),
     "Routing": (
-        *("replica", "policy", "stabilise", "spend_file", "max_connections", "queue_timeout_s", "health_interval_s"),
+        *("replica", "policy", "stabilise", "spend_file", "pool_share", "pool_tokens"),
+        *("max_connections", "queue_timeout_s", "health_interval_s"),
     ),
     "Retries": (
         *("connect_timeout_s", "first_byte_timeout_s", "idle_timeout_s", "max_retries", "retry_share"),

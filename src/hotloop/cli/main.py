@@ -89,7 +89,7 @@ _COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         ),
         "version": (
             "models:version",
-            "Print the versions of hotloop, Python and, where they are installed, OpenVINO and PyTorch.",
+            "Print the versions of hotloop, Python and, where it is installed, PyTorch.",
         ),
     },
 }

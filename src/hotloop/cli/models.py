@@ -142,10 +142,10 @@ def rm(model: Annotated[str, Parameter(help="A name `hotloop models` lists.")], 
 
 
 def version(*, as_json: Json = False) -> None:
-    """Print the versions of hotloop, Python and, where they are installed, OpenVINO and PyTorch."""
+    """Print the versions of hotloop, Python and, where it is installed, PyTorch."""
     from importlib.metadata import distributions
 
-    found = {each.name: each.version for each in distributions() if each.name in ("openvino", "torch")}
+    found = {each.name: each.version for each in distributions() if each.name == "torch"}
     versions = {"hotloop": __version__, "python": platform.python_version(), **found}
     show(versions, "\n".join(f"{name:9}{number}" for name, number in versions.items()), as_json)
 

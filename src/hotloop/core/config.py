@@ -12,7 +12,6 @@ from hotloop.core.errors import ConfigError
 
 DEFAULT_MODEL = "smollm2-135m"
 
-CpuDecoder = Literal["auto", "native", "openvino"]
 WeightFormat = Literal["auto", "stored", "int8", "int4", "fp8", "bf16", "f32"]
 Precision = Literal["fast", "exact"]
 Device = Literal["auto", "cpu", "cuda"]
@@ -63,6 +62,7 @@ RELOADABLE = frozenset(
     {
         *("api_key", "api_key_file", "log_level", "log_format"),
         *("replica", "max_connections", "policy", "queue_timeout_s", "max_retries", "hedge_after_s", "stabilise"),
+        *("pool_share", "pool_tokens"),
     }
 )
 """Settings that SIGHUP applies. Any other that has changed is reported, and waits for a restart."""
@@ -81,10 +81,10 @@ class ModelConfig:
     """A name `hotloop models` lists, a hub id such as Qwen/Qwen3-4B, a GGUF file, or a Hugging Face folder."""
     weights: WeightFormat = "auto"
     """Weight format. CPU: `stored` (as in a quantised GGUF file), int8, int4, bf16 or f32; `auto` is int8 with AMX,
-    else `stored` if that is possible. GPU: bf16 (default), f32 or fp8; 4-bit and FP8 checkpoints keep their
-    format. See docs/cpu.md and docs/gpu.md."""
+    else `stored`, and int8 where a file is not quantised. GPU: bf16 (default), f32 or fp8; 4-bit and FP8
+    checkpoints keep their format. See docs/cpu.md and docs/gpu.md."""
     precision: Precision = "fast"
-    """`fast` computes in bf16, or in int8 with AMX, stored weights or ARM; `exact` computes in float32, so that
+    """`fast` computes in int8 or bf16, whichever the weights are for; `exact` computes in float32, so that
     batching and caching change no token (docs/architecture.md)."""
     device: Device = "auto"
     """Device the model runs on; `auto` takes a GPU that PyTorch can use, else the CPU."""
@@ -115,9 +115,6 @@ class EngineConfig:
 
     kv_memory: str = "2GiB"
     """Memory for the KV cache on a CPU, such as 512MiB or 4GiB; on a GPU it is what `gpu_memory` leaves."""
-    cpu_backend: CpuDecoder = "auto"
-    """CPU backend: `native` (AMX, or quantised GGUF on AVX2 or ARM), `openvino` (any CPU and model), `auto` (native if
-    supported)."""
     gpu_memory: float = 0.9
     """Share of a GPU's memory for weights, working memory and KV, which gets the rest."""
     gpus: int = 1
@@ -289,6 +286,9 @@ class ServerConfig:
     cache_isolation: CacheIsolation = "auto"
     """Who shares cached prefixes: everybody (`none`), requests of one tenant (`key`), or the latter as soon as there
     are several API keys, here or at a router that names its tenants (`auto`)."""
+    batch_dir: str | None = None
+    """Directory for files and batches (`/v1/files`, `/v1/batches`), which survive restarts and are kept until they are
+    deleted. Treat it as confidential. Not served if not given."""
     explanations: Explanations = "words"
     """Explain why tokens were recomputed: by cause and in words of the prompt (`words`), by cause alone (`causes`), or
     not (`off`)."""
@@ -351,6 +351,11 @@ class RouterConfig:
     """Number of other replicas tried if one fails before the first byte of its answer."""
     retry_share: float = 0.2
     """Retry budget as a share of requests, to avoid retry storms."""
+    pool_share: float = 0.5
+    """Share of a prompt that must be cached at some replica for it to go to the pool `prefix-heavy`, where replicas
+    have pools (see docs/routing.md)."""
+    pool_tokens: int = 1024
+    """Tokens of a prompt that must be cached at some replica for it to go to the pool `prefix-heavy`."""
     spend_file: str | None = None
     """File in which it is kept what each key, model and session tree has spent, so that limits by the month hold across
     restarts and `hotloop spend` can show it."""

@@ -4,7 +4,7 @@ from hotloop.core.errors import ConfigError
 
 _CUDA = {"torch": "cuda", "triton": "cuda"}
 _OTHERS = {"huggingface_hub": "hub", "mcp": "mcp", "opentelemetry": "otel", "ray": "ray", "zmq": "kv-events"}
-_ENGINE = dict.fromkeys(("gguf", "jinja2", "llguidance", "numpy", "openvino", "tokenizers"), "cpu")
+_ENGINE = dict.fromkeys(("gguf", "jinja2", "llguidance", "numpy", "tokenizers"), "cpu")
 EXTRA_OF = {**_ENGINE, **_OTHERS, **_CUDA}
 
 

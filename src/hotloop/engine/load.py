@@ -47,7 +47,7 @@ def open_parts(
         precision=precision,
         draft_spec=draft.spec if draft else None,
     )
-    note = describe_backend(choice, model, config, weights, precision)
+    note = describe_backend(choice, model, weights, precision)
     if not draft:
         return model, backend, None, note
     try:

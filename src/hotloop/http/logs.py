@@ -54,12 +54,12 @@ class AccessLog:
     """An ASGI application with a line for each of its answers."""
 
     def __init__(self, app: Application) -> None:
-        self._app = app
+        self.app = app
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
         level = logging.DEBUG if scope.get("path") in _QUIET else logging.INFO
         if scope["type"] != "http" or not log.isEnabledFor(level):
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         began_at, status, state = time.monotonic(), 0, scope.setdefault("state", {})
 
@@ -69,7 +69,7 @@ class AccessLog:
             await send(message)
 
         try:
-            await self._app(scope, receive, watched_send)
+            await self.app(scope, receive, watched_send)
         finally:
             tell: Callable[[], Facts] = state.pop(FACTS, dict)  # an open connection keeps the scope of its last request
             facts = {
@@ -86,12 +86,7 @@ class AccessLog:
 
 def _tenant(state: Mapping[str, Any]) -> Facts:
     tenant = state.get("tenant")
-    return {"key": key_name(tenant.id)} if tenant else {}
-
-
-def key_name(tenant_id: str) -> str:
-    """What a key is called in logs: the beginning of its hash."""
-    return tenant_id[:12]
+    return {"key": tenant.label} if tenant else {}
 
 
 def first_token(began_at: float | None, first_at: float | None) -> Facts:

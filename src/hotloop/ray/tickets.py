@@ -14,8 +14,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 
-from hotloop.router.placement.placement import Placement, PromptDigest, Ticket
-from hotloop.router.placement.policy import ReplicaChoice
+from hotloop.router.placement.placement import Placement, Ticket
+from hotloop.router.placement.policy import PromptDigest, ReplicaChoice
 from hotloop.router.summary import AnswerSummary
 from hotloop.router.upstream.wire import Headers
 

@@ -284,7 +284,7 @@ class RouterApp:
             self.metrics.count_begun(request.api, replica.name, begun.status, choice.reason, first_byte_s)
             summary = metered.summary = await relay(begun, request.api, caller.request_id, caller.client)
             self.replica_set.learn(begun.place, summary, request.tenant)
-            self.metrics.count_ended(replica.name, summary)
+            self.metrics.count_ended(replica.name, summary, replica.config.pool)
             span.end(summary)
             if tier:
                 self._tiered.learn(request, tier, summary, time.monotonic() - begun_at)
@@ -401,6 +401,7 @@ class RouterApp:
                 "name": each.name,
                 "url": each.config.url,
                 "kind": each.kind.name,
+                "pool": each.config.pool,
                 "state": each.state,
                 "why": each.why,
                 "models": sorted(each.models),

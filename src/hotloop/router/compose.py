@@ -63,7 +63,9 @@ def compose(
     if request.has_thread and request.api == "messages" and not (request.is_question or replica.kind.reads_threads):
         raise ThreadUnsupported
     if is_spoken:
-        sent = UpstreamRequest("POST", request.target, sent_headers, request.replace(changes | salt))
+        sent = UpstreamRequest(
+            "POST", replica.target(request.target, model), sent_headers, request.replace(changes | salt)
+        )
         is_near = request.can_be_translated and can_translate(request.api, spoken - {request.api})
         has_other_way = is_near or request.api in WITHOUT_STAND_IN
         return Composed(sent, None, has_other_way, bool(options), has_class=class_number is not None)
@@ -73,7 +75,9 @@ def compose(
         translation.on_items = partial(items.keep, owner=request.tenant.id)
     path, translated = translation.request()
     engine = {name: changes[name] for name in ("priority", "session_id") if changes.get(name) is not None}
-    sent = UpstreamRequest("POST", path, sent_headers, msgspec.json.encode(translated | salt | engine))
+    sent = UpstreamRequest(
+        "POST", replica.target(path, model), sent_headers, msgspec.json.encode(translated | salt | engine)
+    )
     return Composed(sent, translation, hides_usage=bool(options), has_class=class_number is not None)
 
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import msgspec
@@ -22,6 +22,7 @@ from hotloop.core.files import read_toml
 from hotloop.http.url import check_url
 from hotloop.router.kinds import KINDS, Api
 from hotloop.router.placement.events import load_zmq
+from hotloop.router.placement.pools import Pool
 from hotloop.router.tiers.config import parse_tiers
 from hotloop.router.upstream.wire import TARGET
 from hotloop.trace.money import PriceTable
@@ -42,6 +43,10 @@ class ReplicaConfig:
     weight: float = 1.0
     capacity_tokens: int = 1_000_000
     """How many tokens it keeps cached, roughly."""
+    api_version: str = ""
+    """What is named as `api-version`, where the kind asks for one."""
+    pool: Pool | Literal[""] = ""
+    """Which prompts it is for: those that are mostly known, or all others; both if not given."""
     max_connections: int = 128
     kv_events: str = ""
     """Where it publishes what its KV cache holds, such as tcp://10.0.0.7:5557."""

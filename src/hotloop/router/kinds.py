@@ -8,13 +8,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Literal
-from urllib.parse import urlsplit
+from typing import Any, Literal
+from urllib.parse import quote, urlsplit
 
 from hotloop.wire.errors import read_failure
 
 Api = Literal["chat", "completions", "responses", "messages", "compaction", "tokenize", "embeddings"]
-Auth = Literal["bearer", "x-api-key"]
+Auth = Literal["bearer", "x-api-key", "api-key"]
 Resumes = Literal["", "tokens", "message", "prefill"]
 
 CHAT = "/v1/chat/completions"
@@ -39,6 +39,7 @@ WITHOUT_STAND_IN: Mapping[Api, str] = {"tokenize": "a tokenizer endpoint", "embe
 """APIs that no other can stand in for: whether a replica has them is known once it was asked."""
 
 _OPENAI: frozenset[Api] = frozenset({"chat", "completions"})
+_OPENAI_CHAT: frozenset[Api] = frozenset({"chat"})
 _OPENAI_ALL: frozenset[Api] = _OPENAI | {"embeddings"}
 _ALL: frozenset[Api] = frozenset({"chat", "completions", "responses", "messages"})
 _COMPACTING: frozenset[Api] = frozenset({"responses", "compaction"})
@@ -82,11 +83,15 @@ class ReplicaKind:
     resumes: Resumes = ""
     """How it goes on with an answer that another replica had begun: from its tokens, from its text as the last message
     or as a prefill, or not at all."""
+    base: str = "/v1"
+    """What its paths have in the place of `/v1`, behind its address; `{model}` is what it calls the model."""
+    api_version: str = ""
+    """For one that asks for `api-version`: the one that is named where the file names none."""
     salted: frozenset[Api] = frozenset()
     """The APIs in which a `cache_salt` keeps prefixes apart."""
 
 
-_KINDS = (
+_KINDS: tuple[ReplicaKind, ...] = (
     ReplicaKind(
         "hotloop",
         _ALL | _COMPACTING | {"tokenize"},
@@ -130,7 +135,14 @@ _KINDS = (
         salted=_SALTED,
     ),
     ReplicaKind("tgi", _OPENAI, "/metrics", "tgi_", "batch_current_size", "queue_size"),
-    ReplicaKind("tensorrt_llm", _OPENAI | {"responses"}, "/prometheus/metrics", "trtllm_"),
+    ReplicaKind(
+        "tensorrt_llm",
+        _OPENAI | {"responses"},
+        metrics_path="/prometheus/metrics",
+        metrics_prefix="trtllm_",
+        running="num_requests_running",
+        waiting="num_requests_waiting",
+    ),
     ReplicaKind(
         "llama_cpp", _OPENAI_ALL | {"messages"}, "/metrics", "llamacpp:", "requests_processing", "requests_deferred"
     ),
@@ -154,6 +166,20 @@ _KINDS = (
         resumes="prefill",
     ),
 )
+_HOSTED: dict[str, Any] = {"health_path": None, "models_path": None, "is_strict": True}
+_KINDS += (
+    ReplicaKind("gemini", _OPENAI_CHAT | {"embeddings"}, base="", **_HOSTED),
+    ReplicaKind(
+        "azure_openai",
+        _OPENAI_ALL,
+        base="/openai/deployments/{model}",
+        api_version="2024-10-21",
+        auth="api-key",
+        **_HOSTED,
+    ),
+    ReplicaKind("vertex", _OPENAI_CHAT, base="", **_HOSTED),
+    ReplicaKind("bedrock", _OPENAI_CHAT, base="/openai/v1", has_stream_usage=False, **_HOSTED),
+)
 KINDS: Mapping[str, ReplicaKind] = {kind.name: kind for kind in _KINDS}
 
 
@@ -161,7 +187,16 @@ def kinds_that_speak(api: Api) -> list[str]:
     return [kind.name for kind in _KINDS if api in kind.apis]
 
 
-_HOSTS = {"api.openai.com": "openai", "api.anthropic.com": "anthropic"}
+_HOSTS = {
+    "api.openai.com": "openai",
+    "api.anthropic.com": "anthropic",
+    "generativelanguage.googleapis.com": "gemini",
+}
+_HOST_PATTERNS = (
+    (re.compile(r"[\w-]+\.(openai\.azure\.com|cognitiveservices\.azure\.com)"), "azure_openai"),
+    (re.compile(r"([\w-]+-)?aiplatform\.googleapis\.com"), "vertex"),
+    (re.compile(r"bedrock-runtime\.[\w-]+\.amazonaws\.com"), "bedrock"),
+)
 
 
 # How engines and proxies word a 404 for a path they do not have. One for a model or a response names it.
@@ -176,8 +211,16 @@ def is_unknown_path(status: int, body: bytes) -> bool:
 
 def kind_by_url(url: str) -> ReplicaKind | None:
     parts = urlsplit(url)
-    name = _HOSTS.get(parts.hostname or "", "ollama" if parts.port == 11434 else "")
-    return KINDS.get(name)
+    host = parts.hostname or ""
+    patterned = next((name for pattern, name in _HOST_PATTERNS if pattern.fullmatch(host)), "")
+    return KINDS.get(_HOSTS.get(host, "ollama" if parts.port == 11434 else patterned))
+
+
+def target_of(kind: ReplicaKind, path: str, model: str, api_version: str = "") -> str:
+    """Where a kind has a path of ours; `model` is its own name for it."""
+    target = kind.base.replace("{model}", quote(model, safe="")) + path.removeprefix("/v1")
+    version = api_version or kind.api_version
+    return f"{target}?api-version={quote(version, safe='')}" if version else target
 
 
 MAX_LOAD, MAX_SERIES = 1_000_000, 1_000

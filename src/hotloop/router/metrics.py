@@ -8,6 +8,7 @@ from prometheus_client.registry import Collector
 
 from hotloop.core.request import Priority
 from hotloop.http.trace_metrics import TraceCollector
+from hotloop.router.placement.pools import POOLS
 from hotloop.router.replicas.replica_set import ReplicaSet
 from hotloop.router.spending.spending import Spending
 from hotloop.router.stabilise import StablePrompts
@@ -49,6 +50,8 @@ class RouterMetrics:
         )
         self._prompt = self._counter("prompt_tokens", "Prompt tokens, as replicas count them.", "replica")
         self._cached = self._counter("cached_prompt_tokens", "Prompt tokens that need no prefill.", "replica")
+        self._pool_prompt = self._counter("pool_prompt_tokens", "Prompt tokens by pool.", "pool")
+        self._pool_cached = self._counter("pool_cached_prompt_tokens", "Those that need no prefill.", "pool")
         self._refused = self._counter("refusals", "Requests the router answered with an error.", "code")
         self._first_byte = Histogram(
             "hotloop_router_first_byte_seconds",
@@ -65,8 +68,11 @@ class RouterMetrics:
         self._reasons.labels(replica, reason.partition(",")[0]).inc()
         self._first_byte.observe(first_byte_s)
 
-    def count_ended(self, replica: str, summary: AnswerSummary) -> None:
+    def count_ended(self, replica: str, summary: AnswerSummary, pool: str = "") -> None:
         num_prompt, num_cached = summary.num_prompt or 0, summary.num_cached or 0
+        if pool:
+            self._pool_prompt.labels(pool).inc(num_prompt)
+            self._pool_cached.labels(pool).inc(num_cached)
         self.num_prompt += num_prompt
         self.num_cached += num_cached
         self._prompt.labels(replica).inc(num_prompt)
@@ -105,6 +111,9 @@ class _StateCollector(Collector):
             ("replica_up", "replica", about_up): {name: float(each.state == "up") for name, each in replicas},
             ("running", "replica", "Requests at a replica."): {name: each.num_running for name, each in replicas},
             ("elsewhere", "replica", about_elsewhere): {name: each.num_elsewhere for name, each in replicas},
+            ("pool_running", "pool", "Requests at the replicas of a pool."): {
+                pool: sum(each.num_running for _, each in replicas if each.config.pool == pool) for pool in POOLS
+            },
             ("waiting", "priority", "Requests waiting for a place."): {
                 priority.name.lower(): room.num_waiting(priority) for priority in Priority
             },

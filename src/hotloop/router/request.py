@@ -22,7 +22,7 @@ from hotloop.core.request import Priority
 from hotloop.http.keys import Tenant
 from hotloop.router.kinds import PATHS, QUESTIONS, TRANSLATED, Api
 from hotloop.router.placement.index import HASH_BYTES
-from hotloop.router.placement.placement import PromptDigest
+from hotloop.router.placement.policy import PromptDigest
 from hotloop.wire.hints import read_hints
 
 BLOCK_BYTES = 512

@@ -12,6 +12,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
@@ -30,6 +31,9 @@ from hotloop.http.requests import HELLO_PATHS, REQUEST_ID_HEADER
 from hotloop.http.serving import ApiServer, limits_of
 from hotloop.http.tls import certificate_of
 from hotloop.server import info, messages, openapi, sessions
+from hotloop.server.batches import api as batches
+from hotloop.server.batches.runner import BatchRunner
+from hotloop.server.batches.store import BatchStore
 from hotloop.server.border import KeyCheck, RequestIds
 from hotloop.server.engine_client import EngineClient, LocalEngine
 from hotloop.server.errors import on_bug, on_error
@@ -49,6 +53,7 @@ ROUTES = (
     Route("/v1/responses/compact", compact, methods=["POST"]),
     *responses.ROUTES,
     *sessions.ROUTES,
+    *batches.ROUTES,
     Route("/v1/models", info.list_models),
     Route("/v1/models/{model:path}", info.show_model),
     Route("/v1/cache/explain/{id:path}", info.explain),
@@ -83,6 +88,12 @@ def create_app(
     app.state.service = service
     app.state.responses = ResponseStore()
     app.state.description = openapi.describe(ROUTES)
+    app.state.batches = None
+    if config.batch_dir:
+        inside = [Middleware(RequestIds, metrics=service.metrics)]
+        unkeyed = Starlette(routes=(*ROUTES, *info.NOT_SERVED), middleware=inside, exception_handlers=handlers)
+        unkeyed.state = app.state
+        app.state.batches = BatchRunner(BatchStore(Path(config.batch_dir)), unkeyed)
     return app
 
 
@@ -132,6 +143,7 @@ class HttpServer(ApiServer):
             reload=reload,
             certificate=certificate_of(config),
         )
+        self._batches: BatchRunner | None = app.state.batches
         self._engine = service.engine
         self._settings = config
         self._service = service
@@ -156,6 +168,8 @@ class HttpServer(ApiServer):
         assert sockets
         url = self.url_of(sockets[0])
         self._service.recorder.listen_at(sockets[0].getsockname()[1])
+        if self._batches:
+            self._batches.start()
         is_chat = self._engine.template is not None
         self._on_ready(url, curl_line(url, is_chat=is_chat, has_key=self._has_key))
 
@@ -168,6 +182,8 @@ class HttpServer(ApiServer):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._on_drain(self._service.bridge.num_running)
+        if self._batches:
+            await self._batches.close()
         if self._on_closing:
             await self._on_closing()
         tasks = [

@@ -72,6 +72,10 @@ class ApiNotServed(RequestError):
     """A path of OpenAI's that this server does not have, and what to do instead."""
 
 
+class UnknownRecord(RequestError):
+    """No such file or batch, or somebody else's."""
+
+
 class ErrorKind(NamedTuple):
     status: int
     type: str
@@ -85,6 +89,7 @@ _KINDS: dict[type[HotloopError], ErrorKind] = {
     UnknownResponse: ErrorKind(404, "invalid_request_error", "response_not_found"),
     UnknownItem: ErrorKind(404, "invalid_request_error", "item_not_found"),
     UnknownExplanation: ErrorKind(404, "invalid_request_error", "explanation_not_found"),
+    UnknownRecord: ErrorKind(404, "invalid_request_error", "not_found"),
     ApiNotServed: ErrorKind(404, "invalid_request_error", "api_not_served"),
     RequestError: ErrorKind(400, "invalid_request_error", "invalid_value"),
     Overloaded: ErrorKind(429, "rate_limit_error", "rate_limit_exceeded"),

@@ -49,12 +49,12 @@ def _cpu_copy_bytes_s(try_s: float) -> float:
 
 
 def _cpu_matmul_flop_s(try_s: float) -> float:
-    """By OpenVINO, in the precision it takes by itself: bf16 with AMX, f16 on ARM, else f32."""
-    from hotloop.backends.openvino.store import compile_matmul  # noqa: PLC0415 - half a second, and not for everyone
+    """By the native decoder's own product, of bytes; by numpy where that cannot be compiled."""
+    from hotloop.backends.cpu.library import open_product  # noqa: PLC0415 - a GPU needs none of it
 
-    request = compile_matmul(_ROWS, _WIDTH)
-    values = np.ones((_ROWS, _WIDTH), np.float32)
-    return 2 * _ROWS * _WIDTH**2 / _best_s(lambda: request.infer([values]), try_s)
+    rows = np.ones((_ROWS, _WIDTH), np.float32)
+    with open_product(np.full((_WIDTH, _WIDTH), 0.01, np.float32)) as product:
+        return 2 * _ROWS * _WIDTH**2 / _best_s(lambda: product(rows), try_s)
 
 
 def _measure_gpu(try_s: float) -> Hardware:

@@ -99,12 +99,11 @@ def wide_attention() -> None:
 def hopper_attention() -> None:
     layout = gl.NVMMASharedLayout.get_default_for([64, 128], gl.bfloat16)
     blocks = f"tensordesc<bf16[64, 128],{layout!r}>"
-    for outs in ("*bf16", "*fp32"):
-        given = {
-            "k": blocks, "v": blocks, "head_dim": 128, "layout": layout, "outs": outs, "lses": outs,
-            "num_all_rows": "i32", "num_splits": "i32", "is_split": outs == "*fp32",
-        }  # fmt: skip
-        compile_kernel(hopper._attend, ATTENTION | given, GluonASTSource, num_warps=4)
+    given = {
+        "k": blocks, "v": blocks, "head_dim": 128, "layout": layout, "found": "*i32", "num_sequences": "i32",
+        "num_sms": "i32",
+    }  # fmt: skip
+    compile_kernel(hopper._attend, ATTENTION | given, GluonASTSource, num_warps=4)
     compile_kernel(hopper._merge, ATTENTION | given)
 
 

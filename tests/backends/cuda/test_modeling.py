@@ -13,6 +13,7 @@ from tests.backends.batches import batch
 from tests.backends.cuda.test_backend import logits_of, make_backend
 from tests.models.tiny import tiny_tokenizer, write_json
 
+from hotloop.backends.cpu.opening import open_cpu
 from hotloop.backends.cuda.runner import open_cuda
 from hotloop.core.config import EngineConfig
 from hotloop.core.errors import ConfigError, ModelError
@@ -119,10 +120,9 @@ def test_what_would_be_computed_wrongly_is_refused_by_its_config(
 
 
 def test_a_cpu_is_refused(tmp_path: Path) -> None:
-    openvino = pytest.importorskip("hotloop.backends.cpu")
     write_model(tmp_path / "m", "arcee")
     with pytest.raises(ConfigError, match="runs on a GPU only, by transformers"):
-        openvino.open_cpu(load_model(str(tmp_path / "m")), EngineConfig())
+        open_cpu(load_model(str(tmp_path / "m")), EngineConfig())
 
 
 def test_fp8_and_several_gpus_are_refused(tmp_path: Path) -> None:

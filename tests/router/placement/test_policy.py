@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotloop.router.placement.placement import LATELY, OUTPUT_COST, TOOL_GAP_S, Placement, PromptDigest, Ticket
+from hotloop.router.placement.placement import LATELY, OUTPUT_COST, TOOL_GAP_S, Placement, Ticket
 from hotloop.router.placement.policy import (
     NUM_DELAYED,
     POLICIES,
     PlacementRequest,
+    PromptDigest,
     ReplicaChoice,
     ReplicaView,
     least_load,

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from cachetools import FIFOCache
 
 from hotloop.router.placement.index import HASH_BYTES, Match, PrefixIndex
-from hotloop.router.placement.policy import PlacementRequest, Policy, ReplicaChoice, ReplicaView
+from hotloop.router.placement.policy import PlacementRequest, Policy, PromptDigest, ReplicaChoice, ReplicaView
+from hotloop.router.placement.pools import NO_POOLS, PoolRule
 from hotloop.router.summary import AnswerSummary
 
 MAX_STARTS = 10_000
@@ -24,20 +25,12 @@ LATELY = 1_000
 """After so many requests a replica, what was given before them counts by 1/e."""
 _NOTHING_KNOWN = AnswerSummary()
 _FADED = math.exp(-1 / LATELY)
+ACTIVE_S = 600.0
+"""A session that has not come for so long counts no more where it was."""
 TOOL_GAP_S = 60.0
 """A session that left to run a tool and is not back by then is not counted on."""
 SHRINK, GROW = 0.9, 1.001
 """What becomes of the room a replica is thought to have, if it turns out to have lost a prompt and if not."""
-
-
-@dataclass(frozen=True, slots=True)
-class PromptDigest:
-    """What placing needs to know of a request: the hashes of its blocks, and sizes as far as they can be told."""
-
-    key: bytes = b""
-    num_tokens: int = 0
-    num_output: int = 0
-    session: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -80,20 +73,25 @@ class Placement:
         self._most_tokens: dict[str, int] = {}
         self._pasts: FIFOCache[str, _Past] = FIFOCache(MAX_SESSIONS)
         self._gaps: OrderedDict[str, _Gap] = OrderedDict()
+        self._seen_at = 0.0
+        self._active: OrderedDict[str, tuple[str, float]] = OrderedDict()
+        """Where sessions were last, and when; the longest ago first."""
         self._starts: FIFOCache[bytes, int] = FIFOCache(MAX_STARTS)
         self._rng = random.Random(seed)
         self._num_placed = 0
 
-    def add_replica(self, name: str, *, capacity_tokens: int, weight: float = 1.0) -> None:
+    def add_replica(self, name: str, *, capacity_tokens: int, weight: float = 1.0, pool: str = "") -> None:
         """A replica that has nothing cached yet. It counts as no less busy than the rest, or all would go there."""
         self.remove_replica(name)
         loads = [view.load for view in self._views.values()]
         recent_tokens = weight * sum(loads) / max(1, len(loads))
         self._views[name] = ReplicaView(
-            name, recent_tokens=recent_tokens, weight=weight, capacity_tokens=capacity_tokens
+            name, recent_tokens=recent_tokens, weight=weight, capacity_tokens=capacity_tokens, pool=pool
         )
         self._most_tokens[name] = capacity_tokens
         self._index.add_replica(name, self._to_blocks(capacity_tokens))
+        for number in range(len(self._active) // max(1, len(loads))):  # as many as others have, until they are gone
+            self._arrive(f"\0{name}\0{number}", name, self._seen_at)
 
     def remove_replica(self, name: str) -> None:
         self._index.remove_replica(name)
@@ -101,6 +99,8 @@ class Placement:
         self._most_tokens.pop(name, None)
         for session in [session for session, gap in self._gaps.items() if gap.home == name]:
             del self._gaps[session]
+        for session in [session for session, (home, _) in self._active.items() if home == name]:
+            del self._active[session]
 
     def forget_replica(self, name: str) -> None:
         """It has lost its cache, as by a restart; its requests are not over for that."""
@@ -117,6 +117,7 @@ class Placement:
         now: float = 0.0,
         among: Collection[str] | None = None,
         known: Mapping[str, int] | None = None,
+        pools: PoolRule = NO_POOLS,
     ) -> Ticket | None:
         """Choose a replica for a prompt, and count on it; None if there is none to choose from. `known` is how many
         tokens of the prompt those replicas hold that publish it; for the others it is guessed."""
@@ -137,10 +138,11 @@ class Placement:
             placing.num_alike = self._count_alike(prompt.key, match)
             placing.past_tokens = prompt.num_tokens if prompt.session or placing.num_alike else 0.0
         self._look(views, match, prompt, known or {})
-        choice = self.policy(views, placing)
+        self._expire(now)
+        choice = self.policy(pools.narrow(views, prompt), placing)
         work_tokens = prompt.num_tokens - choice.matched_tokens + OUTPUT_COST * prompt.num_output
         ticket = Ticket(choice, prompt, work_tokens)
-        self._count(ticket)
+        self._count(ticket, now)
         self._index.insert(choice.name, prompt.key)
         self._update_held(self._views[choice.name])
         return ticket
@@ -206,9 +208,27 @@ class Placement:
             assert view.work_tokens >= 0
             assert view.held_tokens == self._index.num_blocks(view.name) * self._block_tokens
             awaited = sum(gap.work_tokens for gap in self._gaps.values() if gap.home == view.name)
+            assert view.num_sessions == sum(home == view.name for home, _ in self._active.values())
             assert math.isclose(view.returning_tokens, awaited, abs_tol=1e-3)
 
-    def _count(self, ticket: Ticket) -> None:
+    def _arrive(self, session: str, home: str, now: float) -> None:
+        if session in self._active:
+            self._leave(session)
+        elif len(self._active) >= MAX_SESSIONS:
+            self._leave(next(iter(self._active)))
+        self._active[session] = home, now
+        self._views[home].num_sessions += 1
+
+    def _expire(self, now: float) -> None:
+        self._seen_at = now
+        while self._active and (oldest := next(iter(self._active.items())))[1][1] < now - ACTIVE_S:
+            self._leave(oldest[0])
+
+    def _leave(self, session: str) -> None:
+        home, _ = self._active.pop(session)
+        self._views[home].num_sessions -= 1
+
+    def _count(self, ticket: Ticket, now: float) -> None:
         self._num_placed += 1
         view = self._views[ticket.choice.name]
         view.work_tokens += ticket.work_tokens
@@ -220,6 +240,7 @@ class Placement:
             past.home = view.name
             past.work_tokens += ticket.work_tokens
             past.num_tokens, past.num_blocks = prompt.num_tokens, len(prompt.key) // HASH_BYTES
+            self._arrive(prompt.session, view.name, now)
 
     def _reduce(self, ticket: Ticket, work_tokens: float) -> None:
         view = self._views.get(ticket.choice.name)

@@ -13,8 +13,20 @@ from dataclasses import dataclass, field
 NUM_DELAYED = 8
 """How many wait during a prefill: its own client, and those who come meanwhile. Set by simulation: with fewer, sessions
 of coding agents move more often than it gains them."""
+MAX_SHARE = 1.3
+"""No replica gets a new session that has more than so many times the mean of them already."""
 LIGHT_SHARE = 0.1
 """A match of less than this share of a prompt is chance (a common greeting), not affinity."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptDigest:
+    """What placing needs to know of a request: the hashes of its blocks, and sizes as far as they can be told."""
+
+    key: bytes = b""
+    num_tokens: int = 0
+    num_output: int = 0
+    session: str = ""
 
 
 @dataclass(slots=True)
@@ -38,6 +50,9 @@ class ReplicaView:
     """What sessions in a tool gap will ask of it."""
     elsewhere_tokens: float = 0.0
     """What others have given it to do, by its own account."""
+    num_sessions: int = 0
+    """Sessions that were here last, and lately."""
+    pool: str = ""
 
     @property
     def load(self) -> float:
@@ -83,6 +98,7 @@ Policy = Callable[[Sequence[ReplicaView], PlacementRequest], ReplicaChoice]
 
 
 def prefix(views: Sequence[ReplicaView], placing: PlacementRequest) -> ReplicaChoice:
+    views = _below_share(views, placing)
     warm = [view for view in views if view.matched_tokens >= LIGHT_SHARE * placing.num_tokens]
     if not warm and placing.session:  # it will stay, so it goes to whoever has least to do of all
         return min(views, key=lambda view: (view.waiting + view.load, not view.is_home)).chosen("cold")
@@ -127,6 +143,16 @@ POLICIES: Mapping[str, Policy] = {
     "round_robin": round_robin,
     "random": at_random,
 }
+
+
+def _below_share(views: Sequence[ReplicaView], placing: PlacementRequest) -> Sequence[ReplicaView]:
+    """Where a new session may go: what many begin with draws them all to one replica, and they stay. As long as there
+    are hardly any, each goes where it is cheapest."""
+    num_sessions = 1 + sum([view.num_sessions for view in views])
+    if not placing.session or any(view.is_home for view in views) or num_sessions < 2 * len(views):
+        return views
+    fair = MAX_SHARE * num_sessions / sum([view.weight for view in views])
+    return [view for view in views if view.num_sessions + 1 <= fair * view.weight] or views
 
 
 def _cost(view: ReplicaView, placing: PlacementRequest, mean_load: float) -> float:

@@ -15,7 +15,7 @@ import msgspec
 from hotloop.core.config import RouterConfig
 from hotloop.http.keys import TENANT_HEADER, Tenant
 from hotloop.router.config import ReplicaConfig
-from hotloop.router.kinds import KINDS, Api, ReplicaKind
+from hotloop.router.kinds import KINDS, Api, ReplicaKind, target_of
 from hotloop.router.replicas.breaker import Breaker
 from hotloop.router.request import NOBODY, RoutedRequest
 from hotloop.router.upstream.open_upstream import open_upstream
@@ -92,11 +92,17 @@ class Replica:
         headers = {**dict(self.kind.fixed_headers), **{name: given[name] for name in given if name in FORWARDED}}
         if self.config.api_key and self.kind.auth == "x-api-key":
             headers[b"x-api-key"] = self.config.api_key.encode()
+        elif self.config.api_key and self.kind.auth == "api-key":
+            headers[b"api-key"] = self.config.api_key.encode()
         elif self.config.api_key:
             headers[b"authorization"] = b"Bearer " + self.config.api_key.encode()
         if tenant.is_apart and self.kind.takes_tenants:
             headers[TENANT_HEADER] = tenant.vouch((self.config.api_key or "").encode())
         return list(headers.items())
+
+    def target(self, path: str, model: str) -> str:
+        """Where it has a path of ours, for a model as it calls it. What is not below `/v1` is the same everywhere."""
+        return target_of(self.kind, path, model, self.config.api_version) if path.startswith("/v1/") else path
 
     async def aclose(self) -> None:
         await self.upstream.aclose()

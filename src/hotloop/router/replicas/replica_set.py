@@ -21,6 +21,7 @@ from hotloop.router.errors import RouteError
 from hotloop.router.kinds import WITHOUT_STAND_IN, kinds_that_speak
 from hotloop.router.placement.placement import Placement, Ticket
 from hotloop.router.placement.policy import POLICIES
+from hotloop.router.placement.pools import PoolRule
 from hotloop.router.placement.state import ExactState
 from hotloop.router.replicas.breaker import RetryBudget
 from hotloop.router.replicas.health import watch
@@ -141,7 +142,8 @@ class ReplicaSet:
         names = self._candidates(request, tried)
         if is_new and names & set(tried):
             return None
-        ticket = self._placement.place(request.digest, now=time.monotonic(), among=names, known=known)
+        rule = PoolRule(self.config.router.pool_share, self.config.router.pool_tokens)
+        ticket = self._placement.place(request.digest, now=time.monotonic(), among=names, known=known, pools=rule)
         if not ticket:
             return None
         replica = self.replicas[ticket.choice.name]
@@ -263,7 +265,9 @@ class ReplicaSet:
     def _add(self, config: ReplicaConfig) -> None:
         router = self.config.router
         replica = self.replicas[config.name] = open_replica(config, router)
-        self._placement.add_replica(config.name, capacity_tokens=config.capacity_tokens, weight=config.weight)
+        self._placement.add_replica(
+            config.name, capacity_tokens=config.capacity_tokens, weight=config.weight, pool=config.pool
+        )
         if config.kv_events:
             self._exact.add_replica(config.name, config.kv_events, config.kv_replay or None)
         watching = watch(replica, router.health_interval_s, self._on_change, self._on_probe)

@@ -15,8 +15,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from hotloop.router.placement.placement import OUTPUT_COST, Placement, PromptDigest
-from hotloop.router.placement.policy import POLICIES, PlacementRequest, Policy, ReplicaChoice, ReplicaView
+from hotloop.router.placement.placement import OUTPUT_COST, Placement
+from hotloop.router.placement.policy import (
+    POLICIES,
+    PlacementRequest,
+    Policy,
+    PromptDigest,
+    ReplicaChoice,
+    ReplicaView,
+)
 from hotloop.router.simulation.trace import Arrival, Session, Trace, key_of, repeat
 from hotloop.router.summary import AnswerSummary
 

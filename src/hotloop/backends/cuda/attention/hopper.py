@@ -9,7 +9,8 @@ loads keys and values by TMA, a few stages ahead of both:
                               softmax of stage j                   runs beside the values
 
 The warpgroups issue their products in turn, so that one multiplies while the other exponentiates.
-Few pairs over a long past would leave most of the card idle, so their keys are split among programs and merged.
+Few pairs over a long past would leave most of the card idle, so their keys are split among programs and merged. Each
+program counts by itself for how many there is work, so a graph that was captured for 2,048 rows splits 100 as well.
 """
 
 import math
@@ -32,7 +33,8 @@ from hotloop.backends.cuda.attention.decode import num_multiprocessors
 
 HEAD_DIM = 128
 _TILE_PAIRS = tl.constexpr(128)
-_MAX_SPLITS = 16
+_MAX_SPLITS = tl.constexpr(16)
+_FACTS = tl.constexpr(4)  # of an item
 _STAGES = tl.constexpr(3)  # of two blocks each; more would not fit into shared memory
 _copy = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # as it was called before Triton 3.7
 _HIDDEN = tl.constexpr(-1e30)  # a score that weighs nothing
@@ -66,49 +68,71 @@ def chunk_attention(
         TensorDescriptor.from_tensor(cache.view(-1, head_dim), [block_size, head_dim], layout)
         for cache in (k_cache, v_cache)
     )
-    num_tiles = triton.cdiv(max_rows * num_heads // num_kv_heads, _TILE_PAIRS.value)
-    num_splits = _choose_splits(num_tiles * num_kv_heads * num_sequences, num_multiprocessors(q.device))
-    is_split = num_splits > 1
-    outs = q.new_empty((num_splits, *q.shape), dtype=torch.float32) if is_split else out
-    lses = q.new_empty((num_splits, rows, num_heads), dtype=torch.float32) if is_split else out
-    _attend[(num_tiles, num_kv_heads, num_sequences * num_splits)](
-        q, k, v, row_begins, lens, block_ids, block_begins, outs, lses, scale * math.log2(math.e), rows, num_splits,
-        num_heads, num_kv_heads, head_dim, block_size, layout, is_split, num_warps=4,
+    group, num_sms = num_heads // num_kv_heads, num_multiprocessors(q.device)
+    most_tiles = min(
+        num_sequences * triton.cdiv(max_rows * group, _TILE_PAIRS.value),
+        triton.cdiv(rows * group, _TILE_PAIRS.value) + num_sequences,
+    )
+    outs = q.new_empty((num_sms, _TILE_PAIRS.value, head_dim), dtype=torch.float32)
+    lses = q.new_empty((num_sms, _TILE_PAIRS.value), dtype=torch.float32)
+    found = q.new_empty(_FACTS.value * (num_sms + 1), dtype=torch.int32)
+    sizes = num_sequences, num_sms, num_heads, num_kv_heads, head_dim, block_size
+    _attend[(max(most_tiles * num_kv_heads, num_sms),)](
+        q, k, v, row_begins, lens, block_ids, block_begins, out, outs, lses, found, scale * math.log2(math.e), *sizes,
+        layout, num_warps=4,
     )  # fmt: skip
-    if is_split:
-        _merge[(num_tiles, num_kv_heads, num_sequences)](
-            outs, lses, row_begins, out, rows, num_splits, num_heads, num_kv_heads, head_dim
-        )
+    _merge[(min(most_tiles * num_kv_heads, num_sms // 2),)](outs, lses, found, out, num_heads, num_kv_heads, head_dim)
     return out
 
 
-def _choose_splits(num_programs: int, num_sms: int) -> int:
-    """As many as still run at once."""
-    return max(1, min(_MAX_SPLITS, num_sms // num_programs))
-
-
-@gluon.jit(do_not_specialize_on_alignment=["row_begins", "lens", "block_ids", "block_begins"])
+@gluon.jit(
+    do_not_specialize=["num_sequences", "num_sms"],
+    do_not_specialize_on_alignment=["row_begins", "lens", "block_ids", "block_begins"],
+)
 def _attend(
-    q, k, v, row_begins, lens, block_ids, block_begins, outs, lses, scale_log2, num_all_rows, num_splits,
+    q, k, v, row_begins, lens, block_ids, block_begins, out, outs, lses, found, scale_log2, num_sequences, num_sms,
     num_heads: gl.constexpr, num_kv_heads: gl.constexpr, head_dim: gl.constexpr, block_size: gl.constexpr,
-    layout: gl.constexpr, is_split: gl.constexpr,
+    layout: gl.constexpr,
 ):  # fmt: skip
-    """Program (tile of pairs, kv head, sequence and split). The last tiles have the most keys, so they go first."""
-    kv_head, sequence, split = gl.program_id(1), gl.program_id(2) // num_splits, gl.program_id(2) % num_splits
+    """An item is a tile of pairs of one kv head; a program has an item, or a split of it where there are few of them.
+    How many there are is seen here, so that a captured launch serves steps of all sizes.
+
+        programs   [ items of split 0 | items of split 1 | ... | too many ]
+        items      [ tiles of kv head 0 | tiles of kv head 1 | ... ]
+        tiles      [ of sequence 0 | of sequence 1 | ... ]     the last of each first, since they have the most keys
+    """
     group: gl.constexpr = num_heads // num_kv_heads
+    program = gl.program_id(0)
+    num_tiles = 0
+    for i in range(num_sequences):
+        num_tiles += _count_tiles(row_begins, i, group)
+    num_items = num_tiles * num_kv_heads
+    num_splits = gl.maximum(1, gl.minimum(_MAX_SPLITS, num_sms // gl.maximum(num_items, 1)))
+    if program == 0:
+        gl.store(found, num_items)
+        gl.store(found + 1, num_splits)
+    if program >= num_items * num_splits:
+        return
+    split, item = program // num_items, program % num_items
+    kv_head, nth = item // num_tiles, item % num_tiles
+    sequence, num_before = _find_sequence(row_begins, num_sequences, nth, group)
     row_begin = gl.load(row_begins + sequence)
     num_rows = gl.load(row_begins + sequence + 1) - row_begin
-    tile = gl.cdiv(num_rows * group, _TILE_PAIRS) - 1 - gl.program_id(0)
-    if tile < 0:
-        return
+    tile = gl.cdiv(num_rows * group, _TILE_PAIRS) - 1 - (nth - num_before)
+    if (num_splits > 1) & (split == 0):  # what _merge needs to know of the item
+        facts = found + _FACTS * (item + 1)
+        gl.store(facts, row_begin)
+        gl.store(facts + 1, num_rows)
+        gl.store(facts + 2, tile)
+        gl.store(facts + 3, kv_head)
     past = gl.load(lens + sequence) - num_rows
     # turns    0 .. | begin ............ end | .. num_turns       those of this split; all of them without splits
     num_keys = past + gl.minimum(num_rows, gl.cdiv((tile + 1) * _TILE_PAIRS, group))
     num_turns = gl.cdiv(num_keys, 2 * block_size)
     begin, end = num_turns * split // num_splits, num_turns * (split + 1) // num_splits
     if begin >= end:  # fewer turns than splits
-        if is_split:
-            _leave_nothing(lses, row_begin, num_rows, tile, kv_head, split, num_all_rows, num_heads, group)
+        pair = gl.arange(0, _TILE_PAIRS, layout=gl.BlockedLayout([1], [32], [4], [0]))
+        gl.store(lses + program * _TILE_PAIRS + pair, gl.full_like(pair, 0).to(gl.float32) + _HIDDEN)
         return
     blocks = block_ids + gl.load(block_begins + sequence)
     num_blocks = gl.cdiv(num_keys, block_size)
@@ -126,12 +150,12 @@ def _attend(
         mbarrier.init(turns.index(i), count=1)
     fence_async_shared()
     shared = (queries, keys, values, ready, free, turns)
-    places = (row_begin, num_rows, past, tile, kv_head, begin, end, split, num_all_rows)
-    shape: gl.constexpr = (num_heads, group, head_dim, block_size, is_split)
+    places = (row_begin, num_rows, past, tile, kv_head, begin, end, program, num_splits)
+    shape: gl.constexpr = (num_heads, group, head_dim, block_size)
     gl.warp_specialize(
         [
-            (_multiply, (0, shared, places, q, outs, lses, scale_log2, shape)),
-            (_multiply, (1, shared, places, q, outs, lses, scale_log2, shape)),
+            (_multiply, (0, shared, places, q, out, outs, lses, scale_log2, shape)),
+            (_multiply, (1, shared, places, q, out, outs, lses, scale_log2, shape)),
             (_load, (shared, k, v, blocks, num_blocks, kv_head, begin, end, num_kv_heads, shape)),
         ],
         [4, 1],
@@ -165,15 +189,14 @@ def _load(shared, k, v, blocks, num_blocks, kv_head, begin, end, num_kv_heads: g
 
 
 @gluon.jit
-def _multiply(c: gl.constexpr, shared, places, q, outs, lses, scale_log2, shape: gl.constexpr):
+def _multiply(c: gl.constexpr, shared, places, q, out, outs, lses, scale_log2, shape: gl.constexpr):
     """What one of the two warpgroups does for its 64 pairs."""
     queries, keys, values, ready, free, turns = shared
-    row_begin, num_rows, past, tile, kv_head, begin, end, split, num_all_rows = places
+    row_begin, num_rows, past, tile, kv_head, begin, end, program, num_splits = places
     num_heads: gl.constexpr = shape[0]
     group: gl.constexpr = shape[1]
     head_dim: gl.constexpr = shape[2]
     block_size: gl.constexpr = shape[3]
-    is_split: gl.constexpr = shape[4]
     score_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, block_size, 16])
     out_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, head_dim, 16])
     first_pair = tile * _TILE_PAIRS + c * 64
@@ -214,16 +237,32 @@ def _multiply(c: gl.constexpr, shared, places, q, outs, lses, scale_log2, shape:
     found = _sum(w0, w1, values, last, found)
     found = warpgroup_mma_wait(0, deps=[found])
 
-    pair = first_pair + gl.arange(0, 64, layout=gl.SliceLayout(1, out_layout))
-    is_pair = pair < num_rows * group
-    at = _place(pair, row_begin, kv_head, num_heads, group)
-    if is_split:
-        at += split.to(gl.int64) * num_all_rows * num_heads
-        lse = gl.convert_layout(peak + gl.log2(total), gl.SliceLayout(1, out_layout))
-        gl.store(lses + at, lse, mask=is_pair)
     found = found / gl.convert_layout(total, gl.SliceLayout(1, out_layout))[:, None]
-    at = at[:, None] * head_dim + gl.arange(0, head_dim, layout=gl.SliceLayout(0, out_layout))[None, :]
-    gl.store(outs + at, found.to(outs.dtype.element_ty), mask=is_pair[:, None])
+    if num_splits > 1:
+        lse = gl.convert_layout(peak + gl.log2(total), gl.SliceLayout(1, out_layout))
+        _store_part(found, lse, program * _TILE_PAIRS + c * 64, outs, lses, out_layout, head_dim)
+    else:
+        num_pairs = num_rows * group
+        _store_whole(found, first_pair, num_pairs, row_begin, kv_head, out, num_heads, group, out_layout, head_dim)
+
+
+@gluon.jit
+def _store_part(found, lse, first, outs, lses, out_layout: gl.constexpr, head_dim: gl.constexpr):
+    at = first + gl.arange(0, 64, layout=gl.SliceLayout(1, out_layout))
+    gl.store(lses + at, lse)
+    d = gl.arange(0, head_dim, layout=gl.SliceLayout(0, out_layout))
+    gl.store(outs + at[:, None] * head_dim + d[None, :], found)
+
+
+@gluon.jit
+def _store_whole(
+    found, first_pair, num_pairs, row_begin, kv_head, out, num_heads: gl.constexpr, group: gl.constexpr,
+    out_layout: gl.constexpr, head_dim: gl.constexpr,
+):  # fmt: skip
+    pair = first_pair + gl.arange(0, 64, layout=gl.SliceLayout(1, out_layout))
+    at = _place(pair, row_begin, kv_head, num_heads, group)[:, None] * head_dim
+    at += gl.arange(0, head_dim, layout=gl.SliceLayout(0, out_layout))[None, :]
+    gl.store(out + at, found.to(out.dtype.element_ty), mask=(pair < num_pairs)[:, None])
 
 
 @gluon.jit
@@ -292,12 +331,22 @@ def _weigh(s0, s1, peak, total, scale_log2, out_layout: gl.constexpr):
 
 
 @gluon.jit
-def _leave_nothing(
-    lses, row_begin, num_rows, tile, kv_head, split, num_all_rows, num_heads: gl.constexpr, group: gl.constexpr
-):
-    pair = tile * _TILE_PAIRS + gl.arange(0, _TILE_PAIRS, layout=gl.BlockedLayout([1], [32], [4], [0]))
-    at = _place(pair, row_begin, kv_head, num_heads, group) + split.to(gl.int64) * num_all_rows * num_heads
-    gl.store(lses + at, _HIDDEN, mask=pair < num_rows * group)
+def _find_sequence(row_begins, num_sequences, nth, group: gl.constexpr):
+    """Whose the nth tile is, and how many tiles are before its first."""
+    sequence, num_before, num_so_far = 0, 0, 0
+    for i in range(num_sequences):
+        num_own = _count_tiles(row_begins, i, group)
+        is_before = num_so_far + num_own <= nth
+        sequence += gl.where(is_before, 1, 0)
+        num_before += gl.where(is_before, num_own, 0)
+        num_so_far += num_own
+    return sequence, num_before
+
+
+@gluon.jit
+def _count_tiles(row_begins, sequence, group: gl.constexpr):
+    num_rows = gl.load(row_begins + sequence + 1) - gl.load(row_begins + sequence)
+    return gl.cdiv(num_rows * group, _TILE_PAIRS)
 
 
 @gluon.jit
@@ -306,33 +355,30 @@ def _place(pair, row_begin, kv_head, num_heads: gl.constexpr, group: gl.constexp
     return (row_begin + pair // group).to(gl.int64) * num_heads + kv_head * group + pair % group
 
 
-@triton.jit(do_not_specialize_on_alignment=["row_begins"])
-def _merge(
-    outs, lses, row_begins, out, num_all_rows, num_splits,
-    num_heads: tl.constexpr, num_kv_heads: tl.constexpr, head_dim: tl.constexpr,
-):  # fmt: skip
-    """Program (tile of pairs, kv head, sequence): what its splits found, each weighed by what it summed."""
+@triton.jit
+def _merge(outs, lses, found, out, num_heads: tl.constexpr, num_kv_heads: tl.constexpr, head_dim: tl.constexpr):
+    """A program an item: what its splits found, each weighed by what it summed."""
     group: tl.constexpr = num_heads // num_kv_heads
-    row_begin = tl.load(row_begins + tl.program_id(2))
-    num_pairs = (tl.load(row_begins + tl.program_id(2) + 1) - row_begin) * group
-    pair = tl.program_id(0) * _TILE_PAIRS + tl.arange(0, _TILE_PAIRS)
-    if tl.program_id(0) * _TILE_PAIRS >= num_pairs:
+    item, num_items, num_splits = tl.program_id(0), tl.load(found), tl.load(found + 1)
+    if num_splits == 1 or item >= num_items:
         return
+    facts = found + _FACTS * (item + 1)
+    row_begin, num_rows, tile, kv_head = tl.load(facts), tl.load(facts + 1), tl.load(facts + 2), tl.load(facts + 3)
+    own = tl.arange(0, _TILE_PAIRS)
     d = tl.arange(0, head_dim)[None, :]
-    is_pair = pair < num_pairs
-    first = (row_begin + pair // group).to(tl.int64) * num_heads + tl.program_id(1) * group + pair % group
     peak = tl.full([_TILE_PAIRS], _HIDDEN, tl.float32)
     total = tl.zeros([_TILE_PAIRS], tl.float32)
-    found = tl.zeros([_TILE_PAIRS, head_dim], tl.float32)
+    summed = tl.zeros([_TILE_PAIRS, head_dim], tl.float32)
     for split in range(num_splits):
-        at = first + tl.cast(split, tl.int64) * num_all_rows * num_heads
-        lse = tl.load(lses + at, mask=is_pair, other=_HIDDEN)
+        at = (split * num_items + item) * _TILE_PAIRS + own
+        lse = tl.load(lses + at)
         part = tl.load(outs + at[:, None] * head_dim + d, mask=(lse > _HIDDEN)[:, None], other=0.0)
         new_peak = tl.maximum(peak, lse)
         weight, rescale = tl.exp2(lse - new_peak), tl.exp2(peak - new_peak)
-        found = found * rescale[:, None] + part * weight[:, None]
+        summed = summed * rescale[:, None] + part * weight[:, None]
         total = total * rescale + weight
         peak = new_peak
-    tl.store(
-        out + first[:, None] * head_dim + d, (found / total[:, None]).to(out.dtype.element_ty), mask=is_pair[:, None]
-    )
+    pair = tile * _TILE_PAIRS + own
+    at = (row_begin + pair // group).to(tl.int64) * num_heads + kv_head * group + pair % group
+    is_pair = (pair < num_rows * group)[:, None]
+    tl.store(out + at[:, None] * head_dim + d, (summed / total[:, None]).to(out.dtype.element_ty), mask=is_pair)

@@ -1,0 +1,233 @@
+// Weights as they are held, and as tiles: bf16 and int8 (a scale for each column of the result, which waits for the sums)
+// are read where they stand. Strips of a GGUF file's codes become int8 on the way into tiles, a chunk of a panel at a time,
+// or are multiplied as they are (grouped.h). Floats, and bf16 and strips if they are said to be multiplied in floats, are no
+// tiles (floats.h).
+
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "layout.h"
+#include "packed_ggml.h"
+#include "vectors.h"
+#include "workers.h"
+
+enum class Format { INT8, BF16, PACKED_GGML, F32 };
+
+// Numbers of K.
+inline int step_of(Format format) { return format == Format::BF16 || format == Format::F32 ? 32 : 64; }
+
+// One matrix. Gated: it is two, gate and up, of which a panel has 16 columns each, so that they meet in its sums.
+struct Weights {
+    Format format;
+    int num_out, num_in;
+    bool is_gated, in_floats;
+    int num_steps, num_panels;
+    Memory numbers;                   // in the order of tiles
+    std::vector<float> scales, bias;  // of each column of the panels; strips: what they have as int8
+    std::vector<int32_t> sums = {};   // of the bytes of a column, if they are bytes
+    std::vector<Strip> strips = {};   // two for each panel
+
+    // The row of the matrix, gate before up, that a column is; -1 if it only fills up the last panel.
+    int source(int column) const {
+        if (!is_gated) return column < num_out ? column : -1;
+        const int half = num_out / 2, i = column / PANEL_COLUMNS * 16 + column % 16;
+        return i >= half ? -1 : column % PANEL_COLUMNS < 16 ? i : half + i;
+    }
+    float* floats(int panel) const { return (float*)numbers.data() + (size_t)panel * num_in * PANEL_COLUMNS; }
+    uint8_t* place(int panel, int step) const {  // of tiles
+        return numbers.data() + (size_t)(panel * num_steps + step) * PAIR_BYTES;
+    }
+};
+
+// A group of a strip as half a tile of int8. In integers of 16 bits a code is multiplied with its scale and added to what it
+// is an offset from, both 256 times as large: the upper byte is the number to the nearest. inverse: 256 / a column's scale.
+template <int BITS>
+void narrow_group(const Strip& strip, const uint8_t* group, Vector inverse, uint8_t* to) {
+    using Pairs = uint16_t __attribute__((vector_size(64)));
+    const half *scales = (const half*)group, *mins = scales + strip.num_scales();
+    auto both = [](Integers v) { return (Pairs)((Bits)v << 16 | ((Bits)v & 0xffff)); };
+    Pairs scale[2], offset[2];
+    for (int part = 0; part < (strip.info.has_halves ? 2 : 1); part++) {
+        const Integers each = nearest(load(scales + part * STRIP) * inverse);
+        Integers zero = 128 - each * strip.info.center;
+        if (strip.info.has_mins) zero -= nearest(load(mins + part * STRIP) * inverse);
+        scale[part] = both(each), offset[part] = both(zero);
+    }
+    if (!strip.info.has_halves) scale[1] = scale[0], offset[1] = offset[0];
+    auto narrow_word = [&](int row, Pairs codes) __attribute__((always_inline)) {
+        const Pairs even = (codes & 0xff) * scale[row / 4] + offset[row / 4];
+        const Pairs odd = (codes >> 8) * scale[row / 4] + offset[row / 4];
+        const Pairs narrow = even >> 8 | (odd & 0xff00);
+        memcpy(to + row * STEP_BYTES, &narrow, sizeof(narrow));
+    };
+    const uint8_t* codes = group + strip.code_offset();
+    auto narrow_words = [&]<int ROW>() __attribute__((always_inline)) {
+        Pairs low, high;
+        for (int piece = 0; piece < STRIP * 4; piece += LANE_BYTES) {
+            Codes a, b;
+            unpack_piece<BITS, ROW>(codes + piece, a, b);
+            store_codes((uint8_t*)&low + piece, a), store_codes((uint8_t*)&high + piece, b);
+        }
+        narrow_word(ROW, low), narrow_word(ROW + 4, high);
+    };
+    narrow_words.template operator()<0>(), narrow_words.template operator()<1>();
+    narrow_words.template operator()<2>(), narrow_words.template operator()<3>();
+}
+
+// Groups [first, first + count) of a strip, from the first row of a tile on.
+inline void narrow_strip(const Strip& strip, int first, int count, Vector inverse, uint8_t* to) {
+    for (int i = 0; i < count; i++) {
+        const uint8_t* group = strip.group(first + i);
+        uint8_t* half = to + i / 2 * PAIR_BYTES + i % 2 * TILE_BYTES / 2;
+        switch (strip.info.bits) {
+            case 4: narrow_group<4>(strip, group, inverse, half); break;
+            case 5: narrow_group<5>(strip, group, inverse, half); break;
+            case 6: narrow_group<6>(strip, group, inverse, half); break;
+            default: narrow_group<8>(strip, group, inverse, half);
+        }
+    }
+    if (count % 2) memset(to + count / 2 * PAIR_BYTES + TILE_BYTES / 2, 0, TILE_BYTES / 2);
+}
+
+// Steps [step, step + count) of a panel as tiles: where they stand, or made from strips in `room`.
+inline const uint8_t* tiles_of(const Weights& w, int panel, int step, int count, uint8_t* room) {
+    if (w.format != Format::PACKED_GGML) return w.place(panel, step);
+    const int group = 2 * step, num_groups = std::min(2 * count, w.num_in / GROUP - group);
+    for (int half = 0; half < 2; half++) {
+        const int strip = 2 * panel + half;
+        const Vector scale = load(&w.scales[strip * STRIP]);
+        const Vector inverse = scale > 0 ? 256.0f / scale : Vector{};
+        narrow_strip(w.strips[strip], group, num_groups, inverse, room + half * TILE_BYTES);
+    }
+    for (int i = 2 * panel + 2; i < std::min(2 * panel + 4, (int)w.strips.size()); i++)
+        fetch(w.strips[i].group(group), num_groups * w.strips[i].group_bytes());
+    return room;
+}
+
+// What a column is divided by, so that it fits into its format.
+inline float scale_of(Format format, const float* column, int count) {
+    if (format == Format::BF16) return 1.0f;
+    float most = 0;
+    for (int i = 0; i < count; i++) most = std::max(most, std::abs(column[i]));
+    return most / 127.0f;
+}
+
+// One column to its place in a panel.
+inline void pack_column(Weights& w, const float* from, int panel, int column) {
+    const float scale = w.scales[panel * PANEL_COLUMNS + column] = scale_of(w.format, from, w.num_in);
+    const float inverse = scale > 0 ? 1.0f / scale : 0.0f;
+    const int size = step_of(w.format);
+    for (int step = 0; step < w.num_steps; step++) {
+        alignas(64) float numbers[64] = {};
+        alignas(64) int8_t bytes[STEP_BYTES];
+        memcpy(numbers, from + step * size, std::min(size, w.num_in - step * size) * sizeof(float));
+        for (int i = 0; i < size; i += LANES)
+            w.format == Format::INT8 ? store(bytes + i, load(numbers + i) * inverse)
+                                     : store((uint16_t*)bytes + i, load(numbers + i));
+        uint8_t* to = w.place(panel, step) + column / 16 * TILE_BYTES + column % 16 * WORD_BYTES;
+        for (int i = 0; i < 16; i++) memcpy(to + i * STEP_BYTES, bytes + i * WORD_BYTES, WORD_BYTES);
+        for (int i = 0; w.format == Format::INT8 && i < size; i++) w.sums[panel * PANEL_COLUMNS + column] += bytes[i];
+    }
+}
+
+// Of this shape, without numbers yet.
+inline std::unique_ptr<Weights> shape_weights(Format format, int num_out, int num_in, bool is_gated, bool in_floats) {
+    const int columns = is_gated ? divide_up(num_out / 2, 16) * PANEL_COLUMNS : num_out;
+    const int num_steps = divide_up(num_in, step_of(format)), num_panels = divide_up(columns, PANEL_COLUMNS);
+    auto w = std::make_unique<Weights>(Weights{format, num_out, num_in, is_gated, in_floats, num_steps, num_panels, {}, {}, {}});
+    w->scales.assign(num_panels * PANEL_COLUMNS, 0.0f), w->bias = w->scales;
+    return w;
+}
+
+inline void reserve_tiles(Weights& w) {
+    w.numbers = Memory((size_t)w.num_panels * w.num_steps * PAIR_BYTES);
+    w.sums.assign(w.num_panels * PANEL_COLUMNS, 0);
+}
+
+// matrix: [num_out][num_in], gate before up if it is gated; bias: [num_out] or null
+inline Weights* pack_weights(Workers& workers, Format format, const float* matrix, const float* bias, int num_out,
+                             int num_in, bool is_gated, bool in_floats) {
+    auto w = shape_weights(format, num_out, num_in, is_gated, in_floats);
+    if (format == Format::F32) w->numbers = Memory((size_t)w->num_panels * num_in * PANEL_COLUMNS * sizeof(float));
+    else reserve_tiles(*w);
+    workers.split(w->num_panels, 1, [&](int panel, int) {
+        for (int i = 0; i < PANEL_COLUMNS; i++) {
+            const int column = panel * PANEL_COLUMNS + i, source = w->source(column);
+            if (source < 0) continue;
+            const float* from = matrix + (size_t)source * num_in;
+            if (format != Format::F32) pack_column(*w, from, panel, i);
+            else for (int k = 0; k < num_in; k++) w->floats(panel)[(size_t)k * PANEL_COLUMNS + i] = from[k];
+            if (bias) w->bias[column] = bias[source];
+        }
+    });
+    return w.release();
+}
+
+// Rows of a matrix in one kind. A matrix may have several of them, one below the other.
+struct Part {
+    GgmlType kind;
+    const uint8_t* rows;
+    int num_rows;
+};
+
+// Null if a strip has columns of several kinds.
+inline Weights* pack_strips(Workers& workers, const std::vector<Part>& parts, const float* bias, int num_in, bool is_gated,
+                            bool in_floats) {
+    int num_out = 0;
+    std::vector<std::pair<GgmlType, const uint8_t*>> rows;
+    for (const Part& part : parts) num_out += part.num_rows;
+    rows.reserve(num_out);
+    for (const Part& part : parts)
+        for (int i = 0; i < part.num_rows; i++)
+            rows.emplace_back(part.kind, part.rows + (size_t)i * row_bytes(part.kind, num_in));
+    auto w = shape_weights(Format::PACKED_GGML, num_out, num_in, is_gated, in_floats);
+    const int num_groups = num_in / GROUP, num_panels = w->num_panels;
+    std::vector<GgmlType> kinds;
+    std::vector<size_t> offsets = {0};
+    for (int i = 0; i < 2 * num_panels; i++) {
+        const int source = std::max(0, w->source(i * STRIP));
+        kinds.push_back(rows[source].first);
+        w->strips.push_back({info_of(kinds[i]), nullptr});
+        offsets.push_back(offsets[i] + (size_t)num_groups * w->strips[i].group_bytes());
+    }
+    for (int i = 0; i < num_panels * PANEL_COLUMNS; i++) {
+        const int source = w->source(i);
+        if (source < 0) continue;
+        if (rows[source].first != kinds[i / STRIP]) return nullptr;
+        if (bias) w->bias[i] = bias[source];
+    }
+    w->numbers = Memory(offsets.back());
+    workers.split(2 * num_panels, 2, [&](int begin, int end) {
+        for (int i = begin; i < end; i++) {
+            const uint8_t* columns[STRIP];
+            for (int j = 0; j < STRIP; j++) {
+                const int source = w->source(i * STRIP + j);
+                columns[j] = source < 0 ? nullptr : rows[source].second;
+            }
+            w->strips[i].at = w->numbers.data() + offsets[i];
+            pack_strip(w->strips[i], kinds[i], columns, num_groups, &w->scales[i * STRIP]);
+        }
+    });
+    return w.release();
+}
+
+// Strips as int8, the way they become tiles, once for all.
+inline Weights* unpack_strips(Workers& workers, const Weights& strips) {
+    auto w = shape_weights(Format::INT8, strips.num_out, strips.num_in, strips.is_gated, false);
+    reserve_tiles(*w);
+    w->scales = strips.scales, w->bias = strips.bias;
+    workers.split(w->num_panels, 1, [&](int panel, int) {
+        const uint8_t* tiles = tiles_of(strips, panel, 0, w->num_steps, w->place(panel, 0));
+        Integers sums[2] = {};
+        for (int at = 0; at < w->num_steps * PAIR_BYTES; at += STEP_BYTES) {
+            Integers words;
+            memcpy(&words, tiles + at, sizeof(words));
+            for (int shift = 0; shift < 32; shift += 8) sums[at / TILE_BYTES % 2] += words << shift >> 24;
+        }
+        memcpy(&w->sums[panel * PANEL_COLUMNS], sums, sizeof(sums));
+    });
+    return w.release();
+}

@@ -1,0 +1,1 @@
+"""OpenAI's files and batches, kept in a folder (`batch_dir`), so that a batch goes on after a restart."""

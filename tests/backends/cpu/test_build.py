@@ -1,0 +1,114 @@
+"""Libraries of ours: kept once compiled, made again if not whole, and errors that say what is wrong."""
+
+import ctypes
+import platform
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from hotloop.backends.cpu import build
+from hotloop.backends.cpu.build import compiler, make
+
+pytestmark = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
+
+
+ANSWER = 'extern "C" int answer() { return 42; }'
+
+
+def write_source(folder: Path, text: str = ANSWER) -> str:
+    source = folder / "source.cpp"
+    source.write_text(text)
+    return str(source)
+
+
+def answer(library: Path) -> int:
+    return int(ctypes.CDLL(str(library)).answer())
+
+
+def test_half_a_library_is_compiled_again(tmp_path: Path) -> None:
+    path, size = tmp_path / "library.so", tmp_path / "library.so.size"
+    path.write_bytes(b"half")
+    size.write_text("1000")
+    make(path, "-shared", "-fPIC", write_source(tmp_path))
+    assert answer(path) == 42
+    assert size.read_text() == str(path.stat().st_size)
+
+
+def test_what_was_compiled_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "library.so"
+    for text in (ANSWER, "int x = nonsense;"):
+        make(path, "-shared", "-fPIC", write_source(tmp_path, text))
+    assert answer(path) == 42
+
+
+def test_one_compiles_for_all_who_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled, compile_really = list[Path](), build._compile
+
+    def compile_slowly(path: Path, arguments: tuple[str, ...]) -> None:
+        compiled.append(path)
+        time.sleep(0.05)
+        compile_really(path, arguments)
+
+    monkeypatch.setattr(build, "_compile", compile_slowly)
+    path, source = tmp_path / "library.so", write_source(tmp_path)
+    with ThreadPoolExecutor(4) as pool:
+        for made in [pool.submit(make, path, "-shared", "-fPIC", source) for _ in range(4)]:
+            made.result()
+    assert compiled == [path]
+    assert answer(path) == 42
+
+
+def test_the_compilers_error_is_told(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="nonsense"):
+        make(tmp_path / "library.so", "-shared", write_source(tmp_path, "int x = nonsense;"))
+    assert not list(tmp_path.glob("*.so"))
+
+
+def test_libraries_share_what_is_the_same_in_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = list[str]()
+
+    def pretend(path: Path, arguments: tuple[str, ...]) -> None:
+        compiled.append(path.name)
+        path.touch()
+
+    monkeypatch.setattr(build, "_compile", pretend)
+    first, second = (build.LIBRARIES[f"decoder-{kv}"].objects(tmp_path, "native") for kv in ("half", "float"))
+    assert first[0] == second[0]
+    assert first[1] != second[1]
+    assert sorted(compiled) == sorted({Path(path).name for path in first + second})
+    assert build.LIBRARIES["decoder-half"].objects(tmp_path, "native", "-O1")[0] != first[0]
+
+
+def test_what_a_wheel_brings_needs_no_compiler(
+    tmp_path: Path, empty_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`make test-wheel` does the same with libraries as zig builds them."""
+    monkeypatch.setattr(build, "home", lambda: empty_home)
+    library = build.LIBRARIES["decoder-float"]
+    if not (cpus := list(build.usable_cpus(library))):
+        pytest.skip("no wheel has libraries for this CPU")
+    library.link(tmp_path / f"decoder-float-{cpus[0]}.so", *library.objects(tmp_path, cpus[0], "-O0"))
+    monkeypatch.setattr(build, "_FROM_WHEEL", tmp_path)
+    monkeypatch.setenv("PATH", "")
+    assert build.load_library("decoder-float").decoder_step
+    assert not list(empty_home.rglob("*.so"))
+
+
+def test_a_machine_that_no_library_is_for_gets_none(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="riscv64"):
+        build.build_for_wheel(tmp_path, "riscv64")
+
+
+def test_the_best_of_what_this_cpu_can_run_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpus = {platform.machine(): {"best": {"rare"}, "good": {"common"}, "any": set[str]()}}
+    library = build.Library({"source.cpp": ()}, cpus=cpus)
+    monkeypatch.setattr(build, "cpu_features", lambda: frozenset({"common", "other"}))
+    assert list(build.usable_cpus(library)) == ["good", "any"]
+
+
+def test_a_cpu_that_a_library_is_not_for_is_told_so(empty_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "cpu_features", frozenset)
+    with pytest.raises(OSError, match="no AMX"):
+        build.load_library("decoder-bf16")

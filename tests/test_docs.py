@@ -1,0 +1,69 @@
+"""The manual: every link leads somewhere, every page is in its index, and what the README shows is what happens."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from docs.prefix_map import draw
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted(DOCS.glob("*.md"))]
+MAX_WORDS = 900
+
+
+def text_of(page: Path) -> str:
+    """Without blocks of code, in which a bracket is no link."""
+    parts = re.split(r"^ *```[\w-]*$", page.read_text("utf-8"), flags=re.MULTILINE)
+    return "".join(parts[::2])
+
+
+def anchors_of(page: Path) -> set[str]:
+    """As GitHub and the site make them of headings."""
+    found: set[str] = set()
+    for heading in re.findall(r"^#+ (.+)$", text_of(page), re.MULTILINE):
+        words = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower()
+        found.add(re.sub(r"[^\w\- ]", "", words).strip().replace(" ", "-"))
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)\s]+)\)", text_of(page))
+    for link in links:
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        if anchor and target.suffix == ".md":
+            assert anchor in anchors_of(target), link
+
+
+def test_every_page_is_in_the_index_and_on_the_site() -> None:
+    index, site = (DOCS / "index.md").read_text(), (ROOT / "mkdocs.yml").read_text()
+    for page in DOCS.glob("*.md"):
+        if page.name != "index.md":
+            assert f"]({page.name})" in index, page.name
+            assert re.search(rf"[\[ ]{page.name}", site), page.name
+
+
+def test_the_readme_is_one_page() -> None:
+    assert len((ROOT / "README.md").read_text("utf-8").split()) <= MAX_WORDS
+
+
+def test_what_the_readme_shows_of_the_linter_is_what_it_says() -> None:
+    shown = re.search(r"```text\n\$ (hotloop lint .+?)\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
+    assert shown
+    command = [sys.executable, "-m", *shown[1].split()]
+    env = {**os.environ, "COLUMNS": "120"}
+    said = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env, check=False)
+    assert said.returncode == 1
+    assert said.stdout.strip() == shown[2].strip()
+
+
+def test_the_picture_of_the_readme_is_up_to_date() -> None:
+    assert (DOCS / "prefix-map.svg").read_text("utf-8") == draw(), "run `make docs`"
