@@ -20,6 +20,7 @@ from hotloop.agent.checks import ContextFunction, as_functions
 from hotloop.agent.compaction import Compaction
 from hotloop.agent.conversation import Conversation
 from hotloop.agent.events import Event, RunEnded
+from hotloop.agent.fallback import FallbackModel
 from hotloop.agent.journal import Past, decide, give_back, take_over
 from hotloop.agent.limits import Limits, Run, RunUsage
 from hotloop.agent.model import Model
@@ -55,18 +56,15 @@ class Result(Generic[T]):
 
 
 class Agent(Generic[T]):
-    """`output` is the type of the final answer: text, or anything pydantic can check. With `tool_choice` "required" a
-    run begins with a call, which an answer that has a type is itself; after that it is the model's choice again.
-    `max_result_share` is how much of the model's window one result of a tool may take: a longer one is cut.
-
-    `priority` is the class of its turns, which servers that know classes go by: if not given, interactive, workflow for
-    a sub-agent, and background for a `task` that nobody waits for (`summary`, `title`, `evaluation`, `batch`). By its
-    `task` a router chooses the model.
+    """Of several models each is there for when those before it fail. `output` is the type of the final answer: text, or
+    anything pydantic can check. With `tool_choice` "required" a run begins with a call, which an answer that has a type
+    is itself; after that it is the model's choice again. `max_result_share` is how much of the model's window one
+    result of a tool may take: a longer one is cut.
     """
 
     def __init__(
         self,
-        model: Model | str,
+        model: Model | str | Sequence[Model | str],
         tools: Sequence[AgentTool | ToolSource | Callable[..., Any]] = (),
         instructions: str | Callable[..., Any] = "",
         *,
@@ -103,7 +101,7 @@ class Agent(Generic[T]):
         self._kept: OpenTools | None = None
         self._check_names([tool for tool in self.tools if not isinstance(tool, ToolSource)])
         self.settings = RunSettings(
-            model=open_model(model) if isinstance(model, str) else model,
+            model=_as_model(model),
             limits=limits or Limits(),
             prices=prices or Prices(),
             approve=approve,
@@ -409,6 +407,12 @@ def _as_class(given: Priority | str | None) -> Priority | None:
             f"there is no priority {given!r}; there are {', '.join(each.name.lower() for each in Priority)}"
         )
     return found
+
+
+def _as_model(model: Model | str | Sequence[Model | str]) -> Model:
+    if isinstance(model, str):
+        return open_model(model)
+    return FallbackModel([_as_model(each) for each in model]) if isinstance(model, Sequence) else model
 
 
 def _as_tool(each: Any) -> AgentTool | ToolSource:

@@ -137,6 +137,17 @@ class TurnRestarted(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class ModelPassedOver(Event):
+    """One of several models could not answer, and the next one is asked."""
+
+    turn: int
+    model: str
+    reason: str
+    kind: str
+    """The reason in a word or two: `unreachable`, `rate limited`, `refused`, or a status."""
+
+
+@dataclass(frozen=True, slots=True)
 class PlanAbandoned(Event):
     """A plan could not be followed to its end; the run goes on without one, with what was done of it."""
 

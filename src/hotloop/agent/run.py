@@ -18,6 +18,7 @@ from hotloop.agent import events
 from hotloop.agent.checks import ContextFunction, check_guards
 from hotloop.agent.compaction import Compaction
 from hotloop.agent.conversation import Conversation
+from hotloop.agent.fallback import describe_kind
 from hotloop.agent.journal import (
     Added,
     Answered,
@@ -527,7 +528,11 @@ class RunLoop:
             task=settings.task,
             extra=settings.extra,
             trace=self._trace.context,
+            on_fallback=self._note_fallback,
         )
+
+    def _note_fallback(self, model: str, error: RemoteError) -> None:
+        self._emit(events.ModelPassedOver(self.spent.num_turns, model, str(error), describe_kind(error)))
 
     def _has_to_call(self, more: Sequence[Message]) -> bool:
         """Until something was called; `more` are results."""
