@@ -90,6 +90,7 @@ COMMANDS = {
     "bench replay": "--url {url} --agents 1 --jobs 1 --turns 1 --max-out 2 --gap 0",
     "bench tools": "--url {url} --repeat-workload --questions 1 --max-tokens 2",
     "chat": "--max-tokens 2",
+    "check": "--baseline requests.jsonl --against requests.jsonl",
     "demo": "--agents 1 --turns 1",
     "doctor": "{url} --idle 0",
     "lint": "requests.jsonl --fail-on never",

@@ -123,11 +123,9 @@ class Ways:
 def ways() -> Iterator[Ways]:
     with ExitStack() as stack:
         serving = stack.enter_context(Serving())
-        app = serving.server.config.app.app.app  # behind the check of names and the log
-        assert isinstance(app, Starlette)
         direct = serving.http if not Serving.is_routed else pytest.skip("there is a router in front already")
         routed = stack.enter_context(http_at(stack.enter_context(Routing(serving.url))))
-        yield Ways(direct, routed, app)
+        yield Ways(direct, routed, serving.app)
 
 
 def send(http: httpx.Client, ask: Ask) -> httpx.Response:
@@ -262,8 +260,7 @@ def test_keys_are_asked_for_alike() -> None:
         Routing(serving.url, replica_key="k", api_key="k") as url,
         http_at(url) as http,
     ):
-        app = serving.server.config.app.app
-        for name in sorted(routes_of(app)):
+        for name in sorted(routes_of(serving.app)):
             method, path = name.split()
             for headers in ((), wrong, (*wrong, *VERSION.items())):
                 ask = Ask(method, path, headers=headers)

@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import httpx
 import openai
+from starlette.applications import Starlette
 from tests.backends.scripted import ScriptedBackend
 from tests.engine.tiny import TOKENIZER
 from tests.loopback import http_at, openai_at
@@ -231,6 +232,14 @@ class Serving:
         self.join()
         self._front.close()
         self.engine.close()
+
+    @property
+    def app(self) -> Starlette:
+        """Behind the check of names and the access log."""
+        app: Any = self.server.config.app
+        while not isinstance(app, Starlette):
+            app = getattr(app, "app", None) or app._app
+        return app
 
     def join(self) -> None:
         self._thread.join(30)

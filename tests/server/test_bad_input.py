@@ -317,6 +317,6 @@ def test_no_bytes_are_ever_a_500(serving: Serving, content: bytes) -> None:
 
 def test_a_bug_is_a_500_of_the_same_shape() -> None:
     with Serving() as serving:
-        del serving.server.config.app.app.app.state.service  # type: ignore[union-attr]
+        del serving.app.state.service
         response: httpx.Response = serving.http.get("/v1/models")
         check_error(response, 500, "internal_error")

@@ -231,7 +231,7 @@ def test_cancel_in_the_background(serving: Serving, client: openai.OpenAI, verb:
 
 
 def test_cancel_while_another_waits_for_the_whole(serving: Serving, client: openai.OpenAI) -> None:
-    running = serving.server.config.app.app.app.state.responses._running
+    running = serving.app.state.responses._running
     until(lambda: not running)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(ask, serving, max_output_tokens=3000, **ENDLESS)

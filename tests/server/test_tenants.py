@@ -12,7 +12,6 @@ from hotloop.core.config import EngineConfig, ServerConfig
 from hotloop.core.errors import ConfigError
 from hotloop.http.keys import Key, Keys, Tenant
 from hotloop.server.app import create_app
-from hotloop.server.service import Service
 from hotloop.server.tenants import name_scope
 
 SHARED_KEYS = Keys((Key(b"anna"), Key(b"bob")))
@@ -25,10 +24,6 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/responses": {"input": LONG, "max_output_tokens": 1},
     "/v1/messages": CHAT | {"max_tokens": 1},
 }
-
-
-def service_of(serving: Serving) -> Service:
-    return serving.server._service
 
 
 def ask(serving: Serving, path: str, headers: dict[str, str] | None = None, **fields: Any) -> int:
@@ -123,7 +118,7 @@ def test_one_key_and_one_for_metrics_share(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("anna\nscrape metrics\n")
     with Serving(ServerConfig(port=0, api_key_file=str(file))) as serving:
-        assert not service_of(serving).engine.stats().num_running
+        assert not serving.engine.stats().num_running
         ask(serving, "/v1/completions", ANNA)
         assert "\nhotloop_" in serving.http.get("/metrics", headers=ANNA).text
 
@@ -144,7 +139,7 @@ def test_what_each_role_may_do(shared: Serving) -> None:
 def test_a_session_is_another_for_another_tenant(shared: Serving) -> None:
     for headers in (ANNA, BOB):
         ask(shared, "/v1/completions", headers, session_id="one")
-    sessions = {*service_of(shared).engine._core.scheduler.admission._known}
+    sessions = {*shared.engine._core.scheduler.admission._known}
     assert len({name for name in sessions if name.endswith("/one")}) == 2
 
 

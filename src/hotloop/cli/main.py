@@ -61,6 +61,10 @@ _COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
             "advice.lint:lint",
             "Find patterns in prompts that waste tokens, time or money, and suggest fixes.",
         ),
+        "check": (
+            "advice.check:check",
+            "Compare recorded runs with those after a change; fail if they take more steps, tokens recomputed or cost.",
+        ),
         "size": (
             "advice.size:size",
             "Estimate the hardware a load needs: memory, TTFT, tokens/s, cost. Runs no model.",

@@ -273,7 +273,12 @@ class RouterApp:
         begun_at = time.monotonic()
         if tier:
             caller.client.add_header(*_tier_header(tier))
-        begun = await self._proxy.begin(request, span, caller.client)
+        try:
+            begun = await self._proxy.begin(request, span, caller.client)
+        except HotloopError:
+            if tier:
+                self._tiered.fail(request)
+            raise
         replica, choice = begun.place.replica, begun.place.ticket.choice
         span.begin(choice, begun.status)
         metered.has_begun, metered.is_refused = True, begun.status >= 300
@@ -288,6 +293,8 @@ class RouterApp:
             span.end(summary)
             if tier:
                 self._tiered.learn(request, tier, summary, time.monotonic() - begun_at)
+                if summary.is_broken or begun.status >= 500:
+                    self._tiered.fail(request)
             if caller.client.copy and self._stable.is_used:
                 copy = bytes(caller.client.copy)
                 await asyncio.to_thread(self._stable.learn, request, copy, is_stream=request.is_stream)

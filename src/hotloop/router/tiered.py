@@ -74,6 +74,10 @@ class TieredRequests:
         self._tiers.learn(request.session, choice.tier, usage, time.monotonic())
         self.saved.record(choice.tier, usage, latency_s)
 
+    def fail(self, request: RoutedRequest) -> None:
+        """A tier gave it no answer, or half of one."""
+        self._tiers.fail(request.session)
+
     def _count(self, session: str, cascaded: Cascaded) -> None:
         """All but an answer that was taken has only cost."""
         for attempt in cascaded.attempts:

@@ -7,6 +7,7 @@ described is ignored, as everywhere; answers are described by the APIs' makers.
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -176,20 +177,25 @@ def describe(routes: Iterable[Route]) -> Json:
         path = route.path.replace(":path}", "}")
         methods = sorted((route.methods or {"GET"}) - {"HEAD"})
         paths.setdefault(path, {}).update({method.lower(): _operation(path) for method in methods})
-    kinds = {kind for body in BODIES.values() for kind in body}
-    _, schemas = msgspec.json.schema_components([ErrorBody, *kinds], ref_template="#/components/schemas/{name}")
-    parts = {kind: schemas.pop(kind.__name__) for kind in kinds}
-    bodies = {_name(path): _join([parts[kind] for kind in body]) for path, body in BODIES.items()}
     return {
         "openapi": "3.1.0",
         "info": {"title": "hotloop", "version": __version__},
         "paths": paths,
         "components": {
-            "schemas": schemas | bodies,
+            "schemas": _schemas(),
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
         "security": [{}, {"key": []}],
     }
+
+
+@cache
+def _schemas() -> Json:
+    """Of all bodies: they are the same for every server."""
+    kinds = {kind for body in BODIES.values() for kind in body}
+    _, schemas = msgspec.json.schema_components([ErrorBody, *kinds], ref_template="#/components/schemas/{name}")
+    parts = {kind: schemas.pop(kind.__name__) for kind in kinds}
+    return schemas | {_name(path): _join([parts[kind] for kind in body]) for path, body in BODIES.items()}
 
 
 def _operation(path: str) -> Json:

@@ -118,3 +118,29 @@ json_values = st.recursive(
 @given(st.dictionaries(st.sampled_from(KEYS), json_values, max_size=6))
 def test_whatever_is_sent_is_looked_at(body: dict[str, Any]):
     look_at(body, num_tokens=0)
+
+
+@pytest.mark.parametrize(
+    ("items", "is_loop"),
+    [
+        ([{"role": "user", "content": "hi"}], False),
+        ([{"role": "user", "content": "hi"}, {"role": "assistant"}, {"role": "tool", "content": "42"}], True),
+        ([{"role": "tool", "content": "42"}, {"role": "assistant", "content": "so"}, {"role": "user"}], False),
+        (
+            [{"role": "user", "content": [{"type": "tool_result", "content": "42"}, {"type": "text", "text": "x"}]}],
+            True,
+        ),
+        ([{"role": "tool", "content": "42"}, {"role": "system", "content": "be brief"}], True),
+    ],
+)
+def test_a_tool_loop_is_where_results_are_the_newest(items: list[dict[str, Any]], is_loop: bool):
+    assert look_at({"messages": items}, num_tokens=1).is_tool_loop is is_loop
+
+
+def test_a_tool_loop_of_responses():
+    items = [
+        {"type": "function_call", "call_id": "1"},
+        {"type": "function_call_output", "call_id": "1", "output": "42"},
+    ]
+    assert look_at({"input": items}, num_tokens=1).is_tool_loop
+    assert not look_at({"input": [*items, {"role": "user", "content": "go on"}]}, num_tokens=1).is_tool_loop

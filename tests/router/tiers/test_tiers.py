@@ -185,3 +185,24 @@ def test_a_failed_call_asks_for_one_tier_more():
     assert tiers(cascade={"on": ["invalid_output"]}).choose("auto", failed).tier == "fast"
     assert tiers().choose("auto", failed).tier == "fast"
     assert tiers(cascade={}).choose("auto", features(has_tool_error=True)).reason == "default", "there is none above"
+
+
+def test_in_a_tool_loop_a_session_keeps_its_model_unless_something_fails() -> None:
+    chosen = tiers(cascade={})
+    small, large = features(hint="extraction"), features(hint="code", num_tokens=50_000)
+    wanted = {each: chosen.choose("auto", each).tier for each in (small, large)}
+    assert len({*wanted.values()}) == 2
+    chosen.learn("s", wanted[small], ApiUsage(100, 0, 10), 0.0)
+
+    def choose(**more: Any) -> TierChoice:
+        fields = {"hint": "code", "num_tokens": 50_000, **more}
+        return chosen.choose("auto", features(**fields), session="s", now=1.0)
+
+    assert choose(is_tool_loop=True) == TierChoice("fast", "small", "in a tool loop")
+    assert choose().tier == wanted[large], "the user speaks"
+    assert choose(is_tool_loop=True, has_tool_error=True, hint="extraction").reason == "tool error"
+    chosen.fail("s")
+    assert choose(is_tool_loop=True).tier == wanted[large]
+    chosen.learn("s", wanted[large], ApiUsage(100, 0, 10), 2.0)
+    assert choose(is_tool_loop=True, hint="extraction", num_tokens=10).tier == wanted[large], "nor down"
+    chosen.fail("nobody")

@@ -26,6 +26,8 @@ class Features:
     has_shape: bool = False
     has_tool_error: bool = False
     """Whether a call of the model's last answer failed."""
+    is_tool_loop: bool = False
+    """Whether the newest that was said are results of calls: the model is in the middle of something."""
 
     @property
     def has_code(self) -> bool:
@@ -34,12 +36,14 @@ class Features:
 
 def look_at(body: Mapping[str, Any], *, num_tokens: int, task: Task = "") -> Features:
     """`task` is what the client says it is; `num_tokens` whatever estimate of the prompt there is."""
-    texts, has_tool_error = [], False
+    texts, has_tool_error, is_tool_loop = [], False, False
     for item in _items(body):
         if item.get("role") == "assistant" or item.get("type") in ("function_call", "reasoning"):
             has_tool_error = False
         elif _is_failed_result(item):
             has_tool_error = True
+        if item.get("role") in ("user", "tool") or item.get("type") == "function_call_output":
+            is_tool_loop = _is_result(item)
         if item.get("role") == "user" and (text := _text_of(item.get("content"))):
             texts.append(text)
     tools = body.get("tools")
@@ -51,6 +55,7 @@ def look_at(body: Mapping[str, Any], *, num_tokens: int, task: Task = "") -> Fea
         num_tools=len(tools) if isinstance(tools, list) else 0,
         has_shape=has_shape(body),
         has_tool_error=has_tool_error,
+        is_tool_loop=is_tool_loop,
     )
 
 
@@ -83,6 +88,12 @@ def _field(value: Any, *path: str) -> Any:
     for key in path:
         value = value.get(key) if isinstance(value, dict) else None
     return value
+
+
+def _is_result(item: Mapping[str, Any]) -> bool:
+    if item.get("role") == "tool" or item.get("type") == "function_call_output":
+        return True
+    return any(part.get("type") == "tool_result" for part in _dicts(item.get("content")))
 
 
 def _is_failed_result(item: Mapping[str, Any]) -> bool:

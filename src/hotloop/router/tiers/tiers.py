@@ -1,8 +1,9 @@
 """Chooses the tier of a request that names a route: what is asked for first, then what its session has cached; and
 counts what that saves.
 
-A session stays on its tier while what is cached for it there is worth more than a smaller tier would save. Up it goes
-at once, since a rule asked for more; only the way down has a price. `choose` only looks; `learn` is told afterwards.
+A session stays on its tier while it is in the middle of a tool loop, unless something fails there; and while what is
+cached for it there is worth more than a smaller tier would save. Up it goes else at once, since a rule asked for more;
+only the way down has a price. `choose` only looks; `learn` is told afterwards.
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -18,6 +19,7 @@ from hotloop.router.tiers.features import Features
 from hotloop.wire.usage import ApiUsage, read_usage
 
 MAX_SESSIONS = 50_000
+TOOL_ERROR = "tool error"
 DEFAULT = "default"
 
 
@@ -52,6 +54,8 @@ class Stay:
 
     tier: str = ""
     held: dict[str, tuple[int, float]] = field(default_factory=dict)
+    has_failed: bool = False
+    """Whether its last request there had no answer, or only half of one."""
 
 
 class Tiers:
@@ -94,6 +98,9 @@ class Tiers:
         route = self._route(model)
         wanted, reason = self._wanted(route, features, task or features.hint)
         stay, names = self._stays.get(session), self.config.names
+        if stay and route.sticky_s and self._is_steady(stay, features, reason):
+            here = self.config.tier(stay.tier)
+            return TierChoice(here.name, here.model, "in a tool loop")
         if not stay or not route.sticky_s or names.index(wanted.name) >= names.index(stay.tier):
             return TierChoice(wanted.name, wanted.model, reason)
 
@@ -112,9 +119,19 @@ class Tiers:
         """An answer came from the tier, which then has the prompt and the answer cached."""
         if session:
             stay = self._stays.get(session) or Stay()
-            stay.tier = tier
+            stay.tier, stay.has_failed = tier, False
             stay.held[tier] = usage.num_prompt + usage.num_output, now
             self._stays[session] = stay
+
+    def fail(self, session: str) -> None:
+        """A request of the session had no whole answer: it may go elsewhere, whatever it is in the middle of."""
+        if stay := self._stays.get(session):
+            stay.has_failed = True
+
+    def _is_steady(self, stay: Stay, features: Features, reason: str) -> bool:
+        """Whether the session's model is to stay: it is using tools, and neither it nor its last call has failed."""
+        is_known = stay.tier in self.config.names
+        return is_known and features.is_tool_loop and not stay.has_failed and reason != TOOL_ERROR
 
     def _route(self, model: str) -> Route:
         route = self.config.route(model)
@@ -129,7 +146,7 @@ class Tiers:
             tier, reason = usual, f"task {task}"
         above = self.config.above(tier.name)
         if above and features.has_tool_error and route.cascade and "tool_error" in route.cascade.on:
-            return above, "tool error"
+            return above, TOOL_ERROR
         return tier, reason
 
 
