@@ -60,6 +60,10 @@ class Agent(Generic[T]):
     anything pydantic can check. With `tool_choice` "required" a run begins with a call, which an answer that has a type
     is itself; after that it is the model's choice again. `max_result_share` is how much of the model's window one
     result of a tool may take: a longer one is cut.
+
+    `priority` is the class of its turns, which servers that know classes go by: if not given, interactive, workflow for
+    a sub-agent, and background for a `task` that nobody waits for (`summary`, `title`, `evaluation`, `batch`). By its
+    `task` a router chooses the model.
     """
 
     def __init__(
