@@ -1,5 +1,7 @@
 """Server-sent events, whatever ends their lines and wherever they are cut."""
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -70,6 +72,14 @@ def test_where_the_last_whole_event_ends(data: bytes, end: int) -> None:
 def test_what_is_written_is_read() -> None:
     [event] = EventReader().push(write_event("ping", a="ü\n"))
     assert event == ServerEvent("ping", '{"type":"ping","a":"ü\\n"}'.encode())
+
+
+@given(st.text() | st.text("a\x85\u2028\u2029é\n", max_size=8))
+def test_no_line_ends_within_what_is_written(text: str) -> None:
+    data = write_event("ping", a=text)
+    assert len(data.decode().splitlines()) == 3  # as clients cut it who take text apart
+    [event] = EventReader().push(data)
+    assert json.loads(event.data)["a"] == text
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ _PINGS = re.compile(rb'(?:(?::[^\r\n]*|event: ping|data: \{"type": ?"ping"\})?\r
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 _BLANK_LINES = (b"\n\n", b"\r\r", b"\n\r")  # two line ends in a row; CR LF is one
 _EVENT = re.compile(rb".*?(?:\n\n|[\r\n]\r\n?|\Z)", re.DOTALL)
+_OTHER_LINE_ENDS = re.compile("\x85|\u2028|\u2029".encode())
 _BOM = b"\xef\xbb\xbf"
 _encode = msgspec.json.Encoder().encode
 
@@ -130,7 +131,12 @@ def take_tokens(data: bytes) -> tuple[bytes, list[int]]:
 
 
 def write_data(value: Any) -> bytes:
-    return b"data: " + _encode(value) + b"\n\n"
+    return b"data: " + escape_line_ends(_encode(value)) + b"\n\n"
+
+
+def escape_line_ends(json: bytes) -> bytes:
+    """JSON without the characters, beside the line ends of the format, at which clients such as httpx end a line."""
+    return json if json.isascii() else _OTHER_LINE_ENDS.sub(lambda found: b"\\u%04x" % ord(found[0].decode()), json)
 
 
 def write_event(kind: str, **fields: Any) -> bytes:

@@ -181,8 +181,8 @@ def test_the_more_prompts_wait_the_longer_a_step_may_be(budget: PrefillBudget) -
 
 def test_the_sooner_a_prompt_is_prefilled_the_more_it_counts_beside_those_who_decode(budget: PrefillBudget) -> None:
     output_s = OUTPUT_TOKENS * PLAIN_S - PLAIN_S  # and a step, that a prompt takes at least
-    one, two = (begin(budget, 1, 2, prefill_s) for prefill_s in (output_s, output_s / math.sqrt(2)))
-    assert one == pytest.approx(PLAIN_S / 2, rel=0.1)
+    one, two = (begin(budget, 1, 2, prefill_s) for prefill_s in (output_s / math.sqrt(1.5), output_s / math.sqrt(2)))
+    assert one == pytest.approx(0.75 * PLAIN_S, rel=0.1)
     assert two == pytest.approx(PLAIN_S, rel=0.1)
     assert begin(budget, 1, 2, output_s / 100) == pytest.approx(2 * PER_PROMPT * PLAIN_S, rel=0.1), "the longest step"
     assert begin(budget, 1, 2, 100 * output_s) == pytest.approx(LEAST * PLAIN_S, rel=0.1), "nobody waits for ever"

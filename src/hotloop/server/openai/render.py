@@ -25,7 +25,7 @@ from hotloop.server.job import Job
 from hotloop.server.service import Service
 from hotloop.server.stream import EventStream, JsonResponse, submit
 from hotloop.wire.field import Json
-from hotloop.wire.sse import COMMENT, DONE
+from hotloop.wire.sse import COMMENT, DONE, escape_line_ends
 
 MIN_LOGPROB = -9999.0
 """JSON has no infinity: a token that cannot come is this unlikely."""
@@ -119,7 +119,7 @@ class ChunkWriter:
             [part] = parts
             if type(part) is TextDelta:
                 head, tail = self._frames[index]
-                return head + _encode(part.text) + tail
+                return head + escape_line_ends(_encode(part.text)) + tail
         return b"".join(map(self._chunk, self._choices(index, piece)))
 
     def _choices(self, index: int, piece: Piece) -> Iterable[Json]:
@@ -133,7 +133,7 @@ class ChunkWriter:
             yield self._renderer.closing(index, piece)
 
     def _chunk(self, choice: Json) -> bytes:
-        return self._head + _encode([choice]) + self._tail
+        return self._head + escape_line_ends(_encode([choice])) + self._tail
 
 
 def render_logprobs(logprobs: Iterable[TokenLogprob], tokenizer: Tokenizer) -> list[Json]:
