@@ -62,6 +62,9 @@ MIN_CHARS = 400
 UNKNOWN_WINDOW_TOKENS = 131_072
 """The context window that is assumed when the model's server does not report one."""
 
+_BROKEN_STREAMS = Retries(max_tries=6, first_pause_s=0.2)
+"""How often an answer is asked for that breaks off behind its first words: who sent it has died, others may live."""
+
 Emit = Callable[[events.Event], None]
 Taken = tuple[EndReason, Message, list[Pending]]
 """How an answer ended, what it said, and its calls."""
@@ -468,7 +471,7 @@ class RunLoop:
                     return self._begun
                 self._dropped += self._begun
                 self._begun = []
-                await Retries().wait(num_tries, error)
+                await _BROKEN_STREAMS.wait(num_tries, error)
                 self._journal.ask_again(turn)
                 telling.restart(str(error))
         raise AssertionError("the tries come to an end")
