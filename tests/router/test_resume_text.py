@@ -1,5 +1,6 @@
 """Replicas that tell no tokens: an answer goes on from its text where the API has a way to say so, and only there."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -36,6 +37,7 @@ class Teller:
         self.all_of_them = all_of_them
         self.dies_after: int | None = None
         self.last_words = b""
+        self.hangs = False
         self.seen: list[dict[str, Any]] = []
         self.num_counted = 0
 
@@ -57,6 +59,8 @@ class Teller:
         await send({"type": "http.response.body", "body": json.dumps(said).encode()})
 
     async def _stream(self, path: str, given: dict[str, Any], send: Any) -> None:
+        if self.hangs and self.dies_after is None:
+            await asyncio.Event().wait()
         head = [(b"content-type", b"text/event-stream")]
         await send({"type": "http.response.start", "status": 200, "headers": head})
         for i, piece in enumerate(self._pieces(path, given)):
@@ -262,3 +266,19 @@ async def test_several_choices_and_log_probabilities_are_not_gone_on_with(teller
         teller.dies_after = 4
     router = await route(configs(tellers, "vllm"))
     assert b"cannot go on elsewhere" in await ask(router, **fields)
+
+
+async def test_who_leaves_while_an_answer_looks_for_another_replica_leaves_nothing_behind(tellers, route):
+    for teller in tellers:
+        teller.dies_after, teller.hangs = 4, True
+    router = await route(configs(tellers, "vllm"))
+    body = {"model": "m", "stream": True, "messages": MESSAGES}
+    async with router.client.stream("POST", CHAT, json=body) as response:
+        heard = b""
+        async for piece in response.aiter_raw():
+            heard += piece
+            if WHOLE[:5].encode() in heard:
+                break
+        await router.until(lambda: sum(len(teller.seen) for teller in tellers) == 2)
+    await router.until(lambda: all(not each.num_running for each in router.replica_set.replicas.values()))
+    assert sum(each.upstream.num_open for each in router.replica_set.replicas.values()) <= 1

@@ -8,9 +8,12 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
+from cachetools import FIFOCache
+
 from hotloop.core.errors import ConfigError
 from hotloop.core.prices import Prices
 
+_MAX_NAMES = 1_000
 _FIELDS = ("prompt", "cached", "output")
 
 LISTED: Mapping[str, Prices] = {
@@ -36,6 +39,7 @@ class PriceTable:
     """Prices by patterns of names, as a shell has them; one's own before the listed ones."""
 
     def __init__(self, own: Mapping[str, Prices] | None = None) -> None:
+        self._found: FIFOCache[str, Prices | None] = FIFOCache(_MAX_NAMES)
         self._prices = {**(own or {}), **{name: price for name, price in LISTED.items() if name not in (own or {})}}
 
     @classmethod
@@ -47,8 +51,11 @@ class PriceTable:
 
     def find(self, model: str) -> Prices | None:
         """None for a model without a price. A vendor's name before it, as in `openai/gpt-5`, is looked past."""
-        name = model.rpartition("/")[2]
-        return next((each for pattern, each in self._prices.items() if fnmatchcase(name, pattern)), None)
+        if model not in self._found:
+            name = model.rpartition("/")[2]
+            fits = (each for pattern, each in self._prices.items() if fnmatchcase(name, pattern))
+            self._found[model] = next(fits, None)
+        return self._found.get(model)
 
     def cost(self, model: str, *, num_prompt: int, num_cached: int, num_output: int) -> float:
         prices = self.find(model)

@@ -96,6 +96,13 @@ def test_what_a_wheel_brings_needs_no_compiler(
     assert not list(empty_home.rglob("*.so"))
 
 
+def test_apples_compilers_are_told_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    for machine, target in (("arm64", "-mcpu=apple-m1"), ("x86_64", "-march=native")):
+        monkeypatch.setattr(build.platform, "machine", lambda machine=machine: machine)
+        assert build._target("native") == target
+        assert list(build.usable_cpus(build.LIBRARIES["decoder-half"])) != [] or machine == "x86_64"
+
+
 def test_a_machine_that_no_library_is_for_gets_none(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="riscv64"):
         build.build_for_wheel(tmp_path, "riscv64")

@@ -36,7 +36,7 @@ _FROM_WHEEL = _FOLDER / "lib"
 Cpus = Mapping[str, Mapping[str, set[str]]]
 # For each machine: what can be compiled for, the best first, and what the CPU has to have for it.
 _AMX = {"sapphirerapids": {"amx_bf16", "amx_int8", "amx_tile", "avx512_bf16", "avx512_fp16"}}
-_CPUS = {
+_CPUS: Cpus = {
     "x86_64": {
         **_AMX,
         "cascadelake": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512_vnni"},
@@ -44,15 +44,18 @@ _CPUS = {
         "x86-64-v3": {"avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"},
     },
     "aarch64": {"armv8.2-a+fp16+dotprod": {"asimdhp", "asimddp"}},
+    "arm64": {"apple-m1": set()},  # Apple's: all of its own have what is used
 }
 _ZIG_CPUS = {
     "x86-64-v4": "x86_64_v4",
     "x86-64-v3": "x86_64_v3",
     "armv8.2-a+fp16+dotprod": "generic+v8_2a+fullfp16+dotprod",
+    "apple-m1": "apple_m1",
 }
 """What zig calls them, where that is not what gcc and clang do."""
 _WHEEL_GLIBC = "2.28"
 """The oldest C library a wheel runs with: that of RHEL 8 and Debian 10, and of the manylinux images in use."""
+_WHEEL_MACOS = "11.0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +92,8 @@ class Library:
 
 
 def _target(march: str) -> str:
-    """Apple's compilers name CPUs, of which the first of its own has all that is used."""
-    is_apple = (platform.system(), platform.machine()) == ("Darwin", "arm64")
-    return "-mcpu=apple-m1" if is_apple else f"-march={march}"
+    """Apple's compilers want a CPU by its name, of which the first has all that is used."""
+    return "-mcpu=apple-m1" if platform.machine() == "arm64" else f"-march={march}"
 
 
 def _decoder(attention: str, *flags: str, cpus: Cpus | None = None) -> Library:
@@ -196,13 +198,15 @@ def _size_of(path: Path) -> Path:
 def build_for_wheel(folder: Path, machine: str) -> tuple[list[Path], str]:
     """Every library for every kind of CPU of a machine, and the platform tag of a wheel with them in it.
 
-    They need no library but glibc, from _WHEEL_GLIBC on. Raises one of BUILD_ERRORS.
+    They need no library but the system's own, from _WHEEL_GLIBC or _WHEEL_MACOS on. Raises one of BUILD_ERRORS.
     """
     if machine not in _CPUS:
         raise OSError(f"there are no libraries for {machine}, only for {' and '.join(_CPUS)}")
     if platform.system() != "Linux" or importlib.util.find_spec("ziglang") is None:
         raise OSError("libraries for wheels are built on Linux, by ziglang from PyPI")
-    zig = (sys.executable, "-m", "ziglang", "c++", "-target", f"{machine}-linux-gnu.{_WHEEL_GLIBC}")
+    is_apple = machine == "arm64"
+    target = f"aarch64-macos.{_WHEEL_MACOS}" if is_apple else f"{machine}-linux-gnu.{_WHEEL_GLIBC}"
+    zig = (sys.executable, "-m", "ziglang", "c++", "-target", target)
     recipes = {}
     for name, library in LIBRARIES.items():
         for march in (library.cpus or _CPUS).get(machine, {}):
@@ -217,7 +221,8 @@ def build_for_wheel(folder: Path, machine: str) -> tuple[list[Path], str]:
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(lambda recipe: _compile(objects[recipe], recipe, zig), objects))
         list(pool.map(link, recipes))
-    return [*recipes], f"manylinux_{_WHEEL_GLIBC.replace('.', '_')}_{machine}"
+    system = f"macosx_{_WHEEL_MACOS}" if is_apple else f"manylinux_{_WHEEL_GLIBC}"
+    return [*recipes], f"{system.replace('.', '_')}_{machine}"
 
 
 def _compile(path: Path, arguments: tuple[str, ...], program: Sequence[str] = ()) -> None:

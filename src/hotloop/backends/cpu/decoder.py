@@ -266,6 +266,7 @@ class Decoder:
         except BaseException:
             self.close()
             raise
+        del self._weights, self._places  # what they keep open is not needed any more
 
     def step(self, batch: Batch, states: Array) -> NDArray[np.float32]:
         """Logits [logits, vocabulary], once attention knows of the batch."""

@@ -28,7 +28,7 @@ TILES: tuple[KvType, ...] = ("bf16", "byte_tiles")
 _FORMATS: tuple[Format, ...] = ("int8", "bf16", "packed_ggml", "f32")
 STRIP, GROUP = 16, 32
 STRIP_KINDS = {
-    "MXFP4": (39, 5.5),
+    "MXFP4": (39, 4.5),
     "Q4_0": (2, 4.5), "Q4_1": (3, 5), "Q5_0": (6, 5.5), "Q5_1": (7, 6), "Q8_0": (8, 8.5),
     "Q2_K": (10, 6), "Q3_K": (11, 5), "Q4_K": (12, 5), "Q5_K": (13, 6), "Q6_K": (14, 7),
 }  # fmt: skip

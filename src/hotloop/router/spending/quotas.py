@@ -4,13 +4,14 @@ A request counts when it is admitted. Its tokens and money are estimated until i
 many at once cannot overrun a limit by more than their estimates are wrong. Months are those of UTC.
 """
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from hotloop.http.keys import KeyLimits, Tenant
+from hotloop.http.keys import UNLIMITED, KeyLimits, Tenant
 from hotloop.router.errors import RouteError
 
 _MINUTE_S = 60.0
@@ -54,6 +55,7 @@ class Quotas:
         self._clock = clock
         self._now = now
         self._accounts: dict[str, _Account] = {}
+        self._month_name, self._month_ends_at = "", -math.inf
 
     def restore(self, name: str, month: str, used: Used) -> None:
         """What a key had used of a month before this process began."""
@@ -68,7 +70,8 @@ class Quotas:
         if account.month_name != month:
             account.month_name, account.month = month, Used()
         self._forget(account, at)
-        for limit, retry_after_s in self._reached(tenant.limits, account, at):
+        reached = self._reached(tenant.limits, account, at) if tenant.limits is not UNLIMITED else ()
+        for limit, retry_after_s in reached:
             message = f"the API key {tenant.label!r} has reached its limit of {limit}"
             raise RouteError(429, "quota_exceeded", message, retry_after_s=retry_after_s)
         admitted = Admitted(tenant, month, at, Used(1, tokens, money))
@@ -79,10 +82,10 @@ class Quotas:
 
     def settle(self, admitted: Admitted, *, tokens: int, money: float) -> None:
         """What a request took in truth, in place of the estimate."""
-        account = self._accounts[admitted.tenant.label]
-        self._forget(account, self._clock())
+        account, at = self._accounts[admitted.tenant.label], self._clock()
+        self._forget(account, at)
         change = Used(0, tokens - admitted.used.tokens, money - admitted.used.money)
-        if admitted in account.latest:
+        if at - admitted.at < _MINUTE_S:  # else it has been forgotten
             account.minute.add(change)
         if account.month_name == admitted.month:
             account.month.add(change)
@@ -96,7 +99,8 @@ class Quotas:
 
     def _reached(self, limits: KeyLimits, account: _Account, at: float) -> Iterator[tuple[str, float]]:
         oldest_at = account.latest[0].at if account.latest else at
-        spans = (("minute", account.minute, oldest_at + _MINUTE_S - at), ("month", account.month, self._month_left_s()))
+        month_left_s = self._month_ends_at - self._now()
+        spans = (("minute", account.minute, oldest_at + _MINUTE_S - at), ("month", account.month, month_left_s))
         for span, used, left_s in spans:
             for name in ("requests", "tokens", "money"):
                 limit = getattr(limits, f"{name}_per_{span}")
@@ -104,9 +108,9 @@ class Quotas:
                     yield f"{limit:g} {name} per {span}", left_s
 
     def _month(self) -> str:
-        return datetime.fromtimestamp(self._now(), UTC).strftime("%Y-%m")
-
-    def _month_left_s(self) -> float:
-        now = datetime.fromtimestamp(self._now(), UTC)
-        year, month = divmod(now.year * 12 + now.month, 12)
-        return (datetime(year, month + 1, 1, tzinfo=UTC) - now).total_seconds()
+        if self._now() >= self._month_ends_at:
+            now = datetime.fromtimestamp(self._now(), UTC)
+            year, month = divmod(now.year * 12 + now.month, 12)
+            self._month_name = now.strftime("%Y-%m")
+            self._month_ends_at = datetime(year, month + 1, 1, tzinfo=UTC).timestamp()
+        return self._month_name

@@ -3,8 +3,8 @@
 //     number = scale * (code - center) - min          one scale and min for all 32, or for each 16 of them
 //
 // K-quants have blocks of 256 with two float scales, which the scales and mins of their groups are multiplied with. The
-// sixteen numbers of MXFP4 are halves of whole ones, so that codes of five bits have them all. Rows of floats become codes of
-// eight bits, or, as FLOATS_TO_4, of four.
+// sixteen numbers of MXFP4 are halves of whole ones, which are its codes: they are stored as places in a table. Rows of floats
+// become codes of eight bits, or, as FLOATS_TO_4, of four.
 
 #pragma once
 
@@ -16,6 +16,8 @@
 constexpr int GROUP = 32;  // neighbours along K
 
 enum class GgmlType { F32 = 0, F16 = 1, BF16 = 30, MXFP4 = 39, FLOATS_TO_4 = 1000, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q2_K = 10, Q3_K = 11, Q4_K = 12, Q5_K = 13, Q6_K = 14 };
+
+constexpr int BY_TABLE = 16 + 4;  // four bits that say which code it is of a table
 
 struct GgmlTypeInfo {
     int block_items, block_bytes;
@@ -30,7 +32,7 @@ inline GgmlTypeInfo info_of(GgmlType kind) {
         case GgmlType::F16:
         case GgmlType::BF16: return {32, 64, 8, 128, 255, false, false};
         case GgmlType::FLOATS_TO_4: return {32, 128, 4, 0, 15, false, true};
-        case GgmlType::MXFP4: return {32, 17, 5, 12, 24, false, false};
+        case GgmlType::MXFP4: return {32, 17, BY_TABLE, 12, 24, false, false};
         case GgmlType::Q4_0: return {32, 18, 4, 8, 15, false, false};
         case GgmlType::Q4_1: return {32, 20, 4, 0, 15, false, true};
         case GgmlType::Q5_0: return {32, 22, 5, 16, 31, false, false};
@@ -119,12 +121,15 @@ inline void read_q3_k(const uint8_t* b, int i, Group& g) {
     for (int j = 0; j < GROUP; j++) g.codes[j] = (low[j] >> i % 4 * 2 & 3) | (high[j] >> i & 1) << 2;
 }
 
+alignas(16) constexpr uint8_t TABLE[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};  // of MXFP4
+
 inline void read_mxfp4(const uint8_t* b, Group& g) {
-    static constexpr uint8_t doubled[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};  // and centered
     set_scale(g, std::ldexp(1.0f, b[0] - 128), 0.0f);
     low_halves_first(b + 1, g.codes);
-    for (uint8_t& code : g.codes) code = doubled[code];
+    for (uint8_t& code : g.codes) code = TABLE[code];
 }
+
+inline uint8_t place_in_table(uint8_t code) { return (uint8_t)(std::find(TABLE, TABLE + 15, code) - TABLE); }
 
 inline bool are_floats(GgmlType kind) {
     return kind == GgmlType::F32 || kind == GgmlType::F16 || kind == GgmlType::BF16 || kind == GgmlType::FLOATS_TO_4;

@@ -67,6 +67,20 @@ inline Codes shifted_into(Codes v, Codes rest) {
 #endif
 }
 
+// Of sixteen bytes those that these say.
+inline Codes looked_up(const uint8_t* table, Codes v) {
+#if defined(__ARM_NEON)
+    return vqtbl1q_u8(vld1q_u8(table), v);
+#elif defined(__AVX512BW__)
+    return (Codes)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_load_si128((const __m128i*)table)), (__m512i)v);
+#elif defined(__AVX2__)
+    return (Codes)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_load_si128((const __m128i*)table)), (__m256i)v);
+#else
+    for (int i = 0; i < LANE_BYTES; i++) v[i] = table[v[i]];
+    return v;
+#endif
+}
+
 inline Codes high_halves(Codes v) {
     using Pairs = uint16_t __attribute__((vector_size(LANE_BYTES)));
     return IS_SIGNED ? v >> 4 : (Codes)((Pairs)v >> 4) & 15;

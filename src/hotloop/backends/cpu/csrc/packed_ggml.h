@@ -20,7 +20,7 @@ struct Strip {
 
     int num_scales() const { return STRIP * (info.has_halves ? 2 : 1); }
     int code_offset() const { return num_scales() * (info.has_mins ? 2 : 1) * (int)sizeof(half); }
-    int group_bytes() const { return code_offset() + info.bits * GROUP_CODES / 8; }
+    int group_bytes() const { return code_offset() + info.bits % 16 * GROUP_CODES / 8; }
     const uint8_t* group(int i) const { return at + (size_t)i * group_bytes(); }
 };
 
@@ -37,6 +37,7 @@ void with_codes(const GgmlTypeInfo& info, Work work) {
         case 5: return info.has_mins ? work.template operator()<5, false, true>() : work.template operator()<5, false, false>();
         case 6: return work.template operator()<6, true, false>();
         case 8: return work.template operator()<8, false, false>();
+        case BY_TABLE: return work.template operator()<BY_TABLE, false, false>();
         default:
             with_shape(info, [&]<bool HAS_HALVES, bool HAS_MINS>() {
                 work.template operator()<4, HAS_HALVES, HAS_MINS>();
@@ -82,9 +83,10 @@ inline void pack_strip(const Strip& strip, GgmlType kind, const uint8_t* const* 
                 scales[part * STRIP + column] = (half)g.scales[part];
                 if (strip.info.has_mins) scales[strip.num_scales() + part * STRIP + column] = (half)g.mins[part];
             }
+            for (uint8_t& code : g.codes) code = strip.info.bits == BY_TABLE ? place_in_table(code) : code;
             for (int row = 0; row < WORD_ROWS; row++) memcpy(codes[row] + column * 4, g.codes + row * 4, 4);
         }
-        pack_codes(codes, strip.info.bits, to + strip.code_offset());
+        pack_codes(codes, strip.info.bits % 16, to + strip.code_offset());
     }
 }
 
@@ -97,6 +99,7 @@ inline __attribute__((always_inline)) void unpack_piece(const uint8_t* codes, Co
     }
     const Codes both = load_codes(codes + ROW * 64);
     low = both & 15, high = high_halves(both);
+    if constexpr (BITS == BY_TABLE) low = looked_up(TABLE, low), high = looked_up(TABLE, high);
     if constexpr (BITS == 5) {
         const Codes fifth = load_codes(codes + 256);
         low = shifted_into<4 - ROW, 16>(fifth, low), high = shifted_into<-ROW, 16>(fifth, high);
@@ -126,6 +129,7 @@ inline void unpack_codes(const Strip& strip, const uint8_t* group, Code (*to)[ST
         case 4: return unpack_codes<4>(codes, center, to);
         case 5: return unpack_codes<5>(codes, center, to);
         case 6: return unpack_codes<6>(codes, center, to);
+        case BY_TABLE: return unpack_codes<BY_TABLE>(codes, center, to);
         default: return unpack_codes<8>(codes, center, to);
     }
 }

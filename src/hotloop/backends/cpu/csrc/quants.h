@@ -86,6 +86,7 @@ inline void narrow_strip(const Strip& strip, int first, int count, Vector invers
             case 4: narrow_group<4>(strip, group, inverse, half); break;
             case 5: narrow_group<5>(strip, group, inverse, half); break;
             case 6: narrow_group<6>(strip, group, inverse, half); break;
+            case BY_TABLE: narrow_group<BY_TABLE>(strip, group, inverse, half); break;
             default: narrow_group<8>(strip, group, inverse, half);
         }
     }
