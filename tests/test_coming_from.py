@@ -2,7 +2,10 @@
 
 import importlib.util
 import json
+import os
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,6 +19,7 @@ BLOCKS = re.findall(r"## (.*?)\n```python\n(.*?)```", PAGE.read_text("utf-8"), r
 NEEDED = {"hotloop": "hotloop", "pydantic-ai": "pydantic_ai"}
 """Of the others only the syntax is checked: they are not installed for the tests."""
 
+SOURCES = os.pathsep.join(filter(None, sys.path))
 CALL = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
 USAGE = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
 
@@ -75,13 +79,14 @@ def server() -> Iterator[Server]:
 
 @pytest.mark.parametrize(("title", "code"), BLOCKS, ids=[title for title, _ in BLOCKS])
 def test_each_asks_the_same_and_answers_the_same(title: str, code: str, server: Server):
-    program = compile(code.replace("http://localhost:8700", f"http://127.0.0.1:{server.server_port}"), title, "exec")
+    text = code.replace("http://localhost:8700", f"http://127.0.0.1:{server.server_port}")
+    compile(text, title, "exec")
     if title not in NEEDED:
         return
     assert importlib.util.find_spec(NEEDED[title])
-    names: dict[str, Any] = {"__name__": title}
-    exec(program, names)
-    assert names["answer"] == "It is 24 degrees in Rome."
+    command = [sys.executable, "-c", f"{text}\nprint(answer)"]  # apart: not all of them close what they open
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ | {"PYTHONPATH": SOURCES})
+    assert ran.stdout == "It is 24 degrees in Rome.\n", ran.stderr
     first, second = server.bodies
     assert [message["role"] for message in first["messages"]] == ["system", "user"]
     assert first["messages"][0]["content"] == "You help Ada, who lives in Rome."
