@@ -295,8 +295,7 @@ void run_rows(const Rows& rows, const Weights& w, const Target& target, const Ro
             for (int panel = 0; panel < num_panels; panel++) {
                 const int count = std::min(FLOAT_CHUNK, w.num_in - k);
                 const float* weights = floats_of(w, job.panel_begin + panel, k, count, scratch.widened);
-                multiply_floats(begin, end, weights, count,
-                                [&](int row) { return &rows.floats[(size_t)row * rows.num_floats + k]; },
+                multiply_floats(rows.floats, begin, end, weights, k, count,
                                 [&](int row, int half) { return sums(panel, half, row); });
             }
     } else if (are_few) {
