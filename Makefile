@@ -17,7 +17,7 @@ NODE_CLIENTS := @anthropic-ai/claude-code @openai/codex opencode-ai @qwen-code/q
     @earendil-works/pi-coding-agent @vibe-kit/grok-cli openai @anthropic-ai/sdk ai @ai-sdk/openai @ai-sdk/openai-compatible zod
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model check format test test-page test-ray test-clients test-kernels test-gpu test-mutants test-fuzz test-wheel test-install test-deploy bench-gpu demo bench benchmarks wheel docs docs-site clean
+.PHONY: help setup model check format test test-apart test-page test-ray test-clients test-kernels test-gpu test-mutants test-fuzz test-wheel test-install test-deploy bench-gpu demo bench benchmarks wheel docs docs-site clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +48,9 @@ format: $(STAMP) ## Rewrite the code as `make check` wants it
 test: model ## Run the tests
 	@# three for two cores: each waits a fifth of a second for every server that it stops
 	PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n 3 --dist worksteal
+
+test-apart: model ## Run the server's tests with the engine behind a link, as in a process of its own
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 3 --dist worksteal --apart tests/server
 
 test-page: model ## Run the dashboard's tests in Chromium, which is installed where Debian's packages can be
 	@$(PIP) install playwright -c constraints.txt
@@ -80,7 +83,7 @@ $(KERNELS)/.installed: pyproject.toml constraints.txt constraints-kernels.txt
 	@echo "installing CPU torch and triton into $(KERNELS) ..."
 	@$(KERNELS)/bin/python -m pip --disable-pip-version-check -qq install torch triton transformers -c constraints-kernels.txt
 	@$(KERNELS)/bin/python -m pip --disable-pip-version-check -qq install 'pip>=25.1'
-	@$(KERNELS)/bin/python -m pip --disable-pip-version-check -qq install -e '.[cpu]' --group dev -c constraints.txt
+	@$(KERNELS)/bin/python -m pip --disable-pip-version-check -qq install -e '.[cpu,hub,kv-events,mcp,otel]' --group dev -c constraints.txt
 	@touch $@
 
 test-kernels: $(KERNELS)/.installed ## Run the CUDA backend's tests without a card, in Triton's interpreter
@@ -90,7 +93,7 @@ $(CUDA)/.installed: pyproject.toml constraints.txt
 	@$(CUDA)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(CUDA)
 	@echo "installing hotloop and PyTorch with CUDA into $(CUDA) ..."
 	@$(CUDA)/bin/python -m pip --disable-pip-version-check -qq install 'pip>=25.1'
-	@$(CUDA)/bin/python -m pip --disable-pip-version-check -qq install -e '.[cuda,cpu]' --group dev transformers
+	@$(CUDA)/bin/python -m pip --disable-pip-version-check -qq install -e '.[cuda,cpu,hub,kv-events,mcp,otel]' --group dev transformers
 	@touch $@
 
 test-gpu: $(GPU_READY) ## Run the CUDA backend's tests on this machine's card, then random requests for two minutes

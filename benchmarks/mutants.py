@@ -63,7 +63,7 @@ TESTS: Mapping[str, list[str]] = {
     + _engine("scheduler/scheduler"),
     "engine/scheduler/fairness.py": _engine("scheduler/fairness", "scheduler/scheduler"),
     "engine/sessions/admission.py": _engine("sessions/admission", "scheduler/scheduler_memory", "scheduler/scheduler"),
-    "engine/kvcache/full_attention.py": _SCHEDULER,
+    "engine/kvcache/full_attention.py": [*_SCHEDULER, *_kvcache("recurrent_host")],
     "engine/scheduler/scheduler.py": _SCHEDULER,
     "engine/drafting/payoff.py": _DRAFTING,
     "engine/drafting/speculation.py": _DRAFTING,

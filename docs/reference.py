@@ -1,5 +1,6 @@
 """The generated pages of the manual: `make docs` writes them, a test checks that they are up to date."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import MISSING, fields
 from io import StringIO
@@ -13,6 +14,7 @@ from hotloop.cli.main import load_all
 from hotloop.cli.settings import CONFIG_FILE, env_name, flag_name
 from hotloop.core.config import CONFIG_CLASSES, FEATURES, RELOADABLE
 
+DOCS = Path(__file__).parent
 _WIDTH = 100
 app = load_all()
 
@@ -86,6 +88,15 @@ file; of several such lists the first, in the order above, counts. In Python eac
 """
 
 
+_LLMS_INTRO = """# hotloop
+
+> Serves, routes and examines what AI agents ask language models: prefix caching that survives tool calls, a router by
+> cached prefix, a linter and a doctor for prompts and deployments. OpenAI's and Anthropic's APIs.
+
+## Documentation
+"""
+
+
 def cli_page() -> str:
     parts = [_CLI_INTRO]
     for command in _commands():
@@ -99,6 +110,13 @@ def cli_page() -> str:
 
 def configuration_page() -> str:
     return "\n".join([_CONFIGURATION_INTRO, _features_section(), *(_class_section(cls) for cls in CONFIG_CLASSES)])
+
+
+def llms_page() -> str:
+    """The index for programs that read it (llmstxt.org): each task with its pages."""
+    rows = re.findall(r"^\| ([^|]+) \| (.*\]\(.*) \|$", (DOCS / "index.md").read_text("utf-8"), re.MULTILINE)
+    lines = [f"- {page}: {task}" for task, pages in rows for page in re.findall(r"\[[^]]+\]\([^)]+\)", pages)]
+    return "\n".join([_LLMS_INTRO, *lines, ""])
 
 
 def _commands() -> Iterator[list[str]]:
@@ -140,6 +158,6 @@ def _default(value: Any) -> str:
 
 
 if __name__ == "__main__":
-    docs = Path(__file__).parent
-    (docs / "cli.md").write_text(cli_page(), encoding="utf-8")
-    (docs / "configuration.md").write_text(configuration_page(), encoding="utf-8")
+    (DOCS / "cli.md").write_text(cli_page(), encoding="utf-8")
+    (DOCS / "configuration.md").write_text(configuration_page(), encoding="utf-8")
+    (DOCS / "llms.txt").write_text(llms_page(), encoding="utf-8")

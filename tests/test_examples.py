@@ -9,6 +9,7 @@ import pytest
 
 from hotloop import ScriptedCall, ScriptedModel, ToolError
 from hotloop.agent.agent import Agent
+from hotloop.agent.tools.sub_agent import SubAgent
 from hotloop.cli.agent.file import AgentFile, load_agent_file
 from hotloop.core.message import Message
 
@@ -112,3 +113,21 @@ async def test_the_notes_are_kept_by_an_mcp_server():
     ) as agent:
         result = await agent.run("A note, please.")
     assert [m.content for m in result.conversation.messages if m.role == "tool"] == [written, read, listed]
+
+
+async def test_the_pipeline_reads_once_says_its_classes_and_shares_results_with_its_sub_agent():
+    found = load("pipeline")
+    asks = ScriptedCall("what_to_pack", prompt="for Rome")
+    looks = [ScriptedCall("weather", city="Rome"), ScriptedCall("weather", city="Rome"), asks]
+    script = ScriptedModel([looks, "By train."])
+    helper = ScriptedModel([[ScriptedCall("weather", city="Rome")], "A hat."])
+    advisor = next(tool for tool in found.agent.tools if isinstance(tool, SubAgent))
+    inner = advisor._run.__self__
+    inner.settings = replace(inner.settings, model=helper)
+    found.agent.settings = replace(found.agent.settings, model=script)
+    result = await found.agent.run("Go.", context=found.context)
+    said = [message.content for message in result.conversation.messages if message.role == "tool"]
+    assert said == ['{"city":"Rome","celsius":23}'] * 2 + ["A hat."]
+    assert result.spent.num_reused == 1
+    assert [ask.priority.name for ask in (script.asks[0], helper.asks[0])] == ["INTERACTIVE", "WORKFLOW"]
+    assert (helper.asks[0].task, helper.asks[0].parent_id) == ("simple_qa", result.conversation.session_id)

@@ -82,11 +82,13 @@ def measure_predictions(
     num_learn: int,
     learns_on: bool = False,
     threshold: float = 0.8,
+    next_threshold: float | None = None,
     max_waste: float = 0.25,
     pace: Pace | None = None,
 ) -> Figures:
     """Learn from the first `num_learn` runs and predict the others; `learns_on` goes on learning, turn by turn."""
-    table = _Table(Predictor(), threshold, Budget(max_waste, 0.0), pace or Pace())
+    next_threshold = threshold if next_threshold is None else next_threshold
+    table = _Table(Predictor(), threshold, next_threshold, Budget(max_waste, 0.0), pace or Pace())
     for index, messages in enumerate(runs):
         is_test = index >= num_learn
         table.play(messages, f"run {index}", is_test=is_test, learns=learns_on or not is_test)
@@ -97,6 +99,7 @@ def measure_predictions(
 class _Table:
     predictor: Predictor
     threshold: float
+    next_threshold: float
     budget: Budget
     pace: Pace
     figures: Figures = field(default_factory=Figures)
@@ -116,13 +119,13 @@ class _Table:
 
     def _take_turn(self, history: History, message: Message, seed: str) -> None:
         started: dict[str, float] = {}
-        self._start(self.predictor.predict(history), 0.0, started)
+        self._start(self.predictor.predict(history), 0.0, started, self.next_threshold)
         now_s = self.pace.first_token_s + self.pace.write_s(message.content)
         may_look = True
         for number, call in enumerate(message.tool_calls):
             now_s += self.pace.write_s(call.name)
             if may_look and is_read_only(call.name):
-                self._start(self.predictor.predict(history, named=call.name)[:1], now_s, started)
+                self._start(self.predictor.predict(history, named=call.name)[:1], now_s, started, self.threshold)
             now_s += self.pace.write_s(call.arguments)
             may_look = may_look and is_read_only(call.name)
             if not may_look:
@@ -132,9 +135,11 @@ class _Table:
         self._drop(started)
         self.budget.end_turn(len(message.tool_calls))
 
-    def _start(self, predictions: Iterable[Prediction], now_s: float, started: dict[str, float]) -> None:
+    def _start(
+        self, predictions: Iterable[Prediction], now_s: float, started: dict[str, float], threshold: float
+    ) -> None:
         for prediction in predictions:
-            wanted = prediction.confidence >= self.threshold and is_read_only(prediction.name)
+            wanted = prediction.confidence >= threshold and is_read_only(prediction.name)
             if wanted and prediction.key not in started and self.budget.take(0.0):
                 started[prediction.key] = now_s
                 self.figures.guesses.num_started += 1

@@ -207,6 +207,20 @@ def writes() -> Predictor:
     return predictor
 
 
+@pytest.mark.parametrize(("thresholds", "num_started"), [({}, 0), ({"next_threshold": 0.5}, 1)])
+async def test_what_comes_next_has_a_threshold_of_its_own(thresholds: dict[str, float], num_started: int):
+    predictor = Predictor()
+    for number in range(40):
+        order = f"W{number:03}A1"
+        call = step("find_order", {"order_id": order}, "sent", "x") if number % 4 else []
+        predictor.learn([user(f"where is {order}"), *call, Message("assistant", "There.")])
+    confidence = predictor.predict(History().follow([user("where is W099A1")]))[0].confidence
+    assert 0.5 < confidence < 0.9
+    speculation = SpeculativeTools(predictor, threshold=0.9, **thresholds)
+    await listen(agent(lambda ask: "There.", Shop(), speculation), "where is W099A1")
+    assert speculation.counts.num_started == num_started
+
+
 async def test_a_tool_that_is_not_read_only_never_runs_ahead():
     speculation, shop = SpeculativeTools(writes(), threshold=0.01), Shop()
     assert speculation.predictor.predict(History().follow([user("cancel W099A1")]))[0].confidence > 0.8
@@ -352,7 +366,9 @@ async def test_a_file_that_cannot_be_written_ends_no_run(tmp_path: Path, caplog:
     assert "not kept" in caplog.text
 
 
-@pytest.mark.parametrize("wrong", [{"threshold": 0}, {"threshold": 1.5}, {"max_waste": -1}, {"max_concurrent": 0}])
+@pytest.mark.parametrize(
+    "wrong", [{"threshold": 0}, {"threshold": 1.5}, {"next_threshold": 0}, {"max_waste": -1}, {"max_concurrent": 0}]
+)
 def test_wrong_settings_are_said(wrong: dict[str, float]):
     with pytest.raises(ConfigError, match="must be"):
         SpeculativeTools(**wrong)  # type: ignore[arg-type]

@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 
 import docs.reference
-from docs.reference import configuration_page
+from docs.reference import configuration_page, llms_page
 
 from hotloop.cli.command_line import SETTING_GROUPS
 from hotloop.cli.settings import env_name, flag_name
@@ -21,6 +21,10 @@ def test_the_command_line_page_is_up_to_date():
 
 def test_the_configuration_page_is_up_to_date():
     assert (DOCS / "configuration.md").read_text("utf-8") == configuration_page(), "run `make docs`"
+
+
+def test_the_index_for_programs_is_up_to_date():
+    assert (DOCS / "llms.txt").read_text("utf-8") == llms_page(), "run `make docs`"
 
 
 def test_every_setting_is_documented_and_has_a_flag():

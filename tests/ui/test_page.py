@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 from tests.ui.conftest import NUM_RUNS, Browsing, PageServer
-from tests.ui.made_up import SCRIPT, TOOLS, Run, hostile_run, long_run
+from tests.ui.made_up import SCRIPT, START_NS, TOOLS, Run, hostile_run, long_run
 
 LONG, HOSTILE = long_run()[0].trace_id, hostile_run()[0].trace_id
 NUM_FAILED = sum(i % 9 == 4 and i % 7 != 3 for i in range(NUM_RUNS - 2))  # as `make_runs` has it
@@ -47,6 +47,32 @@ class TestOverview:
         server = serve()
         tab.open(server.url).wait_for_selector("text=No runs are recorded yet.")
         tab.open(f"{server.url}#/runs").wait_for_selector("text=No runs are recorded yet.")
+
+
+class TestSummary:
+    def test_it_sums_up_by_what_is_chosen_and_the_choice_is_in_the_address(
+        self, tab: Browsing, serve: Callable[..., PageServer]
+    ):
+        server = serve(*FEW, clock=lambda: START_NS + 3_000 * 10**9)
+        page = tab.open(server.url)
+        page.keyboard.press("3")
+        page.wait_for_selector("table.summary")
+        assert page.locator("table.summary tbody tr").count() == 1
+        assert page.locator("table.summary td").first.text_content() == "flight desk"
+        assert page.locator("table.summary td").nth(1).text_content() == "3"
+        assert page.locator(".charts svg .mark").count() >= 3
+        page.set_viewport_size({"width": 320, "height": 900})
+        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+        page.select_option("select >> nth=0", "session")
+        page.wait_for_selector("td:text('session-01')")
+        assert "by=session" in page.url
+        page.reload()
+        page.wait_for_selector("td:text('session-01')")
+
+    def test_where_nothing_ran_it_says_so(self, tab: Browsing, serve: Callable[..., PageServer]):
+        tab.open(f"{serve(*FEW).url}#/summary?since_s=3600").wait_for_selector(
+            "text=Nothing was recorded in this time."
+        )
 
 
 class TestRuns:

@@ -7,7 +7,7 @@ import pytest
 from tests.ui.made_up import FINDINGS, START_NS, Engine, Run, fill_store, make_runs
 
 from hotloop.trace.store import TraceStore
-from hotloop.ui.source import RunFilter
+from hotloop.ui.source import RunFilter, SummaryFilter
 from hotloop.ui.store_source import LOST_S, StoreSource
 
 NUM_RUNS = 36
@@ -125,3 +125,29 @@ class TestGoingOn:
 
     def test_what_is_not_there_has_no_version(self, source: StoreSource):
         assert source.version("nothing") is None
+
+
+def test_since_leaves_out_what_began_before(source: StoreSource):
+    first, *_, last = sorted(run["start_ms"] for run in source.runs(RunFilter())["runs"])
+    at_ns = round(last * 1e6) + 1_000_000_000
+    now = StoreSource(source._store, title="here", clock=lambda: at_ns)
+    assert len(now.runs(RunFilter(since_s=(last - first) / 1e3 + 2))["runs"]) == NUM_RUNS
+    assert 0 < len(now.runs(RunFilter(since_s=(last - first) / 2e3))["runs"]) < NUM_RUNS
+    assert now.summary(SummaryFilter(since_s=1e-3))["num_runs"] == 0
+
+
+@pytest.mark.parametrize("by", ["agent", "model", "session", "key"])
+def test_a_summary_counts_every_run_once(source: StoreSource, by: str):
+    runs = source.runs(RunFilter())["runs"]
+    at_ns = round(max(run["start_ms"] for run in runs) * 1e6) + 1_000_000_000
+    now = StoreSource(source._store, title="here", clock=lambda: at_ns)
+    found = now.summary(SummaryFilter(by=by, since_s=365 * 86_400))
+    for parts in (found["groups"], found["buckets"]):
+        for name in ("num_prompt", "num_cached", "num_output"):
+            assert sum(part[name] for part in parts) == sum(run[name] for run in runs)
+        assert sum(part["num_runs"] for part in parts) == NUM_RUNS
+    assert found["num_runs"] == NUM_RUNS
+    for group in found["groups"]:
+        assert group["wall_p50_ms"] <= group["wall_p95_ms"]
+    if by == "agent":
+        assert {group["name"] for group in found["groups"]} == {run["agent"] for run in runs}

@@ -82,10 +82,12 @@ class Budget:
 class SpeculativeTools:
     """`speculation=SpeculativeTools(path=...)` of an agent. One serves many runs, in one event loop.
 
-    `threshold` is the least confidence at which a call is risked; `max_waste` the share of wasted calls, to calls the
-    model made, beyond which none is; `max_concurrent` how many run ahead at once, in a run; `max_money` what wasted
-    calls may cost in all, so that by default no tool with a cost runs ahead. `enabled` can be switched off at any time:
-    nothing runs ahead any more, and learning goes on. With `path`, what was learned is kept there.
+    `threshold` is the least confidence at which a call is risked once the model has named the tool; `next_threshold`
+    the least before it has said anything, when a hit hides more: the same if not given. `max_waste` is the share of
+    wasted calls, to calls the model made, beyond which none is; `max_concurrent` how many run ahead at once, in a run;
+    `max_money` what wasted calls may cost in all, so that by default no tool with a cost runs ahead. `enabled` can be
+    switched off at any time: nothing runs ahead any more, and learning goes on. With `path`, what was learned is kept
+    there.
     """
 
     def __init__(
@@ -93,17 +95,21 @@ class SpeculativeTools:
         predictor: Predictor | None = None,
         *,
         threshold: float = 0.8,
+        next_threshold: float | None = None,
         max_waste: float = 0.25,
         max_concurrent: int = 4,
         max_money: float = 0.0,
         path: Path | str | None = None,
     ) -> None:
-        if not 0 < threshold <= 1:
-            raise ConfigError(f"threshold must be above 0 and at most 1, not {threshold}")
+        next_threshold = threshold if next_threshold is None else next_threshold
+        for name, value in (("threshold", threshold), ("next_threshold", next_threshold)):
+            if not 0 < value <= 1:
+                raise ConfigError(f"{name} must be above 0 and at most 1, not {value}")
         if max_waste < 0 or max_concurrent < 1 or max_money < 0:
             raise ConfigError("max_waste and max_money must be at least 0, and max_concurrent at least 1")
         self.enabled = True
         self.threshold = threshold
+        self.next_threshold = next_threshold
         self.max_concurrent = max_concurrent
         self.counts = SpeculationCounts()
         self.path = Path(path) if path else None
@@ -160,7 +166,7 @@ class RunForesight:
         self._num_known = len(messages)
         self._called, self._answer, self._has_written = self._history, PartialAnswer(), False
         if self._speculation.enabled:
-            self._start(self._predictor.predict(self._history), turn)
+            self._start(self._predictor.predict(self._history), turn, self._speculation.next_threshold)
 
     def hear(self, event: Event, turn: int) -> None:
         """The model says more; once it has named a tool, its arguments may be easy to guess."""
@@ -168,7 +174,7 @@ class RunForesight:
             self._called = self._called.after(call)
             self._has_written |= not self._is_read_only(call.name)
         elif isinstance(event, CallOpened) and self._speculation.enabled and self._may_run(event.name):
-            self._start(self._predictor.predict(self._called, named=event.name)[:1], turn)
+            self._start(self._predictor.predict(self._called, named=event.name)[:1], turn, self._speculation.threshold)
 
     def claim(self, call: ToolCall) -> EarlyCall | None:
         """The model asked for this. If it runs already, its outcome is the answer; it is given out once."""
@@ -213,9 +219,9 @@ class RunForesight:
         is_open = self._tools[prediction.name].traits.open_world
         return not is_open or any(call.key == prediction.key for call in self._called.calls)
 
-    def _start(self, predictions: Iterable[Prediction], turn: int) -> None:
+    def _start(self, predictions: Iterable[Prediction], turn: int, threshold: float) -> None:
         for prediction in predictions:  # the likeliest come first
-            is_likely = prediction.confidence >= self._speculation.threshold
+            is_likely = prediction.confidence >= threshold
             if not is_likely or len(self._early) >= self._speculation.max_concurrent:
                 return
             is_new = not any(each.key == prediction.key for each in self._early)

@@ -6,9 +6,9 @@ request. No text of a user's is ever put into HTML here: there is one HTML file,
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.applications import Starlette
@@ -23,15 +23,19 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from hotloop.core.errors import HotloopError
 from hotloop.http.keys import AccessDenied, ApiKeys
 from hotloop.http.page import PAGE_PATH, TrustedHosts
-from hotloop.ui.source import RunFilter
+from hotloop.ui.source import RunFilter, SummaryFilter
 from hotloop.ui.store_source import StoreSource
+
+Filter = TypeVar("Filter", RunFilter, SummaryFilter)
 
 MAX_RUNS = 1000
 """Runs in one answer."""
 _MAX_TEXT = 200
 _STATIC = Path(__file__).parent / "static"
 _API = f"{PAGE_PATH}/api"
-_QUERY = {"q": "text", "errors": "has_errors"} | {name: name for name in ("end", "min_wall_s", "limit", "before")}
+_QUERY = {"q": "text", "errors": "has_errors"} | {
+    name: name for name in ("end", "min_wall_s", "since_s", "limit", "before")
+}
 
 HEADERS = {
     "content-security-policy": (
@@ -57,6 +61,7 @@ def create_ui(source: StoreSource, *, keys: ApiKeys | None = None, names: Sequen
         Route(f"{_API}/overview", api.overview),
         Route(f"{_API}/live", api.live),
         Route(f"{_API}/runs", api.runs),
+        Route(f"{_API}/summary", api.summary),
         Route(f"{_API}/runs/{{id}}", api.run),
         Route(f"{_API}/runs/{{id}}/lint", api.lint),
     ]
@@ -120,6 +125,10 @@ class _Api:
         wanted = parse_filter(request.query_params)
         return _answer(await asyncio.to_thread(self._source.runs, wanted, _sees_only(request)))
 
+    async def summary(self, request: Request) -> Response:
+        wanted = _parse(request.query_params, SummaryFilter)
+        return _answer(await asyncio.to_thread(self._source.summary, wanted, _sees_only(request)))
+
     async def run(self, request: Request) -> Response:
         """Who has seen it as it is hears so, and no more: a page that watches a run asks every second."""
         run_id, tenant = request.path_params["id"], _sees_only(request)
@@ -149,13 +158,18 @@ def _sees_only(request: Request) -> str | None:
 
 def parse_filter(query: Mapping[str, str]) -> RunFilter:
     """From the query of an address. Raises HTTPException where that is nonsense."""
-    given = {_QUERY[name]: value for name, value in query.items() if value and name in _QUERY}
+    wanted = _parse({_QUERY[name]: value for name, value in query.items() if name in _QUERY}, RunFilter)
+    return replace(wanted, text=wanted.text[:_MAX_TEXT].strip(), limit=min(wanted.limit, MAX_RUNS))
+
+
+def _parse(query: Mapping[str, str], kind: type[Filter]) -> Filter:
+    names = {field.name for field in fields(kind)}
+    given = {name: value for name, value in query.items() if value and name in names}
     try:
-        wanted = msgspec.convert(given, RunFilter, strict=False)
+        return msgspec.convert(given, kind, strict=False)
     except msgspec.ValidationError as error:
         reason, _, place = str(error).partition(" - at `$.")
         raise HTTPException(400, f"{place.rstrip('`')}: {reason}") from None
-    return replace(wanted, text=wanted.text[:_MAX_TEXT].strip(), limit=min(wanted.limit, MAX_RUNS))
 
 
 def _answer(value: object = None, status: int = 200, **headers: str) -> Response:

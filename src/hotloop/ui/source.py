@@ -85,10 +85,23 @@ class RunFilter:
     """Part of the session, agent, model, or the beginning of the id; in any case."""
     end: End | None = None
     min_wall_s: Annotated[float, Meta(ge=0)] = 0.0
+    since_s: Annotated[float, Meta(gt=0)] | None = None
+    """Only those that began so many seconds ago at most."""
     has_errors: bool = False
     limit: Annotated[int, Meta(ge=1)] = 200
     before: str | None = None
     """What the page before this one said: go on there."""
+
+
+GroupBy = Literal["agent", "model", "session", "key"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SummaryFilter:
+    """Which runs are summed up, and by what."""
+
+    by: GroupBy = "agent"
+    since_s: Annotated[float, Meta(gt=0, le=366 * 86_400)] = 86_400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,9 +14,11 @@ from hotloop.trace.money import PriceTable
 from hotloop.trace.span import Span
 from hotloop.trace.store import RunSummary, TraceStore
 from hotloop.ui.scene import draw_run
-from hotloop.ui.source import Json, LintLine, Live, RunFilter
+from hotloop.ui.source import Json, LintLine, Live, RunFilter, SummaryFilter
+from hotloop.ui.summary import summarise
 
 LOST_S = 600.0
+_MAX_SUMMED = 20_000
 _SCAN = 1000
 """Lines read at once, while looking for those that a filter wants."""
 
@@ -54,10 +56,13 @@ class StoreSource:
         """Lines are looked through from the newest on until there are enough; `before` says where to go on."""
         found: list[Json] = []
         before, now_ns = wanted.before, self._clock()
+        since_ns = now_ns - round(wanted.since_s * 1e9) if wanted.since_s else None
         num_lines = _SCAN if wanted.text or wanted.end or wanted.min_wall_s else wanted.limit + 1
         while True:
             has_errors = True if wanted.has_errors else None
-            scanned = self._store.runs(num_lines, before=before, tenant=tenant, has_errors=has_errors)
+            scanned = self._store.runs(
+                num_lines, before=before, tenant=tenant, since_ns=since_ns, has_errors=has_errors
+            )
             for run in scanned:
                 state = _state(run, now_ns)
                 if not _is_wanted(run, state["end"], wanted):
@@ -69,6 +74,13 @@ class StoreSource:
             if len(scanned) < num_lines:
                 return {"runs": found, "before": None}
             before = scanned[-1].trace_id
+
+    def summary(self, wanted: SummaryFilter, tenant: str | None = None) -> Json:
+        """Of the newest runs of that time, `_MAX_SUMMED` at most."""
+        now_ns = self._clock()
+        since_ns = now_ns - round(wanted.since_s * 1e9)
+        runs = self._store.runs(_MAX_SUMMED, tenant=tenant, since_ns=since_ns)
+        return summarise(runs, wanted.by, since_ns, now_ns)
 
     def version(self, run_id: str, tenant: str | None = None) -> str | None:
         """Another whenever `run` would tell something else; None where there is none of that id.

@@ -24,7 +24,7 @@ from hotloop.core.request import Request
 HALF_LIFE_S = 60.0
 AGEING_TOKENS_PER_S = 500.0
 MAX_SESSIONS = 4096
-_FADE = 0.9  # of the longest step lately, a step
+_FADE = 0.98  # of the longest step lately, a step
 
 
 class Fairness:

@@ -252,12 +252,10 @@ class Scheduler:
         return sorted(queue, key=attrgetter("rank"))
 
     def _due(self, queue: list[Request]) -> list[Request]:
-        """Who was held back for more urgent requests as long as its class may be: each begins now, if there is room,
-        whatever its class's share."""
-        lead = min((each.rank for each in (*self.running.values(), *queue)), default=len(Priority))
-        return [
-            each for each in queue if each.priority > lead and each.id in self.waiting and self.fairness.is_due(each)
-        ]
+        """Who has waited as long as its class may: each begins now, if there is room, whatever its class's share and
+        whoever is before it. Interactive requests have no class to give way to."""
+        waiting = (each for each in queue if each.priority and each.id in self.waiting)
+        return [each for each in waiting if self.fairness.is_due(each)]
 
     def _prefill(self, plan: StepPlan, queue: list[Request], lacking: dict[Request, int]) -> None:
         shortest_s = math.inf

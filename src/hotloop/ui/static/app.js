@@ -7,6 +7,7 @@ import { startTicking } from "./live.js";
 import { showOverview } from "./overview.js";
 import { showRun } from "./run/page.js";
 import { showRuns } from "./runs.js";
+import { showSummary } from "./summary.js";
 
 const main = document.getElementById("main");
 const THEMES = ["auto", "light", "dark"];
@@ -20,6 +21,7 @@ function parseAddress() {
   const parts = path.split("/").filter(Boolean);
   if (parts[0] === "runs" && parts[1]) return { view: "runs", show: showRun, id: parts[1], query };
   if (parts[0] === "runs") return { view: "runs", show: showRuns, query };
+  if (parts[0] === "summary") return { view: "summary", show: showSummary, query };
   return { view: "overview", show: showOverview, query };
 }
 
@@ -49,6 +51,7 @@ const GLOBAL_KEYS = {
   t: () => turnTheme(),
   1: () => { location.hash = "#/"; },
   2: () => { location.hash = "#/runs"; },
+  3: () => { location.hash = "#/summary"; },
 };
 
 function search() {
@@ -72,7 +75,7 @@ const HELP = [
   ["Enter", "open the run; look closer at the turn"],
   ["Esc", "back out: of the turn, of the run"],
   ["/", "search runs"],
-  ["1  2", "overview, runs"],
+  ["1  2  3", "overview, runs, summary"],
   ["t", "light, dark, as the system has it"],
   ["?", "this"],
 ];

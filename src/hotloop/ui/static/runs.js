@@ -14,6 +14,7 @@ const HEAD = [["began", "rather"], ["agent", ""], ["session", "wide"], ["end", "
   ["money", "num wide"]];
 const ENDS = [["", "any end"], ["running", "running"], ["done", "done"], ["limit", "at a limit"], ["failed", "failed"],
   ["cancelled", "cancelled"], ["lost", "lost"], ["none", "no agent"]];
+const SINCE = [["", "any day"], ["3600", "the last hour"], ["86400", "the last day"], ["604800", "the last week"]];
 const SLOWER = [["", "any length"], ["1", "over 1 s"], ["10", "over 10 s"], ["60", "over a minute"]];
 
 let lastQuery = ""; // so that leaving a run comes back to the list it was opened from
@@ -43,12 +44,13 @@ function filters(filter, list, signal) {
     "aria-label": "Search runs", value: filter.get("q") ?? "" });
   const end = choice(ENDS, filter.get("end"), "How it ended");
   const slower = choice(SLOWER, filter.get("min_wall_s"), "How long it took");
+  const since = choice(SINCE, filter.get("since_s"), "When it began");
   const errors = el("input", { type: "checkbox" });
   errors.checked = filter.get("errors") === "1";
   const apply = () => {
     const next = new URLSearchParams();
-    const values = { q: search.value.trim(), end: end.value, min_wall_s: slower.value, errors: errors.checked ? "1"
-      : "" };
+    const values = { q: search.value.trim(), end: end.value, min_wall_s: slower.value, since_s: since.value,
+      errors: errors.checked ? "1" : "" };
     for (const [name, value] of Object.entries(values)) if (value) next.set(name, value);
     lastQuery = next.toString();
     history.replaceState(null, "", lastQuery ? `#/runs?${lastQuery}` : "#/runs");
@@ -57,8 +59,8 @@ function filters(filter, list, signal) {
   let timer = 0;
   signal.addEventListener("abort", () => clearTimeout(timer)); // else it would change the address of the next view
   search.addEventListener("input", () => { clearTimeout(timer); timer = setTimeout(apply, 150); });
-  for (const field of [end, slower, errors]) field.addEventListener("change", apply);
-  return el("div", { class: "filters", role: "search" }, search, end, slower, el("label", {}, errors, " with errors"),
+  for (const field of [end, slower, since, errors]) field.addEventListener("change", apply);
+  return el("div", { class: "filters", role: "search" }, search, end, slower, since, el("label", {}, errors, " with errors"),
     el("span", { class: "grow" }), list.summary);
 }
 

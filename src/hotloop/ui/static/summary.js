@@ -1,0 +1,80 @@
+// What agents, models or keys took over some time: a table, and charts of how it went. The choice is part of the address.
+
+import { ask } from "./api.js";
+import { bar, el, empty, panel, svg } from "./dom.js";
+import { NONE, count, duration, moment, money, percent, plural, short } from "./format.js";
+
+const BY = [["agent", "by agent"], ["model", "by model"], ["session", "by session"], ["key", "by key"]];
+const SINCE = [["3600", "the last hour"], ["86400", "the last day"], ["604800", "the last week"],
+  ["2592000", "the last 30 days"]];
+const [WIDTH, HEIGHT, LEFT, BOTTOM] = [420, 120, 44, 18];
+const HEAD = [["name"], ["runs", "num"], ["with errors", "num"], ["p50", "num"], ["p95", "num"],
+  ["prompt", "num rather"], ["cached", "num"], ["recomputed", "num rather"], ["output", "num rather"], ["cost", "num"]];
+
+export async function showSummary(main, { query }, signal) {
+  const given = new URLSearchParams(query);
+  const by = choice(BY, given.get("by") ?? "agent", "Group by");
+  const since = choice(SINCE, given.get("since_s") ?? "86400", "How far back");
+  const place = el("div", {});
+  const fill = async () => {
+    const asked = new URLSearchParams({ by: by.value, since_s: since.value });
+    history.replaceState(null, "", `#/summary?${asked}`);
+    const found = await ask(`summary?${asked}`, signal);
+    place.replaceChildren(...draw(found));
+  };
+  for (const field of [by, since]) field.addEventListener("change", fill);
+  main.append(el("div", { class: "filters" }, by, since), place);
+  await fill();
+}
+
+function choice(options, chosen, label) {
+  return el("select", { "aria-label": label },
+    options.map(([value, text]) => el("option", { value, selected: value === chosen }, text)));
+}
+
+function draw({ groups, buckets, num_runs: numRuns }) {
+  if (!numRuns) return [panel("No runs", "", empty("Nothing was recorded in this time."))];
+  const charts = [
+    chart("Wall time of a run, p95", buckets, (each) => each.wall_p95_ms ?? 0, duration, "new"),
+    chart("Cached share of prompts", buckets, (each) => each.num_prompt ? each.num_cached / each.num_prompt : 0,
+      (share) => percent(share, 1), "cached"),
+    chart("Tokens recomputed", buckets, (each) => each.num_recomputed, short, "recomputed"),
+    chart("Output tokens", buckets, (each) => each.num_output, short, "sampled"),
+    chart("Runs with errors", buckets, (each) => each.num_bad, count, "recomputed"),
+    chart("Cost", buckets, (each) => each.money, (amount) => amount ? money(amount) : "0", "tool"),
+  ];
+  return [panel("Over time", `each bar ${duration(buckets[0].length_ms)}`, el("div", { class: "charts" }, charts)),
+    panel("In figures", plural(numRuns, "run"), el("div", { class: "scroll-x" }, table(groups)))];
+}
+
+function table(groups) {
+  const rows = groups.map((each) => el("tr", {},
+    el("td", { class: "cut" }, each.name || "–"), el("td", { class: "num" }, count(each.num_runs)),
+    el("td", { class: "num" }, count(each.num_bad)), el("td", { class: "num" }, duration(each.wall_p50_ms)),
+    el("td", { class: "num" }, duration(each.wall_p95_ms)), el("td", { class: "num rather" }, short(each.num_prompt)),
+    el("td", { class: "num" }, percent(each.num_cached, each.num_prompt)),
+    el("td", { class: "num rather" }, short(each.num_recomputed)),
+    el("td", { class: "num rather" }, short(each.num_output)), el("td", { class: "num" }, each.money ? money(each.money) : NONE)));
+  return el("table", { class: "summary" }, el("thead", {}, el("tr", {},
+    HEAD.map(([name, kind = ""]) => el("th", { class: kind }, name)))), el("tbody", {}, rows));
+}
+
+function chart(title, buckets, valueOf, words, kind) {
+  const values = buckets.map(valueOf);
+  const most = Math.max(...values) || 1;
+  const step = (WIDTH - LEFT) / values.length;
+  const base = HEIGHT - BOTTOM;
+  const label = `${title}: at most ${words(Math.max(...values))}`;
+  const drawing = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, width: "100%", role: "img", "aria-label": label },
+    svg("path", { class: "edge", d: `M${LEFT} ${base}H${WIDTH}` }),
+    svg("text", { x: LEFT - 6, y: 12, "text-anchor": "end" }, words(Math.max(...values))),
+    svg("text", { x: LEFT - 6, y: base, "text-anchor": "end" }, "0"),
+    svg("text", { x: LEFT, y: HEIGHT - 4 }, moment(buckets[0].start_ms)),
+    svg("text", { x: WIDTH, y: HEIGHT - 4, "text-anchor": "end" }, "now"),
+    values.map((value, i) => {
+      const height = ((base - 4) * value) / most;
+      const tip = () => [words(value), ["from", moment(buckets[i].start_ms)], ["runs", count(buckets[i].num_runs)]];
+      return value > 0 && bar(kind, LEFT + i * step, base - height, step - 1, height, { tip });
+    }));
+  return el("figure", {}, el("figcaption", { class: "muted" }, title), drawing);
+}

@@ -1,0 +1,63 @@
+"""Many runs as a few figures: what each agent, model or key took, and how that went over time. Pure."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from hotloop.trace.store import RunSummary
+from hotloop.ui.source import GroupBy, Json
+
+_NAMES: Mapping[GroupBy, Callable[[RunSummary], str]] = {
+    "agent": lambda run: run.agent,
+    "model": lambda run: run.model,
+    "session": lambda run: run.session,
+    "key": lambda run: run.tenant[:8],
+}
+_NUM_BUCKETS = 48
+_MAX_GROUPS = 50
+_BAD = frozenset({"failed", "cancelled"})
+
+
+def summarise(runs: Sequence[RunSummary], by: GroupBy, since_ns: int, now_ns: int) -> Json:
+    """The groups with most runs first; of many, the others are one. Runs that go on count for tokens, not for times."""
+    name_of = _NAMES[by]
+    groups: dict[str, list[RunSummary]] = {}
+    for run in runs:
+        groups.setdefault(name_of(run), []).append(run)
+    ordered = sorted(groups.items(), key=lambda item: -len(item[1]))
+    rows = [_figures(members) | {"name": name} for name, members in ordered[:_MAX_GROUPS]]
+    rest = [run for _, members in ordered[_MAX_GROUPS:] for run in members]
+    if rest:
+        rows.append(_figures(rest) | {"name": f"{len(ordered) - _MAX_GROUPS} others"})
+    length_ns = max(1, math.ceil((now_ns - since_ns) / _NUM_BUCKETS))
+    buckets: list[list[RunSummary]] = [[] for _ in range(_NUM_BUCKETS)]
+    for run in runs:
+        buckets[min(max((run.start_ns - since_ns) // length_ns, 0), _NUM_BUCKETS - 1)].append(run)
+    times = [
+        _figures(members) | {"start_ms": (since_ns + i * length_ns) / 1e6, "length_ms": length_ns / 1e6}
+        for i, members in enumerate(buckets)
+    ]
+    return {"groups": rows, "buckets": times, "num_runs": len(runs)}
+
+
+def _figures(runs: Sequence[RunSummary]) -> Json:
+    walls = sorted(run.wall_s * 1e3 for run in runs if not run.is_running)
+    return {
+        "num_runs": len(runs),
+        "num_bad": sum(run.num_errors > 0 or run.end in _BAD for run in runs),
+        "wall_p50_ms": quantile(walls, 0.5),
+        "wall_p95_ms": quantile(walls, 0.95),
+        **{
+            name: _total(runs, name)
+            for name in ("num_turns", "num_prompt", "num_cached", "num_recomputed", "num_output")
+        },
+        "money": sum(run.money for run in runs),
+    }
+
+
+def _total(runs: Iterable[RunSummary], name: str) -> int:
+    return sum(getattr(run, name) for run in runs)
+
+
+def quantile(ordered: Sequence[float], share: float) -> float | None:
+    """The nearest that there is; None of nothing."""
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else None
