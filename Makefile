@@ -83,7 +83,7 @@ $(KERNELS)/.installed: pyproject.toml constraints.txt constraints-kernels.txt
 	@echo "installing CPU torch and triton into $(KERNELS) ..."
 	@$(KERNELS)/bin/python -m pip --disable-pip-version-check -qq install torch triton transformers -c constraints-kernels.txt
 	@$(KERNELS)/bin/python -m pip --disable-pip-version-check -qq install 'pip>=25.1'
-	@$(KERNELS)/bin/python -m pip --disable-pip-version-check -qq install -e '.[cpu]' --group dev -c constraints.txt
+	@$(KERNELS)/bin/python -m pip --disable-pip-version-check -qq install -e '.[cpu,hub,kv-events,mcp,otel]' --group dev -c constraints.txt
 	@touch $@
 
 test-kernels: $(KERNELS)/.installed ## Run the CUDA backend's tests without a card, in Triton's interpreter
@@ -93,7 +93,7 @@ $(CUDA)/.installed: pyproject.toml constraints.txt
 	@$(CUDA)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(CUDA)
 	@echo "installing hotloop and PyTorch with CUDA into $(CUDA) ..."
 	@$(CUDA)/bin/python -m pip --disable-pip-version-check -qq install 'pip>=25.1'
-	@$(CUDA)/bin/python -m pip --disable-pip-version-check -qq install -e '.[cuda,cpu]' --group dev transformers
+	@$(CUDA)/bin/python -m pip --disable-pip-version-check -qq install -e '.[cuda,cpu,hub,kv-events,mcp,otel]' --group dev transformers
 	@touch $@
 
 test-gpu: $(GPU_READY) ## Run the CUDA backend's tests on this machine's card, then random requests for two minutes

@@ -21,6 +21,7 @@ from hotloop.agent.speculation import SpeculativeTools
 from hotloop.agent.wire.openai import OpenAIModel
 from hotloop.bench.serving import NAIVE, ChildServer
 from hotloop.core.errors import HotloopError
+from hotloop.trace.tracer import NullTracer
 from hotloop.wire.usage import ApiUsage
 
 
@@ -161,6 +162,7 @@ class Work:
             limits=Limits(turns=100, concurrency=16 if patterns.is_parallel else 1),
             temperature=0.0,
             extra=extra,
+            tracer=NullTracer(),
         )
 
 

@@ -21,9 +21,11 @@ from cyclopts import Parameter
 from cyclopts.types import PositiveFloat, PositiveInt
 
 from benchmarks.command import main
+from hotloop.agent.agent import Agent
 from hotloop.agent.executor import ToolExecutor
 from hotloop.agent.tools.tool import FunctionTool, RunContext, tool
 from hotloop.cli.output import make_table, show
+from hotloop.trace.tracer import NullTracer
 
 _CALLS = ("orders", "weather", "rates")
 _PIECES = 20
@@ -168,7 +170,35 @@ async def ask_openai(url: str, executor: ToolExecutor, is_executed: bool) -> str
                 return str(messages[-1]["content"])
 
 
-FRAMES = (Frame("openai", ask_openai), Frame("langgraph", ask_langgraph), Frame("agents", ask_agents))
+async def ask_hotloop(url: str, executor: ToolExecutor, is_executed: bool) -> str:
+    """The runtime of ours, which begins calls early by itself."""
+    agent = Agent(f"{url}#m", tools=list(executor.tools.values()), tracer=NullTracer())
+    async with agent:
+        return (await agent.run("What is it?")).output
+
+
+async def ask_pydantic(url: str, executor: ToolExecutor, is_executed: bool) -> str:
+    pydantic_ai = importlib.import_module("pydantic_ai")
+    chat, provider = (importlib.import_module(f"pydantic_ai.{name}.openai") for name in ("models", "providers"))
+    async with http_client(executor, is_executed) as http:
+        client = openai.AsyncOpenAI(base_url=url, api_key="none", http_client=http)
+        model = chat.OpenAIChatModel("m", provider=provider.OpenAIProvider(openai_client=client))
+        tools = [pydantic_ai.Tool(each, name=name) for name, each in functions(executor, is_executed)]
+        async with pydantic_ai.Agent(model, tools=tools).iter("What is it?") as run:
+            async for node in run:
+                if pydantic_ai.Agent.is_model_request_node(node):
+                    async with node.stream(run.ctx) as stream:
+                        async for _ in stream:
+                            pass
+            return str(run.result.output)
+
+
+FRAMES = (
+    Frame("openai", ask_openai),
+    Frame("pydantic_ai", ask_pydantic),
+    Frame("langgraph", ask_langgraph),
+    Frame("agents", ask_agents),
+)
 
 
 async def measure(frame: Frame, is_executed: bool, pace_s: float, tool_s: float, num_runs: int) -> list[float]:
@@ -194,10 +224,9 @@ def frameworks(
 ) -> None:
     """Wall time of a turn of three calls and its answer: each framework as it is, and with ToolExecutor."""
     rows = []
-    for frame in FRAMES:
-        if frame.name != "openai" and importlib.util.find_spec(frame.name) is None:
-            continue
-        for is_executed in (False, True):
+    frames = [frame for frame in FRAMES if importlib.util.find_spec(frame.name)]
+    for frame in [*frames, Frame("hotloop", ask_hotloop)]:
+        for is_executed in (False, True) if frame in frames else (False,):
             times = asyncio.run(measure(frame, is_executed, pace_ms / 1000, tool_ms / 1000, runs))
             label = "with ToolExecutor" if is_executed else "as it is"
             rows.append((frame.name, label, statistics.median(times), min(times), max(times)))

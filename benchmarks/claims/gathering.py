@@ -24,6 +24,7 @@ from hotloop.agent.tools.tool import FunctionTool, ToolOptions
 from hotloop.agent.wire.openai import OpenAIModel
 from hotloop.bench.serving import ChildServer
 from hotloop.core.message import Message, ToolCall
+from hotloop.trace.tracer import NullTracer
 from hotloop.wire.event import Event
 
 Way = Literal["at once", "one by one", "a call a turn"]
@@ -88,6 +89,7 @@ async def gather(model: Model, cities: Sequence[str], way: Way, tool_s: float) -
         max_tokens=120,
         temperature=0.0,
         extra={"parallel_tool_calls": way != "a call a turn", "cache_salt": way},
+        tracer=NullTracer(),
     )
     events = [event async for event in agent.stream(_ask(cities), conversation=Conversation(_example()))]
     ended = events[-1]

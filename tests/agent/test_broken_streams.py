@@ -144,4 +144,4 @@ async def test_a_server_that_breaks_off_every_time_is_given_up() -> None:
 
     model = Dying(SCRIPT)
     events = await listen(Agent(model))
-    assert (end_of(events).end, str(end_of(events).error), len(model.asks)) == ("failed", "it died", 3)
+    assert (end_of(events).end, str(end_of(events).error), len(model.asks)) == ("failed", "it died", 6)

@@ -198,10 +198,11 @@ async def test_the_limit_of_time_stops_what_runs() -> None:
 async def test_a_cut_answer_is_told() -> None:
     cut = Model(TextDelta("The ans"), Ended("length"))
     events = await listen(Agent(cut))
-    assert (end_of(events).end, str(end_of(events).error)) == (
-        "limit",
-        "the model's answer was cut off; raise max_tokens",
-    )
+    assert (end_of(events).end, end_of(events).output, end_of(events).is_cut) == ("done", "The ans", True)
+    result = await Agent(cut).run("go")
+    assert (result.output, result.is_cut) == ("The ans", True)
+    with pytest.raises(LimitReached, match="cut off; raise max_tokens"):
+        await Agent(Model(Ended("length"))).run("go")
 
 
 async def test_a_call_that_was_cut_off_is_not_made() -> None:

@@ -152,3 +152,17 @@ def test_what_cannot_be_written_is_told(tracer: StoreTracer):
     tracer.close()
     with pytest.raises(ConfigError, match="is closed"):
         tracer.journal.write("run-1", Entry("called", b"1")).result()
+
+
+def test_a_store_from_before_journals_is_given_their_tables(tmp_path: Path):
+    path = tmp_path / "trace.db"
+    StoreTracer(path).close()
+    connection = open_to_write(path)
+    for table in ("journals", "entries"):
+        connection.execute(f"DROP TABLE {table}")
+    connection.execute("PRAGMA user_version = 4")
+    connection.close()
+    tracer = StoreTracer(path)
+    begin(tracer)
+    assert [each.run_id for each in tracer.journal.list(5).result()] == ["run-1"]
+    tracer.close()

@@ -7,16 +7,20 @@ What never changes comes first in every prompt (instructions, tools in one order
 """
 
 import asyncio
+import contextvars
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, Self
 
 from typing_extensions import TypeVar
 
+from hotloop.agent.checks import ContextFunction, as_functions
 from hotloop.agent.compaction import Compaction
 from hotloop.agent.conversation import Conversation
 from hotloop.agent.events import Event, RunEnded
+from hotloop.agent.fallback import FallbackModel
 from hotloop.agent.journal import Past, decide, give_back, take_over
 from hotloop.agent.limits import Limits, Run, RunUsage
 from hotloop.agent.model import Model
@@ -29,7 +33,7 @@ from hotloop.agent.tools.dispatch import Caller
 from hotloop.agent.tools.results import ResultCache
 from hotloop.agent.tools.source import OpenTools, ToolSource
 from hotloop.agent.tools.sub_agent import SubAgent
-from hotloop.agent.tools.tool import FINAL_ANSWER, AgentTool, FinalAnswer, FunctionTool, ToolOptions
+from hotloop.agent.tools.tool import FINAL_ANSWER, AgentTool, FinalAnswer, FunctionTool, RunContext, ToolOptions
 from hotloop.core.errors import ConfigError, HotloopError
 from hotloop.core.message import Message
 from hotloop.core.prices import Prices
@@ -47,12 +51,15 @@ class Result(Generic[T]):
     output: T
     conversation: Conversation
     spent: RunUsage
+    is_cut: bool = False
+    """Whether the output was cut off by `max_tokens` or the model's window."""
 
 
 class Agent(Generic[T]):
-    """`output` is the type of the final answer: text, or anything pydantic can check. With `tool_choice` "required" a
-    run begins with a call, which an answer that has a type is itself; after that it is the model's choice again.
-    `max_result_share` is how much of the model's window one result of a tool may take: a longer one is cut.
+    """Of several models each is there for when those before it fail. `output` is the type of the final answer: text, or
+    anything pydantic can check. With `tool_choice` "required" a run begins with a call, which an answer that has a type
+    is itself; after that it is the model's choice again. `max_result_share` is how much of the model's window one
+    result of a tool may take: a longer one is cut.
 
     `priority` is the class of its turns, which servers that know classes go by: if not given, interactive, workflow for
     a sub-agent, and background for a `task` that nobody waits for (`summary`, `title`, `evaluation`, `batch`). By its
@@ -61,11 +68,14 @@ class Agent(Generic[T]):
 
     def __init__(
         self,
-        model: Model | str,
+        model: Model | str | Sequence[Model | str],
         tools: Sequence[AgentTool | ToolSource | Callable[..., Any]] = (),
-        instructions: str = "",
+        instructions: str | Callable[..., Any] = "",
         *,
         output: type[T] = str,  # type: ignore[assignment]
+        validators: Sequence[Callable[..., Any]] = (),
+        input_guards: Sequence[Callable[..., Any]] = (),
+        output_guards: Sequence[Callable[..., Any]] = (),
         limits: Limits | None = None,
         prices: Prices | None = None,
         approve: Approve | None = None,
@@ -87,16 +97,22 @@ class Agent(Generic[T]):
         if not 0 < max_result_share <= 1:
             raise ConfigError(f"max_result_share must be above 0 and at most 1, not {max_result_share}")
         self.instructions = instructions
+        if not isinstance(instructions, str):
+            ContextFunction(instructions, 0, "the instructions")
         self.output = output
         self.address = model if isinstance(model, str) else ""
         self.tools = [_as_tool(each) for each in tools]
         self._kept: OpenTools | None = None
+        self._check_names([tool for tool in self.tools if not isinstance(tool, ToolSource)])
         self.settings = RunSettings(
-            model=open_model(model) if isinstance(model, str) else model,
+            model=_as_model(model),
             limits=limits or Limits(),
             prices=prices or Prices(),
             approve=approve,
             on_uncertain=on_uncertain,
+            validators=as_functions(validators, "the validator"),
+            input_guards=as_functions(input_guards, "the guard"),
+            output_guards=as_functions(output_guards, "the guard"),
             speculation=speculation,
             results=results or ResultCache(),
             compaction=compaction,
@@ -133,13 +149,18 @@ class Agent(Generic[T]):
         notes: str = "",
         fresh: bool = False,
     ) -> Result[T]:
-        """`run`, for programs that do not await."""
+        """`run`, for programs that do not await, and in notebooks, whose loop runs already: then in a thread."""
 
         async def run() -> Result[T]:
             async with self:
                 return await self.run(prompt, conversation=conversation, context=context, notes=notes, fresh=fresh)
 
-        return asyncio.run(run())
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return asyncio.run(run())
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(contextvars.copy_context().run, asyncio.run, run()).result()
 
     def stream(
         self,
@@ -294,7 +315,7 @@ class Agent(Generic[T]):
                 if isinstance(event, RunEnded):
                     if event.error:
                         raise event.error
-                    return Result(event.output, conversation, event.spent)
+                    return Result(event.output, conversation, event.spent, event.is_cut)
         raise AssertionError("a run did not end")
 
     async def _stream(
@@ -309,13 +330,18 @@ class Agent(Generic[T]):
         conversation = conversation if conversation is not None else Conversation()
         opening = [Message("user", f"{prompt}\n\n{notes}" if notes else prompt)]
         if not conversation.messages and self.instructions:
-            opening.insert(0, Message("system", self.instructions))
+            opening.insert(0, Message("system", await self._instruct(context)))
         past = await _find_past(context)
         if past:
             opening, conversation = [], past.conversation
         async with aclosing(self._go(kind, conversation, context, opening, past, fresh=fresh)) as events:
             async for event in events:
                 yield event
+
+    async def _instruct(self, context: Sequence[Any]) -> str:
+        if isinstance(self.instructions, str):
+            return self.instructions
+        return str(await ContextFunction(self.instructions, 0, "the instructions").call(RunContext(context)))
 
     async def _go(
         self,
@@ -375,7 +401,7 @@ class Agent(Generic[T]):
         names = [tool.spec.name for tool in tools] + ([] if self.output is str else [FINAL_ANSWER])
         for name in names:
             if names.count(name) > 1:
-                raise ConfigError(f"there are two tools named {name!r}")
+                raise ConfigError(f"there are two tools named {name!r}: give one another name, tool(name=...)")
 
 
 def _as_class(given: Priority | str | None) -> Priority | None:
@@ -385,6 +411,12 @@ def _as_class(given: Priority | str | None) -> Priority | None:
             f"there is no priority {given!r}; there are {', '.join(each.name.lower() for each in Priority)}"
         )
     return found
+
+
+def _as_model(model: Model | str | Sequence[Model | str]) -> Model:
+    if isinstance(model, str):
+        return open_model(model)
+    return FallbackModel([_as_model(each) for each in model]) if isinstance(model, Sequence) else model
 
 
 def _as_tool(each: Any) -> AgentTool | ToolSource:

@@ -1,4 +1,4 @@
-"""The events of a run, each with the `time.monotonic` at which it happened.
+"""The events of a run, each with the seconds since the run began, and the `time.monotonic` at which it happened.
 
     RunStarted (TurnStarted (Text | CallOpened | CallArguments | CallDispatched | CallFinished)* TurnFinished)* RunEnded
 
@@ -18,6 +18,8 @@ from hotloop.wire.usage import ApiUsage
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
     at: float = field(default_factory=time.monotonic)
+    at_s: float = 0.0
+    """Seconds since its run began."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,14 @@ class CallSpeculated(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class PartialOutput(Event):
+    """An answer that has a type, as far as it is written: JSON values, not checked yet."""
+
+    turn: int
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
 class SubAgentEvent(Event):
     """An event of a sub-agent's run, which is a call of this run. Events of its own sub-agents are nested: `inner` is
     then a SubAgentEvent, too."""
@@ -127,6 +137,17 @@ class TurnRestarted(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class ModelPassedOver(Event):
+    """One of several models could not answer, and the next one is asked."""
+
+    turn: int
+    model: str
+    reason: str
+    kind: str
+    """The reason in a word or two: `unreachable`, `rate limited`, `refused`, or a status."""
+
+
+@dataclass(frozen=True, slots=True)
 class PlanAbandoned(Event):
     """A plan could not be followed to its end; the run goes on without one, with what was done of it."""
 
@@ -150,5 +171,7 @@ class RunEnded(Event):
 
     end: Literal["done", "waiting", "limit", "failed", "cancelled"]
     output: Any = None
+    is_cut: bool = False
+    """Whether the output was cut off by `max_tokens` or the model's window."""
     error: HotloopError | None = None
     spent: RunUsage = field(default_factory=RunUsage)

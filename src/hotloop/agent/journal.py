@@ -365,5 +365,7 @@ async def decide(journal: Journal, run_id: str, call_id: str, verdict: bool | st
 async def cancel(journal: Journal, run_id: str) -> None:
     """A run that nobody runs is over, and forgotten but for its figures. Raises RunTaken, ConfigError."""
     row, _ = await asyncio.wrap_future(journal.read(run_id))
+    if row.state in ("done", "cancelled"):
+        raise ConfigError(f"the run {row.run_id} is {row.state}: there is nothing to cancel")
     await asyncio.wrap_future(journal.take(row.run_id))
     await asyncio.wrap_future(journal.end(row.run_id, _entry(Ended("cancelled")), "cancelled", keeps_entries=False))

@@ -4,10 +4,11 @@ An answer is a stream of the wire's events, the last of them an `Ended`. What go
 it was about to say is then lost. Nothing here knows an API.
 """
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from hotloop.core.errors import RemoteError
 from hotloop.core.message import Message, Thought, Tool, ToolCall
 from hotloop.core.request import Priority
 from hotloop.core.stream import CallClosed, CallDelta, CallOpened, TextDelta, ThoughtClosed
@@ -41,6 +42,8 @@ class Ask:
     """More fields for the wire."""
     trace: TraceContext | None = None
     """What this is part of, for a server that traces."""
+    on_fallback: "Callable[[str, RemoteError], None] | None" = None
+    """Told which of several models is passed over, and why."""
 
 
 class Model(Protocol):
@@ -125,8 +128,9 @@ class PartialAnswer:
                 self.ended = event
         return None
 
-    def call_id(self, index: int) -> str:
-        return self._calls[index].id
+    def open_call(self, index: int) -> tuple[str, str]:
+        """A call's name, and its arguments so far, if it is not whole yet."""
+        return self._calls[index].name, "".join(self._arguments.get(index, ()))
 
     @property
     def message(self) -> Message:

@@ -53,10 +53,9 @@ def record(agent: Agent[T], path: Path | str) -> Agent[T]:
 def replay(agent: Agent[T], path: Path | str, *, is_paced: bool = False) -> Agent[T]:
     """The same agent, on a tape, without speculation. `is_paced`: it takes as long as it did then."""
     tape, settings = Tape(path, is_paced=is_paced), agent.settings
-    approve = tape.approve if tape.has_verdicts else None
     tools = [ReplayTool(each, tape) for each in agent.tools if not isinstance(each, ToolSource)]
     tools += [ReplayTool(offer, tape) for offer in tape.offers.values()]
-    changed = replace(settings, model=ReplayModel(tape), approve=approve, speculation=None)
+    changed = replace(settings, model=ReplayModel(tape), approve=tape.approve, speculation=None)
     return agent.rebuild(changed, tools)
 
 

@@ -7,6 +7,7 @@ import asyncio
 import itertools
 import logging
 import secrets
+import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -14,8 +15,10 @@ from functools import partial
 from typing import Any, Literal
 
 from hotloop.agent import events
+from hotloop.agent.checks import ContextFunction, check_guards
 from hotloop.agent.compaction import Compaction
 from hotloop.agent.conversation import Conversation
+from hotloop.agent.fallback import describe_kind
 from hotloop.agent.journal import (
     Added,
     Answered,
@@ -36,14 +39,16 @@ from hotloop.agent.tools.consent import Approve, Consent, OnUncertain
 from hotloop.agent.tools.dispatch import Caller, Dispatcher, EarlyCall, Pending, stop
 from hotloop.agent.tools.outcome import Outcome
 from hotloop.agent.tools.results import ResultCache
-from hotloop.agent.tools.tool import AgentTool, FinalAnswer, RunContext
+from hotloop.agent.tools.tool import AgentTool, FinalAnswer, RunContext, ToolError
 from hotloop.agent.wire.http import Retries
-from hotloop.core.errors import HotloopError, RemoteError
+from hotloop.core import stream
+from hotloop.core.errors import ConfigError, HotloopError, RemoteError
 from hotloop.core.message import Message, ToolCall
 from hotloop.core.prices import Prices
 from hotloop.core.request import Priority
 from hotloop.trace.journal import JournalRow
 from hotloop.trace.tracer import Tracer
+from hotloop.wire import event as wire
 from hotloop.wire.arguments import read_arguments
 from hotloop.wire.event import Ended, EndReason
 from hotloop.wire.hints import choose_class
@@ -56,6 +61,9 @@ MIN_CHARS = 400
 
 UNKNOWN_WINDOW_TOKENS = 131_072
 """The context window that is assumed when the model's server does not report one."""
+
+_BROKEN_STREAMS = Retries(max_tries=6, first_pause_s=0.2)
+"""How often an answer is asked for that breaks off behind its first words: who sent it has died, others may live."""
 
 Emit = Callable[[events.Event], None]
 Taken = tuple[EndReason, Message, list[Pending]]
@@ -85,6 +93,9 @@ class RunSettings:
     tracer: Tracer | None = None
     """None is that of whatever runs it, or the default one."""
     on_uncertain: OnUncertain | None = None
+    validators: tuple[ContextFunction, ...] = ()
+    input_guards: tuple[ContextFunction, ...] = ()
+    output_guards: tuple[ContextFunction, ...] = ()
     source: str = ""
     """The file that the agent is from, for who wants to go on with its runs."""
 
@@ -125,11 +136,14 @@ class RunLoop:
         self._run = Run(run_id, conversation.session_id, settings.limits, self.spent, caller, priority)
         run_context = RunContext([self._run, *context])
         run_context.check(tools)
+        _check_approval(settings, tools)
+        self._run_context = run_context
         self.conversation = conversation
         self._mark = conversation.mark()  # after the last whole turn
         self._opening = tuple(opening)
         self._past = past
-        prompt = next((each.content for each in reversed(opening) if each.role == "user"), "")
+        begun = opening or (past.began.opening if past else ())
+        self._prompt = prompt = next((each.content for each in reversed(begun) if each.role == "user"), "")
         row = past.row if past else None
         self._trace = RunTrace(settings.tracer, agent=settings.name, prompt=prompt, prices=settings.prices, row=row)
         self._journal = RunJournal(within.journal.store if within else self._trace.tracer.journal, run_id)
@@ -137,8 +151,13 @@ class RunLoop:
         self._began = Began(conversation.messages, conversation.num_tokens, self._opening, self.is_plan)
         conversation.add(*opening)
         self._settings = settings = replace(settings, model=self._trace.watch(settings.model))
-        self._emit = emit = self._trace.listening(emit)
+        self._emit = emit = self._trace.listening(_timed(emit))
         self._final = final
+        if final and settings.validators:
+            final.validate = self._validate
+        self._guard: asyncio.Task[None] | None = None  # of what the run was asked, beside its first turn
+        self._is_cut = False
+        self._num_written = self._num_partial = 0  # characters of this turn's calls, now and when last told of
         self._begun: list[Pending] = []  # calls of this turn, until they are in the conversation
         self._dropped: list[Pending] = []  # calls of this turn's earlier answers, which had broken off
         self._answer = PartialAnswer()
@@ -190,6 +209,7 @@ class RunLoop:
         finally:
             self._run.cancel()
             try:
+                await stop([self._guard] if self._guard else ())
                 await self._close()
             finally:
                 cancelled = HotloopError("the run was cancelled")
@@ -223,7 +243,10 @@ class RunLoop:
             async with deadline:
                 if self._past is None:
                     self._journal.begin(self._row, self._began)
-                return events.RunEnded("done", await self._turns(), spent=self.spent)
+                self._begin_guard()
+                output = await self._turns()
+                await self._pass_guards(output)
+                return events.RunEnded("done", output, is_cut=self._is_cut, spent=self.spent)
         except ApprovalPending as pending:
             return events.RunEnded("waiting", error=pending, spent=self.spent)
         except LimitReached as limit:
@@ -254,11 +277,38 @@ class RunLoop:
                 return self._final.value
             if pending:
                 continue
-            if reason in ("length", "window"):
+            self._is_cut = reason in ("length", "window")
+            if self._is_cut and (self._final or not message.content):
                 raise LimitReached("max_tokens", "the model's answer was cut off; raise max_tokens")
             if self._final is None:
-                return message.content
+                try:
+                    return message.content if self._is_cut else await self._validate(message.content)
+                except ToolError as error:
+                    self._say(Message("user", f"This answer cannot be accepted: {error}. Give another one."))
+                    continue
             self._say(Message("user", f"Give the answer by calling {self._final.spec.name}."))
+
+    async def _validate(self, output: Any) -> Any:
+        """The output as it is accepted. Raises ToolError if it is not."""
+        for validator in self._settings.validators:
+            changed = await validator.call(self._run_context, output)
+            output = output if changed is None else changed
+        return output
+
+    def _begin_guard(self) -> None:
+        if guards := self._settings.input_guards:
+            self._guard = asyncio.create_task(check_guards(guards, self._run_context, self._prompt))
+            self._guard.add_done_callback(self._look_at_guard)
+
+    def _look_at_guard(self, guard: "asyncio.Task[None]") -> None:
+        if not guard.cancelled() and (error := guard.exception()):
+            self._abort(error if isinstance(error, HotloopError) else HotloopError(f"a guard failed: {error!r}"))
+
+    async def _pass_guards(self, output: Any) -> None:
+        """Nothing is answered before what was asked has been found good, nor what is not found good itself."""
+        if self._guard:
+            await self._guard
+        await check_guards(self._settings.output_guards, self._run_context, output)
 
     def _say(self, *messages: Message) -> None:
         """What is no answer of the model's."""
@@ -323,6 +373,9 @@ class RunLoop:
 
     async def _note_call(self, call: ToolCall, waits: bool) -> None:
         answer = self._answer
+        if waits and self._guard:  # what may change something waits until what was asked is found good
+            await asyncio.wait({self._guard})
+            self._guard.result()
         await self._journal.called(self.spent.num_turns, call, answer.text, answer.thoughts, waits=waits)
 
     def _claim(self, call: ToolCall) -> EarlyCall | None:
@@ -406,7 +459,7 @@ class RunLoop:
         be called twice: then it ends where it broke off, with the calls that were whole."""
         telling = Retelling(self._emit, turn, self._restart)
         for num_tries in itertools.count(1):
-            self._answer, self._begun = PartialAnswer(), []
+            self._answer, self._begun, self._num_partial, self._num_written = PartialAnswer(), [], 0, 0
             try:
                 await self._hear(turn, telling)
                 return self._begun
@@ -418,7 +471,7 @@ class RunLoop:
                     return self._begun
                 self._dropped += self._begun
                 self._begun = []
-                await Retries().wait(num_tries, error)
+                await _BROKEN_STREAMS.wait(num_tries, error)
                 self._journal.ask_again(turn)
                 telling.restart(str(error))
         raise AssertionError("the tries come to an end")
@@ -433,7 +486,20 @@ class RunLoop:
                 if call := self._answer.push(event):
                     self._begun.append(self._again(call, telling) or self._dispatcher.start(call, turn))
                 telling.tell(event)
+                self._tell_partial(event, turn)
         telling.end()
+
+    def _tell_partial(self, event: wire.Event, turn: int) -> None:
+        """An answer that has a type, each time it has grown by an eighth: reading it every time would take long."""
+        if not self._final or not isinstance(event, stream.CallDelta):
+            return
+        self._num_written += len(event.arguments)
+        if self._num_written <= 1.125 * self._num_partial:
+            return
+        self._num_partial = self._num_written
+        name, arguments = self._answer.open_call(event.index)
+        if name == self._final.spec.name and (value := self._final.read_partial(arguments)) is not None:
+            self._emit(events.PartialOutput(turn, value))
 
     def _restart(self) -> None:
         """The answer that comes instead of one that broke off says something else, and the reader begins anew: of calls
@@ -465,7 +531,11 @@ class RunLoop:
             task=settings.task,
             extra=settings.extra,
             trace=self._trace.context,
+            on_fallback=self._note_fallback,
         )
+
+    def _note_fallback(self, model: str, error: RemoteError) -> None:
+        self._emit(events.ModelPassedOver(self.spent.num_turns, model, str(error), describe_kind(error)))
 
     def _has_to_call(self, more: Sequence[Message]) -> bool:
         """Until something was called; `more` are results."""
@@ -480,6 +550,19 @@ class RunLoop:
 
 def _key_of(call: ToolCall) -> str | None:
     return call_key(call.name, read_arguments(call.arguments))
+
+
+def _check_approval(settings: RunSettings, tools: Sequence[AgentTool]) -> None:
+    for tool in tools:
+        if tool.traits.needs_approval and settings.approve is None:
+            need = f"the tool {tool.spec.name!r} needs approval, and nobody is there to give it"
+            raise ConfigError(f"{need}: Agent(..., approve=...), or `hotloop run --approve`")
+
+
+def _timed(emit: Emit) -> Emit:
+    """Events that say how long after the beginning of their run they are."""
+    began_at = time.monotonic()
+    return lambda event: emit(replace(event, at_s=max(event.at - began_at, 0.0)))
 
 
 def _tell_both(first: Emit, second: Emit) -> Emit:

@@ -127,6 +127,8 @@ class RunTrace:
                 self.tell(names.RUN, self._run, self._parent_id, self._run.since)
             case events.TurnStarted():
                 self._turn = self._open(event.at, {names.INDEX: event.turn})
+            case events.ModelPassedOver() if self._turn:
+                self._turn.facts.setdefault(names.PASSED_OVER, []).append({"model": event.model, "kind": event.kind})
             case events.CallSpeculated():
                 facts = {names.TOOL_NAME: event.name, names.CONFIDENCE: event.confidence, names.WAS_USED: False}
                 facts[names.CONTENT_ARGUMENTS] = event.arguments

@@ -153,9 +153,6 @@ class Tape:
                 case VerdictLine():
                     self._verdicts[line.name, line.arguments].append(line)
 
-        self.has_verdicts = bool(self._verdicts)
-        """Whether somebody was asked; if nobody was there then, nobody is now."""
-
     def answer(self, ask: Ask) -> AnswerLine:
         digest = _digest_ask(ask)
         answers = self._answers[_digest(digest)]

@@ -31,6 +31,8 @@ MONEY: Final = "money"
 # Of a turn, counted from 1, and everything in it.
 INDEX: Final = "turn"
 
+PASSED_OVER: Final = "passed_over"  # models that could not answer: a list of {model, kind}
+
 # Of a question, as the wire told.
 MODEL: Final = "model"
 ANSWER_ID: Final = "answer_id"

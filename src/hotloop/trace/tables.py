@@ -27,6 +27,7 @@ class StoreDamaged(ConfigError):
 
 
 VERSION = 5
+_WITHOUT_JOURNALS = 4  # a store of this version is given the tables that it lacks
 BUSY_S = 5.0  # how long a writer waits for another; each holds the lock for a few milliseconds
 
 _LAYERS = {names.CHAT: "chat", names.ROUTE: "route", names.REQUEST: "request"}
@@ -44,6 +45,12 @@ CREATE TABLE runs (
     tenant TEXT NOT NULL, agent TEXT NOT NULL, model TEXT NOT NULL, end TEXT NOT NULL, money REAL NOT NULL,
     {", ".join(f"{name} INTEGER NOT NULL" for name in _SUMS)}
 ) WITHOUT ROWID;
+CREATE INDEX runs_by_start ON runs (start_ns);
+CREATE INDEX runs_by_end ON runs (end_ns);
+CREATE INDEX runs_by_session ON runs (session, start_ns);
+CREATE INDEX runs_by_tenant ON runs (tenant, start_ns);
+"""
+_JOURNAL_SCHEMA = f"""
 CREATE TABLE journals (
     run_id TEXT PRIMARY KEY, root_id TEXT NOT NULL, caller_id TEXT NOT NULL, call_id TEXT NOT NULL,
     trace_id TEXT NOT NULL, span_id TEXT NOT NULL, agent TEXT NOT NULL, session TEXT NOT NULL, source TEXT NOT NULL,
@@ -57,10 +64,6 @@ CREATE INDEX journals_by_root ON journals (root_id);
 CREATE INDEX journals_by_caller ON journals (caller_id, call_id);
 CREATE INDEX journals_by_trace ON journals (trace_id);
 CREATE INDEX journals_by_start ON journals (began_ns);
-CREATE INDEX runs_by_start ON runs (start_ns);
-CREATE INDEX runs_by_end ON runs (end_ns);
-CREATE INDEX runs_by_session ON runs (session, start_ns);
-CREATE INDEX runs_by_tenant ON runs (tenant, start_ns);
 PRAGMA user_version = {VERSION};
 """
 
@@ -149,9 +152,9 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     with transaction(connection):  # two processes may find it empty at once
         if not _version(connection) and connection.execute("SELECT 1 FROM sqlite_master").fetchone():
             raise ConfigError(f"{path} is a database of another program: name another file")
-        if not _version(connection):
-            for statement in _SCHEMA.split(";"):
-                connection.execute(statement)
+        schema = {0: _SCHEMA + _JOURNAL_SCHEMA, _WITHOUT_JOURNALS: _JOURNAL_SCHEMA}.get(_version(connection), "")
+        for statement in filter(str.strip, schema.split(";")):
+            connection.execute(statement)
         _check_version(connection, path)
 
 

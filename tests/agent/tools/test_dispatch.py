@@ -236,7 +236,6 @@ async def test_what_a_tool_says_when_its_time_is_up_is_heard() -> None:
         (False, "Error: the call was not approved"),
         ("ask Ann", "Error: the call was not approved: ask Ann"),
         (RuntimeError("no terminal"), "Error: the call could not be approved: no terminal"),
-        (None, "Error: this tool needs approval, and nobody is there to give it"),
     ],
 )
 async def test_approval(verdict: Any, result: str) -> None:
@@ -255,10 +254,10 @@ async def test_approval(verdict: Any, result: str) -> None:
     def look() -> None: ...
 
     script = [[ScriptedCall("pay", amount=5), ScriptedCall("look")], "ok"]
-    agent = Agent(ScriptedModel(script), [pay, look], approve=None if verdict is None else approve)
+    agent = Agent(ScriptedModel(script), [pay, look], approve=approve)
     events = await listen(agent)
     assert {event.name: event.result for event in of(CallFinished, events)} == {"pay": result, "look": "done"}
-    assert [call.arguments for call in asked] == ([] if verdict is None else ['{"amount": 5}'])
+    assert [call.arguments for call in asked] == ['{"amount": 5}']
     dispatched = {event.name for event in of(CallDispatched, events)}
     assert dispatched == ({"pay", "look"} if verdict is True else {"look"})
 
@@ -267,5 +266,6 @@ async def test_a_call_costs_what_was_tried_and_a_refused_one_nothing() -> None:
     flaky = Flaky(1, OSError("gone"))
     work = FunctionTool(flaky.work, traits=ToolOptions(idempotent=True, cost=0.5))
     pay = FunctionTool(lambda: None, name="pay", traits=ToolOptions(needs_approval=True, cost=9.0))
-    events = await listen(Agent(ScriptedModel([[ScriptedCall("work"), ScriptedCall("pay")], "ok"]), [work, pay]))
+    script = [[ScriptedCall("work"), ScriptedCall("pay")], "ok"]
+    events = await listen(Agent(ScriptedModel(script), [work, pay], approve=lambda call: False))
     assert end_of(events).spent.money == 1.0

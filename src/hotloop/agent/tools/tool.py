@@ -25,6 +25,7 @@ from typing import Annotated, Any, Literal, Protocol, TypeVar, get_args, get_ori
 
 import docstring_parser
 import pydantic
+import pydantic_core
 from pydantic.json_schema import GenerateJsonSchema
 
 from hotloop.core.errors import ConfigError, HotloopError
@@ -55,7 +56,7 @@ class RunContext:
         for thing in self.things:
             if isinstance(thing, wanted):
                 return thing
-        raise ConfigError(f"a tool wants a {wanted.__name__}, and the run's context has none")
+        raise ConfigError(f"a {wanted.__name__} is wanted, and the run's context has none: run(..., context=[...])")
 
     def check(self, tools: "Iterable[AgentTool]") -> None:
         """Raise ConfigError if something is missing that one of the tools wants."""
@@ -229,6 +230,8 @@ class FinalAnswer:
             config = pydantic.ConfigDict(extra="forbid")
             self._type = pydantic.TypeAdapter(pydantic.create_model("Answer", __config__=config, value=(output, ...)))
         self.spec = Tool(FINAL_ANSWER, "Call this when you are done, with the answer.", plain_schema(self._type))
+        self.validate: Callable[[Any], Awaitable[Any]] | None = None
+        """Gives the answer as it is accepted. Raises ToolError, whose words the model reads."""
         self.is_given = False
         self.value: Any = None
 
@@ -237,8 +240,18 @@ class FinalAnswer:
 
     async def run(self, arguments: str, run_context: RunContext) -> str:
         answer = validate(self._type.validate_json, "answer is", arguments)
-        self.value, self.is_given = answer.value if self._is_wrapped else answer, True
+        value = answer.value if self._is_wrapped else answer
+        self.value = await self.validate(value) if self.validate else value
+        self.is_given = True
         return "accepted"
+
+    def read_partial(self, arguments: str) -> Any:
+        """What there is of an answer so far, as JSON values; None if that is nothing yet."""
+        try:
+            value = pydantic_core.from_json(arguments, allow_partial="trailing-strings")
+        except ValueError:
+            return None
+        return value.get("value") if self._is_wrapped and isinstance(value, dict) else value
 
 
 def read_object(arguments: str) -> dict[str, Any]:
@@ -298,10 +311,7 @@ def _read_signature(function: Callable[..., Any]) -> tuple[type[pydantic.BaseMod
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
             raise ConfigError(f"{function.__name__}: the parameter {parameter.name!r} cannot be written by a model")
         hint = hints.get(parameter.name, Any)
-        if any(isinstance(extra, FromContext) for extra in get_args(hint)[1:]):
-            kind = get_origin(get_args(hint)[0]) or get_args(hint)[0]
-            if not isinstance(kind, type) or kind in (Any, UnionType):
-                raise ConfigError(f"{function.__name__}: the context of {parameter.name!r} must be a class")
+        if kind := context_kind(function.__name__, parameter.name, hint):
             wanted[parameter.name] = kind
             continue
         default = ... if parameter.default is parameter.empty else parameter.default
@@ -312,6 +322,16 @@ def _read_signature(function: Callable[..., Any]) -> tuple[type[pydantic.BaseMod
         return pydantic.create_model(function.__name__, __config__=config, **fields), wanted
     except pydantic.PydanticUserError as error:
         raise ConfigError(f"{function.__name__}: {str(error).splitlines()[0]}") from error
+
+
+def context_kind(function: str, parameter: str, hint: Any) -> type | None:
+    """What a parameter wants from the run's context; None if it is an argument like any other."""
+    if not any(isinstance(extra, FromContext) for extra in get_args(hint)[1:]):
+        return None
+    kind = get_origin(get_args(hint)[0]) or get_args(hint)[0]
+    if not isinstance(kind, type) or kind in (Any, UnionType):
+        raise ConfigError(f"{function}: the context of {parameter!r} must be a class")
+    return kind
 
 
 class _PlainSchema(GenerateJsonSchema):

@@ -16,13 +16,19 @@ Approval = Literal["ask", "all", "none"]
 
 def choose_approval(approval: Approval | None, view: "View", *, has_own: bool) -> "Approve | None":
     """What to put in place of an agent's own way; None leaves that. One that has none asks, if somebody is there."""
-    if approval is None and (has_own or not sys.stdin.isatty()):
+    if approval is None and has_own:
         return None
+    if approval is None and not sys.stdin.isatty():
+        return _answer_nobody
 
     async def answer_all(call: "ToolCall") -> bool:
         return approval == "all" and not _is_uncertain(call)
 
     return answer_all if approval in ("all", "none") else _Asking(view)
+
+
+async def _answer_nobody(call: "ToolCall") -> str:
+    return "nobody is there to give it"
 
 
 class _Asking:

@@ -175,7 +175,7 @@ def render_event(event: Event, began_at: float) -> dict[str, Any]:
     """An event as JSON has it: snake case names, times since the run began, an error as its line."""
     name = re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
     fields = {each.name: getattr(event, each.name) for each in dataclasses.fields(event)}
-    at = fields.pop("at")
+    at, _ = fields.pop("at"), fields.pop("at_s")
     if isinstance(event, RunEnded):
         fields["error"] = str(event.error) if event.error else None
         fields["output"] = plain(event.output)

@@ -5,9 +5,13 @@
 
 #pragma once
 
+#include <algorithm>
+#include <vector>
+
 #include "quants.h"
 
-constexpr int FLOAT_ROWS = LANE_BYTES == 64 ? 16 : 6;  // as many as registers hold sums of
+constexpr int FLOAT_BLOCK = 16;
+constexpr int FLOAT_ROWS = LANE_BYTES == 64 ? FLOAT_BLOCK : LANE_BYTES == 32 ? 5 : 6;  // as many as registers hold sums of
 constexpr int FLOAT_CHUNK = 128;  // of K: a panel of so many becomes floats at once, which stay in the first cache
 
 // A group of a strip, [32 neighbours][columns of a panel].
@@ -55,28 +59,51 @@ inline const float* floats_of(const Weights& w, int panel, int k, int count, flo
     return room;
 }
 
-// Rows [begin, end), of which x(row) are the numbers that these of the weights are for; out(row, half): its 16 sums so far.
-template <typename X, typename Out>
-void multiply_floats(int begin, int end, const float* weights, int count, X x, Out out) {
+// Rows of floats side by side, sixteen to a block, so that one register of the CPU points at all: [row / 16][K][row % 16].
+struct FloatRows {
+    int width = 0;
+    std::vector<float> numbers;
+
+    void resize(int num_rows, int size) {
+        width = size;
+        numbers.resize((size_t)divide_up(num_rows, FLOAT_BLOCK) * FLOAT_BLOCK * width);
+    }
+    float* at(int row, int k) { return &numbers[((size_t)row / FLOAT_BLOCK * width + k) * FLOAT_BLOCK + row % FLOAT_BLOCK]; }
+    const float* at(int row, int k) const { return const_cast<FloatRows*>(this)->at(row, k); }
+};
+
+// 16 sums of each of N rows of a block += rows * weights, [count][columns of a panel]
+template <int N>
+void add_floats(const float* rows, const float* weights, int count, float* const* to) {
     constexpr int M = TILE_COLUMNS / NUM_LANES;
-    for (int half = 0; half < 2; half++) {
-        const float* spans[M];
-        for (int i = 0; i < M; i++) spans[i] = weights + half * TILE_COLUMNS + i * NUM_LANES;
+    Floats sums[N][M];
+    for (int n = 0; n < N; n++)
+        for (int i = 0; i < M; i++) sums[n][i] = load_floats(to[n] + i * NUM_LANES);
+    for (int k = 0; k < count; k++, rows += FLOAT_BLOCK, weights += PANEL_COLUMNS) {
+        Floats span[M];
+        for (int i = 0; i < M; i++) span[i] = load_floats(weights + i * NUM_LANES);
+        for (int n = 0; n < N; n++)
+            for (int i = 0; i < M; i++) sums[n][i] = times_plus(all(rows[n]), span[i], sums[n][i]);
+    }
+    for (int n = 0; n < N; n++)
+        for (int i = 0; i < M; i++) store_floats(to[n] + i * NUM_LANES, sums[n][i]);
+}
+
+// Rows [begin, end) times numbers [k, k + count) of a panel; out(row, half): its 16 sums so far.
+template <typename Out>
+void multiply_floats(const FloatRows& rows, int begin, int end, const float* weights, int k, int count, Out out) {
+    for (int half = 0; half < 2; half++)
         for (int row = begin; row < end;) {
+            const int left = std::min(end, (row / FLOAT_BLOCK + 1) * FLOAT_BLOCK) - row;
             auto multiply = [&]<int N>() {
-                const float* from[N];
-                float *to[N], ones[N];
-                for (int n = 0; n < N; n++) from[n] = x(row + n), to[n] = out(row + n, half), ones[n] = 1;
-                Sums<N, M> sums;
-                sums.load(to, ones);
-                sums.add(from, spans, count, PANEL_COLUMNS);
-                sums.store(to);
+                float* to[N];
+                for (int n = 0; n < N; n++) to[n] = out(row + n, half);
+                add_floats<N>(rows.at(row, k), weights + half * TILE_COLUMNS, count, to);
                 row += N;
             };
-            if (end - row >= FLOAT_ROWS) multiply.template operator()<FLOAT_ROWS>();
-            else if (end - row >= 4) multiply.template operator()<4>();
-            else if (end - row >= 2) multiply.template operator()<2>();
+            if (left >= FLOAT_ROWS) multiply.template operator()<FLOAT_ROWS>();
+            else if (left >= 4) multiply.template operator()<4>();
+            else if (left >= 2) multiply.template operator()<2>();
             else multiply.template operator()<1>();
         }
-    }
 }

@@ -295,8 +295,7 @@ void run_rows(const Rows& rows, const Weights& w, const Target& target, const Ro
             for (int panel = 0; panel < num_panels; panel++) {
                 const int count = std::min(FLOAT_CHUNK, w.num_in - k);
                 const float* weights = floats_of(w, job.panel_begin + panel, k, count, scratch.widened);
-                multiply_floats(begin, end, weights, count,
-                                [&](int row) { return &rows.floats[(size_t)row * rows.num_floats + k]; },
+                multiply_floats(rows.floats, begin, end, weights, k, count,
                                 [&](int row, int half) { return sums(panel, half, row); });
             }
     } else if (are_few) {
@@ -356,8 +355,36 @@ class Jobs {
     int own_jobs_;  // parts of the rows that one worker has
 };
 
+// These rows by these weights: of many matrices each multiplies some.
+struct Piece {
+    const Weights* weights;
+    int begin, end;
+};
+
+// The same for all of them at once. Rows are in no tiles, and weights of one shape and form.
+inline void matmul_pieces(Context& context, const Rows& rows, const std::vector<Piece>& pieces, const Target& target) {
+    constexpr int most_rows = MAX_JOB_BLOCKS * 32;
+    int num_panels = 0;
+    for (const Piece& piece : pieces) num_panels += piece.weights->num_panels * divide_up(piece.end - piece.begin, most_rows);
+    const int job_panels = std::clamp(num_panels / (4 * context.workers.num_workers), 1, MAX_JOB_PANELS);
+    std::vector<std::pair<const Weights*, RowJob>> jobs;
+    for (const Piece& piece : pieces)
+        for (int row = piece.begin; row < piece.end; row += most_rows)
+            for (int panel = 0; panel < piece.weights->num_panels; panel += job_panels) {
+                const int last = std::min(panel + job_panels, piece.weights->num_panels);
+                jobs.push_back({piece.weights, {row, std::min(row + most_rows, piece.end), panel, last}});
+            }
+    auto none = [] {};
+    auto run = [&](int i, int worker) {
+        const auto run_one = rows.form == RowForm::FLOATS ? run_rows<RowForm::FLOATS> : run_rows<RowForm::GROUPED>;
+        run_one(rows, *jobs[i].first, target, jobs[i].second, context.scratches[worker]);
+    };
+    if (!jobs.empty()) context.workers.share((int)jobs.size(), none, run, none);
+}
+
 inline void matmul(Context& context, const Rows& rows, const Weights& w, const Target& target) {
     if (!rows.num_blocks()) return;
+    if (rows.form == RowForm::FLOATS) return matmul_pieces(context, rows, {{&w, 0, rows.num_rows}}, target);  // widened once
     const Jobs jobs(rows.num_blocks(), w.num_panels, context.workers.num_workers);
     auto run = [&](int i, int worker) {
         const Job job = jobs.at(i);
@@ -368,33 +395,9 @@ inline void matmul(Context& context, const Rows& rows, const Weights& w, const T
             case RowForm::INT8: return run_job<RowForm::INT8>(rows, w, target, job, scratch);
             case RowForm::INT16: return run_job<RowForm::INT16>(rows, w, target, job, scratch);
             case RowForm::GROUPED: return run_rows<RowForm::GROUPED>(rows, w, target, own, scratch);
-            case RowForm::FLOATS: return run_rows<RowForm::FLOATS>(rows, w, target, own, scratch);
+            case RowForm::FLOATS: return;
         }
     };
     auto enter = [&] { tiles_begin(rows.tile_rows()); };
     context.workers.share(jobs.count(), enter, run, tiles_end);
-}
-
-// These rows by these weights: of many matrices each multiplies some.
-struct Piece {
-    const Weights* weights;
-    int begin, end;
-};
-
-// The same for all of them at once. Rows are in no tiles, and weights of one shape and form.
-inline void matmul_pieces(Context& context, const Rows& rows, const std::vector<Piece>& pieces, const Target& target) {
-    constexpr int most_rows = MAX_JOB_BLOCKS * 32;
-    std::vector<std::pair<const Weights*, RowJob>> jobs;
-    for (const Piece& piece : pieces)
-        for (int row = piece.begin; row < piece.end; row += most_rows)
-            for (int panel = 0; panel < piece.weights->num_panels; panel += MAX_JOB_PANELS) {
-                const int last = std::min(panel + MAX_JOB_PANELS, piece.weights->num_panels);
-                jobs.push_back({piece.weights, {row, std::min(row + most_rows, piece.end), panel, last}});
-            }
-    auto none = [] {};
-    auto run = [&](int i, int worker) {
-        const auto run_one = rows.form == RowForm::FLOATS ? run_rows<RowForm::FLOATS> : run_rows<RowForm::GROUPED>;
-        run_one(rows, *jobs[i].first, target, jobs[i].second, context.scratches[worker]);
-    };
-    if (!jobs.empty()) context.workers.share((int)jobs.size(), none, run, none);
 }

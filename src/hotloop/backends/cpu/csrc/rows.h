@@ -33,8 +33,7 @@ struct Rows {
     std::vector<Outliers> outliers;   // of each chunk, if they are bytes
     std::vector<float> factors; // of each row, by which it is normalised, if they are bytes
     GroupedRows grouped;
-    std::vector<float> floats;  // [row][num_floats]
-    int num_floats = 0;
+    FloatRows floats;
 
     bool are_few() const { return form == RowForm::INT16 && num_rows <= 8; }
     int tile_rows() const { return are_few() ? 2 * num_rows : std::min(num_rows, 16); }
@@ -103,7 +102,10 @@ void put_bf16(Row<Number> row, int num_steps, uint8_t* to) {
 
 template <typename Number>
 void put_floats(Row<Number> row, int count, float* to) {
-    for (int i = 0; i < count; i += LANES) store(to + i, row.at(i));
+    for (int i = 0; i < count; i += LANES) {
+        const Vector v = row.at(i);
+        for (int j = 0; j < LANES; j++) to[(i + j) * FLOAT_BLOCK] = v[j];
+    }
 }
 
 // Low bytes so far after high ones. Returns what an integer stands for.
@@ -188,7 +190,7 @@ void pack_rows(Workers& workers, Rows& rows, const Weights& next, int num_rows, 
     }
     rows.form = form_for(next, num_rows, in_tiles), rows.num_rows = num_rows, rows.chunks = {next.num_steps};
     if (rows.form == RowForm::GROUPED) rows.grouped.resize(num_rows, next.num_in);
-    else if (rows.form == RowForm::FLOATS) rows.num_floats = source.stride, rows.floats.resize((size_t)num_rows * source.stride);
+    else if (rows.form == RowForm::FLOATS) rows.floats.resize(num_rows, source.stride);
     else rows.tiles.reserve((size_t)rows.num_blocks() * rows.num_steps() * PAIR_BYTES);
     rows.scales.resize((size_t)num_rows * rows.chunks.count);
     if (rows.form == RowForm::INT8) choose_outliers(workers, rows, source);
@@ -197,7 +199,7 @@ void pack_rows(Workers& workers, Rows& rows, const Weights& next, int num_rows, 
             const float factor = rows.form == RowForm::INT8 ? rows.factors[i] : source.factor(i);
             const Row<Number> row = {source.row(i), source.weight, factor};
             switch (rows.form) {
-                case RowForm::FLOATS: put_floats(row, rows.num_floats, &rows.floats[(size_t)i * rows.num_floats]); break;
+                case RowForm::FLOATS: put_floats(row, rows.floats.width, rows.floats.at(i, 0)); break;
                 case RowForm::GROUPED: round_row(rows.grouped, i, row); break;
                 case RowForm::INT16: rows.scales[i] = put_words(row, next.num_steps, rows.row(i), rows.low_bytes()); break;
                 case RowForm::INT8: put_chunks(rows, i, row); break;
