@@ -1,12 +1,11 @@
 """Replicas that tell no tokens: an answer goes on from its text where the API has a way to say so, and only there."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
-from tests.router.conftest import serving
+from tests.router.conftest import Page, serving
 
 from hotloop.router.config import ReplicaConfig
 
@@ -50,6 +49,10 @@ class Teller:
         given = json.loads(body or b"{}")
         if scope["method"] == "POST" and given.get("stream"):
             self.seen.append(given)
+            if self.hangs and self.dies_after is None:
+                while (await receive())["type"] != "http.disconnect":
+                    pass
+                return
             await self._stream(scope["path"], given, send)
             return
         known = {"/v1/models": {"data": [{"id": "m"}]}, "/health": {}}
@@ -59,8 +62,6 @@ class Teller:
         await send({"type": "http.response.body", "body": json.dumps(said).encode()})
 
     async def _stream(self, path: str, given: dict[str, Any], send: Any) -> None:
-        if self.hangs and self.dies_after is None:
-            await asyncio.Event().wait()
         head = [(b"content-type", b"text/event-stream")]
         await send({"type": "http.response.start", "status": 200, "headers": head})
         for i, piece in enumerate(self._pieces(path, given)):
@@ -282,3 +283,30 @@ async def test_who_leaves_while_an_answer_looks_for_another_replica_leaves_nothi
         await router.until(lambda: sum(len(teller.seen) for teller in tellers) == 2)
     await router.until(lambda: all(not each.num_running for each in router.replica_set.replicas.values()))
     assert sum(each.upstream.num_open for each in router.replica_set.replicas.values()) <= 1
+
+
+ODD = [
+    b'data: {"choices": [{"delta": {"content": {"a": 1}, "tool_calls": [3, {"index": {}, "function": "x"}]}}]}\n\n',
+    b'data: {"choices": {"x": 1}, "message": "m", "response": 5, "sequence_number": "x"}\n\n',
+    b"data: [1]\n\ndata: {broken\n\n",
+    b'event: content_block_delta\ndata: {"type": "content_block_delta", "delta": {"type": ["x"]}}\n\n',
+    b'event: response.failed\ndata: {"type": "response.failed", "response": "x"}\n\n',
+    b'data: {"error": [1]}\n\n',
+    b": tokens " + b"9" * 5000 + b"\n\n",
+    b": tokens 1 2 x\n\n: tokens\n\n",
+    b'data: {"id": ["x"], "choices": [{"text": {"a": 1}, "index": []}]}\n\n',
+]
+
+
+@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/v1/responses", "/v1/completions"])
+async def test_nothing_that_a_replica_says_breaks_the_router(scripted, route, caplog, path, odd):
+    """It breaks off behind that, and whatever comes next is the same again."""
+    body = odd + chunk({"content": "It"}) + odd
+    scripted.pages |= {path: Page(body, 200, b"text/event-stream")}
+    scripted.truncates = True
+    settings = {"max_retries": 1, "queue_timeout_s": 0.2}
+    router = await route((ReplicaConfig(url=scripted.url, name="r", kind="vllm"),), **settings)
+    await ask(router, path)
+    assert not [each for each in caplog.records if each.name == "hotloop.router" and each.exc_info]
+    assert all(not each.num_running for each in router.replica_set.replicas.values())

@@ -7,6 +7,9 @@ from hotloop.router.replicas.replica_set import Place
 from hotloop.router.upstream.wire import Headers, UpstreamResponse
 from hotloop.wire.usage import ApiUsage
 
+MAX_TOKENS = 1 << 19
+"""Of an answer with more, tokens are no longer noted, and it does not go on from them."""
+
 
 @dataclass(slots=True)
 class ProxiedAnswer:

@@ -180,7 +180,8 @@ def split_failure(piece: bytes) -> tuple[bytes, ReplicaGaveUp | None]:
     events = split_events(piece)
     for i, event in enumerate(events):
         said = [read for each in EventReader().push(event) if _FAILED.search(event) and (read := read_event(each))]
-        error = said[0].get("error") or (said[0].get("response") or {}).get("error") if said else None
+        response = said[0].get("response") if said else None
+        error = (said[0].get("error") if said else None) or (isinstance(response, dict) and response.get("error"))
         if error and (read_event_failure({"error": error}).status or 0) >= 500:
             reason = str(read_event_failure({"error": error}))
             return b"".join(events[:i]), ReplicaGaveUp(reason, b"".join(events[i:]))

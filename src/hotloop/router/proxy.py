@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import dropwhile
 
 from hotloop.core.errors import HotloopError
-from hotloop.router.answer import ProxiedAnswer
+from hotloop.router.answer import MAX_TOKENS, ProxiedAnswer
 from hotloop.router.client_stream import ClientStream
 from hotloop.router.compose import Composed, compose
 from hotloop.router.errors import RouteError, render_event
@@ -321,7 +321,7 @@ async def _without_tokens(pieces: AsyncIterator[bytes], token_ids: list[int]) ->
     """Whole events without the tokens that they were made of, which are noted here."""
     async for piece in pieces:
         events, told = take_tokens(piece)
-        token_ids += told
+        token_ids += told if len(token_ids) < MAX_TOKENS else ()
         if events:
             yield events
 

@@ -22,7 +22,7 @@ COMMENT = b": ping\n\n"
 """What keeps a stream alive where the API has no event for it: readers pass over it."""
 
 _TOKENS = b": tokens "
-_TOLD_TOKENS = re.compile(rb"^: tokens ([0-9 ]+)\n\n", re.M)
+_TOLD_TOKENS = re.compile(rb"^: tokens ([0-9]{1,10}(?: [0-9]{1,10})*)\n\n", re.M)
 _PINGS = re.compile(rb'(?:(?::[^\r\n]*|event: ping|data: \{"type": ?"ping"\})?\r?\n)+')
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 _BLANK_LINES = (b"\n\n", b"\r\r", b"\n\r")  # two line ends in a row; CR LF is one

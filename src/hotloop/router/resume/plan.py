@@ -17,6 +17,7 @@ from typing import Any, TypeGuard
 import msgspec
 
 from hotloop.core.errors import HotloopError, RequestError
+from hotloop.router.answer import MAX_TOKENS
 from hotloop.router.kinds import CHAT, KINDS, Api, Resumes
 from hotloop.router.request import RoutedRequest, parse_request
 from hotloop.router.resume.splice import Splice, SplicedStream, TranslatedSplice
@@ -52,7 +53,7 @@ def make_plans(request: RoutedRequest, told: Told, answer: ToldAnswer, items: It
     try:
         body = request.read_body()
         _check(body, told)
-        if told.token_ids:
+        if 0 < len(told.token_ids) < MAX_TOKENS:
             names = {"token_ids": told.token_ids, "call_ids": answer.call_ids}
             response_id = {"response_id": answer.first["id"]} if request.api == "responses" else {}
             resumed = replace(request, raw=request.replace({"resume": names | response_id}), kinds=_kinds("tokens"))

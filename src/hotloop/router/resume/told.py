@@ -84,12 +84,13 @@ class ToldAnswer:
     def first(self) -> Json:
         """What the first event says of the answer: its id, its date."""
         first = self.events[0] if self.events else {}
-        return first.get("message") or first.get("response") or first
+        return _dict(first.get("message")) or _dict(first.get("response")) or first
 
     @property
     def num_sent(self) -> int:
         """Events that a response has numbered so far."""
-        return max((event.get("sequence_number", -1) for event in self.events), default=-1) + 1
+        numbers = (event.get("sequence_number") for event in self.events)
+        return max((number for number in numbers if isinstance(number, int)), default=-1) + 1
 
 
 def read_events(data: bytes) -> Iterator[Json]:
@@ -135,10 +136,10 @@ def _read_choice(choice: Json) -> Iterator[Atom]:
     delta = _dict(choice.get("delta"))
     if "role" in delta:
         yield Atom(_START)
-    if thought := delta.get("reasoning_content") or delta.get("reasoning"):
-        yield Atom(("thought",), str(thought))
-    if text := delta.get("content") or delta.get("refusal") or choice.get("text"):
-        yield Atom(("text",), str(text))
+    if thought := _text(delta.get("reasoning_content")) or _text(delta.get("reasoning")):
+        yield Atom(("thought",), thought)
+    if text := _text(delta.get("content")) or _text(delta.get("refusal")) or _text(choice.get("text")):
+        yield Atom(("text",), text)
     calls = _dicts(delta.get("tool_calls"))
     if function := _dict(delta.get("function_call")):
         calls = [{"function": function}]
@@ -152,8 +153,8 @@ def _read_call(call: Json) -> Iterator[Atom]:
     index, function = call.get("index") or 0, _dict(call.get("function")) or _dict(call.get("custom"))
     if name := function.get("name"):
         yield Atom(("call", index, name))
-    if arguments := function.get("arguments") or function.get("input"):
-        yield Atom(("arguments", index), str(arguments))
+    if arguments := _text(function.get("arguments")) or _text(function.get("input")):
+        yield Atom(("arguments", index), arguments)
 
 
 _DELTAS = {"text_delta": ("text", "text"), "thinking_delta": ("thought", "thinking")}
@@ -166,12 +167,11 @@ def _read_message_event(event: Json) -> Iterator[Atom]:
         yield Atom(_START)
     elif kind == "content_block_start":
         yield Atom(("call" if block.get("type") == "tool_use" else "open", index, block.get("name")))
-    elif kind == "content_block_delta" and delta.get("type") in _DELTAS:
-        name, key = _DELTAS[delta["type"]]
-        yield Atom((name, index), str(delta.get(key) or ""))
+    elif kind == "content_block_delta" and (known := _DELTAS.get(str(delta.get("type")))):
+        yield Atom((known[0], index), _text(delta.get(known[1])))
     elif kind == "content_block_delta" and delta.get("type") == "input_json_delta":
-        if delta.get("partial_json"):
-            yield Atom(("arguments", index), str(delta["partial_json"]))
+        if arguments := _text(delta.get("partial_json")):
+            yield Atom(("arguments", index), arguments)
     elif kind == "content_block_delta":
         yield Atom(("signature", index))
     elif kind == "content_block_stop":
@@ -194,7 +194,7 @@ _TEXTS = {
 def _read_response_event(event: Json) -> Iterator[Atom]:
     kind, index, item = str(event.get("type")), event.get("output_index"), _dict(event.get("item"))
     if kind in _TEXTS:
-        yield Atom((_TEXTS[kind], index), str(event.get("delta") or ""))
+        yield Atom((_TEXTS[kind], index), _text(event.get("delta")))
     elif kind == "response.output_item.added" and item.get("call_id"):
         yield Atom(("call", index, item.get("name")))
     elif kind in ("response.completed", "response.incomplete", "response.failed"):
@@ -222,6 +222,10 @@ def _call_ids(event: Json) -> Iterator[str]:
     for given in (*(call.get("id") for call in calls), block.get("id"), added):
         if isinstance(given, str):
             yield given
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
 
 
 def _dict(value: Any) -> Json:
