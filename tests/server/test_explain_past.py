@@ -57,6 +57,15 @@ def test_of_equally_like_ones_the_latest() -> None:
     assert like(past, tokens(0, 600)) == "two"
 
 
+def test_what_was_prefilled_after_it_was_asked_is_not_earlier() -> None:
+    past, token_ids = Past(100_000), token_array(tokens(0, 500))
+    past.add(PastPrompt("earlier", ANNA, token_ids[:300], 300, added_at=1.0))
+    past.add(PastPrompt("sibling", ANNA, token_ids, 500, added_at=3.0))
+    for asked_at, name in ((0.5, None), (1.0, "earlier"), (2.0, "earlier"), (3.0, "sibling")):
+        found = past.find_like(token_ids, ANNA, asked_at)
+        assert (found.answer_id if found else None) == name
+
+
 def test_a_change_at_the_top_hides_nothing() -> None:
     past = Past(100_000)
     keep(past, "hidden", [1, 2, 3, *tokens(0, 600)])

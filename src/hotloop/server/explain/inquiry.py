@@ -10,8 +10,10 @@ The explainer keeps the prompts that were prefilled, and the latest explanations
 
 import asyncio
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 from cachetools import FIFOCache
@@ -86,6 +88,7 @@ class CacheExplanation:
         self._caller = caller
         self._prompts = prompts
         self._named = named
+        self._asked_at = time.monotonic()
         self._questions: Sequence[Question] = ()
         self._comparing = threading.Lock()
         self._requests: Sequence[Request] = ()
@@ -119,7 +122,8 @@ class CacheExplanation:
         """Compare the prompts, once; whoever comes while that is under way waits for it. It takes a moment."""
         with self._comparing:
             if self._explainer and not self._questions:
-                self._questions = [self._explainer.ask(prompt, self._caller, self._named) for prompt in self._prompts]
+                ask = partial(self._explainer.ask, caller=self._caller, named=self._named, asked_at=self._asked_at)
+                self._questions = [*map(ask, self._prompts)]
             return self._questions
 
     def finish(self, request: Request) -> None:
@@ -233,12 +237,12 @@ class Explainer:
         caller = self.callers.get(answer_id)
         return answer_id if caller and (viewer.tenant.is_admin or is_same(caller, viewer)) else None
 
-    def ask(self, prompt: Prompt, caller: Caller, named: str | None) -> Question:
+    def ask(self, prompt: Prompt, caller: Caller, named: str | None, asked_at: float) -> Question:
         """On any thread; takes a moment."""
         token_ids = token_array(prompt.token_ids)
         earlier = self.past.find(named, caller) if named else None
         is_named = earlier is not None
-        earlier = earlier or self.past.find_like(token_ids, caller)
+        earlier = earlier or self.past.find_like(token_ids, caller, asked_at)
         if earlier is None:
             return Question(prompt)
         comparison = compare(token_ids, earlier.token_ids, self.spell)

@@ -7,10 +7,12 @@ Bounded in tokens; used from any thread, and adding takes no time: whoever looks
 """
 
 import heapq
+import math
 import threading
+import time
 from collections import defaultdict, deque
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -33,6 +35,7 @@ class PastPrompt:
     caller: Caller
     token_ids: TokenIds
     num_prompt: int
+    added_at: float = field(default_factory=time.monotonic)
 
     @property
     def cost(self) -> int:
@@ -96,12 +99,14 @@ class Past:
             entry = self._by_answer.get(answer_id)
         return entry.prompt if entry and is_same(entry.prompt.caller, caller) else None
 
-    def find_like(self, token_ids: TokenIds, caller: Caller) -> PastPrompt | None:
-        """The caller's earlier prompt that this one continues, else the one most like it; of equals the latest."""
+    def find_like(self, token_ids: TokenIds, caller: Caller, asked_at: float = math.inf) -> PastPrompt | None:
+        """The caller's earlier prompt that this one continues, else the one most like it; of equals the latest. Those
+        that were prefilled after it was asked are none of them.
+        """
         windows = _Windows.of(token_ids, caller)
         with self._lock:
             self._take_news()
-            entries = self._nominate(windows, caller)
+            entries = self._nominate(windows, caller, asked_at)
         commons = [count_common(token_ids, entry.prompt.token_ids) for entry in entries]
         most = max(commons, default=0)
         ranked = [
@@ -126,18 +131,21 @@ class Past:
             assert {entry for holders in self._by_key.values() for entry in holders} <= {*self._entries}
             assert {*self._by_answer.values()} <= {*self._entries}
 
-    def _nominate(self, windows: _Windows, caller: Caller) -> list[_Entry]:
+    def _nominate(self, windows: _Windows, caller: Caller, asked_at: float) -> list[_Entry]:
         """Who is looked at closely. A window that few have says more than one that all have."""
         votes: defaultdict[_Entry, float] = defaultdict(float)
         for key in windows.keys:
             if holders := self._by_key.get(key):
                 share = 1 / len(holders)
                 for entry in holders:
-                    votes[entry] += share
+                    if entry.prompt.added_at <= asked_at:
+                        votes[entry] += share
         elected = {*heapq.nlargest(_NUM_ELECTED, votes, key=votes.__getitem__)}
         for session in _sessions(caller):
             elected.update(self._by_key.get(session, ()))
-        return [entry for entry in elected if is_same(entry.prompt.caller, caller)]
+        return [
+            entry for entry in elected if is_same(entry.prompt.caller, caller) and entry.prompt.added_at <= asked_at
+        ]
 
     def _take_news(self) -> None:
         while self._news:
