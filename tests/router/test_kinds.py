@@ -102,7 +102,7 @@ HOSTED = {
 @pytest.mark.parametrize("kind", HOSTED)
 @pytest.mark.parametrize("api", ["chat", "messages"])
 async def test_a_hosted_api_is_asked_at_its_own_path_with_its_own_key(mirror, route, kind, api):
-    """As each was recorded: where it was asked, with which header, and how it answered."""
+    """As the documentation of each has it: where it was asked, with which header, and how it answered."""
     path, header, value = HOSTED[kind]
     base = mirror.url + ("/v1beta/openai" if kind in ("gemini", "vertex") else "")
     message = {"role": "assistant", "content": "Hello!"}
