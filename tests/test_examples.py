@@ -124,7 +124,7 @@ async def test_the_pipeline_reads_once_says_its_classes_and_shares_results_with_
     advisor = next(tool for tool in found.agent.tools if isinstance(tool, SubAgent))
     inner = advisor._run.__self__
     inner.settings = replace(inner.settings, model=helper)
-    found.agent.settings = replace(found.agent.settings, model=script)
+    found.agent.settings = replace(found.agent.settings, model=script, approve=lambda call: True)
     result = await found.agent.run("Go.", context=found.context)
     said = [message.content for message in result.conversation.messages if message.role == "tool"]
     assert said == ['{"city":"Rome","celsius":23}'] * 2 + ["A hat."]

@@ -73,9 +73,9 @@ class TestTotals:
         engine = Turned(num_blocks=16, max_step_tokens=12, max_running=6, admission=False)
         before = engine.snapshot().totals
         for i in range(150):
-            if rng.random() < 0.3:
+            if rng.random() < 0.4:
                 prompt = [rng.randrange(3) for _ in range(rng.randrange(1, 40))]
-                engine.ask(f"r{i}", prompt, session=f"s{i % 4}", max_tokens=rng.randrange(1, 20))
+                engine.ask(f"r{i}", prompt, session=f"s{i % 4}", max_tokens=rng.randrange(1, 24))
             if rng.random() < 0.1:
                 engine.core.abort(f"r{rng.randrange(i + 1)}")
             engine.core.step()

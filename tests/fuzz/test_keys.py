@@ -77,6 +77,7 @@ class Client:
         self.answers: list[str] = []
         self.sent: list[tuple[str, int]] = []
         self.runs: list[str] = []
+        self.files: list[str] = []
         self.ids: set[str] = set()
         self.begun: set[str] = set()
         self.turn = 0
@@ -88,7 +89,10 @@ class Client:
         headers = {"authorization": f"Bearer {self.name}"}
         if body and "user" in body:  # a trace that both of them name
             headers["traceparent"] = f"00-{self.turn // 10 + 1:032x}-{'cd' * 8}-01"
-        answer = self._http.request(method, path, json=body, headers=headers)
+        given: Fields = {"json": body}
+        if (method, path) == ("POST", "/v1/files"):
+            given = {"files": {"file": ("batch.jsonl", (body or {})["text"])}, "data": {"purpose": "batch"}}
+        answer = self._http.request(method, path, headers=headers, **given)
         is_recorded = method == "POST" and path in PATHS and path not in QUESTIONS
         self.sent += [(answer.headers["x-request-id"], answer.status_code)] if is_recorded else []
         assert answer.status_code < 500, (asked, answer.text)
@@ -105,6 +109,8 @@ class Client:
             if path == "/v1/responses":
                 self.responses.append(self.answers[-1])
                 until(lambda: not RUNNING.search(self.send(("GET", f"{path}/{self.answers[-1]}", None)).text))
+        elif (method, path, answer.status_code) == ("POST", "/v1/files", 200):
+            self.files.append(answer.json()["id"])
         elif path.startswith("/ui/api/runs?") and answer.status_code == 200:
             self.runs = [run["id"] for run in answer.json()["runs"]]
         self.ids.update(re.findall(r"[0-9a-f]{16,}", " ".join(self.answers[-1:] + self.runs)))
@@ -159,6 +165,16 @@ def of_response(method: str, path: str) -> Callable[[Client, random.Random], Ask
     )
 
 
+def of_file(method: str, path: str) -> Callable[[Client, random.Random], Asked]:
+    return lambda client, rng: (method, path.format(id=client.latest(client.files, rng)), None)
+
+
+def make_batch(client: Client, rng: random.Random) -> Asked:
+    """Of a file in which no line is a request, so that nothing runs."""
+    body = {"input_file_id": client.latest(client.files, rng), "endpoint": "/v1/chat/completions"}
+    return "POST", "/v1/batches", {**body, "completion_window": "24h"}
+
+
 def of_run(path: str) -> Callable[[Client, random.Random], Asked]:
     return lambda client, rng: ("GET", path.format(id=client.latest(client.runs, rng)), None)
 
@@ -183,12 +199,32 @@ CASES: dict[str, Callable[[Client, random.Random], Asked]] = {
     "GET /v1/models/{model:path}": plain("/v1/models/tiny"),
     "POST /tokenize": lambda client, rng: ("POST", "/tokenize", {"prompt": prompt(client, rng)}),
     "POST /detokenize": plain("/detokenize", "POST", {"tokens": [1, 2]}),
+    "GET /v1/files": plain("/v1/files"),
+    "POST /v1/files": lambda client, rng: ("POST", "/v1/files", {"text": prompt(client, rng)}),
+    "GET /v1/files/{id}": of_file("GET", "/v1/files/{id}"),
+    "GET /v1/files/{id}/content": of_file("GET", "/v1/files/{id}/content"),
+    "DELETE /v1/files/{id}": of_file("DELETE", "/v1/files/{id}"),
+    "GET /v1/batches": plain("/v1/batches"),
+    "POST /v1/batches": make_batch,
+    "GET /v1/batches/{id}": plain(f"/v1/batches/batch_{'0' * 32}"),
+    "POST /v1/batches/{id}/cancel": plain(f"/v1/batches/batch_{'0' * 32}/cancel", "POST", {}),
+    "POST /v1/sessions/{id:path}/close": lambda client, rng: (
+        "POST",
+        f"/v1/sessions/session {rng.randrange(3)}/close",
+        {},
+    ),
+    "POST /close_session": lambda client, rng: (
+        "POST",
+        "/close_session",
+        {"session_id": f"session {rng.randrange(3)}"},
+    ),
     "GET /router/replicas": plain("/router/replicas"),
     "GET /ui": plain("/ui"),
     "GET /ui/": plain("/ui/"),
     "GET /ui/static": plain("/ui/static/app.js"),
     "GET /ui/api/overview": plain("/ui/api/overview"),
     "GET /ui/api/live": plain("/ui/api/live"),
+    "GET /ui/api/summary": plain("/ui/api/summary"),
     "GET /ui/api/runs": lambda client, rng: ("GET", f"/ui/api/runs?limit={rng.randint(1, 5)}", None),
     "GET /ui/api/runs/{id}": of_run("/ui/api/runs/{id}"),
     "GET /ui/api/runs/{id}/lint": of_run("/ui/api/runs/{id}/lint"),
@@ -221,8 +257,12 @@ def tell(asked: Asked, answer: httpx.Response) -> object:
     """What an answer says, less what is another each time."""
     if is_stream(answer):
         return {name: re.findall(rf'"{name}": ?(\d+)', answer.text)[-1:] for name in TELLING}
+    if asked[1].startswith("/ui/api/summary") and answer.status_code == 200:  # how long it took is another each time
+        return sorted((name, repr(value)) for name, value in walk(answer.json()["groups"]) if name in SHOWN)
     if asked[1].startswith("/ui/api/runs") and answer.status_code == 200:
         return sorted((name, repr(value)) for name, value in walk(answer.json()) if name in SHOWN)
+    if asked[1] in ("/v1/files", "/v1/batches") and asked[0] == "GET":  # of one second, in any order
+        return sorted(re.findall(r"\{[^{}]*\}", VOLATILE.sub("", answer.text)))
     if asked[1].endswith("/compact") and answer.status_code == 200:  # the summary is sampled, and sealed
         made = answer.json()
         usage = made["usage"]["input_tokens"], made["usage"]["input_tokens_details"]
@@ -246,8 +286,11 @@ def steal(thief: Client, owner: Client, double: Client, rng: random.Random) -> N
     """Ask for what is another's in every way there is: it is as if it were not there. What a tenant tried is on record,
     so its double tries the same."""
     by_response = ["POST /v1/responses", "POST /v1/responses/input_tokens"]
-    name = rng.choice([*by_response, *(name for name in CASES if "{id" in name), "GET /ui/api/runs"])
+    name = rng.choice(
+        [*by_response, *(name for name in CASES if "{id" in name and "sessions" not in name), "GET /ui/api/runs"]
+    )
     made = owner.runs if "/ui/" in name else owner.answers if "explain" in name else owner.responses
+    made = owner.files if "/files" in name or "/batches" in name else made
     theirs, nobodys = owner.latest(made, rng), "0" * 32 if "/ui/" in name else "resp_" + "0" * 48
     method, _, path = name.partition(" ")
     told = []
@@ -281,7 +324,9 @@ def house(way: str, folder: Path) -> Iterator[tuple[httpx.Client, Recorded]]:
         store = stack.enter_context(TraceStore(folder / "trace.db"))
         size: Fields = {"engine_config": EngineConfig(drafts=False), "num_blocks": 1 << 18, "tracer": tracer}
         if way == "at a server":
-            config = ServerConfig(port=0, api_key_file=str(folder / "keys"), **memory)
+            config = ServerConfig(
+                port=0, api_key_file=str(folder / "keys"), batch_dir=str(folder / "batches"), **memory
+            )
             page = lambda engine: page_of(store, "", lambda: live_of_engine(engine, 8), keys=ApiKeys(keys))  # noqa: E731
             url = stack.enter_context(Serving(config, page=page, **size)).url
         else:

@@ -235,7 +235,7 @@ def test_cancel_while_another_waits_for_the_whole(serving: Serving, client: open
     until(lambda: not running)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(ask, serving, max_output_tokens=3000, **ENDLESS)
-        until(lambda: is_busy(serving))
+        until(lambda: is_busy(serving) and bool(running))
         [response_id] = running
         assert serving.http.post(f"/v1/responses/{response_id}/cancel").json()["status"] == "cancelled"
         assert waiting.result(30).json()["status"] == "cancelled"

@@ -139,6 +139,10 @@ def test_one_tenant_sees_nothing_of_another(tmp_path: Path) -> None:
                 call(file.id)
         with pytest.raises(Exception, match="there is no batch"):
             two.batches.retrieve(made.id)
+        with pytest.raises(Exception, match="there is no batch"):
+            one.batches.retrieve(file.id)
+        with pytest.raises(Exception, match="there is no file"):
+            one.files.retrieve(made.id)
     (record,) = BatchStore(tmp_path / "batches").newest(BatchRecord, everybody())
     assert record.owner != "one", "a key is not written down"
 

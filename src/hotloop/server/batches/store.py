@@ -53,6 +53,7 @@ class BatchRecord(msgspec.Struct, kw_only=True):
 
 
 Record = TypeVar("Record", FileRecord, BatchRecord)
+_PREFIXES: dict[type, str] = {FileRecord: "file-", BatchRecord: "batch_"}
 
 
 class BatchStore:
@@ -87,7 +88,8 @@ class BatchStore:
 
     def find(self, record_id: str, kind: type[Record], tenant: Tenant) -> Record:
         """Raises UnknownRecord for what is not there, and for what is another tenant's."""
-        record = self._read(record_id, kind) if _ID.fullmatch(record_id) else None
+        is_of_kind = _ID.fullmatch(record_id) and record_id.startswith(_PREFIXES[kind])
+        record = self._read(record_id, kind) if is_of_kind else None
         if record is None or (tenant.is_apart and not tenant.may_see(record.owner)):
             raise UnknownRecord(
                 f"there is no {'file' if kind is FileRecord else 'batch'} {record_id!r:.100}", param="id"
@@ -107,7 +109,7 @@ class BatchStore:
             path.unlink(missing_ok=True)
 
     def _all(self, kind: type[Record]) -> Iterator[Record]:
-        prefix = "file-" if kind is FileRecord else "batch_"
+        prefix = _PREFIXES[kind]
         for name in sorted(os.listdir(self.folder)):
             if name.startswith(prefix) and name.endswith(".json") and (record := self._read(name[:-5], kind)):
                 yield record
