@@ -257,7 +257,7 @@ class ServerConfig:
     log_format: LogFormat = "text"
     """Log lines for people (`text`), or one JSON object per line (`json`)."""
     tls_cert: str | None = None
-    """File with the certificate, and those that signed it, to serve HTTPS (PEM); read again on SIGHUP."""
+    """File with the certificate, and those that signed it, to serve HTTPS (PEM); reloaded on SIGHUP."""
     tls_key: str | None = None
     """File with the certificate's private key (PEM)."""
     tool_format: ToolFormatName = "auto"
@@ -378,7 +378,7 @@ class RouterConfig:
     log_format: LogFormat = "text"
     """Log lines for people (`text`), or one JSON object per line (`json`)."""
     tls_cert: str | None = None
-    """File with the certificate, and those that signed it, to serve HTTPS (PEM); read again on SIGHUP."""
+    """File with the certificate, and those that signed it, to serve HTTPS (PEM); reloaded on SIGHUP."""
     tls_key: str | None = None
     """File with the certificate's private key (PEM)."""
 

@@ -20,7 +20,6 @@ from hotloop.server.fronts.link import Link
 from hotloop.server.fronts.messages import (
     Abort,
     Admitted,
-    Answered,
     Ask,
     ErrorData,
     Event,
@@ -31,6 +30,7 @@ from hotloop.server.fronts.messages import (
     NewRequest,
     Refused,
     Release,
+    Reply,
     Stepped,
     Submit,
     Told,
@@ -212,9 +212,9 @@ class EngineHost:
         try:
             value = await answer(asked.value) if answer else None
         except HotloopError as error:
-            self._link.send(Answered(asked.number, error=ErrorData.of(error)))
+            self._link.send(Reply(asked.number, error=ErrorData.of(error)))
         else:
-            self._link.send(Answered(asked.number, value))
+            self._link.send(Reply(asked.number, value))
 
     async def _is_ready(self, _: Any) -> bool:
         return self._engine.is_running

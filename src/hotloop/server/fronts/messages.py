@@ -3,7 +3,7 @@
     front   Submit ──> Admitted | Refused                   engine
             Abort                  Stepped, one a step
             HoldPrefix, Release <─ after a request's end
-            Ask ─────> Answered
+            Ask ─────> Reply
                        Failed, Told
 
 Invariant: of each request that was admitted exactly one event has a finish reason, unless the link breaks.
@@ -154,7 +154,7 @@ class Stepped(msgspec.Struct, frozen=True, array_like=True, tag=True):
     events: list[Event]
 
 
-class Answered(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class Reply(msgspec.Struct, frozen=True, array_like=True, tag=True):
     number: int
     value: Any = None
     error: ErrorData | None = None
@@ -173,4 +173,4 @@ class Told(msgspec.Struct, frozen=True, array_like=True, tag=True):
     value: Any = None
 
 
-EngineMessage = Admitted | Refused | Stepped | Answered | Failed | Told
+EngineMessage = Admitted | Refused | Stepped | Reply | Failed | Told

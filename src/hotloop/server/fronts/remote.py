@@ -28,7 +28,6 @@ from hotloop.server.fronts.link import Link
 from hotloop.server.fronts.messages import (
     Abort,
     Admitted,
-    Answered,
     Ask,
     EngineMessage,
     Event,
@@ -38,6 +37,7 @@ from hotloop.server.fronts.messages import (
     NewRequest,
     Refused,
     Release,
+    Reply,
     Stepped,
     Submit,
     Told,
@@ -195,9 +195,9 @@ class RemoteEngine:
         match self._decoder.decode(frame):
             case Stepped(tokens, events):
                 self._step(tokens, events)
-            case Admitted(number) | Answered(number, error=None) as answered:
-                self._answer(number, answered.value if isinstance(answered, Answered) else None)
-            case Refused(number, error) | Answered(number, error=error):
+            case Admitted(number) | Reply(number, error=None) as answered:
+                self._answer(number, answered.value if isinstance(answered, Reply) else None)
+            case Refused(number, error) | Reply(number, error=error):
                 assert error
                 self._answer(number, error=error.to_error())
             case Failed(error):
