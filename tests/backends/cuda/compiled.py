@@ -101,7 +101,7 @@ def hopper_attention() -> None:
     blocks = f"tensordesc<bf16[64, 128],{layout!r}>"
     given = {
         "k": blocks, "v": blocks, "head_dim": 128, "layout": layout, "found": "*i32", "num_sequences": "i32",
-        "num_sms": "i32",
+        "num_sms": "i32", "max_splits": "i32",
     }  # fmt: skip
     compile_kernel(hopper._attend, ATTENTION | given, GluonASTSource, num_warps=4)
     compile_kernel(hopper._merge, ATTENTION | given)

@@ -1,6 +1,8 @@
 """The kernel for Hopper beside the portable one, on a card that has both."""
 
 import random
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -17,25 +19,54 @@ def make_cache(num_blocks: int, num_kv_heads: int) -> torch.Tensor:
     return torch.randn(2, num_blocks, num_kv_heads, 64, 128, dtype=torch.bfloat16, device=DEVICE)
 
 
+def make_step(
+    rows: Sequence[int], lens: Sequence[int], heads: tuple[int, int], scale: float
+) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
+    """Sequences of so many new rows and keys, in blocks in any order."""
+    num_heads, num_kv_heads = heads
+    width = -(-max(lens) // 64)
+    cache = make_cache(len(lens) * width, num_kv_heads)
+    q = torch.randn(sum(rows), num_heads, 128, dtype=torch.bfloat16, device=DEVICE)
+    row_begins = torch.tensor([0, *torch.tensor(rows).cumsum(0)], dtype=torch.int32, device=DEVICE)
+    block_begins = torch.arange(len(lens) + 1, dtype=torch.int32, device=DEVICE) * width
+    block_ids = torch.randperm(len(lens) * width, device=DEVICE).int()
+    places = row_begins, torch.tensor(lens, dtype=torch.int32, device=DEVICE), block_ids, block_begins
+    sizes = {"num_sequences": len(lens), "max_rows": max(rows), "scale": scale}
+    return (q, *cache, *places), sizes
+
+
+def difference(given: tuple[torch.Tensor, ...], sizes: dict[str, Any]) -> torch.Tensor:
+    right, found = (
+        attend(*given, out=torch.empty_like(given[0]), **sizes) for attend in (prefill_attention, chunk_attention)
+    )
+    return (found - right).float().norm() / right.float().norm()
+
+
 @pytest.mark.skipif(not can_attend(make_cache(1, 1)), reason="there is no Hopper card")
 @pytest.mark.parametrize("scale", [128**-0.5, 1 / 16])  # how hidden scores are rounded depends on it
 @pytest.mark.parametrize("heads", [(32, 8), (28, 4), (8, 8), (16, 1)])
 def test_chunks_are_attended_to_as_by_the_portable_kernel(heads: tuple[int, int], scale: float) -> None:
     rng = random.Random(0)
-    num_heads, num_kv_heads = heads
     for _ in range(12):
         rows, pasts = zip(*((rng.choice(EDGES), rng.choice(PASTS)) for _ in range(rng.randint(1, 6))), strict=True)
         lens = [num + past for num, past in zip(rows, pasts, strict=True)]
-        width = -(-max(lens) // 64)
-        cache = make_cache(len(lens) * width, num_kv_heads)
-        q = torch.randn(sum(rows), num_heads, 128, dtype=torch.bfloat16, device=DEVICE)
-        row_begins = torch.tensor([0, *torch.tensor(rows).cumsum(0)], dtype=torch.int32, device=DEVICE)
-        block_begins = torch.arange(len(lens) + 1, dtype=torch.int32, device=DEVICE) * width
-        block_ids = torch.randperm(len(lens) * width, device=DEVICE).int()
-        given = (q, *cache, row_begins, torch.tensor(lens, dtype=torch.int32, device=DEVICE), block_ids, block_begins)
-        sizes = {"num_sequences": len(lens), "max_rows": max(rows), "scale": scale}
-        right, found = (attend(*given, torch.empty_like(q), **sizes) for attend in (prefill_attention, chunk_attention))
+        given, sizes = make_step(rows, lens, heads, scale)
+        right, found = (
+            attend(*given, out=torch.empty_like(given[0]), **sizes) for attend in (prefill_attention, chunk_attention)
+        )
         assert (found - right).float().norm() / right.float().norm() < 0.01, (rows, pasts)
+
+
+@pytest.mark.skipif(not can_attend(make_cache(1, 1)), reason="there is no Hopper card")
+@pytest.mark.parametrize("rows", [[90], [300], [416], [600], [1000], [64] * 20, [300, 16, 250]])
+def test_splits_in_several_waves_are_merged(rows: list[int]) -> None:
+    """Of 132 programs a wave: one split of 300 rows leaves 52 of them idle, three splits of them 24 of two waves."""
+    lens = [num + 6000 + 777 * i for i, num in enumerate(rows)]
+    given, sizes = make_step(rows, lens, (32, 8), 128**-0.5)
+    right, found = (
+        attend(*given, out=torch.empty_like(given[0]), **sizes) for attend in (prefill_attention, chunk_attention)
+    )
+    assert (found - right).float().norm() / right.float().norm() < 0.01
 
 
 def test_it_is_for_hopper_cards_alone() -> None:

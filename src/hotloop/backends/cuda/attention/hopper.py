@@ -9,8 +9,9 @@ loads keys and values by TMA, a few stages ahead of both:
                               softmax of stage j                   runs beside the values
 
 The warpgroups issue their products in turn, so that one multiplies while the other exponentiates.
-Few pairs over a long past would leave most of the card idle, so their keys are split among programs and merged. Each
-program counts by itself for how many there is work, so a graph that was captured for 2,048 rows splits 100 as well.
+Programs run in waves of one on each multiprocessor, and the last wave leaves most of the card idle where it is short:
+keys are split among as many programs as end soonest, and merged. Each program counts by itself for how many there is
+work, so a graph that was captured for 2,048 rows splits 100 as well.
 """
 
 import math
@@ -34,6 +35,8 @@ from hotloop.backends.cuda.attention.decode import num_multiprocessors
 HEAD_DIM = 128
 _TILE_PAIRS = tl.constexpr(128)
 _MAX_SPLITS = tl.constexpr(16)
+_MAX_WAVES = 8  # of programs that have a split each
+_FIXED_TURNS = tl.constexpr(8.0)  # what a program takes besides its turns, and its share of merging
 _FACTS = tl.constexpr(4)  # of an item
 _STAGES = tl.constexpr(3)  # of two blocks each; more would not fit into shared memory
 _copy = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # as it was called before Triton 3.7
@@ -73,25 +76,28 @@ def chunk_attention(
         num_sequences * triton.cdiv(max_rows * group, _TILE_PAIRS.value),
         triton.cdiv(rows * group, _TILE_PAIRS.value) + num_sequences,
     )
-    outs = q.new_empty((num_sms, _TILE_PAIRS.value, head_dim), dtype=torch.float32)
-    lses = q.new_empty((num_sms, _TILE_PAIRS.value), dtype=torch.float32)
-    found = q.new_empty(_FACTS.value * (num_sms + 1), dtype=torch.int32)
-    sizes = num_sequences, num_sms, num_heads, num_kv_heads, head_dim, block_size
-    _attend[(max(most_tiles * num_kv_heads, num_sms),)](
+    max_splits = _MAX_WAVES * num_sms
+    outs = q.new_empty((max_splits, _TILE_PAIRS.value, head_dim), dtype=torch.float32)
+    lses = q.new_empty((max_splits, _TILE_PAIRS.value), dtype=torch.float32)
+    found = q.new_empty(_FACTS.value * (max_splits + 1), dtype=torch.int32)
+    sizes = num_sequences, num_sms, max_splits, num_heads, num_kv_heads, head_dim, block_size
+    _attend[(max(most_tiles * num_kv_heads, max_splits),)](
         q, k, v, row_begins, lens, block_ids, block_begins, out, outs, lses, found, scale * math.log2(math.e), *sizes,
         layout, num_warps=4,
     )  # fmt: skip
-    _merge[(min(most_tiles * num_kv_heads, num_sms // 2),)](outs, lses, found, out, num_heads, num_kv_heads, head_dim)
+    _merge[(min(most_tiles * num_kv_heads, max_splits // 2),)](
+        outs, lses, found, out, num_heads, num_kv_heads, head_dim
+    )
     return out
 
 
 @gluon.jit(
-    do_not_specialize=["num_sequences", "num_sms"],
+    do_not_specialize=["num_sequences", "num_sms", "max_splits"],
     do_not_specialize_on_alignment=["row_begins", "lens", "block_ids", "block_begins"],
 )
 def _attend(
     q, k, v, row_begins, lens, block_ids, block_begins, out, outs, lses, found, scale_log2, num_sequences, num_sms,
-    num_heads: gl.constexpr, num_kv_heads: gl.constexpr, head_dim: gl.constexpr, block_size: gl.constexpr,
+    max_splits, num_heads: gl.constexpr, num_kv_heads: gl.constexpr, head_dim: gl.constexpr, block_size: gl.constexpr,
     layout: gl.constexpr,
 ):  # fmt: skip
     """An item is a tile of pairs of one kv head; a program has an item, or a split of it where there are few of them.
@@ -103,11 +109,13 @@ def _attend(
     """
     group: gl.constexpr = num_heads // num_kv_heads
     program = gl.program_id(0)
-    num_tiles = 0
+    num_tiles, sum_turns = 0, 0
     for i in range(num_sequences):
-        num_tiles += _count_tiles(row_begins, i, group)
+        num_own = _count_tiles(row_begins, i, group)
+        num_tiles += num_own
+        sum_turns += num_own * gl.cdiv(gl.load(lens + i), 2 * block_size)
     num_items = num_tiles * num_kv_heads
-    num_splits = gl.maximum(1, gl.minimum(_MAX_SPLITS, num_sms // gl.maximum(num_items, 1)))
+    num_splits = _choose_splits(num_items, sum_turns / gl.maximum(num_tiles, 1), num_sms, max_splits)
     if program == 0:
         gl.store(found, num_items)
         gl.store(found + 1, num_splits)
@@ -328,6 +336,18 @@ def _weigh(s0, s1, peak, total, scale_log2, out_layout: gl.constexpr):
     w0 = gl.convert_layout(w0.to(gl.bfloat16), operand)
     w1 = gl.convert_layout(w1.to(gl.bfloat16), operand)
     return w0, w1, rescale, new_peak, total
+
+
+@gluon.jit
+def _choose_splits(num_items, mean_turns, num_sms, max_splits):
+    """How many splits of each item end soonest: waves x (turns of a split + what each program takes besides)."""
+    num_splits, least = 1, gl.cdiv(num_items, num_sms) * (mean_turns + _FIXED_TURNS)
+    for count in range(2, _MAX_SPLITS + 1):
+        cost = gl.cdiv(num_items * count, num_sms) * (mean_turns / count + _FIXED_TURNS)
+        is_better = (cost < least) & (num_items * count <= max_splits)
+        num_splits = gl.where(is_better, count, num_splits)
+        least = gl.where(is_better, cost, least)
+    return num_splits
 
 
 @gluon.jit
