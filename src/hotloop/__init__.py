@@ -7,10 +7,11 @@ from hotloop.core.extras import missing_extra
 from hotloop.core.version import __version__
 
 if TYPE_CHECKING:
-    from hotloop.agent.agent import Agent, Result
+    from hotloop.agent.agent import Agent
     from hotloop.agent.conversation import Conversation
     from hotloop.agent.executor import ToolExecutor
     from hotloop.agent.limits import Limits, Run
+    from hotloop.agent.run_stream import Result
     from hotloop.agent.scripted import ScriptedCall, ScriptedModel
     from hotloop.agent.tools.consent import Approval
     from hotloop.agent.tools.tool import Context, ToolError, tool
@@ -33,7 +34,7 @@ _HOMES = {
     "Limits": "hotloop.agent.limits",
     "Prices": "hotloop.core.prices",
     "Priority": "hotloop.core.request",
-    "Result": "hotloop.agent.agent",
+    "Result": "hotloop.agent.run_stream",
     "Run": "hotloop.agent.limits",
     "SamplingParams": "hotloop.core.request",
     "ScriptedCall": "hotloop.agent.scripted",
