@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from hotloop.agent.tools.tool import Context, ToolError, tool
     from hotloop.core.config import EngineConfig
     from hotloop.core.errors import HotloopError
+    from hotloop.core.message import Attachment
     from hotloop.core.prices import Prices
     from hotloop.core.request import FinishReason, Priority, SamplingParams, TokenEvent, Usage
     from hotloop.engine.engine import Completion, Engine
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Agent": "hotloop.agent.agent",
     "Approval": "hotloop.agent.tools.consent",
+    "Attachment": "hotloop.core.message",
     "Completion": "hotloop.engine.engine",
     "Context": "hotloop.agent.tools.tool",
     "Conversation": "hotloop.agent.conversation",
@@ -49,6 +51,7 @@ _HOMES = {
 __all__ = [
     "Agent",
     "Approval",
+    "Attachment",
     "Completion",
     "Context",
     "Conversation",

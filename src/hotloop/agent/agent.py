@@ -8,9 +8,10 @@ What never changes comes first in every prompt (instructions, tools in one order
 
 import asyncio
 import contextvars
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, aclosing
+from dataclasses import replace
 from functools import partial
 from typing import Any, Generic, Literal, Self
 
@@ -18,7 +19,7 @@ from typing_extensions import TypeVar, Unpack
 
 from hotloop.agent.checks import ContextFunction, as_functions
 from hotloop.agent.compaction import Compaction
-from hotloop.agent.conversation import Conversation
+from hotloop.agent.conversation import Conversation, Prompt, user_message
 from hotloop.agent.events import Event, RunEnded
 from hotloop.agent.fallback import FallbackModel
 from hotloop.agent.journal import Past, decide, give_back, take_over
@@ -28,10 +29,11 @@ from hotloop.agent.open_model import open_model
 from hotloop.agent.plan.run import PlannedRun
 from hotloop.agent.run import RunLoop
 from hotloop.agent.run_stream import Result, RunOptions, RunStream, Steered
-from hotloop.agent.settings import RunSettings
+from hotloop.agent.settings import Equipment, RunSettings
 from hotloop.agent.speculation import SpeculativeTools
 from hotloop.agent.tools.consent import Approve, OnUncertain
 from hotloop.agent.tools.dispatch import Caller
+from hotloop.agent.tools.handoff import Handoff
 from hotloop.agent.tools.results import ResultCache
 from hotloop.agent.tools.source import OpenTools, ToolSource
 from hotloop.agent.tools.sub_agent import SubAgent
@@ -46,6 +48,9 @@ from hotloop.trace.tracer import Tracer
 from hotloop.wire.hints import parse_class
 
 T = TypeVar("T", default=str)
+
+_NO_RUN = Run("", "")
+"""Stands for the run that there will be."""
 
 
 class Agent(Generic[T]):
@@ -121,11 +126,11 @@ class Agent(Generic[T]):
             tracer=tracer,
         )
 
-    async def run(self, prompt: str, **options: Unpack[RunOptions]) -> Result[T]:
+    async def run(self, prompt: Prompt, **options: Unpack[RunOptions]) -> Result[T]:
         """The final answer. Raises what ended the run before there was one; being cancelled stops everything."""
         return await self.stream(prompt, **options).result()
 
-    def run_sync(self, prompt: str, **options: Unpack[RunOptions]) -> Result[T]:
+    def run_sync(self, prompt: Prompt, **options: Unpack[RunOptions]) -> Result[T]:
         """`run`, for programs that do not await, and in notebooks, whose loop runs already: then in a thread."""
 
         async def run() -> Result[T]:
@@ -139,11 +144,11 @@ class Agent(Generic[T]):
         with ThreadPoolExecutor(1) as thread:
             return thread.submit(contextvars.copy_context().run, asyncio.run, run()).result()
 
-    def stream(self, prompt: str, **options: Unpack[RunOptions]) -> RunStream[T]:
+    def stream(self, prompt: Prompt, **options: Unpack[RunOptions]) -> RunStream[T]:
         """The run as it happens. Closing the iterator cancels the run."""
         return RunStream(partial(self._stream, RunLoop, prompt, options))
 
-    async def plan(self, prompt: str, **options: Unpack[RunOptions]) -> Result[T]:
+    async def plan(self, prompt: Prompt, **options: Unpack[RunOptions]) -> Result[T]:
         """`run`, beginning with a plan: the model writes its calls all at once, referring to each other's results.
 
         Each runs as soon as it is written and what it refers to is there; then the model answers. After a plan that
@@ -151,7 +156,7 @@ class Agent(Generic[T]):
         """
         return await self.stream_plan(prompt, **options).result()
 
-    def stream_plan(self, prompt: str, **options: Unpack[RunOptions]) -> RunStream[T]:
+    def stream_plan(self, prompt: Prompt, **options: Unpack[RunOptions]) -> RunStream[T]:
         """`plan` as it happens. Closing the iterator cancels the run."""
         return RunStream(partial(self._stream, PlannedRun, prompt, options))
 
@@ -172,12 +177,12 @@ class Agent(Generic[T]):
         return RunStream(partial(self._resume, run_id, context, approvals))
 
     async def fork(
-        self, prompts: Sequence[str], *, conversation: Conversation | None = None, context: Sequence[Any] = ()
+        self, prompts: Sequence[Prompt], *, conversation: Conversation | None = None, context: Sequence[Any] = ()
     ) -> "list[Result[T] | HotloopError]":
         """Several continuations of one conversation at once, in the order of the prompts; one may be an error."""
         base = conversation if conversation is not None else Conversation()
 
-        async def branch(prompt: str) -> Result[T] | HotloopError:
+        async def branch(prompt: Prompt) -> Result[T] | HotloopError:
             try:
                 return await self.run(prompt, conversation=base.fork(), context=context)
             except HotloopError as error:
@@ -189,7 +194,7 @@ class Agent(Generic[T]):
 
     async def best_of(
         self,
-        prompt: str,
+        prompt: Prompt,
         n: int,
         score: Callable[[Result[T]], float],
         *,
@@ -208,6 +213,10 @@ class Agent(Generic[T]):
         """This agent as a tool of another: a call is a run, charged to the caller, whose limits hold for it, too."""
         wants = [wanted for tool in self.tools if not isinstance(tool, ToolSource) for wanted in tool.wants]
         return SubAgent(self.run, name, description, traits or ToolOptions(timeout_s=None), wants)
+
+    def as_handoff(self, name: str, description: str) -> Handoff:
+        """A tool of another agent, whose call gives this one the conversation: it answers in the other's place."""
+        return Handoff(self, name, description)
 
     def rebuild(self, settings: RunSettings, tools: Sequence[AgentTool | ToolSource]) -> "Agent[T]":
         """Another that is like it, but for these."""
@@ -237,16 +246,16 @@ class Agent(Generic[T]):
             await self.close()
 
     async def close(self) -> None:
-        """Let go of the model's connections; they are made again when they are needed."""
-        await self.settings.model.close()
+        """Let go of the connections to its model, and to those of its handoffs; they are made again when needed."""
+        for agent in (self, *self._reach()):
+            await agent.settings.model.close()
 
     async def _stream(
-        self, kind: type[RunLoop], prompt: str, options: RunOptions, begin: Callable[[Steered], None]
+        self, kind: type[RunLoop], prompt: Prompt, options: RunOptions, begin: Callable[[Steered], None]
     ) -> AsyncGenerator[Event, None]:
         conversation, context = options.get("conversation"), options.get("context", ())
         conversation = conversation if conversation is not None else Conversation()
-        notes = options.get("notes")
-        opening = [Message("user", f"{prompt}\n\n{notes}" if notes else prompt)]
+        opening = [user_message(prompt, options.get("notes", ""))]
         if not conversation.messages and self.instructions:
             opening.insert(0, Message("system", await self._instruct(context)))
         past = await _find_past(context)
@@ -291,17 +300,21 @@ class Agent(Generic[T]):
     ) -> AsyncGenerator[Event, None]:
         events: asyncio.Queue[Event] = asyncio.Queue()
         async with AsyncExitStack() as stack:
+
+            async def hand_to(handoff: Handoff) -> Equipment:
+                agent: Agent[Any] = handoff.agent
+                return await agent._equipment(stack, await agent._instruct(context))
+
             try:
-                tools = await self._open_tools(stack)
-                final = None if self.output is str else FinalAnswer(self.output)
+                self._check_handoffs(context)
+                agent = self._find_agent(past.agents if past else ())
                 loop = kind(
-                    self.settings,
+                    await agent._equipment(stack),
                     conversation,
-                    tools,
                     context,
                     opening=opening,
-                    final=final,
                     emit=events.put_nowait,
+                    hand_to=hand_to,
                     fresh=fresh,
                     past=past,
                 )
@@ -320,13 +333,41 @@ class Agent(Generic[T]):
                 task.cancel()
                 await asyncio.wait({task})
 
-    async def _open_tools(self, stack: AsyncExitStack) -> list[AgentTool]:
+    async def _equipment(self, stack: AsyncExitStack, instructions: str = "") -> Equipment:
         opened = self._kept or OpenTools(self.tools)
         if not self._kept:
             stack.push_async_callback(opened.close)
         tools = await opened.refresh()
         self._check_names(tools)
-        return tools
+        final = None if self.output is str else FinalAnswer(self.output)
+        return Equipment(self.settings, tools, final, instructions)
+
+    def _handoffs(self) -> Iterator[Handoff]:
+        return (each for each in self.tools if isinstance(each, Handoff))
+
+    def _find_agent(self, names: Iterable[str]) -> "Agent[Any]":
+        """Who was handed the conversation last, by the names of the tools."""
+        agent: Agent[Any] = self
+        for name in names:
+            found = next((each.agent for each in agent._handoffs() if each.spec.name == name), None)
+            if found is None:
+                raise ConfigError(f"the run was handed to {name!r}, which is none of the agent's handoffs")
+            agent = found
+        return agent
+
+    def _reach(self) -> "list[Agent[Any]]":
+        """The agents that may get the conversation from this one, or from those."""
+        reached: list[Agent[Any]] = [self]
+        for agent in reached:
+            reached += [each.agent for each in agent._handoffs() if each.agent not in reached]
+        return reached[1:]
+
+    def _check_handoffs(self, context: Sequence[Any]) -> None:
+        """Raises ConfigError for what would keep one of them from going on."""
+        for agent in self._reach():
+            agent._check_names(own := [tool for tool in agent.tools if not isinstance(tool, ToolSource)])
+            approve = agent.settings.approve or self.settings.approve
+            Equipment(replace(agent.settings, approve=approve), own).check(RunContext([_NO_RUN, *context]))
 
     def _check_names(self, tools: Sequence[AgentTool]) -> None:
         names = [tool.spec.name for tool in tools] + ([] if self.output is str else [FINAL_ANSWER])

@@ -158,6 +158,15 @@ class ModelPassedOver(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class HandedOver(Event):
+    """Another agent answers from the next turn on."""
+
+    turn: int
+    agent: str
+    """The name of the tool that it was handed the conversation by."""
+
+
+@dataclass(frozen=True, slots=True)
 class PlanAbandoned(Event):
     """A plan could not be followed to its end; the run goes on without one, with what was done of it."""
 

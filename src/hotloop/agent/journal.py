@@ -1,6 +1,7 @@
 """What a run writes down to be gone on with, and what of a run is known from that.
 
-    began ( called* [asked called*] [answered] returned* turned  |  replaced | added | sent | speculated )* ended
+    began ( called* [asked called*] [answered] returned* turned  |
+              replaced | handed over | added | sent | speculated )* ended
 
 `called` is on the disk before a tool that may change something begins, and `returned` follows its end. So of a process
 that was killed it is known of each call that it never began, that it ended and how, or that it was running: only then
@@ -19,7 +20,7 @@ import msgspec
 from hotloop.agent.conversation import Conversation
 from hotloop.agent.limits import RunUsage
 from hotloop.core.errors import ConfigError, HotloopError
-from hotloop.core.message import Message, Thought, ToolCall
+from hotloop.core.message import Attachment, Message, Thought, ToolCall
 from hotloop.trace.journal import Entry, Journal, JournalRow, RunState, StopEnd
 from hotloop.wire.event import EndReason
 from hotloop.wire.usage import ApiUsage
@@ -67,6 +68,7 @@ class Returned(msgspec.Struct, tag="returned"):
     text: str
     is_error: bool = False
     num_tries: int = 1
+    attachments: tuple[Attachment, ...] = ()
 
 
 class Answered(msgspec.Struct, tag="answered"):
@@ -113,6 +115,13 @@ class StopAsked(msgspec.Struct, tag="stop"):
     end: StopEnd
 
 
+class HandedOver(msgspec.Struct, tag="handed over"):
+    """Another agent answers from here on, and this is what it reads."""
+
+    agent: str
+    messages: Sequence[Message]
+
+
 class Speculated(msgspec.Struct, tag="speculated"):
     turn: int
     name: str
@@ -125,7 +134,7 @@ class Ended(msgspec.Struct, tag="ended"):
 
 
 _Turn = Asked | Called | Waits | Decided | Returned | Answered | Turned | Speculated
-Note = Began | _Turn | Replaced | Added | Sent | StopAsked | Ended
+Note = Began | _Turn | Replaced | HandedOver | Added | Sent | StopAsked | Ended
 
 _decoder = msgspec.json.Decoder(Note)
 _TOLD = "told"  # the kind of entries that are another process's
@@ -300,6 +309,8 @@ class Past:
     """Messages that wait for the next turn."""
     num_told: int = 0
     """How many entries are another process's."""
+    agents: list[str] = field(default_factory=list)
+    """Who was handed the conversation, one after the other, as the tools are named."""
 
     @property
     def conversation(self) -> Conversation:
@@ -343,6 +354,10 @@ class Past:
             case Replaced(messages):
                 self._close_turn()
                 self.messages, self.num_tokens = list(messages), None
+            case HandedOver(agent, messages):
+                self._close_turn()
+                self.messages, self.num_tokens = list(messages), None
+                self.agents.append(agent)
             case Added(messages, num_sent):
                 self._close_turn()
                 self.messages += messages
@@ -363,11 +378,11 @@ class Past:
         if self.open and self.open.answer:
             said, outcomes = self.open.answer.message, self.open.outcomes
             self.messages.append(said)
-            self.messages += [
-                Message("tool", outcomes[call.id].text, tool_call_id=call.id, name=call.name)
-                for call in said.tool_calls
-                if call.id in outcomes
-            ]
+            for call in said.tool_calls:
+                if outcome := outcomes.get(call.id):
+                    given = outcome.attachments
+                    message = Message("tool", outcome.text, tool_call_id=call.id, name=call.name, attachments=given)
+                    self.messages.append(message)
             self.num_tokens = self.open.answer.usage.num_tokens or None
         self.open = None
 

@@ -8,7 +8,7 @@ import itertools
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
@@ -23,6 +23,7 @@ from hotloop.agent.journal import (
     Answered,
     ApprovalPending,
     Began,
+    HandedOver,
     Past,
     Replaced,
     RunJournal,
@@ -36,12 +37,13 @@ from hotloop.agent.model import Ask, PartialAnswer
 from hotloop.agent.predict.history import call_key
 from hotloop.agent.prefill_ahead import prefill_ahead, read_until
 from hotloop.agent.retelling import Retelling
-from hotloop.agent.settings import RunSettings
+from hotloop.agent.settings import Equipment, RunSettings
 from hotloop.agent.spans import RunTrace
 from hotloop.agent.tools.consent import Consent
 from hotloop.agent.tools.dispatch import Caller, Dispatcher, EarlyCall, Pending, stop
+from hotloop.agent.tools.handoff import Handoff
 from hotloop.agent.tools.outcome import Outcome
-from hotloop.agent.tools.tool import AgentTool, FinalAnswer, RunContext, ToolError
+from hotloop.agent.tools.tool import RunContext, ToolError
 from hotloop.agent.wire.http import Retries
 from hotloop.core import stream
 from hotloop.core.errors import ConfigError, HotloopError, RemoteError
@@ -64,6 +66,7 @@ _BROKEN_STREAMS = Retries(max_tries=6, first_pause_s=0.2)
 """How often an answer is asked for that breaks off behind its first words: who sent it has died, others may live."""
 
 Emit = Callable[[events.Event], None]
+HandTo = Callable[[Handoff], Awaitable[Equipment]]
 Taken = tuple[EndReason, Message, list[Pending]]
 """How an answer ended, what it said, and its calls."""
 
@@ -79,33 +82,35 @@ class RunLoop:
 
     def __init__(
         self,
-        settings: RunSettings,
+        equipment: Equipment,
         conversation: Conversation,
-        tools: Sequence[AgentTool],
         context: Sequence[Any] = (),
         *,
         opening: Sequence[Message],
-        final: FinalAnswer | None = None,
         emit: Emit,
+        hand_to: HandTo,
         fresh: bool = False,
         past: Past | None = None,
     ) -> None:
         """`opening` are the run's first messages: the user's prompt, and in a new conversation the instructions. Of a
-        run that goes on, `past` is what its journal says; the conversation has its messages then."""
+        run that goes on, `past` is what its journal says; the conversation has its messages then. `hand_to` gives what
+        another agent brings."""
+        settings = equipment.settings
         run_id = past.row.run_id if past else f"run-{secrets.token_hex(8)}"
         # Removed from the context: a sub-agent that is run speculatively reports no events, as it may never be called.
         within = next((thing for thing in context if isinstance(thing, Caller)), None)
         context = [thing for thing in context if not isinstance(thing, Caller)]
         if within:
             settings = _settings_within(settings, within)
+            equipment = replace(equipment, settings=settings)
             emit = _tell_both(emit, partial(within.tell, run_id))
             within.stops_with(self.stop)
         self.conversation = conversation
         self.spent = past.spent if past else RunUsage()
         self._run = _make_run(run_id, settings, conversation, self.spent, context)
         self._run_context = RunContext([self._run, *context])
-        self._run_context.check(tools)
-        _check_approval(settings, tools)
+        equipment.check(self._run_context)
+        self._hand_to = hand_to
         self._mark = conversation.mark()  # after the last whole turn
         self._past = past
         begun = opening or (past.began.opening if past else ())
@@ -131,12 +136,13 @@ class RunLoop:
         self._answer = PartialAnswer()
         results = within.results if within else settings.results
         self._results = results.open(run_id, conversation.session_id, fresh=fresh)
-        self._equip(settings, tools, final)
+        self._equip(equipment)
 
-    def _equip(self, settings: RunSettings, tools: Sequence[AgentTool], final: FinalAnswer | None) -> None:
-        """Have turns taken with these: an agent's model, its tools, and how it gives its answer."""
-        self._settings = settings = replace(settings, model=self._trace.watch(settings.model))
-        self._final = final
+    def _equip(self, equipment: Equipment) -> None:
+        """Have turns taken with what this agent brings."""
+        settings = replace(equipment.settings, model=self._trace.watch(equipment.settings.model))
+        self._settings, self._final = settings, equipment.final
+        tools, final = equipment.tools, equipment.final
         if final and settings.validators:
             final.validate = self._validate
         offered = sorted([*tools, *([final] if final else [])], key=lambda tool: tool.spec.name)
@@ -276,7 +282,9 @@ class RunLoop:
         while True:
             if self._stop and not taken:
                 raise RunStopped(self._run.id, self._stop)
-            output = await self._read_output(*(taken or await self._take_turn()))
+            taken = taken or await self._take_turn()
+            await self._hand_over(taken[2])
+            output = await self._read_output(*taken)
             taken = None
             if output is not None and not self._sent:
                 return output.value
@@ -299,6 +307,27 @@ class RunLoop:
                 return None
         self._say(Message("user", f"Give the answer by calling {self._final.spec.name}."))
         return None
+
+    async def _hand_over(self, pending: Sequence[Pending]) -> None:
+        """Give the conversation to the agent that the turn has handed it to, if it has: to the first, if to several."""
+        called = [self._tools.get(each.call.name) for each in pending if not each.is_useless]
+        handoff = next((tool for tool in called if isinstance(tool, Handoff)), None)
+        if handoff is None:
+            return
+        equipment = await self._hand_to(handoff)
+        settings = equipment.settings
+        equipment = replace(equipment, settings=replace(settings, approve=settings.approve or self._settings.approve))
+        equipment.check(self._run_context)
+        said = [message for i, message in enumerate(self.conversation.messages) if i or message.role != "system"]
+        if equipment.instructions:
+            said.insert(0, Message("system", equipment.instructions))
+        self.conversation.replace(said)
+        self._mark = self.conversation.mark()
+        self._journal.note(HandedOver(handoff.spec.name, said))
+        if self._ahead:
+            await self._ahead.close()
+        self._equip(equipment)
+        self._emit(events.HandedOver(self.spent.num_turns, handoff.spec.name))
 
     async def _validate(self, output: Any) -> Any:
         """The output as it is accepted. Raises ToolError if it is not."""
@@ -359,7 +388,8 @@ class RunLoop:
         if opened is None:
             return None
         known = {
-            call_id: Outcome(each.text, each.is_error, each.num_tries) for call_id, each in opened.outcomes.items()
+            call_id: Outcome(each.text, each.is_error, each.num_tries, attachments=each.attachments)
+            for call_id, each in opened.outcomes.items()
         }
         if not opened.answer and all(map(self._can_repeat, opened.calls.values())):
             calls = [call for call in opened.calls.values() if call.id in known]
@@ -604,13 +634,6 @@ def _make_run(
 
 def _key_of(call: ToolCall) -> str | None:
     return call_key(call.name, read_arguments(call.arguments))
-
-
-def _check_approval(settings: RunSettings, tools: Sequence[AgentTool]) -> None:
-    for tool in tools:
-        if tool.traits.needs_approval and settings.approve is None:
-            need = f"the tool {tool.spec.name!r} needs approval, and nobody is there to give it"
-            raise ConfigError(f"{need}: Agent(..., approve=...), or `hotloop run --approve`")
 
 
 def _timed(emit: Emit) -> Emit:

@@ -13,7 +13,7 @@ from typing import Any, Generic, Protocol, Self, TypedDict
 
 from typing_extensions import TypeVar
 
-from hotloop.agent.conversation import Conversation
+from hotloop.agent.conversation import Conversation, Prompt, user_message
 from hotloop.agent.events import Event, RunEnded
 from hotloop.agent.limits import RunUsage
 from hotloop.core.errors import ConfigError
@@ -66,12 +66,13 @@ class RunStream(AsyncIterator[Event], Generic[T]):
         self._wanted: list[Callable[[Steered], None]] = []  # before there was a run
         self._ended: RunEnded | None = None
 
-    def send(self, text: str) -> None:
+    def send(self, prompt: Prompt) -> None:
         """Say something to the model: it joins at the next turn, and an answer that was given before is not the last.
         Raises ConfigError once the run is over."""
         if self._ended:
             raise ConfigError("the run is over: give the message to the next one, with its conversation")
-        self._want(lambda run: run.send(Message("user", text)))
+        message = user_message(prompt)
+        self._want(lambda run: run.send(message))
 
     def pause(self) -> None:
         """End the run when this turn and its calls are over; `agent.resume` goes on with it."""

@@ -1,5 +1,6 @@
 """What all runs of an agent have in common."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -10,6 +11,8 @@ from hotloop.agent.model import Model
 from hotloop.agent.speculation import SpeculativeTools
 from hotloop.agent.tools.consent import Approve, OnUncertain
 from hotloop.agent.tools.results import ResultCache
+from hotloop.agent.tools.tool import AgentTool, FinalAnswer, RunContext
+from hotloop.core.errors import ConfigError
 from hotloop.core.prices import Prices
 from hotloop.core.request import Priority
 from hotloop.trace.tracer import Tracer
@@ -41,3 +44,21 @@ class RunSettings:
     output_guards: tuple[ContextFunction, ...] = ()
     source: str = ""
     """The file that the agent is from, for who wants to go on with its runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Equipment:
+    """What an agent brings into a run: a model and how to ask it, its tools, and how it gives its answer."""
+
+    settings: RunSettings
+    tools: Sequence[AgentTool]
+    final: FinalAnswer | None = None
+    instructions: str = ""
+
+    def check(self, run_context: RunContext) -> None:
+        """Raise ConfigError if something is missing that one of the tools needs."""
+        run_context.check(self.tools)
+        for tool in self.tools:
+            if tool.traits.needs_approval and self.settings.approve is None:
+                need = f"the tool {tool.spec.name!r} needs approval, and nobody is there to give it"
+                raise ConfigError(f"{need}: Agent(..., approve=...), or `hotloop run --approve`")

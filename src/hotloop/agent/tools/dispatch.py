@@ -26,7 +26,7 @@ from hotloop.agent.journal import ApprovalPending, Returned, RunJournal, RunStop
 from hotloop.agent.limits import RunUsage
 from hotloop.agent.tools.consent import BROKEN_OFF, Approve, Consent, Undecided
 from hotloop.agent.tools.outcome import Outcome
-from hotloop.agent.tools.result import cut, cut_to_tokens, render_cut, render_result
+from hotloop.agent.tools.result import cut, cut_to_tokens, render_cut, render_result, take_attachments
 from hotloop.agent.tools.results import ResultCache, RunResults
 from hotloop.agent.tools.tool import AgentTool, RunContext, ToolCrashed, ToolError, ToolExited, ToolOptions
 from hotloop.core.errors import ConfigError, HotloopError
@@ -108,8 +108,9 @@ class Pending:
     @property
     def message(self) -> Message:
         """The result, or that there will be none: for a call that is done, or a run that is over."""
-        text = self.task.result().text if self._is_known else BROKEN_OFF
-        return Message("tool", text, tool_call_id=self.call.id, name=self.call.name)
+        outcome = self.task.result() if self._is_known else Outcome(BROKEN_OFF)
+        attachments = outcome.attachments
+        return Message("tool", outcome.text, tool_call_id=self.call.id, name=self.call.name, attachments=attachments)
 
     @property
     def _is_known(self) -> bool:
@@ -211,7 +212,7 @@ class Dispatcher:
             return self._wait(call, turn, outcome)
         duration_s = time.monotonic() - began_at
         outcome = await self._fit(outcome)
-        returned = Returned(turn, call.id, outcome.text, outcome.is_error, outcome.num_tries)
+        returned = Returned(turn, call.id, outcome.text, outcome.is_error, outcome.num_tries, outcome.attachments)
         self.journal.note(returned, call.id)
         finished = CallFinished(turn, call.id, call.name, outcome.text, outcome.is_error, duration_s, outcome.num_tries)
         cut: dict[str, Any] = {"num_chars_cut": outcome.num_chars_cut, "traceback": outcome.traceback}
@@ -301,8 +302,9 @@ async def carry_out(tool: AgentTool, arguments: str, run_context: RunContext) ->
 async def _try(tool: AgentTool, arguments: str, run_context: RunContext, num_tries: int) -> tuple[Outcome, bool]:
     """The outcome, and whether another try might go better."""
     try:
-        text, num_chars_cut = render_cut(await _run_in_time(tool, arguments, run_context))
-        return Outcome(text, num_tries=num_tries, num_chars_cut=num_chars_cut), False
+        value, attachments = take_attachments(await _run_in_time(tool, arguments, run_context))
+        text, num_chars_cut = render_cut(value)
+        return Outcome(text, num_tries=num_tries, num_chars_cut=num_chars_cut, attachments=attachments), False
     except asyncio.CancelledError:
         if _is_cancelled():
             raise
