@@ -11,7 +11,6 @@ import contextvars
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import replace
 from functools import partial
 from typing import Any, Generic, Literal, Self
 
@@ -307,9 +306,9 @@ class Agent(Generic[T]):
 
             try:
                 self._check_handoffs(context)
-                agent = self._find_agent(past.agents if past else ())
+                equipment = await self._find_agent(past.agents if past else ())._equipment(stack)
                 loop = kind(
-                    await agent._equipment(stack),
+                    equipment.following(self.settings),
                     conversation,
                     context,
                     opening=opening,
@@ -366,8 +365,7 @@ class Agent(Generic[T]):
         """Raises ConfigError for what would keep one of them from going on."""
         for agent in self._reach():
             agent._check_names(own := [tool for tool in agent.tools if not isinstance(tool, ToolSource)])
-            approve = agent.settings.approve or self.settings.approve
-            Equipment(replace(agent.settings, approve=approve), own).check(RunContext([_NO_RUN, *context]))
+            Equipment(agent.settings, own).following(self.settings).check(RunContext([_NO_RUN, *context]))
 
     def _check_names(self, tools: Sequence[AgentTool]) -> None:
         names = [tool.spec.name for tool in tools] + ([] if self.output is str else [FINAL_ANSWER])

@@ -440,8 +440,9 @@ async def cancel(journal: Journal, run_id: str) -> None:
     row, entries = await asyncio.wrap_future(journal.read(run_id))
     if row.state == "running":
         row = await _stop(journal, row.run_id, "cancelled")
-        entries = []
-    if row.state == "done" or (row.state == "cancelled" and not entries):
+    elif not entries:  # it was cancelled so before
+        raise ConfigError(f"the run {row.run_id} is {row.state}: there is nothing to cancel")
+    if row.state == "done":
         raise ConfigError(f"the run {row.run_id} is {row.state}: there is nothing to cancel")
     await asyncio.wrap_future(journal.take(row.run_id))
     await asyncio.wrap_future(journal.end(row.run_id, _entry(Ended("cancelled")), "cancelled", keeps_entries=False))
@@ -453,7 +454,8 @@ async def _stop(journal: Journal, run_id: str, end: StopEnd) -> JournalRow:
     if row.state != "running":
         raise ConfigError(f"the run {row.run_id} is {row.state}: it is not running")
     await asyncio.wrap_future(journal.tell(row.run_id, Entry(_TOLD, _encode(StopAsked(end)))))
-    while row.state == "running":
+    while True:
+        now, _ = await asyncio.wrap_future(journal.read(row.run_id, _TOLD))
+        if now.state != "running":
+            return now
         await asyncio.sleep(_LOOK_EVERY_S)
-        row, _ = await asyncio.wrap_future(journal.read(row.run_id, _TOLD))
-    return row

@@ -216,7 +216,7 @@ class RunLoop:
                 cancelled = HotloopError("the run was cancelled")
                 ended = ended or events.RunEnded("cancelled", error=cancelled, spent=self.spent)
                 self._journal.end(ended.end, str(ended.error or ""))
-                self._emit(ended)
+                self._emit(replace(ended, at=time.monotonic()))
 
     async def _close(self) -> None:
         try:
@@ -314,9 +314,7 @@ class RunLoop:
         handoff = next((tool for tool in called if isinstance(tool, Handoff)), None)
         if handoff is None:
             return
-        equipment = await self._hand_to(handoff)
-        settings = equipment.settings
-        equipment = replace(equipment, settings=replace(settings, approve=settings.approve or self._settings.approve))
+        equipment = (await self._hand_to(handoff)).following(self._settings)
         equipment.check(self._run_context)
         said = [message for i, message in enumerate(self.conversation.messages) if i or message.role != "system"]
         if equipment.instructions:

@@ -1,7 +1,7 @@
 """What all runs of an agent have in common."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from hotloop.agent.checks import ContextFunction
@@ -54,6 +54,19 @@ class Equipment:
     tools: Sequence[AgentTool]
     final: FinalAnswer | None = None
     instructions: str = ""
+
+    def following(self, first: RunSettings) -> "Equipment":
+        """The same in the run of another agent, which is that agent's in all that goes beyond the turns."""
+        settings = replace(
+            self.settings,
+            approve=self.settings.approve or first.approve,
+            limits=first.limits,
+            input_guards=first.input_guards,
+            name=first.name,
+            tracer=first.tracer,
+            source=first.source,
+        )
+        return replace(self, settings=settings)
 
     def check(self, run_context: RunContext) -> None:
         """Raise ConfigError if something is missing that one of the tools needs."""
