@@ -7,6 +7,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+from docs.python_api import python_page
 from docstring_parser import parse_from_object
 from rich.console import Console
 
@@ -160,4 +161,5 @@ def _default(value: Any) -> str:
 if __name__ == "__main__":
     (DOCS / "cli.md").write_text(cli_page(), encoding="utf-8")
     (DOCS / "configuration.md").write_text(configuration_page(), encoding="utf-8")
+    (DOCS / "python.md").write_text(python_page(), encoding="utf-8")
     (DOCS / "llms.txt").write_text(llms_page(), encoding="utf-8")

@@ -148,6 +148,7 @@ def test_ci_runs_the_readers_own_commands():
         "make test-ray",
         "make test-kernels",
         "make test-deploy",
+        "make docs-site",
     ]
     assert {"setup", "check", "test", "demo", "bench", "docs", "clean", "help"} <= makefile_targets()
 
