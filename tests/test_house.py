@@ -13,7 +13,7 @@ import pytest
 from benchmarks.command import app_of
 
 import hotloop
-from hotloop.cli.main import load_all
+from hotloop.cli.app import load_all
 
 ROOT = Path(__file__).parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
