@@ -48,6 +48,8 @@ T = TypeVar("T", default=str)
 
 @dataclass(frozen=True, slots=True)
 class Result(Generic[T]):
+    """What a run came to."""
+
     output: T
     conversation: Conversation
     spent: RunUsage
