@@ -70,7 +70,7 @@ RELOADABLE = frozenset(
 
 MAX_CLASS_WAIT_S = 3600.0
 MAX_DRAFTED_FORCED = 24
-"""Most tokens of one draft that a grammar forces, beside those that are guessed."""
+"""Most tokens of one draft that a grammar forces, beside those that are drafted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
