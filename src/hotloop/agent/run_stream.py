@@ -38,6 +38,8 @@ class RunOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Result(Generic[T]):
+    """What a run came to."""
+
     output: T
     conversation: Conversation
     spent: RunUsage

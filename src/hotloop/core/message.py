@@ -45,12 +45,7 @@ class Thought:
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """An image or a file beside a text: its bytes in a data URL, or the address of an image.
-
-    Attachment.read("receipt.pdf")
-    Attachment.of(png, "image/png")
-    Attachment("https://example.org/cat.png")
-    """
+    """An image or a file beside a text: its bytes in a data URL, or the address of an image."""
 
     url: str
     name: str = ""
