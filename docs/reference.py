@@ -134,7 +134,8 @@ def _features_section() -> str:
 
 
 def _help_of(cls: type) -> dict[str, str]:
-    return {param.arg_name: " ".join((param.description or "").split()) for param in parse_from_object(cls).params}
+    params = (param for base in reversed(cls.__mro__[:-1]) for param in parse_from_object(base).params)
+    return {param.arg_name: " ".join((param.description or "").split()) for param in params}
 
 
 def _class_section(cls: type) -> str:

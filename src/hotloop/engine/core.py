@@ -274,7 +274,7 @@ class EngineCore:
                 self._close(part.request, _event(part.request, error=part.error))
                 continue
             if part.draft_ids:
-                part.request.num_drafted += part.num_guesses
+                part.request.num_drafted += part.num_proposed
                 part.request.num_accepted += part.num_right
             self._deliver(part.request, tokens, now)
         if self._speculator:
