@@ -440,7 +440,7 @@ class TraceStore:
     def _as_run(self, row: sqlite3.Row) -> RunSummary:
         found = dict(row)
         tokens = {name: found[name] for name in _COUNTS}
-        nothing = {
+        nothing: dict[str, Any] = {
             "num_aborted": 0,
             "num_lost_prompt": 0,
             "num_lost_output": 0,
