@@ -45,6 +45,8 @@ Prompt = str | Sequence[int]
 
 @dataclass(frozen=True, slots=True)
 class Completion:
+    """A whole answer."""
+
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason

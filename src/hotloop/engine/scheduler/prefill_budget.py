@@ -7,8 +7,7 @@
    `NOBODY_DECODES` of them at least. (On a CPU for longer, see below.)
 2. Beside those who decode, prompts have the share of time that makes the sum of slow-downs least, as if one at a time
    were served: one that is prefilled in p seconds counts (d / p)^2, one that decodes 1, d being what `OUTPUT_TOKENS`
-   take. So what is short goes first and what is long is prefilled beside the others, in three eighths of the time at
-   least.
+   take. So what is short goes first and what is long is prefilled beside the others, in half of the time at least.
 3. A request less urgent than a running one has `ClassLimits.max_share` of the time at most, but for its first tokens
    once its class's wait is over.
 
@@ -28,7 +27,7 @@ from hotloop.engine.step import Slice
 
 OUTPUT_TOKENS = 50
 """So many a decoding request is taken to have before it: about what agents' turns have."""
-LEAST = 0.6
+LEAST = 1.0
 """So many times as long as a step takes that prefills nothing, prompts are prefilled in each, on average, at least."""
 PER_PROMPT = 1 / 2
 """So many times as long a step may prefill at most, for each prompt that waits and for one more."""
