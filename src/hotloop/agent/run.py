@@ -148,7 +148,9 @@ class RunLoop:
         offered = sorted([*tools, *([final] if final else [])], key=lambda tool: tool.spec.name)
         self._tools = {tool.spec.name: tool for tool in offered}
         self._ahead = (
-            settings.speculation.open(self._tools, self._run_context, self._foresee) if settings.speculation else None
+            settings.speculation.open(self._tools, self._run_context, self._note_speculated)
+            if settings.speculation
+            else None
         )
         past = self._past
         running = past.open.running if past and past.open else ()
@@ -447,7 +449,7 @@ class RunLoop:
         self._dropped.remove(found)
         return EarlyCall(key or "", 0.0, found.task)
 
-    def _foresee(self, event: events.CallSpeculated) -> None:
+    def _note_speculated(self, event: events.CallSpeculated) -> None:
         self._journal.note(Speculated(event.turn, event.name, event.arguments))
         self._emit(event)
 

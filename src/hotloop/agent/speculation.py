@@ -118,8 +118,8 @@ class SpeculativeTools:
 
     def open(
         self, tools: Mapping[str, AgentTool], run_context: RunContext, emit: Callable[[CallSpeculated], None]
-    ) -> "RunForesight":
-        return RunForesight(self, tools, run_context, emit)
+    ) -> "RunSpeculation":
+        return RunSpeculation(self, tools, run_context, emit)
 
     def save(self) -> None:
         """Keep what was learned, if there is a path. A disk that is full ends no run."""
@@ -138,7 +138,7 @@ class SpeculativeTools:
         return Predictor()
 
 
-class RunForesight:
+class RunSpeculation:
     def __init__(
         self,
         speculation: SpeculativeTools,
@@ -149,7 +149,7 @@ class RunForesight:
         self._speculation = speculation
         self._predictor = speculation.predictor
         self._tools = tools
-        self._surroundings = run_context
+        self._run_context = run_context
         self._emit = emit
         self._run = speculation.predictor.open_run()
         self._history = History()
@@ -169,7 +169,7 @@ class RunForesight:
             self._start(self._predictor.predict(self._history), turn, self._speculation.next_threshold)
 
     def hear(self, event: Event, turn: int) -> None:
-        """The model says more; once it has named a tool, its arguments may be easy to guess."""
+        """The model says more; once it has named a tool, its arguments may be easy to predict."""
         if call := self._answer.push(event):
             self._called = self._called.after(call)
             self._has_written |= not self._is_read_only(call.name)
@@ -234,7 +234,7 @@ class RunForesight:
         if not self._speculation.budget.take(tool.traits.cost):
             return
         arguments = json.dumps(prediction.arguments)
-        work = carry_out(tool, arguments, self._surroundings)
+        work = carry_out(tool, arguments, self._run_context)
         task = asyncio.create_task(work, name=f"tool {prediction.name} (speculative)")
         self._running.add(task)
         task.add_done_callback(self._finish)
