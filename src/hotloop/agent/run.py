@@ -164,20 +164,20 @@ class RunLoop:
         self._failure: HotloopError | None = None  # what a tool, or the journal, ended the run with
         offered = sorted([*tools, *([final] if final else [])], key=lambda tool: tool.spec.name)
         self._tools = {tool.spec.name: tool for tool in offered}
-        self._ahead = (
-            settings.speculation.open(self._tools, run_context, self._foresee) if settings.speculation else None
-        )
+        results = (within.results if within else settings.results).open(run_id, conversation.session_id, fresh=fresh)
+        ahead = settings.speculation
+        self._ahead = ahead and ahead.open(self._tools, run_context, self._foresee, results)
         running = past.open.running if past and past.open else ()
         verdicts = past.verdicts if past else {}
         self._dispatcher = Dispatcher(
             self._tools,
             run_context,
-            emit=emit,
+            emit=_tell_both(emit, self._ahead.listen) if self._ahead else emit,
             claim=self._claim,
             count=partial(self.spent.count_call, settings.limits),
             abort=self._abort,
             spent=self.spent,
-            results=(within.results if within else settings.results).open(run_id, conversation.session_id, fresh=fresh),
+            results=results,
             concurrency=settings.limits.concurrency,
             max_result_tokens=self._max_result_tokens,
             journal=self._journal,
