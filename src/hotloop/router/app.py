@@ -295,8 +295,8 @@ class RouterApp:
                 self._tiered.learn(request, tier, summary, time.monotonic() - begun_at)
                 if summary.is_broken or begun.status >= 500:
                     self._tiered.fail(request)
-            if caller.client.copy and self._stable.is_used:
-                copy = bytes(caller.client.copy)
+            if (said := caller.client.copy) and self._stable.may_learn(said):
+                copy = bytes(said)
                 await asyncio.to_thread(self._stable.learn, request, copy, is_stream=request.is_stream)
         finally:
             await self._proxy.finish(begun)

@@ -11,7 +11,7 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -135,14 +135,20 @@ class RoutedRequest(PromptDigest):
             body: dict[str, Any] = msgspec.json.decode(self.raw)
             return body
 
+    def read_fields(self) -> dict[str, Raw]:
+        """Each as it was written, to the byte. Raises RequestError."""
+        with _readable():
+            return msgspec.json.decode(self.raw, type=dict[str, Raw])
+
     def replace(self, changes: Mapping[str, Any]) -> bytes:
         """The same request with other values for some fields; None takes a field out. The other values stay as they
         were written, to the byte. Raises RequestError."""
-        if not changes:
-            return self.raw
-        with _readable():
-            fields = msgspec.json.decode(self.raw, type=dict[str, Raw])
-        return msgspec.json.encode(change(fields, changes))
+        return msgspec.json.encode(change(self.read_fields(), changes)) if changes else self.raw
+
+    def with_body(self, raw: bytes) -> "RoutedRequest":
+        """The same request with its prompt in other words: what is said beside that stays."""
+        key, num_bytes = _hash_prompt(_decoder.decode(raw), self.scope)
+        return replace(self, raw=raw, key=key, num_tokens=num_bytes // BYTES_PER_TOKEN)
 
 
 def change(fields: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
