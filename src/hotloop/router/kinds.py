@@ -102,6 +102,7 @@ _KINDS: tuple[ReplicaKind, ...] = (
         "/tokenize",
         reads_threads=True,
         priority=str,
+        health_path="/ready",
         close_path="/close_session",
         takes_tenants=True,
         keeps_tenants=True,

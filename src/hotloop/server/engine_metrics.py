@@ -62,6 +62,10 @@ _TOTALS: tuple[Row, ...] = (
     ("kv_disk_read_bytes", "KV read from disk.", "disk.num_bytes_read"),
     ("kv_disk_written_bytes", "KV written to disk.", "disk.num_bytes_written"),
     ("kv_disk_damaged", "KV segments found damaged.", "disk.num_damaged"),
+    ("kv_moves", "Times that KV came from another server.", "moves.num_moves"),
+    ("kv_moves_failed", "Times that it did not, or not all of it.", "moves.num_failed"),
+    ("kv_moved_in_bytes", "KV that came from other servers.", "moves.num_bytes_in"),
+    ("kv_moved_out_bytes", "KV that was sent to other servers.", "moves.num_bytes_out"),
     ("kv_disk_dropped", "KV segments that were not written.", "disk.num_dropped"),
 )
 """Each with its name, what it is, and where in the engine's snapshot it is."""

@@ -28,6 +28,7 @@ MAX_PAGE_BYTES = 4 << 20
 
 
 MAX_MODELS = 10_000
+_DRAINING = "it is shutting down"
 
 
 class _ModelId(msgspec.Struct):
@@ -76,6 +77,8 @@ async def probe(replica: Replica, *, is_discovery: bool) -> bool:
     if not complaint:
         replica.num_missed = 0
         return _set(replica, "up", "healthy")
+    if complaint == _DRAINING:
+        return _set(replica, "draining", complaint)
     if is_gone or replica.last_byte_at <= begun_at:
         replica.num_missed += 1
         if is_gone or replica.num_missed >= MAX_MISSED or replica.state == "new":
@@ -154,7 +157,9 @@ async def _check(replica: Replica) -> str:
     kind = replica.kind
     path = replica.config.health_path or kind.health_path
     if path:
-        status, _ = await _get(replica, path)
+        status, page = await _get(replica, path)
+        if status == 503 and path == "/ready" and b"shutting down" in page:
+            return _DRAINING
         if status >= 400:
             return f"{path} answered {status}"
     if kind.metrics_path and kind.running:
