@@ -96,6 +96,8 @@ class EventReader:
 
 def find_event_end(data: bytes | bytearray, begin: int = 0) -> int:
     """Where the last whole event ends, blank line included; 0 if none ends behind `begin`."""
+    if data.endswith(b"\n\n") and len(data) >= begin + 2:
+        return len(data)
     end = max(data.rfind(blank, begin) for blank in _BLANK_LINES) + 2
     if end < 2:
         return 0
@@ -103,6 +105,8 @@ def find_event_end(data: bytes | bytearray, begin: int = 0) -> int:
 
 
 def ends_event(data: bytes) -> bool:
+    if data.endswith(b"\n\n"):
+        return True
     last = data[-3:]
     return 0 < find_event_end(last) == len(last)
 

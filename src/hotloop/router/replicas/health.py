@@ -28,7 +28,7 @@ MAX_PAGE_BYTES = 4 << 20
 
 
 MAX_MODELS = 10_000
-_DRAINING = "it is shutting down"
+_DRAINING, _SHUTTING_DOWN = "it is shutting down", b"shutting down"
 
 
 class _ModelId(msgspec.Struct):
@@ -157,11 +157,13 @@ async def _check(replica: Replica) -> str:
     kind = replica.kind
     path = replica.config.health_path or kind.health_path
     if path:
-        status, page = await _get(replica, path)
-        if status == 503 and path == "/ready" and b"shutting down" in page:
-            return _DRAINING
+        status, _ = await _get(replica, path)
         if status >= 400:
             return f"{path} answered {status}"
+    if kind.drain_path:
+        status, page = await _get(replica, kind.drain_path)
+        if status == 503 and _SHUTTING_DOWN in page:
+            return _DRAINING
     if kind.metrics_path and kind.running:
         status, page = await _get(replica, kind.metrics_path)
         load = read_load(kind, page.decode("utf-8", "replace")) if status == 200 else None
