@@ -71,7 +71,7 @@ class _Item(msgspec.Struct):
     id: Any = None
 
 
-_REFERENCE = b'"item_reference"'
+_REFERENCE, _MARK = b'"item_reference"', b'"cache_control"'
 _ITEM_ID = re.compile(r"[a-z]+_(?P<stem>[0-9a-f]{48})_\d+")
 _decoder = msgspec.json.Decoder(_Body)
 _list_decoder = msgspec.json.Decoder(list[Raw])
@@ -211,7 +211,9 @@ def _hash_prompt(body: _Body, scope: str) -> tuple[bytes, int]:
     about = f"{body.model}\0{body.cache_salt or ''}\0{scope}"
     chain = hashlib.blake2b(about.encode("utf-8", "surrogatepass"), digest_size=HASH_BYTES)
     parts = (body.tools, body.system, body.instructions, *_items(body.messages), *_items(body.input), body.prompt)
-    text = b"".join(_without_marks(bytes(part)) for part in parts)
+    text = b"".join(map(bytes, parts))
+    if _MARK in text:
+        text = b"".join(_without_marks(bytes(part)) for part in parts)
     view = memoryview(text)
     digests = []
     for begin in range(0, len(text) - BLOCK_BYTES + 1, BLOCK_BYTES):
@@ -237,7 +239,7 @@ def _items(raw: Raw) -> list[Raw]:
 
 
 def _without_marks(raw: bytes) -> bytes:
-    if b'"cache_control"' not in raw:
+    if _MARK not in raw:
         return raw
 
     def strip(value: Any) -> Any:

@@ -18,6 +18,7 @@ END_BYTES = 4096
 
 _ID = re.compile(rb'"id"\s*:\s*"([^"\\]{1,128})"')
 _COUNT = re.compile(rb'"((?:cache|prompt|input|completion|output)[a-z_]{2,})"\s*:\s*(\d{1,9})')
+_COUNTED = (b'tokens"', b'"cache_n"')
 _CACHED = (b"cached_tokens", b"cache_read_input_tokens", b"cache_n")
 _WRITTEN = (b"cache_creation_input_tokens",)
 _PROMPT = (b"prompt_tokens", b"input_tokens")
@@ -60,7 +61,8 @@ def summarize(
 ) -> AnswerSummary:
     """In Anthropic's shape what was cached, or was written to the cache, is not part of the input."""
     counts: dict[bytes, int] = {}
-    for found in _COUNT.finditer(end):
+    places = [at for word in _COUNTED if (at := end.find(word)) >= 0]
+    for found in _COUNT.finditer(end, max(0, min(places) - 32)) if places else ():
         for names in (_PROMPT, _CACHED, _WRITTEN, _OUTPUT):
             if found[1] in names:
                 counts[names[0]] = int(found[2])

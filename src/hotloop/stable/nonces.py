@@ -90,6 +90,8 @@ class _Lines:
     """Which of them have times or ids."""
     place: bytes
     """Says what the messages are but for these."""
+    has_known: bool
+    """Whether there are nonces of known clients in them."""
 
 
 class Nonces:
@@ -115,6 +117,9 @@ class Nonces:
     def strip(self, system: Turns, *, scope: str = "") -> tuple[Turns, str, tuple[str, ...]]:
         """The system messages that begin a prompt without their nonces, what of these is to be moved, and what was
         done."""
+        read = self._read_lines(tuple(message.content for message in system), scope) if self._learns else None
+        if read and not (read.has_known or read.volatile):
+            return system, "", ()
         system, _, dropped = _without(system, [nonce for nonce in KNOWN if not nonce.is_news])
         timeless, news, moved = _without(system, [nonce for nonce in KNOWN if nonce.is_news])
         if not self._is_changing(timeless, news, scope):
@@ -151,7 +156,9 @@ class Nonces:
             lines = [(i, line) for i, content in enumerate(contents) for line in content.split("\n")]
             masked = [_VOLATILE.sub("\0", line) if _DIGIT.search(line) else line for _, line in lines]
             volatile = [at for at, (_, line) in enumerate(lines) if masked[at] != line][:_MAX_LEARNED]
-            read = _Lines(lines, volatile, _digest(scope, (Message("system", "\n".join(masked)),)))
+            place = _digest(scope, (Message("system", "\n".join(masked)),))
+            has_known = any(_search(nonce, content) for nonce in KNOWN for content in contents)
+            read = _Lines(lines, volatile, place, has_known)
             with self._lock:
                 self._read.put((scope, contents), read, 3 * sum(map(len, contents)))
         return read

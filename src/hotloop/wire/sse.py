@@ -113,6 +113,9 @@ def ends_event(data: bytes) -> bool:
 
 def split_events(data: bytes) -> list[bytes]:
     """Whole events one by one, to the byte; what is behind the last is one more."""
+    if b"\r" not in data:
+        *events, rest = data.split(b"\n\n")
+        return [event + b"\n\n" for event in events] + ([rest] if rest else [])
     return [event for event in _EVENT.findall(data) if event]
 
 

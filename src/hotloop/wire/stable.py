@@ -71,11 +71,18 @@ class Stabiliser:
         self._lock = threading.Lock()
 
     def rewrite(
-        self, api: Api, body: Json, *, scope: str = "", pays_marks: bool = False, cache_key: str = ""
+        self,
+        api: Api,
+        body: Json,
+        *,
+        scope: str = "",
+        has_calls: bool = True,
+        pays_marks: bool = False,
+        cache_key: str = "",
     ) -> tuple[Json, tuple[str, ...]]:
         """The fields that are to be others, None where one is to be left out, and what was done. The `tools` of the
-        body may be as they came, `Raw`; parts of it are changed in place. `pays_marks`: where nothing is marked, marks
-        are placed; `cache_key` is OpenAI's, where the body has none."""
+        body may be as they came, `Raw`; parts of it are changed in place. `has_calls`: there may be some in it.
+        `pays_marks`: where nothing is marked, marks are placed; `cache_key` is OpenAI's, where the body has none."""
         fields, changes = Json(), list[str]()
         given = msgspec.json.encode(body.get("tools"))
         tools = self._sort_tools(given, scope)
@@ -87,7 +94,7 @@ class Stabiliser:
         if api == "chat" and _word_late_system(body):
             fields[said] = body[said]
             changes.append("messages: late system turns were worded as the user's")
-        if self._restore(api, body, scope):
+        if has_calls and self._restore(api, body, scope):
             fields[said] = body[said]
             changes.append("messages: arguments are as the model wrote them")
         changes += self._settle(api, body, scope, fields)
