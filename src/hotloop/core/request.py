@@ -144,7 +144,7 @@ class Usage(NamedTuple):
     num_steps: int = 0
     """Steps of the engine that gave this request at least one token."""
     num_restored: int = 0
-    """Those of the cached tokens whose KV was read from disk for this request."""
+    """Those of the cached tokens whose KV was read from disk, or from another server, for this request."""
     num_from_host: int = 0
     """Those whose KV was copied back from host memory for it."""
     num_reasoning: int = 0

@@ -43,7 +43,7 @@ _TOTALS: tuple[Row, ...] = (
     ("steps", "Steps of the engine.", "num_steps"),
     ("prompt_tokens", "Prompt tokens asked for.", "usage.num_prompt"),
     ("cached_prompt_tokens", "Prompt tokens found in the cache.", "usage.num_cached"),
-    ("restored_prompt_tokens", "Cached prompt tokens read from disk.", "usage.num_restored"),
+    ("restored_prompt_tokens", "Cached prompt tokens read from disk or another server.", "usage.num_restored"),
     ("host_prompt_tokens", "Cached prompt tokens copied back from host memory.", "usage.num_from_host"),
     ("output_tokens", "Tokens generated.", "usage.num_output"),
     ("sampled_tokens", "Generated tokens that were sampled.", "usage.num_sampled"),
