@@ -1,5 +1,6 @@
 """The manual: every link leads somewhere, every page is in its index, and what the README shows is what happens."""
 
+import ast
 import os
 import re
 import subprocess
@@ -9,10 +10,16 @@ from pathlib import Path
 import pytest
 from docs.prefix_map import draw
 
+import hotloop.server.errors as server
+from hotloop.router.paths import OWNED
+from hotloop.wire import errors as wire
+
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted(DOCS.glob("*.md"))]
 MAX_WORDS = 900
+CODED = ("doctor", "http", "router", "server", "wire")
+"""Folders whose errors reach users by the codes of the HTTP API, or not at all."""
 
 
 def text_of(page: Path) -> str:
@@ -49,6 +56,47 @@ def test_every_page_is_in_the_index_and_on_the_site() -> None:
         if page.name != "index.md":
             assert f"]({page.name})" in index, page.name
             assert re.search(rf"[\[ ]{page.name}", site), page.name
+
+
+def codes() -> set[str]:
+    """All that an error over HTTP can have."""
+    found = {kind.code for kind in server._KINDS.values()} | {code for _, code in server._HTTP_KINDS.values()}
+    found |= {code for _, code in wire._CHAT_CODES.values()} | {*OWNED.values(), "http_error"}
+    for path in (ROOT / "src").rglob("*.py"):
+        raised = r'(?:RouteError|AccessDenied|_refuse|render_refusal)\(\s*\d+, "(\w+)"'
+        found |= set(re.findall(raised, path.read_text("utf-8")))
+    return found
+
+
+def exceptions() -> set[str]:
+    """Classes below HotloopError and ToolError that users can catch."""
+    bases, found = {"HotloopError", "ToolError"}, {"HotloopError", "ToolError"}
+    nodes = [
+        node
+        for path in (ROOT / "src" / "hotloop").rglob("*.py")
+        if path.relative_to(ROOT / "src" / "hotloop").parts[0] not in CODED
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    ]
+    while bases:
+        bases = {node.name for node in nodes if {ast.unparse(base) for base in node.bases} & bases} - found
+        found |= bases
+    return found
+
+
+def test_every_error_has_a_heading_that_tells_what_to_do() -> None:
+    page = (DOCS / "troubleshoot.md").read_text("utf-8")
+    over_http, in_python = page.split("\n## Errors over HTTP\n")[1].split("\n## Errors in Python")
+    assert re.findall(r"^### (\w+)$", over_http, re.MULTILINE) == sorted(codes())
+    assert re.findall(r"^### (\w+)$", in_python, re.MULTILINE) == sorted(exceptions())
+
+
+@pytest.mark.parametrize("name", ["architecture.md", "contributing.md"])
+def test_files_that_readers_are_sent_to_exist(name: str) -> None:
+    named = re.findall(r"`([\w./-]+/[\w./-]*)`", text_of(DOCS / name))
+    assert len(named) > 20
+    for path in named:
+        assert (ROOT / path).exists() or (ROOT / "src" / "hotloop" / path).exists(), path
 
 
 def test_the_readme_is_one_page() -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-End = Literal["done", "limit", "failed", "cancelled", "running", "lost", "none"]
+End = Literal["done", "limit", "failed", "waiting", "paused", "cancelled", "running", "lost", "none"]
 """How an agent's run ended; `running` has not, `lost` neither though nothing was heard of it for long, and `none` is a
 plain client's.
 """

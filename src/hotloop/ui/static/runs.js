@@ -13,6 +13,7 @@ const HEAD = [["began", "rather"], ["agent", ""], ["session", "wide"], ["end", "
   ["wall", "num"], ["prompt", "num wide"], ["cached", "rather"], ["recomputed", "num wide"], ["output", "num wide"],
   ["money", "num wide"]];
 const ENDS = [["", "any end"], ["running", "running"], ["done", "done"], ["limit", "at a limit"], ["failed", "failed"],
+  ["waiting", "waiting"], ["paused", "paused"],
   ["cancelled", "cancelled"], ["lost", "lost"], ["none", "no agent"]];
 const SINCE = [["", "any day"], ["3600", "the last hour"], ["86400", "the last day"], ["604800", "the last week"]];
 const SLOWER = [["", "any length"], ["1", "over 1 s"], ["10", "over 10 s"], ["60", "over a minute"]];
