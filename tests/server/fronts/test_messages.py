@@ -68,7 +68,7 @@ def test_a_request_crosses_with_all_that_is_asked_of_it() -> None:
 
 def test_all_that_a_caller_says_of_a_request_crosses() -> None:
     given = [each.name for each in fields(Request) if each.init]
-    by_caller = given[: given.index("begun_ids") + 1]
+    by_caller = given[: given.index("kv_source") + 1]
     assert by_caller[:2] == ["id", "prompt_ids"]
     assert list(NewRequest.__struct_fields__) == ["number", "id", "prompt", *by_caller[2:], "arrived_at"]
 
