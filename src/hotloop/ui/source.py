@@ -93,7 +93,8 @@ class RunFilter:
     """What the page before this one said: go on there."""
 
 
-GroupBy = Literal["agent", "model", "session", "key"]
+GroupBy = Literal["agent", "model", "session", "key", "replica"]
+"""By replica single requests are summed up, each as its router passed it on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
