@@ -3,17 +3,19 @@
 The features that are on by default have no flags of their own: `--disable` takes their names.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
-from cyclopts import App, ArgumentCollection, Group, Parameter
+from cyclopts import App, ArgumentCollection, CycloptsError, Group, Parameter
 
 from hotloop.core.config import CLASS_SETTINGS, CONFIG_CLASSES, FEATURES
+from hotloop.core.errors import ConfigError
 
 _GROUPS: dict[str, tuple[str, ...]] = {
     "Model": ("model", "weights", "precision", "load_format", "served_name"),
     "Hardware": ("device", "gpus", "gpu_memory"),
     "Cache": (
-        *("kv_memory", "kv_precision", "host_kv", "kv_dir", "kv_dir_size", "kv_events", "pinned_fraction"),
+        *("kv_memory", "kv_precision", "host_kv", "kv_dir", "kv_dir_size", "kv_peers", "kv_events", "pinned_fraction"),
         *("prompt_memory_tokens", "grammar_memory", "batch_dir"),
     ),
     "Scheduling": (
@@ -35,6 +37,7 @@ _GROUPS: dict[str, tuple[str, ...]] = {
         *("connect_timeout_s", "first_byte_timeout_s", "idle_timeout_s", "max_retries", "retry_share"),
         "hedge_after_s",
     ),
+    "Agent": ("max_runs",),
     "Network": (
         "host",
         "port",
@@ -72,6 +75,14 @@ class CommandLine(App):
                 for child in argument.children:
                     child.parameter = Parameter.combine(child.parameter, _place(child.field_info.name))
         return arguments
+
+
+def parse(app: App, argv: Sequence[str]) -> Any:
+    """Run one command line, and give what it returns. Raises ConfigError where it is wrong."""
+    try:
+        return app(list(argv), print_error=False, exit_on_error=False)
+    except CycloptsError as error:
+        raise ConfigError(str(error)) from None
 
 
 def _place(setting: str) -> Parameter:

@@ -19,7 +19,7 @@ from typing import Self, TypeVar
 
 import numpy as np
 
-from hotloop.backends.backend import Backend
+from hotloop.backends.backend import Backend, Copy
 from hotloop.core.config import DEFAULT_MODEL, Device, EngineConfig, LoadFormat, Precision, WeightFormat, parse_bytes
 from hotloop.core.errors import BackendError, DeviceLost, EngineClosed, Overloaded, PromptTooLong, RequestError
 from hotloop.core.grammar import Grammar
@@ -31,7 +31,7 @@ from hotloop.engine.drafting.history import PastDrafter
 from hotloop.engine.grammar.matcher import Grammars, Matcher
 from hotloop.engine.grammar.reasoning import open_matcher
 from hotloop.engine.kvcache.kv_events import KvPublisher
-from hotloop.engine.offload.disk.store import KvStore
+from hotloop.engine.offload.disk.store import KvStore, Segments
 from hotloop.engine.offload.disk.tier import PATIENCE_S, open_store
 from hotloop.engine.snapshot import EngineSnapshot, EngineStats, Snapshotter, count_up
 from hotloop.models.template import ChatTemplate
@@ -45,6 +45,8 @@ Prompt = str | Sequence[int]
 
 @dataclass(frozen=True, slots=True)
 class Completion:
+    """A whole answer."""
+
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
@@ -194,6 +196,18 @@ class Engine:
         closed: Future[int] = Future()
         self._do(lambda: closed.set_result(self._core.scheduler.sessions.close(name)))
         return closed
+
+    @property
+    def kv_segments(self) -> Segments | None:
+        """How KV is cut that other servers may have; None: they may not."""
+        return self._core.moves.segments if self._core.moves else None
+
+    def read_kv(self, salt: str, token_ids: "array[int]") -> "Future[Copy | None]":
+        """The last segment of these tokens, for another server; None if not all of it is on the device."""
+        read: Future[Copy | None] = Future()
+        moves = self._core.moves
+        self._do(lambda: read.set_result(moves.read(salt, token_ids) if moves else None))
+        return read
 
     async def stream(
         self, prompt: Prompt, sampling: SamplingParams | None = None, *, session_id: str = ""
@@ -379,19 +393,27 @@ class Engine:
             self.on_failure(error)
 
     def _take_inbox(self) -> bool:
-        """Do what callers asked; waits while there is no work. False when it is time to stop."""
-        with self._wake:
-            while not self._inbox and not self._is_stopped and not self._core.has_work:
-                if self.config.debug_checks:
-                    self._core.check()
-                if self._core.is_idle:
-                    self._idle.set()
-                if not self._wake.wait(None if self._core.is_idle else PATIENCE_S):
-                    break  # those who wait for the disk do not wait for ever
-            commands, self._inbox = self._inbox, []
-        for command in commands:
-            self._attempt("a command", command)
-        return not self._is_stopped
+        """Do what callers asked; waits while there is no work, and before it is time for a next step. False when it is
+        time to stop.
+        """
+        while True:
+            if pause_s := self._core.pause_s:
+                self._core.publish()
+            with self._wake:
+                while not self._inbox and not self._is_stopped and not self._core.has_work:
+                    if self.config.debug_checks:
+                        self._core.check()
+                    if self._core.is_idle:
+                        self._idle.set()
+                    if not self._wake.wait(None if self._core.is_idle else PATIENCE_S):
+                        break  # those who wait for the disk do not wait for ever
+                if pause_s and not self._inbox and not self._is_stopped:
+                    self._wake.wait(pause_s)
+                commands, self._inbox = self._inbox, []
+            for command in commands:
+                self._attempt("a command", command)
+            if self._is_stopped or not self._core.pause_s:
+                return not self._is_stopped
 
     def _receive(
         self, requests: Sequence[Request], matchers: Sequence[Matcher | None], on_events: OnEvents, *, has_text: bool
