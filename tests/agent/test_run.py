@@ -269,7 +269,7 @@ class Watching:
     def begin_turn(self, *_: Any) -> None:
         pass
 
-    hear = claim = end_turn = begin_turn
+    hear = listen = claim = end_turn = begin_turn
 
     async def close(self) -> None:
         self.num_closed += 1

@@ -76,9 +76,10 @@ class ToolExecutor:
         run_context.check(each)
         emit = on_event or (lambda event: None)
         self._is_all_early = early == "all"
+        results = ResultCache().open("executor", "executor")
         self._speculate: Callable[[], RunSpeculation] | None = None
         if speculation:
-            self._speculate = lambda: speculation.open(self.tools, run_context, emit)
+            self._speculate = lambda: speculation.open(self.tools, run_context, emit, results)
         self._claims: list[Callable[[ToolCall], EarlyCall | None]] = []
         self._early: deque[tuple[str, Pending]] = deque()
         self._finishing: set[asyncio.Task[None]] = set()
@@ -90,7 +91,7 @@ class ToolExecutor:
             count=lambda: None,
             abort=lambda error: None,
             spent=RunUsage(),
-            results=ResultCache().open("executor", "executor"),
+            results=results,
             concurrency=concurrency,
             max_result_tokens=_any_result,
             journal=RunJournal(None, ""),
