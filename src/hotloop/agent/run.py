@@ -148,7 +148,7 @@ class RunLoop:
         offered = sorted([*tools, *([final] if final else [])], key=lambda tool: tool.spec.name)
         self._tools = {tool.spec.name: tool for tool in offered}
         ahead, past = settings.speculation, self._past
-        self._ahead = ahead and ahead.open(self._tools, self._run_context, self._foresee, self._results)
+        self._ahead = ahead and ahead.open(self._tools, self._run_context, self._note_speculated, self._results)
         running = past.open.running if past and past.open else ()
         self._dispatcher = Dispatcher(
             self._tools,
@@ -445,7 +445,7 @@ class RunLoop:
         self._dropped.remove(found)
         return EarlyCall(key or "", 0.0, found.task)
 
-    def _foresee(self, event: events.CallSpeculated) -> None:
+    def _note_speculated(self, event: events.CallSpeculated) -> None:
         self._journal.note(Speculated(event.turn, event.name, event.arguments))
         self._emit(event)
 
