@@ -15,7 +15,7 @@ _GROUPS: dict[str, tuple[str, ...]] = {
     "Model": ("model", "weights", "precision", "load_format", "served_name"),
     "Hardware": ("device", "gpus", "gpu_memory"),
     "Cache": (
-        *("kv_memory", "kv_precision", "host_kv", "kv_dir", "kv_dir_size", "kv_events", "pinned_fraction"),
+        *("kv_memory", "kv_precision", "host_kv", "kv_dir", "kv_dir_size", "kv_peers", "kv_events", "pinned_fraction"),
         *("prompt_memory_tokens", "grammar_memory", "batch_dir"),
     ),
     "Scheduling": (
