@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from hotloop.agent.agent import Agent
 from hotloop.agent.events import Event, RunEnded
 from hotloop.agent.predict.predictor import Predictor
-from hotloop.agent.speculation import RunForesight, SpeculativeTools
+from hotloop.agent.speculation import RunSpeculation, SpeculativeTools
 from hotloop.agent.tools.results import ResultCache
 from hotloop.agent.tools.tool import AgentTool, RunContext
 
@@ -45,7 +45,7 @@ def speculating(predictor: Predictor | None = None, **settings: Any) -> Speculat
     return SpeculativeTools(predictor, **({"threshold": 0.8, "wasted_call_s": 0.0} | settings))
 
 
-def foresee(speculation: SpeculativeTools, tools: Sequence[AgentTool]) -> RunForesight:
+def speculate(speculation: SpeculativeTools, tools: Sequence[AgentTool]) -> RunSpeculation:
     """What runs ahead in a run of its own."""
     named = {tool.spec.name: tool for tool in tools}
     return speculation.open(named, RunContext(), lambda event: None, ResultCache().open("run", "session"))

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.agent.predict.talks import clerk, step, user
-from tests.agent.runs import end_of, foresee, listen, of, speculating
+from tests.agent.runs import end_of, listen, of, speculate, speculating
 
 from hotloop.agent.agent import Agent
 from hotloop.agent.conversation import Conversation
@@ -181,7 +181,7 @@ async def test_an_early_call_is_given_out_once():
 async def test_what_was_read_before_a_write_is_not_used():
     """The model cancels an order and looks at it in one turn: what was speculative may be what it was before."""
     speculation, shop = speculating(taught()), Shop()
-    early = foresee(speculation, shop.tools)
+    early = speculate(speculation, shop.tools)
     early.begin_turn(clerk(99, ORDERS)[:3], 1)
     assert speculation.counts.num_started == 1
     assert early.claim(ToolCall("a", "cancel_order", json.dumps({"order_id": ORDERS[0]}))) is None
@@ -259,7 +259,7 @@ async def test_what_is_there_already_is_not_fetched_ahead():
 async def test_a_call_is_risked_only_where_it_saves_enough(took_s: float, num_started: int):
     speculation, shop = speculating(taught(), wasted_call_s=0.1), Shop()
     speculation.predictor.learn_time("find_order", took_s)
-    early = foresee(speculation, shop.tools)
+    early = speculate(speculation, shop.tools)
     early.begin_turn(clerk(99, ORDERS)[:3], 1)
     await early.close()
     assert speculation.counts.num_started == num_started
@@ -344,7 +344,7 @@ def test_never_a_side_effect_that_was_not_asked_for(course: Sequence[str], is_ta
 )
 async def test_what_does_not_run_ahead(traits: ToolOptions):
     speculation, shop = speculating(taught()), Shop(find_order=traits)
-    early = foresee(speculation, shop.tools)
+    early = speculate(speculation, shop.tools)
     early.begin_turn(clerk(99, ORDERS)[:3], 1)
     await early.close()
     assert speculation.counts.num_started == 0
@@ -354,7 +354,7 @@ async def test_money_is_risked_if_allowed_and_only_so_much():
     speculation = speculating(taught(), max_money=0.025)
     shop = Shop(find_order=ToolOptions(read_only=True, cost=0.01))
     for _ in range(5):
-        early = foresee(speculation, shop.tools)
+        early = speculate(speculation, shop.tools)
         early.begin_turn(clerk(99, ORDERS)[:3], 1)
         await early.close()
     assert speculation.counts.wasted_money == pytest.approx(0.02)
@@ -363,7 +363,7 @@ async def test_money_is_risked_if_allowed_and_only_so_much():
 async def test_waste_has_a_budget():
     speculation, shop = speculating(taught(), max_waste=0.0), Shop()
     for _ in range(20):
-        early = foresee(speculation, shop.tools)
+        early = speculate(speculation, shop.tools)
         early.begin_turn(clerk(99, ORDERS)[:3], 1)
         await early.close()
     assert speculation.counts.num_wasted == 4

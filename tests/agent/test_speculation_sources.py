@@ -6,7 +6,7 @@ import pytest
 from mcp import Client
 from mcp import types as wire
 from tests.agent.predict.talks import step, user
-from tests.agent.runs import end_of, foresee, listen, of, speculating
+from tests.agent.runs import end_of, listen, of, speculate, speculating
 
 from hotloop.agent.agent import Agent
 from hotloop.agent.events import CallDispatched
@@ -33,7 +33,7 @@ async def test_an_open_world_tool_runs_ahead_only_if_the_model_has_made_that_ver
     speculative = []
     for messages in (asked, repeated):
         speculation = speculating(predictor)
-        early = foresee(speculation, [find_order])
+        early = speculate(speculation, [find_order])
         assert predictor.predict(History().follow(messages))[0].confidence >= speculation.threshold
         early.begin_turn(messages, 1)
         await early.close()

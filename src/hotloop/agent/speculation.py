@@ -144,8 +144,8 @@ class SpeculativeTools:
         run_context: RunContext,
         emit: Callable[[CallSpeculated], None],
         results: RunResults,
-    ) -> "RunForesight":
-        return RunForesight(self, tools, run_context, emit, results)
+    ) -> "RunSpeculation":
+        return RunSpeculation(self, tools, run_context, emit, results)
 
     def save(self) -> None:
         """Keep what was learned, if there is a path. A disk that is full ends no run."""
@@ -164,7 +164,7 @@ class SpeculativeTools:
         return Predictor()
 
 
-class RunForesight:
+class RunSpeculation:
     def __init__(
         self,
         speculation: SpeculativeTools,
@@ -176,7 +176,7 @@ class RunForesight:
         self._speculation = speculation
         self._predictor = speculation.predictor
         self._tools = tools
-        self._surroundings = run_context
+        self._run_context = run_context
         self._emit = emit
         self._results = results
         self._run = speculation.predictor.open_run()
@@ -201,7 +201,7 @@ class RunForesight:
             self._start(self._predictor.predict(self._history), turn, self._speculation.next_threshold)
 
     def hear(self, event: Event, turn: int) -> None:
-        """The model says more; once it has named a tool, its arguments may be easy to guess."""
+        """The model says more; once it has named a tool, its arguments may be easy to predict."""
         if call := self._answer.push(event):
             self._time_writing(call)
             self._called = self._called.after(call)
@@ -254,9 +254,9 @@ class RunForesight:
 
     def _win_back(self, call: ToolCall) -> None:
         """The result of an early call that an earlier turn did not ask for may answer this one: count it as a hit."""
-        where = self._results.key(self._tools[call.name], call.arguments, self._surroundings)
+        where = self._results.key(self._tools[call.name], call.arguments, self._run_context)
         cost = self._speculation.kept.pop(where, None)
-        if cost is not None and self._results.find(self._tools[call.name], call.arguments, self._surroundings):
+        if cost is not None and self._results.find(self._tools[call.name], call.arguments, self._run_context):
             counts = self._speculation.counts
             counts.num_hits += 1
             counts.num_wasted -= 1
@@ -303,15 +303,15 @@ class RunForesight:
         tool = self._tools[prediction.name]
         assert tool.traits.read_only, f"{prediction.name} is not marked read_only"
         arguments = json.dumps(prediction.arguments)
-        if self._results.find(tool, arguments, self._surroundings):
+        if self._results.find(tool, arguments, self._run_context):
             return  # it is there already, or on its way
         if not self._speculation.budget.take(tool.traits.cost):
             return
-        run = partial(carry_out, tool, arguments, self._surroundings)
-        work = self._results.fetch(tool, arguments, self._surroundings, run)
+        run = partial(carry_out, tool, arguments, self._run_context)
+        work = self._results.fetch(tool, arguments, self._run_context, run)
         task = asyncio.create_task(work, name=f"tool {prediction.name} (speculative)")
         self._running.add(task)
-        where = self._results.key(tool, arguments, self._surroundings) if tool.traits.cache_s else None
+        where = self._results.key(tool, arguments, self._run_context) if tool.traits.cache_s else None
         early = EarlyCall(prediction.key, tool.traits.cost, task, where)
         task.add_done_callback(partial(self._finish, prediction.name, early.began_at))
         self._early.append(early)
