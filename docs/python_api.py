@@ -13,7 +13,10 @@ _SOURCE = Path(hotloop.__file__).parents[1]
 _WIDTH = 100
 _ALSO = {
     "Compaction": "hotloop.agent.compaction",
+    "Prompt": "hotloop.agent.conversation",
     "ResultCache": "hotloop.agent.tools.results",
+    "RunOptions": "hotloop.agent.run_stream",
+    "RunStream": "hotloop.agent.run_stream",
     "RunUsage": "hotloop.agent.limits",
     "SpeculativeTools": "hotloop.agent.speculation",
     "ToolOptions": "hotloop.agent.tools.tool",

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from docs.prefix_map import draw
+from docs.prefix_map import PICTURES, draw
 
 import hotloop.server.errors as server
 from hotloop.router.paths import OWNED
@@ -39,8 +39,8 @@ def anchors_of(page: Path) -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_link_leads_somewhere(page: Path) -> None:
-    links = re.findall(r"\]\(([^)\s]+)\)", text_of(page))
-    for link in links:
+    links = re.findall(r"\]\(([^)\s]+)\)|(?:src|srcset)=\"([^\"]+)\"", text_of(page))
+    for link in map("".join, links):
         if re.match(r"[a-z]+:", link):
             continue
         path, _, anchor = link.partition("#")
@@ -93,7 +93,7 @@ def test_every_error_has_a_heading_that_tells_what_to_do() -> None:
 
 @pytest.mark.parametrize("name", ["architecture.md", "contributing.md"])
 def test_files_that_readers_are_sent_to_exist(name: str) -> None:
-    named = re.findall(r"`([\w./-]+/[\w./-]*)`", text_of(DOCS / name))
+    named = re.findall(r"`([\w.][\w./-]*/[\w./-]*)`", text_of(DOCS / name))
     assert len(named) > 20
     for path in named:
         assert (ROOT / path).exists() or (ROOT / "src" / "hotloop" / path).exists(), path
@@ -114,4 +114,5 @@ def test_what_the_readme_shows_of_the_linter_is_what_it_says() -> None:
 
 
 def test_the_picture_of_the_readme_is_up_to_date() -> None:
-    assert (DOCS / "prefix-map.svg").read_text("utf-8") == draw(), "run `make docs`"
+    for name, colours in PICTURES.items():
+        assert (DOCS / name).read_text("utf-8") == draw(colours), "run `make docs`"

@@ -45,7 +45,8 @@ def test_claude_code(clients: Path, tmp_path: Path) -> None:
     *_, shell = blocks("Claude Code", "bash")
     *exports, command = shell.splitlines()
     settings = dict(line.removeprefix("export ").split("=", 1) for line in exports)
-    settings = {name: {"coder": MODEL}.get(value, value) for name, value in settings.items()}
+    stub = {"coder": MODEL, "65536": str(8 * 65536)}  # a token of the stub is a byte
+    settings = {name: stub.get(value, value) for name, value in settings.items()}
     assert command == 'claude -p "What does word.txt say?" --allowedTools Bash'
     (tmp_path / "word.txt").write_text(f"{WORD}\n")
     client = Client(

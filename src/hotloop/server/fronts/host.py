@@ -15,6 +15,7 @@ import msgspec
 from hotloop.core.errors import HotloopError
 from hotloop.core.request import UNCOUNTED, Request, TokenEvent
 from hotloop.engine.engine import Engine
+from hotloop.server.engine_client import read_kv
 from hotloop.server.engine_metrics import EngineMetrics
 from hotloop.server.fronts.link import Link
 from hotloop.server.fronts.messages import (
@@ -70,6 +71,7 @@ class EngineHost:
             "is_ready": self._is_ready,
             "metrics": self._page,
             "close_session": self._close_session,
+            "read_kv": self._read_kv,
             "drain": self._drain,
             **(answers or {}),
         }
@@ -225,6 +227,10 @@ class EngineHost:
     async def _close_session(self, name: Any) -> int:
         return await asyncio.wrap_future(self._engine.close_session(str(name)))
 
+    async def _read_kv(self, asked: Any) -> memoryview | None:
+        salt, tokens = asked
+        return await read_kv(self._engine, salt, array("i", tokens))
+
     async def _drain(self, timeout_s: Any) -> None:
         await self._engine.drain(float(timeout_s))
 
@@ -253,5 +259,6 @@ def _make_request(new: NewRequest) -> Request:
         resume_at=new.resume_at,
         parent_id=new.parent_id,
         begun_ids=new.begun_ids,
+        kv_source=new.kv_source,
         arrived_at=new.arrived_at,
     )
