@@ -38,7 +38,6 @@ CacheIsolation = Literal["auto", "none", "key"]
 Explanations = Literal["words", "causes", "off"]
 PolicyName = Literal["prefix", "session", "least_load", "round_robin", "random"]
 LogLevel = Literal["debug", "info", "warning", "error"]
-Fronts = Literal["auto", "0", "1"]
 LogFormat = Literal["text", "json"]
 Feature = Literal[
     "prefix_cache",
@@ -243,9 +242,9 @@ class ServerConfig:
     docs/api.md)."""
     served_name: str | None = None
     """Model name that clients use; the model's own name if not given."""
-    fronts: Fronts = "auto"
-    """Processes for HTTP, prompts and answers apart from the engine's: 1, or 0 to have all in one process. `auto` is 1
-    with a GPU and four or more CPU cores, else 0."""
+    fronts: str = "auto"
+    """Processes for HTTP, prompts and answers apart from the engine's; 0 has all in one process. `auto` is 0 without a
+    GPU or with fewer than four CPU cores, else one for each 48 of max_running, at most one for every four cores."""
     cors_origins: tuple[str, ...] = ()
     """Origins a browser may call from; none by default."""
     drain_delay_s: float = 0.0
@@ -304,6 +303,8 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         _check_listener(self)
+        if self.fronts != "auto" and not (self.fronts.isascii() and self.fronts.isdigit() and int(self.fronts) <= 64):
+            raise ConfigError(f"fronts must be auto or a number up to 64, not {self.fronts!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,19 +8,20 @@ import socket
 from array import array
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import count
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from hotloop.core.errors import HotloopError
+from hotloop.core.errors import EngineClosed, HotloopError
 from hotloop.core.request import UNCOUNTED, Request, TokenEvent
 from hotloop.engine.engine import Engine
-from hotloop.server.engine_metrics import EngineMetrics
 from hotloop.server.fronts.link import Link
 from hotloop.server.fronts.messages import (
     Abort,
     Admitted,
     Ask,
+    Change,
     ErrorData,
     Event,
     Facts,
@@ -35,6 +36,9 @@ from hotloop.server.fronts.messages import (
     Submit,
     Told,
 )
+
+if TYPE_CHECKING:
+    from hotloop.server.fronts.hub import Hub
 
 Answer = Callable[[Any], Awaitable[Any]]
 """Answers what a front asks, given its value."""
@@ -58,19 +62,21 @@ class EngineHost:
     def __init__(
         self,
         engine: Engine,
-        metrics: EngineMetrics,
+        hub: "Hub",
         sock: socket.socket,
         *,
         answers: Mapping[str, Answer] | None = None,
         on_gone: Callable[[], None] = lambda: None,
     ) -> None:
         self._engine = engine
-        self._metrics = metrics
+        self._hub = hub
         self._answers = {
             "is_ready": self._is_ready,
             "metrics": self._page,
             "close_session": self._close_session,
             "drain": self._drain,
+            "catch_up": self._catch_up,
+            "counts": self._count_others,
             **(answers or {}),
         }
         self._on_gone = on_gone
@@ -78,15 +84,31 @@ class EngineHost:
         self._decoder = msgspec.msgpack.Decoder(FrontMessage)
         self._hosted: dict[str, _Hosted] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._numbers = count()
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self.send_frame = self._link.send_frame
+        self.read_sent = self._link.read_sent
 
     def start(self) -> None:
         self._link.start()
-        self._engine.on_failure = self._fail
+        self._hub.join(self)
         if self._engine.failure:
-            self._fail(self._engine.failure)
+            self.fail(self._engine.failure)
 
     def tell(self, what: str, value: Any = None) -> None:
         self._link.send(Told(what, value))
+
+    async def ask(self, what: str) -> Any:
+        """Raises EngineClosed if the front is gone."""
+        number = next(self._numbers)
+        reply = self._waiting[number] = asyncio.get_running_loop().create_future()
+        self._link.send(Ask(number, what))
+        try:
+            if not self._link.is_open:
+                raise _gone()
+            return await reply
+        finally:
+            del self._waiting[number]
 
     async def close(self) -> None:
         """Returns when nothing of the front's is left to be admitted or answered."""
@@ -110,6 +132,10 @@ class EngineHost:
                 self._hosted.pop(request_id, None)
             case Ask() as asked:
                 self._start(self._answer(asked))
+            case Change():
+                self._hub.pass_on(frame, self)
+            case Reply(number, value) if (waiting := self._waiting.get(number)) and not waiting.done():
+                waiting.set_result(value)
 
     def _submit(self, number: int, new: Sequence[NewRequest]) -> None:
         requests = []
@@ -203,8 +229,8 @@ class EngineHost:
             self._engine.cache_refill_s,
         )
 
-    def _fail(self, error: Exception) -> None:
-        """On the engine's thread."""
+    def fail(self, error: Exception) -> None:
+        """On any thread."""
         self._link.send(Failed(ErrorData.of(error)))
 
     async def _answer(self, asked: Ask) -> None:
@@ -220,7 +246,13 @@ class EngineHost:
         return self._engine.is_running
 
     async def _page(self, _: Any) -> bytes:
-        return self._metrics.render()
+        return self._hub.render_metrics()
+
+    async def _catch_up(self, _: Any) -> None:
+        self._hub.read_sent(self)
+
+    async def _count_others(self, own: Any) -> Any:
+        return await self._hub.count(self, own)
 
     async def _close_session(self, name: Any) -> int:
         return await asyncio.wrap_future(self._engine.close_session(str(name)))
@@ -237,7 +269,15 @@ class EngineHost:
         """The front is gone, and with it all who wait for its requests."""
         self._engine.abort(*self._hosted)
         self._hosted.clear()
+        self._hub.leave(self)
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(_gone())
         self._on_gone()
+
+
+def _gone() -> EngineClosed:
+    return EngineClosed("the front's process has ended")
 
 
 def _make_request(new: NewRequest) -> Request:
