@@ -6,6 +6,8 @@ from whichever server and whatever is cached. Every request ends with that answe
 end nothing is left behind. All of it is on loopback, and ends what it started and nothing else.
 
 With `--signals` all three are only told to reload and to stop, and are started again: then no answer may be lost.
+With `--kills N` there is one server with three fronts: so often one of them or the engine is killed, or a client stops
+to read or hangs up. Then only what a killed front was answering may be lost.
 """
 
 import asyncio
@@ -59,7 +61,8 @@ _SCHEMA = {"type": "object", "properties": _PROPERTIES, "required": ["a", "b"], 
 _TOOL = {"type": "function", "function": {"name": "look", "parameters": _SCHEMA}}
 
 Outcome = Literal["right", "wrong", "refused", "left", "cut", "lost", "late"]
-Trouble = Literal["killed", "stopped", "drained", "disk full", "reloaded"]
+Trouble = Literal["killed", "stopped", "drained", "disk full", "reloaded", "front killed", "reader stopped", "hung up"]
+_KILLS: dict[Trouble, int] = {"front killed": 9, "reader stopped": 5, "hung up": 5, "killed": 1}
 _TROUBLES: tuple[Trouble, ...] = ("killed", "killed", "stopped", "stopped", "drained", "disk full")
 
 
@@ -129,7 +132,7 @@ def restart(server: ChildServer) -> None:
 class _Stage:
     """The parts, and what is asked of them."""
 
-    router: RouterProcess
+    router: RouterProcess | None
     servers: list[ChaosServer]
     http: httpx.AsyncClient
     rng: random.Random
@@ -137,6 +140,9 @@ class _Stage:
     over: asyncio.Event = field(default_factory=asyncio.Event)
     answers: dict[tuple[int, int], dict[str, Any]] = field(default_factory=dict)
     """The message of the assistant, by conversation and turn."""
+    killed: set[int] = field(default_factory=set)
+    """Fronts."""
+    killed_at: float = 0.0
 
     async def learn(self) -> None:
         """What is answered when all is quiet."""
@@ -174,11 +180,13 @@ class _Stage:
     async def ask(self, number: int, turn: int, url: str = "") -> Outcome:
         body = self._body(number, turn) | {"stream": self.rng.random() < 0.6}
         leaves_at = self.rng.randint(1, 8) if self.rng.random() < _LEAVE_SHARE else None
+        began_at, front = time.monotonic(), None
         try:
             async with (
                 asyncio.timeout(_MAX_ANSWER_S),
                 self.http.stream("POST", f"{url}/v1/chat/completions", json=body) as got,
             ):
+                front = None if self.router else front_of(got, self.servers[0].pid)
                 if got.status_code != 200:
                     return self._refused(json.loads(await got.aread())["error"]["code"])
                 if not body["stream"]:
@@ -190,6 +198,8 @@ class _Stage:
         except httpx.ConnectError:
             return self._refused("connection refused")
         except (httpx.HTTPError, ValueError, KeyError) as error:
+            if front in self.killed or (front is None and self.killed_at > began_at):
+                return self._refused("its front was killed" if front else "a front was killed before it was admitted")
             self.report.findings.append(f"{number}/{turn}: {error!r:.200}")
             return "lost"
 
@@ -234,11 +244,39 @@ class _Stage:
             await asyncio.sleep(self.rng.uniform(0, 0.3))
         self.over.set()
 
+    async def kill(self, num_kills: int) -> None:
+        server = self.servers[0]
+        for trouble in self.rng.choices([*_KILLS], [*_KILLS.values()], k=num_kills):
+            while len(fronts_of(server.pid)) < 2:  # noqa: ASYNC110  nobody tells
+                await asyncio.sleep(0.05)
+            await self._make(trouble, server)
+            await asyncio.sleep(self.rng.uniform(0, 0.3))
+        self.over.set()
+
+    async def _begin_answer(self, read_s: float) -> None:
+        """Of which no more than the first line is read, for so long."""
+        body = self._body(0, 0) | {"stream": True, "max_tokens": 1000, "ignore_eos": True}
+        with suppress(httpx.HTTPError):  # it may be its front that is killed
+            async with self.http.stream("POST", "/v1/chat/completions", json=body) as got:
+                await anext(got.aiter_lines(), None)
+                await asyncio.sleep(read_s)
+
     async def _make(self, trouble: Trouble, server: ChildServer) -> None:
         self.report.troubles[trouble] += 1
         match trouble:
+            case "front killed":
+                front = self.rng.choice(fronts_of(server.pid))
+                self.killed.add(front)
+                self.killed_at = time.monotonic()
+                os.kill(front, signal.SIGKILL)
+            case "reader stopped" | "hung up":
+                await self._begin_answer(self.rng.uniform(0.5, 3) if trouble == "reader stopped" else 0)
             case "killed":
+                fronts, self.killed_at = fronts_of(server.pid), time.monotonic()
+                self.killed.update(fronts)
                 os.kill(server.pid, signal.SIGKILL)
+                while any(map(_has_files, fronts)):  # noqa: ASYNC110  they have its port until they end
+                    await asyncio.sleep(0.05)
                 await asyncio.sleep(self.rng.uniform(0, 3))
                 await asyncio.to_thread(restart, server)
             case "drained":
@@ -273,7 +311,7 @@ class _Stage:
     async def _unsettled(self) -> list[str]:
         found = []
         try:
-            page = (await self.http.get("/router/replicas")).json()
+            page = (await self.http.get("/router/replicas")).json() if self.router else {"waiting": 0, "replicas": ()}
             found += [f"waiting at the router: {page['waiting']}"] if page["waiting"] else []
             for each in page["replicas"]:
                 if each["state"] != "up" or each["running"]:
@@ -313,6 +351,31 @@ def marked_processes(mark: str) -> list[int]:
     return [pid for pid in found if pid != os.getpid()]
 
 
+def fronts_of(pid: int) -> list[int]:
+    """The processes of a server that listen to each other."""
+    lines = [line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines() if "/hotloop-" in line]
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return sorted(int(child) for child in children if any(line.endswith(f"/{child}") for line in lines))
+
+
+def front_of(got: httpx.Response, pid: int) -> int | None:
+    """Which of them has the other end of the connection; None if it has just ended."""
+    port = got.extensions["network_stream"].get_extra_info("client_addr")[1]
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    inodes = {f"socket:[{row[9]}]" for row in rows if row[2].endswith(f":{port:04X}")}
+    with suppress(OSError):
+        for front in fronts_of(pid):
+            if inodes & {os.readlink(each) for each in Path(f"/proc/{front}/fd").iterdir()}:
+                return front
+    return None
+
+
+def _has_files(pid: int) -> bool:
+    with suppress(OSError):
+        return num_files(pid) > 0
+    return False
+
+
 def num_files(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/fd"))
 
@@ -320,6 +383,7 @@ def num_files(pid: int) -> int:
 async def _play(stage: _Stage, duration_s: float | None) -> None:
     """Trouble for so long; if that is not given, signals."""
     report, router = stage.report, stage.router
+    assert router
     async with stage.http:
         await stage.learn()
         num_before, began_at = num_files(router.pid), time.monotonic()
@@ -333,6 +397,26 @@ async def _play(stage: _Stage, duration_s: float | None) -> None:
         await stage.settle()
         if (num := num_files(router.pid)) > num_before + 4 * _NUM_AGENTS:
             report.findings.append(f"the router has {num} files open, {num_before} when it began")
+
+
+async def _play_kills(stage: _Stage, num_kills: int) -> None:
+    async with stage.http:
+        await stage.learn()
+        began_at = time.monotonic()
+        await asyncio.gather(stage.kill(num_kills), *map(stage.ask_on, [""] * _NUM_AGENTS))
+        stage.report.duration_s = time.monotonic() - began_at
+        await stage.settle()
+
+
+def run_kills(num_kills: int, seed: int = 0) -> ChaosReport:
+    report = ChaosReport()
+    with tempfile.TemporaryDirectory(prefix="hotloop-chaos-") as name:
+        server = ChaosServer(write_model(Path(name) / "tiny"), Path(name), ("--fronts", "3", "--drain-timeout-s", "5"))
+        stay(server)
+        with server:
+            http = httpx.AsyncClient(base_url=server.url, timeout=_MAX_ANSWER_S, verify=False)
+            asyncio.run(_play_kills(_Stage(None, [server], http, random.Random(seed), report), num_kills))
+    return report
 
 
 def run_chaos(duration_s: float | None, seed: int = 0) -> ChaosReport:
@@ -363,7 +447,9 @@ def run_chaos(duration_s: float | None, seed: int = 0) -> ChaosReport:
     return report
 
 
-def chaos(*, minutes: PositiveFloat = 10.0, signals: bool = False, seed: int = 0, as_json: Json = False) -> None:
+def chaos(
+    *, minutes: PositiveFloat = 10.0, signals: bool = False, kills: int = 0, seed: int = 0, as_json: Json = False
+) -> None:
     """Make trouble for a router, two servers and agents, and see whether every request ends rightly.
 
     Parameters
@@ -372,11 +458,13 @@ def chaos(*, minutes: PositiveFloat = 10.0, signals: bool = False, seed: int = 0
         How long.
     signals
         Instead, reload them 200 times and stop and start them 50 times.
+    kills
+        Instead, kill fronts of one server, stop to read and hang up so often.
     seed
         Which troubles.
     """
-    with console.status("signals ..." if signals else f"trouble for {minutes:g} minutes ..."):
-        report = run_chaos(None if signals else minutes * 60, seed)
+    with console.status("signals ..." if signals else f"{kills} kills ..." if kills else f"{minutes:g} minutes ..."):
+        report = run_kills(kills, seed) if kills else run_chaos(None if signals else minutes * 60, seed)
     show_report(report, as_json)
     if not report.is_good:
         raise RemoteError("a request was not answered rightly, or something was left behind")

@@ -150,7 +150,7 @@ class Hosting:
 
     @property
     def num_hosted(self) -> int:
-        return sum(host.num_hosted for host in self.hub.hosts)
+        return sum(host.num_hosted for host in self._hosts)
 
     def break_off(self) -> None:
         """As if the process had been killed."""
@@ -167,12 +167,12 @@ class Hosting:
             if not next(num_left):
                 self._gone.set()
 
-        hosts = [EngineHost(self._engine, self.hub, sock, on_gone=note_gone) for sock in self._socks]
-        for host in hosts:
+        self._hosts = [EngineHost(self._engine, self.hub, sock, on_gone=note_gone) for sock in self._socks]
+        for host in self._hosts:
             host.start()
         self._is_ready.set()
         await self._gone.wait()
-        for host in hosts:
+        for host in self._hosts:
             await host.close()
 
 

@@ -271,7 +271,8 @@ class ServerConfig:
     exact_turns: bool = True
     """The exact tokens of a generated answer are reused when it comes back in the history."""
     prompt_memory_tokens: int = 4_000_000
-    """Number of tokens of past prompts and answers to remember, so that they need not be tokenized again."""
+    """Number of tokens of past prompts and answers to remember, so that they need not be tokenized again; in each of
+    `fronts`."""
     canonical_tools: bool = True
     """Tools are sorted by name, and the keywords of their schemas put into one order."""
     move_volatile_lines: bool = True
@@ -292,7 +293,7 @@ class ServerConfig:
     """Explain why tokens were recomputed: by cause and in words of the prompt (`words`), by cause alone (`causes`), or
     not (`off`)."""
     explain_memory_tokens: int = 2_000_000
-    """Number of tokens of past prompts and answers to remember for explanations."""
+    """Number of tokens of past prompts and answers to remember for explanations; in each of `fronts`."""
     max_body: str = "16MiB"
     """Maximum size of a request body."""
     body_memory: str = "32MiB"

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -80,7 +81,9 @@ def test_a_chain_of_responses_goes_on_at_any_front_and_each_can_be_looked_at_and
 
 def test_a_response_that_is_still_written_is_looked_at_followed_and_cancelled_at_another_front(apart: Apart) -> None:
     a, b, c = apart.fronts
-    with a.stream("POST", "/v1/responses", json={**ENDLESS, "background": True, "stream": True}) as stream:
+    with a.stream(
+        "POST", "/v1/responses", json={"input": "hello", **ENDLESS, "background": True, "stream": True}
+    ) as stream:
         lines = stream.iter_lines()
         made = json.loads(next(line for line in lines if line.startswith("data: "))[6:])["response"]
         where = f"/v1/responses/{made['id']}"
@@ -136,7 +139,8 @@ def test_tools_that_appear_are_told_of_where_they_came_whichever_front_is_asked(
         turns.ask([{"role": "user", "content": "a"}], tools[:3])
         turns.ask([{"role": "user", "content": "b"}], tools)
         turns.ask([{"role": "user", "content": "c"}], tools)
-    assert min(turns.shares) >= TARGET, turns.counts
+    for (before, _), (_, cached) in pairwise(turns.counts):
+        assert cached >= before - 16, turns.counts
 
 
 def test_a_call_comes_back_as_it_was_written_and_its_tool_is_learnt_at_every_front() -> None:

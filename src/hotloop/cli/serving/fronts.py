@@ -65,8 +65,11 @@ def count_fronts(fronts: str, engine: Engine) -> int:
     if fronts != "auto":
         return int(fronts)
     num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
-    num_wanted = math.ceil(engine.config.max_running / _STREAMS_OF_ONE)
-    return min(num_wanted, num_cores // _CORES_OF_ONE) if engine.leaves_cpu_free else 0
+    return usual_fronts(engine.config.max_running, num_cores) if engine.leaves_cpu_free else 0
+
+
+def usual_fronts(max_running: int, num_cores: int) -> int:
+    return min(math.ceil(max_running / _STREAMS_OF_ONE), num_cores // _CORES_OF_ONE)
 
 
 def run_with_fronts(

@@ -9,13 +9,14 @@ from array import array
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from hotloop.core.errors import EngineClosed, HotloopError
 from hotloop.core.request import UNCOUNTED, Request, TokenEvent
 from hotloop.engine.engine import Engine
+from hotloop.server.fronts.hub import Hub
 from hotloop.server.fronts.link import Link
 from hotloop.server.fronts.messages import (
     Abort,
@@ -36,9 +37,6 @@ from hotloop.server.fronts.messages import (
     Submit,
     Told,
 )
-
-if TYPE_CHECKING:
-    from hotloop.server.fronts.hub import Hub
 
 Answer = Callable[[Any], Awaitable[Any]]
 """Answers what a front asks, given its value."""
@@ -62,7 +60,7 @@ class EngineHost:
     def __init__(
         self,
         engine: Engine,
-        hub: "Hub",
+        hub: Hub,
         sock: socket.socket,
         *,
         answers: Mapping[str, Answer] | None = None,
@@ -86,8 +84,6 @@ class EngineHost:
         self._tasks: set[asyncio.Task[None]] = set()
         self._numbers = count()
         self._waiting: dict[int, asyncio.Future[Any]] = {}
-        self.send_frame = self._link.send_frame
-        self.read_sent = self._link.read_sent
 
     def start(self) -> None:
         self._link.start()
@@ -97,6 +93,12 @@ class EngineHost:
 
     def tell(self, what: str, value: Any = None) -> None:
         self._link.send(Told(what, value))
+
+    def send_frame(self, body: bytes) -> None:
+        self._link.send_frame(body)
+
+    def read_sent(self) -> None:
+        self._link.read_sent()
 
     async def ask(self, what: str) -> Any:
         """Raises EngineClosed if the front is gone."""
