@@ -63,6 +63,7 @@ _TOOL = {"type": "function", "function": {"name": "look", "parameters": _SCHEMA}
 Outcome = Literal["right", "wrong", "refused", "left", "cut", "lost", "late"]
 Trouble = Literal["killed", "stopped", "drained", "disk full", "reloaded", "front killed", "reader stopped", "hung up"]
 _KILLS: dict[Trouble, int] = {"front killed": 9, "reader stopped": 5, "hung up": 5, "killed": 1}
+_NO_ROUTER: dict[str, Any] = {"waiting": 0, "replicas": ()}
 _TROUBLES: tuple[Trouble, ...] = ("killed", "killed", "stopped", "stopped", "drained", "disk full")
 
 
@@ -122,9 +123,11 @@ def stay(server: ChildServer) -> None:
     server._command[server._command.index("--port") + 1] = str(port)
 
 
-def restart(server: ChildServer) -> None:
-    """Told to stop, and started again."""
+def restart(server: ChildServer, fronts: Sequence[int] = ()) -> None:
+    """Told to stop, and started again once those have ended that have its port."""
     ChildServer.close(server)  # a router's own would also remove its file
+    while any(Path(f"/proc/{front}/fd/0").exists() for front in fronts):
+        time.sleep(0.05)
     server.start()
 
 
@@ -244,6 +247,14 @@ class _Stage:
             await asyncio.sleep(self.rng.uniform(0, 0.3))
         self.over.set()
 
+    async def play_kills(self, num_kills: int) -> None:
+        async with self.http:
+            await self.learn()
+            began_at = time.monotonic()
+            await asyncio.gather(self.kill(num_kills), *map(self.ask_on, [""] * _NUM_AGENTS))
+            self.report.duration_s = time.monotonic() - began_at
+            await self.settle()
+
     async def kill(self, num_kills: int) -> None:
         server = self.servers[0]
         for trouble in self.rng.choices([*_KILLS], [*_KILLS.values()], k=num_kills):
@@ -275,10 +286,8 @@ class _Stage:
                 fronts, self.killed_at = fronts_of(server.pid), time.monotonic()
                 self.killed.update(fronts)
                 os.kill(server.pid, signal.SIGKILL)
-                while any(map(_has_files, fronts)):  # noqa: ASYNC110  they have its port until they end
-                    await asyncio.sleep(0.05)
                 await asyncio.sleep(self.rng.uniform(0, 3))
-                await asyncio.to_thread(restart, server)
+                await asyncio.to_thread(restart, server, fronts)
             case "drained":
                 await asyncio.to_thread(restart, server)
             case "reloaded" if server is self.router:
@@ -311,7 +320,7 @@ class _Stage:
     async def _unsettled(self) -> list[str]:
         found = []
         try:
-            page = (await self.http.get("/router/replicas")).json() if self.router else {"waiting": 0, "replicas": ()}
+            page = (await self.http.get("/router/replicas")).json() if self.router else _NO_ROUTER
             found += [f"waiting at the router: {page['waiting']}"] if page["waiting"] else []
             for each in page["replicas"]:
                 if each["state"] != "up" or each["running"]:
@@ -370,12 +379,6 @@ def front_of(got: httpx.Response, pid: int) -> int | None:
     return None
 
 
-def _has_files(pid: int) -> bool:
-    with suppress(OSError):
-        return num_files(pid) > 0
-    return False
-
-
 def num_files(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/fd"))
 
@@ -399,15 +402,6 @@ async def _play(stage: _Stage, duration_s: float | None) -> None:
             report.findings.append(f"the router has {num} files open, {num_before} when it began")
 
 
-async def _play_kills(stage: _Stage, num_kills: int) -> None:
-    async with stage.http:
-        await stage.learn()
-        began_at = time.monotonic()
-        await asyncio.gather(stage.kill(num_kills), *map(stage.ask_on, [""] * _NUM_AGENTS))
-        stage.report.duration_s = time.monotonic() - began_at
-        await stage.settle()
-
-
 def run_kills(num_kills: int, seed: int = 0) -> ChaosReport:
     report = ChaosReport()
     with tempfile.TemporaryDirectory(prefix="hotloop-chaos-") as name:
@@ -415,7 +409,7 @@ def run_kills(num_kills: int, seed: int = 0) -> ChaosReport:
         stay(server)
         with server:
             http = httpx.AsyncClient(base_url=server.url, timeout=_MAX_ANSWER_S, verify=False)
-            asyncio.run(_play_kills(_Stage(None, [server], http, random.Random(seed), report), num_kills))
+            asyncio.run(_Stage(None, [server], http, random.Random(seed), report).play_kills(num_kills))
     return report
 
 

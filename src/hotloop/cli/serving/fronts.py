@@ -99,12 +99,11 @@ class _Supervisor:
         self._facts = EngineFacts.of(engine, num_fronts=num_fronts)
         self._hub = Hub(engine, served.server.served_name or engine.name, num_fronts=num_fronts)
         self._reloaded: Served | None = None
-        self._is_announced = False
         self._is_stopping = False
 
     async def run(self) -> None:
         self._take_signals()
-        fronts = [asyncio.create_task(self._keep_front()) for _ in range(self._hub.num_fronts)]
+        fronts = [asyncio.create_task(self._keep_front(i)) for i in range(self._hub.num_fronts)]
         await asyncio.wait(fronts, return_when=asyncio.FIRST_EXCEPTION)
         for front in fronts:
             front.cancel()  # one of them cannot be started: that ends the others
@@ -112,10 +111,12 @@ class _Supervisor:
             if isinstance(ended, Exception):
                 raise ended
 
-    async def _keep_front(self) -> None:
-        num_failed = 0
+    async def _keep_front(self, number: int) -> None:
+        """The first of them says where all listen, once."""
+        num_failed, is_told = 0, number > 0
         while not self._has_ended():
-            is_ready, code = await self._run_front()
+            is_ready, code = await self._run_front(is_first=not is_told)
+            is_told = is_told or is_ready
             if self._has_ended():
                 return
             num_failed = 0 if is_ready else num_failed + 1
@@ -126,7 +127,7 @@ class _Supervisor:
     def _has_ended(self) -> bool:
         return self._is_stopping or isinstance(self._engine.failure, DeviceLost)
 
-    async def _run_front(self) -> tuple[bool, int]:
+    async def _run_front(self, *, is_first: bool) -> tuple[bool, int]:
         """Whether it was ready, and what it ended with."""
         ours, theirs = socket.socketpair()
         gone, ready = asyncio.Event(), asyncio.Event()
@@ -138,7 +139,7 @@ class _Supervisor:
         host = EngineHost(self._engine, self._hub, ours, answers=answers, on_gone=gone.set)
         process = _start(theirs, self._listener)
         try:
-            host.tell("begin", self._begin())
+            host.tell("begin", self._begin(is_first=is_first))
             host.start()
             if self._reloaded:
                 host.tell("reload", self._reloaded)
@@ -153,9 +154,8 @@ class _Supervisor:
                 process.wait()
             (self._folder / str(process.pid)).unlink(missing_ok=True)
 
-    def _begin(self) -> Begin:
+    def _begin(self, *, is_first: bool) -> Begin:
         served, folder = self._served, str(self._folder) if self._hub.num_fronts > 1 else ""
-        is_first, self._is_announced = not self._is_announced, True
         settings = served.model, served.engine, served.server, served.trace
         return Begin(*settings, self._facts, self._read is not None, folder, is_first)
 
