@@ -1,6 +1,8 @@
 """What an install takes: each set of extras in a fresh environment, its size and time, and that its commands run.
 
-make test-install    prints a table; a command that fails, or a light install that is too large, fails the target
+make test-install                           prints a table, and how long a new user waits for the first finding about
+                                            their own vLLM; a failure, or a light install that is too large, fails it
+make test-install EXTRAS='mcp ray'          these extras, each by itself
 """
 
 import shutil
@@ -8,11 +10,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 _MAX_LIGHT_MB = 60
 _NOBODY = "http://127.0.0.1:1"
+_EXTRAS = ("", "cpu", "fast", "hub", "kv-events", "mcp", "otel", "ray")
 _LIGHT = (
     (("--help",), 0),
     (("lint", "--list"), 0),
@@ -20,34 +24,62 @@ _LIGHT = (
     (("route", "--port", "99999", "--replica", _NOBODY), 2),
     (("trace", "ls", "--trace", "none.db"), 2),
 )
-_CASES = {"hotloop": ("", _LIGHT), "hotloop[cpu]": ("[cpu]", (*_LIGHT, (("serve", "none.gguf", "--port", "0"), 1)))}
+_COMMANDS = {"cpu": ((("serve", "none.gguf", "--port", "0"), 1),), "ray": ((("ray", "status"), 1),)}
+_IMPORTS = """
+from hotloop.core.extras import EXTRA_OF
+for name, extra in EXTRA_OF.items():
+    if extra == {!r}:
+        __import__(name)
+"""
+_VLLM = "from tests.vllm_server import VllmServer\nwith VllmServer() as server: print(server.url, flush=True); input()"
 
 
-def main() -> int:
+def main(extras: Sequence[str]) -> int:
     failed = []
-    for name, (extras, commands) in _CASES.items():
-        folder = Path(tempfile.mkdtemp(prefix="hotloop-install-"))
-        try:
-            subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-            empty = size_mb(folder)
-            begun_at = time.monotonic()
-            install(folder, extras)
-            took_s = time.monotonic() - begun_at
-            size = size_mb(folder) - empty
-            print(f"{name:14} {size:6.0f} MB {took_s:6.1f} s", flush=True)
-            if not extras and size > _MAX_LIGHT_MB:
-                failed.append(f"{name} takes {size:.0f} MB, more than {_MAX_LIGHT_MB}")
-            failed += [failure for argv, code in commands if (failure := run(folder, argv, code))]
-        finally:
-            shutil.rmtree(folder)
+    with tempfile.TemporaryDirectory(prefix="hotloop-wheel-") as wheels:
+        build = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-qq", "wheel", "--no-deps", "-w", wheels]
+        subprocess.run([*build, ROOT], check=True)
+        [wheel] = Path(wheels).glob("*.whl")
+        for extra in extras:
+            folder = Path(tempfile.mkdtemp(prefix="hotloop-install-"))
+            try:
+                failed += examine(folder, wheel, extra)
+            finally:
+                shutil.rmtree(folder)
     for failure in failed:
         print(failure, file=sys.stderr)
     return int(bool(failed))
 
 
-def install(folder: Path, extras: str) -> None:
-    pip = [folder / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "-qq", "install"]
-    subprocess.run([*pip, f"{ROOT}{extras}", "-c", ROOT / "constraints.txt"], check=True)
+def examine(folder: Path, wheel: Path, extra: str) -> list[str]:
+    """What is wrong with the install of that extra alone."""
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    empty = size_mb(folder)
+    begun_at = time.monotonic()
+    name = f"[{extra}]" if extra else ""
+    python = folder / "bin" / "python"
+    pip = [python, "-m", "pip", "--disable-pip-version-check", "-qq", "install"]
+    subprocess.run([*pip, f"{wheel}{name}", "-c", ROOT / "constraints.txt"], check=True)
+    took_s, size, failed = time.monotonic() - begun_at, size_mb(folder) - empty, []
+    print(f"{f'hotloop{name}':20} {size:5.0f} MB {took_s:6.1f} s", flush=True)
+    if not extra:
+        failed = find_first(folder)
+        print(f"  to the first finding about a vLLM: 2 commands, {time.monotonic() - begun_at:.1f} s", flush=True)
+        if size > _MAX_LIGHT_MB:
+            failed.append(f"hotloop takes {size:.0f} MB, more than {_MAX_LIGHT_MB}")
+    if subprocess.run([python, "-c", _IMPORTS.format(extra)], check=False).returncode:
+        failed.append(f"hotloop{name} does not bring what it is for")
+    return failed + [why for argv, code in (*_LIGHT, *_COMMANDS.get(extra, ())) if (why := run(folder, argv, code))]
+
+
+def find_first(folder: Path) -> list[str]:
+    """`hotloop doctor` at a server that speaks like vLLM finds what is wrong with it."""
+    server = [folder / "bin" / "python", "-c", _VLLM]
+    with subprocess.Popen(server, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as vllm:
+        assert vllm.stdout
+        why = run(folder, ("doctor", vllm.stdout.readline().strip()), 1)
+        vllm.communicate("\n")
+    return [why] if why else []
 
 
 def run(folder: Path, argv: tuple[str, ...], code: int) -> str | None:
@@ -63,4 +95,4 @@ def size_mb(folder: Path) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:] or _EXTRAS))

@@ -13,7 +13,7 @@
 - Each session has tokens of its own, but for tools and system prompt; so nothing is found of an earlier play of it.
 - A run takes 900 s or more, and at most 1% of its requests fail: it says of itself whether that was so.
 
-Traces are those of `benchmarks.recorded_agents`. The axes of a curve are `output tokens/s a GPU` and what 9 of 10
+Prompts are recorded as names of 64-token blocks. The axes of a curve are `output tokens/s a GPU` and what 9 of 10
 requests took for each token of their answers, first one and waiting included.
 """
 
@@ -25,6 +25,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from itertools import count, pairwise
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -34,15 +35,43 @@ from cyclopts import Parameter
 from cyclopts.types import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from benchmarks.command import main
-from benchmarks.recorded_agents import TRACE_BLOCK, block_tokens, stream_ids
 from hotloop.bench.report import figure, percentile, rounded, table_of_figures
 from hotloop.cli.output import show
 from hotloop.cli.settings import Json
 from hotloop.core.errors import ConfigError, RemoteError
+from hotloop.wire.sse import EventReader
 
+TRACE_BLOCK = 64  # tokens that a name in a trace stands for
 MAX_START_GAP_S = 10.0
 MIN_RUN_S = 900.0
 MAX_FAILED = 0.01
+
+
+async def stream_ids(
+    http: httpx.AsyncClient, body: dict[str, Any], session: str = ""
+) -> tuple[list[float], dict[str, Any]]:
+    """When a prompt of token ids was asked, when each piece of its answer came, and what the server counted."""
+    body |= {"ignore_eos": True, "temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
+    usage: dict[str, Any] = {}
+    times, reader = [time.perf_counter()], EventReader()
+    headers = {"X-Session-ID": session} if session else {}
+    async with http.stream("POST", "/v1/completions", json=body, headers=headers) as got:
+        if got.status_code != 200:
+            raise RuntimeError(f"{got.status_code}: {(await got.aread())[:300]!r}")
+        async for data in got.aiter_bytes():
+            for event in reader.push(data):
+                chunk = {} if event.data == b"[DONE]" else json.loads(event.data)
+                usage = chunk.get("usage") or usage
+                if chunk.get("choices"):
+                    times.append(time.perf_counter())
+    if len(times) == 1:
+        raise RuntimeError("an answer ended without a token")
+    return times, usage
+
+
+@lru_cache(maxsize=200_000)  # half a gigabyte: of the agents that are under way
+def block_tokens(name: str, vocab_size: int) -> list[int]:
+    return random.Random(name).choices(range(min(1000, vocab_size // 2), vocab_size), k=TRACE_BLOCK)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,13 @@
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from cyclopts import App, Parameter
 
-from hotloop.cli.exits import run_app
+from hotloop.cli.command_line import parse
+from hotloop.cli.exits import run_command
 from hotloop.cli.output import show
 
 Command = Callable[..., int | None]
@@ -30,7 +32,7 @@ def main(command: Command) -> None:
 
 
 def run(command: Command, argv: Sequence[str]) -> int:
-    return run_app(app_of(command), argv)
+    return run_command(partial(parse, app_of(command)), argv)
 
 
 def app_of(command: Command) -> App:

@@ -14,7 +14,7 @@ from argparse import ArgumentParser, Namespace
 
 import httpx
 
-from benchmarks.recorded_agents import stream_ids
+from benchmarks.agentic import stream_ids
 from hotloop.bench.report import percentile
 
 NUM_OUTPUT = 8

@@ -1,5 +1,5 @@
-"""The picture of the README, from the requests in examples/: what of each prompt a prefix cache finds, as it was sent
-and as `hotloop lint --fix` rewrites it. `make docs` writes it, a test checks that it is up to date.
+"""The picture of the README, light and dark, from the requests in examples/: what of each prompt a prefix cache finds,
+as it was sent and as `hotloop lint --fix` rewrites it. `make docs` writes it, a test checks that it is up to date.
 """
 
 import json
@@ -14,7 +14,10 @@ ROOT = Path(__file__).parents[1]
 REQUESTS = ROOT / "examples" / "clock.requests.jsonl"
 
 _WIDTH, _LEFT, _BAR, _GAP = 860, 96, 18, 8
-_FOUND, _AGAIN, _NEW = "#3d8f5f", "#c8543c", "#8a8f98"
+_LIGHT = ("#3d8f5f", "#c8543c", "#8a8f98", "#1c2128", "#ffffff")
+_DARK = ("#4fae78", "#ec6a4c", "#767d8a", "#e4e6ea", "#0d1117")
+"""What is found, recomputed and new, the text, and what is behind it."""
+PICTURES = {"prefix-map.svg": _LIGHT, "prefix-map-dark.svg": _DARK}
 _STYLE = "font-family='system-ui, sans-serif' font-size='13'"
 
 
@@ -44,7 +47,8 @@ def fixed_prompts() -> list[str]:
         return prompts_of(out)
 
 
-def draw() -> str:
+def draw(colours: tuple[str, str, str, str, str]) -> str:
+    *kinds, ink, paper = colours
     panels = (
         ("As sent: line 2 of the system prompt is “The time is 10:00:31.”", shares(prompts_of(REQUESTS))),
         ("After hotloop lint --fix: the time is said in the newest message", shares(fixed_prompts())),
@@ -58,19 +62,20 @@ def draw() -> str:
         for i, row in enumerate(rows):
             x = float(_LEFT)
             parts.append(f"<text x='8' y='{y + 14}'>request {i + 1}</text>")
-            for count, colour in zip(row, (_FOUND, _AGAIN, _NEW), strict=True):
+            for count, colour in zip(row, kinds, strict=True):
                 parts.append(f"<rect x='{x:.1f}' y='{y}' width='{count * scale:.1f}' height='{_BAR}' fill='{colour}'/>")
                 x += count * scale
             parts.append(f"<text x='{x + 6:.1f}' y='{y + 14}'>{sum(row):,}</text>")
             y += _BAR + _GAP
         y += 22
-    for i, (colour, word) in enumerate(((_FOUND, "found in the cache"), (_AGAIN, "recomputed"), (_NEW, "new"))):
+    for i, (colour, word) in enumerate(zip(kinds, ("found in the cache", "recomputed", "new"), strict=True)):
         parts.append(f"<rect x='{_LEFT + 180 * i}' y='{y - 12}' width='12' height='12' fill='{colour}'/>")
         parts.append(f"<text x='{_LEFT + 180 * i + 18}' y='{y - 2}'>{word}</text>")
     parts.append(f"<text x='{_WIDTH - 8}' y='{y - 2}' text-anchor='end'>prompt tokens, to scale from 0</text>")
-    head = f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {_WIDTH} {y + 10}' {_STYLE} fill='#1c2128'>"
-    return "\n".join([head, "<rect width='100%' height='100%' fill='#ffffff'/>", *parts, "</svg>", ""])
+    head = f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {_WIDTH} {y + 10}' {_STYLE} fill='{ink}'>"
+    return "\n".join([head, f"<rect width='100%' height='100%' fill='{paper}'/>", *parts, "</svg>", ""])
 
 
 if __name__ == "__main__":
-    (ROOT / "docs" / "prefix-map.svg").write_text(draw(), encoding="utf-8")
+    for name, colours in PICTURES.items():
+        (ROOT / "docs" / name).write_text(draw(colours), encoding="utf-8")

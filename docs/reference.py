@@ -10,7 +10,9 @@ from typing import Any
 from docstring_parser import parse_from_object
 from rich.console import Console
 
-from hotloop.cli.main import load_all
+from docs.python_api import python_page
+from hotloop.cli.app import load_all
+from hotloop.cli.commands import overview
 from hotloop.cli.settings import CONFIG_FILE, env_name, flag_name
 from hotloop.core.config import CONFIG_CLASSES, FEATURES, RELOADABLE
 
@@ -98,7 +100,7 @@ _LLMS_INTRO = """# hotloop
 
 
 def cli_page() -> str:
-    parts = [_CLI_INTRO]
+    parts = [_CLI_INTRO, f"## hotloop\n```text\n{overview(_WIDTH)}\n```\n"]
     for command in _commands():
         console = Console(file=StringIO(), width=_WIDTH, color_system=None, force_terminal=False)
         with console.capture() as capture:
@@ -120,7 +122,6 @@ def llms_page() -> str:
 
 
 def _commands() -> Iterator[list[str]]:
-    yield []
     for name in sorted(name for name in app if not name.startswith("-")):
         yield [name]
         yield from ([name, sub] for sub in sorted(app[name]) if not sub.startswith("-") and app[name][sub].show)
@@ -133,7 +134,8 @@ def _features_section() -> str:
 
 
 def _help_of(cls: type) -> dict[str, str]:
-    return {param.arg_name: " ".join((param.description or "").split()) for param in parse_from_object(cls).params}
+    params = (param for base in reversed(cls.__mro__[:-1]) for param in parse_from_object(base).params)
+    return {param.arg_name: " ".join((param.description or "").split()) for param in params}
 
 
 def _class_section(cls: type) -> str:
@@ -160,4 +162,5 @@ def _default(value: Any) -> str:
 if __name__ == "__main__":
     (DOCS / "cli.md").write_text(cli_page(), encoding="utf-8")
     (DOCS / "configuration.md").write_text(configuration_page(), encoding="utf-8")
+    (DOCS / "python.md").write_text(python_page(), encoding="utf-8")
     (DOCS / "llms.txt").write_text(llms_page(), encoding="utf-8")

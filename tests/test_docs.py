@@ -1,5 +1,6 @@
 """The manual: every link leads somewhere, every page is in its index, and what the README shows is what happens."""
 
+import ast
 import os
 import re
 import subprocess
@@ -7,12 +8,18 @@ import sys
 from pathlib import Path
 
 import pytest
-from docs.prefix_map import draw
+from docs.prefix_map import PICTURES, draw
+
+import hotloop.server.errors as server
+from hotloop.router.paths import OWNED
+from hotloop.wire import errors as wire
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted(DOCS.glob("*.md"))]
 MAX_WORDS = 900
+CODED = ("doctor", "http", "router", "server", "wire")
+"""Folders whose errors reach users by the codes of the HTTP API, or not at all."""
 
 
 def text_of(page: Path) -> str:
@@ -32,8 +39,8 @@ def anchors_of(page: Path) -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_link_leads_somewhere(page: Path) -> None:
-    links = re.findall(r"\]\(([^)\s]+)\)", text_of(page))
-    for link in links:
+    links = re.findall(r"\]\(([^)\s]+)\)|(?:src|srcset)=\"([^\"]+)\"", text_of(page))
+    for link in map("".join, links):
         if re.match(r"[a-z]+:", link):
             continue
         path, _, anchor = link.partition("#")
@@ -51,6 +58,47 @@ def test_every_page_is_in_the_index_and_on_the_site() -> None:
             assert re.search(rf"[\[ ]{page.name}", site), page.name
 
 
+def codes() -> set[str]:
+    """All that an error over HTTP can have."""
+    found = {kind.code for kind in server._KINDS.values()} | {code for _, code in server._HTTP_KINDS.values()}
+    found |= {code for _, code in wire._CHAT_CODES.values()} | {*OWNED.values(), "http_error"}
+    for path in (ROOT / "src").rglob("*.py"):
+        raised = r'(?:RouteError|AccessDenied|_refuse|render_refusal)\(\s*\d+, "(\w+)"'
+        found |= set(re.findall(raised, path.read_text("utf-8")))
+    return found
+
+
+def exceptions() -> set[str]:
+    """Classes below HotloopError and ToolError that users can catch."""
+    bases, found = {"HotloopError", "ToolError"}, {"HotloopError", "ToolError"}
+    nodes = [
+        node
+        for path in (ROOT / "src" / "hotloop").rglob("*.py")
+        if path.relative_to(ROOT / "src" / "hotloop").parts[0] not in CODED
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    ]
+    while bases:
+        bases = {node.name for node in nodes if {ast.unparse(base) for base in node.bases} & bases} - found
+        found |= bases
+    return found
+
+
+def test_every_error_has_a_heading_that_tells_what_to_do() -> None:
+    page = (DOCS / "troubleshoot.md").read_text("utf-8")
+    over_http, in_python = page.split("\n## Errors over HTTP\n")[1].split("\n## Errors in Python")
+    assert re.findall(r"^### (\w+)$", over_http, re.MULTILINE) == sorted(codes())
+    assert re.findall(r"^### (\w+)$", in_python, re.MULTILINE) == sorted(exceptions())
+
+
+@pytest.mark.parametrize("name", ["architecture.md", "contributing.md"])
+def test_files_that_readers_are_sent_to_exist(name: str) -> None:
+    named = re.findall(r"`([\w.][\w./-]*/[\w./-]*)`", text_of(DOCS / name))
+    assert len(named) > 20
+    for path in named:
+        assert (ROOT / path).exists() or (ROOT / "src" / "hotloop" / path).exists(), path
+
+
 def test_the_readme_is_one_page() -> None:
     assert len((ROOT / "README.md").read_text("utf-8").split()) <= MAX_WORDS
 
@@ -66,4 +114,5 @@ def test_what_the_readme_shows_of_the_linter_is_what_it_says() -> None:
 
 
 def test_the_picture_of_the_readme_is_up_to_date() -> None:
-    assert (DOCS / "prefix-map.svg").read_text("utf-8") == draw(), "run `make docs`"
+    for name, colours in PICTURES.items():
+        assert (DOCS / name).read_text("utf-8") == draw(colours), "run `make docs`"

@@ -8,20 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from tests.bench.fake_server import FakeServer
+from tests.vllm_server import VllmServer
 
 from hotloop.core.extras import EXTRA_OF
 
 PAGE = Path(__file__).parents[1] / "docs" / "beside-vllm.md"
 _WITHOUT = f"import sys; sys.modules.update(dict.fromkeys({[*EXTRA_OF]}));"
-
-
-class VllmStub(FakeServer):
-    async def _models(self, request: Request) -> Response:
-        card = {"id": "fake", "object": "model", "owned_by": "vllm", "max_model_len": 8192}
-        return JSONResponse({"object": "list", "data": [card]})
 
 
 def test_the_second_command_says_what_to_change(tmp_path: Path) -> None:
@@ -30,7 +22,7 @@ def test_the_second_command_says_what_to_change(tmp_path: Path) -> None:
     assert install == "pip install hotloop"
     name, *argv = shlex.split(doctor)
     assert name == "hotloop"
-    with VllmStub() as server:
+    with VllmServer() as server:
         argv = [server.url if word.startswith("http") else word for word in argv]
         command = [sys.executable, "-c", f"{_WITHOUT} from hotloop.cli.main import main; main()"]
         env = {**os.environ, "HOTLOOP_HOME": str(tmp_path)}

@@ -13,7 +13,7 @@ import pytest
 from benchmarks.command import app_of
 
 import hotloop
-from hotloop.cli.main import load_all
+from hotloop.cli.app import load_all
 
 ROOT = Path(__file__).parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -148,6 +148,7 @@ def test_ci_runs_the_readers_own_commands():
         "make test-ray",
         "make test-kernels",
         "make test-deploy",
+        "make docs-site",
     ]
     assert {"setup", "check", "test", "demo", "bench", "docs", "clean", "help"} <= makefile_targets()
 

@@ -10,21 +10,17 @@ from cyclopts import Parameter
 from cyclopts.types import PositiveInt
 
 from benchmarks.cache.breakers import BREAKERS
-from benchmarks.cache.gaps import GapReport, compare_gaps, read_errands
-from benchmarks.cache.report import cache_json, cache_tables
+from benchmarks.cache.report import cache_json, cache_table
 from benchmarks.cache.run import Company, Held, choose_breakers, hold_all
 from benchmarks.cache.script import Script, generate_scripts, read_scripts
 from benchmarks.cache.wire import Wire
 from benchmarks.command import main
-from hotloop.bench.serving import exit_on_sigterm
 from hotloop.cli.bench import WorkloadFlags
-from hotloop.cli.loading import lend_server, pull_model
+from hotloop.cli.loading import lend_server
 from hotloop.cli.output import progress, show
 from hotloop.cli.settings import ApiKey, Json, pick_names
-from hotloop.core.config import DEFAULT_MODEL
 from hotloop.core.errors import ConfigError
 
-GAPS = "gaps"
 GROUPS = tuple(dict.fromkeys(breaker.group for breaker in BREAKERS if breaker.group != "none"))
 UNPROTECTED = ("--disable", "exact_turns,canonical_tools,move_volatile_lines,late_system_as_user,retention")
 """A server that reads prompts just as they come."""
@@ -35,7 +31,7 @@ class CacheFlags(WorkloadFlags):
     """Which conversations are held, and how; without --url, the model is served."""
 
     scenario: str = "timestamp,tools,late-system,retokenised"
-    """What is measured, separated by commas; `gaps`, which takes minutes, only if it is named."""
+    """What is measured, separated by commas."""
     conversations: PositiveInt = 2
     """How many conversations are held."""
     agents: PositiveInt = 1
@@ -56,12 +52,9 @@ def cache(
     as_json: Json = False,
 ) -> None:
     """Hold conversations whose prompts are broken as clients break them: what is recomputed, and why?"""
-    groups = pick_names(flags.scenario, (*GROUPS, GAPS), "scenario")
-    gaps = _measure_gaps(url, flags) if GAPS in groups else []
-    held = _measure_all(url, api_key, [name for name in groups if name != GAPS], flags)
+    held = _measure_all(url, api_key, pick_names(flags.scenario, GROUPS, "scenario"), flags)
     errors = [f"{name}, {error}" for part in held.values() for name, run in part.items() for error in run.errors]
-    errors += [error for gap in gaps for error in gap.errors]
-    show(cache_json(held, gaps), cache_tables(held, gaps), as_json, errors)
+    show(cache_json(held), cache_table(held), as_json, errors)
 
 
 def _load_scripts(flags: CacheFlags) -> list[Script]:
@@ -75,26 +68,10 @@ def _load_scripts(flags: CacheFlags) -> list[Script]:
     )
 
 
-def _measure_gaps(url: str | None, flags: CacheFlags) -> list[GapReport]:
-    """Agents in tool gaps, with room for a third of them, with and without retention."""
-    if url is not None or flags.data is None:
-        raise ConfigError(f"{GAPS}: needs --data, and servers of its own with little room, so no --url")
-    exit_on_sigterm()
-    model = flags.model or DEFAULT_MODEL
-    pull_model(model)
-    errands = read_errands(flags.data)
-    num_turns = 2 * sum(len(errand.results) for errand in errands)
-    with progress() as bar:
-        task = bar.add_task(GAPS, total=num_turns)
-        return compare_gaps(errands, flags=("--model", model), watch=lambda _: bar.advance(task))
-
-
 def _measure_all(
     url: str | None, api_key: str | None, groups: Collection[str], flags: CacheFlags
 ) -> dict[str, dict[str, Held]]:
     """By setting of the server."""
-    if not groups:
-        return {}
     scripts = _load_scripts(flags)
     held: dict[str, dict[str, Held]] = {}
     for setting, server_flags in _settings(url).items():

@@ -5,10 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rich.console import Group
 from rich.table import Table
 
-from benchmarks.cache.gaps import GapReport
 from benchmarks.cache.run import Held
 from hotloop.bench.report import figures_table, percentile, rounded
 
@@ -68,43 +66,25 @@ def figures_of(held: Held) -> Figures:
     )
 
 
-def cache_tables(held: Mapping[str, Mapping[str, Held]], gaps: Sequence[GapReport] = ()) -> Group:
-    """The breakers with all settings of the server side by side, and tool gaps."""
-    broken = {setting: _figures_by_name(by_name) for setting, by_name in held.items() if by_name}
-    tables = ([_breakers_table(broken)] if broken else []) + ([_gaps_table(gaps)] if gaps else [])
-    return Group(*(line for table in tables for line in (table, "")))
-
-
-def cache_json(held: Mapping[str, Mapping[str, Held]], gaps: Sequence[GapReport] = ()) -> dict[str, Any]:
+def cache_json(held: Mapping[str, Mapping[str, Held]]) -> dict[str, Any]:
     """By setting of the server, then by breaker."""
-    settings: dict[str, Any] = {
+    return {
         setting: {name: figures.to_json() for name, figures in _figures_by_name(by_name).items()}
         for setting, by_name in held.items()
     }
-    return settings | ({"gaps": [gap.to_json() for gap in gaps]} if gaps else {})
 
 
 def _figures_by_name(by_name: Mapping[str, Held]) -> dict[str, Figures]:
     return {name: figures_of(held) for name, held in by_name.items()}
 
 
-def _breakers_table(broken: Mapping[str, Mapping[str, Figures]]) -> Table:
-    """Breakers down, and across the figures of each setting."""
+def cache_table(held: Mapping[str, Mapping[str, Held]]) -> Table:
+    """Breakers down, and across the figures of each setting of the server."""
+    broken = {setting: _figures_by_name(by_name) for setting, by_name in held.items()}
     titles = ("recomputed", "cause", "TTFT")
     table = figures_table("breaker", (each for setting in broken for each in (f"{setting}: prefilled", *titles)))
     for name in next(iter(broken.values())):
         table.add_row(name, *(cell for by_name in broken.values() for cell in _cells(by_name[name])))
-    return table
-
-
-def _gaps_table(gaps: Sequence[GapReport]) -> Table:
-    """Figures down, settings across."""
-    table = figures_table("tool gaps", (gap.label for gap in gaps))
-    table.add_row("jobs", *(f"{len(gap.job_times_s):,d}" for gap in gaps))
-    table.add_row("job mean", *(f"{gap.job_mean_s:.1f} s" for gap in gaps))
-    table.add_row("job p95", *(f"{gap.job_p95_s:.1f} s" for gap in gaps))
-    table.add_row("prompt tokens", *(f"{gap.num_prompt_tokens:,d}" for gap in gaps))
-    table.add_row("  recomputed", *(f"{gap.num_recomputed_tokens:,d}" for gap in gaps))
     return table
 
 

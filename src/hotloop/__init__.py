@@ -7,15 +7,17 @@ from hotloop.core.extras import missing_extra
 from hotloop.core.version import __version__
 
 if TYPE_CHECKING:
-    from hotloop.agent.agent import Agent, Result
+    from hotloop.agent.agent import Agent
     from hotloop.agent.conversation import Conversation
     from hotloop.agent.executor import ToolExecutor
     from hotloop.agent.limits import Limits, Run
+    from hotloop.agent.run_stream import Result
     from hotloop.agent.scripted import ScriptedCall, ScriptedModel
     from hotloop.agent.tools.consent import Approval
     from hotloop.agent.tools.tool import Context, ToolError, tool
     from hotloop.core.config import EngineConfig
     from hotloop.core.errors import HotloopError
+    from hotloop.core.message import Attachment
     from hotloop.core.prices import Prices
     from hotloop.core.request import FinishReason, Priority, SamplingParams, TokenEvent, Usage
     from hotloop.engine.engine import Completion, Engine
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Agent": "hotloop.agent.agent",
     "Approval": "hotloop.agent.tools.consent",
+    "Attachment": "hotloop.core.message",
     "Completion": "hotloop.engine.engine",
     "Context": "hotloop.agent.tools.tool",
     "Conversation": "hotloop.agent.conversation",
@@ -33,7 +36,7 @@ _HOMES = {
     "Limits": "hotloop.agent.limits",
     "Prices": "hotloop.core.prices",
     "Priority": "hotloop.core.request",
-    "Result": "hotloop.agent.agent",
+    "Result": "hotloop.agent.run_stream",
     "Run": "hotloop.agent.limits",
     "SamplingParams": "hotloop.core.request",
     "ScriptedCall": "hotloop.agent.scripted",
@@ -48,6 +51,7 @@ _HOMES = {
 __all__ = [
     "Agent",
     "Approval",
+    "Attachment",
     "Completion",
     "Context",
     "Conversation",

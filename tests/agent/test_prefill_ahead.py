@@ -6,7 +6,7 @@ from tests.agent.runs import listen
 
 from hotloop.agent.agent import Agent
 from hotloop.agent.model import Ask
-from hotloop.agent.run import MIN_CHARS
+from hotloop.agent.prefill_ahead import MIN_CHARS
 from hotloop.agent.scripted import ScriptedCall, ScriptedModel
 from hotloop.agent.tools.tool import tool
 from hotloop.core.errors import RequestError

@@ -36,9 +36,11 @@ class FakeServer(ThreadedServer):
         self.api_keys: list[str | None] = []
         self._failing, self._breaking, self._caches, self._hangs = failing, breaking, caches, hangs
         self._seen: list[list[str]] = []
-        routes = [Route("/v1/models", self._models), Route("/v1/chat/completions", self._chat, methods=["POST"])]
-        config = uvicorn.Config(Starlette(routes=routes), log_level="critical", lifespan="off")
+        config = uvicorn.Config(Starlette(routes=self._routes()), log_level="critical", lifespan="off")
         super().__init__(uvicorn.Server(config))
+
+    def _routes(self) -> list[Route]:
+        return [Route("/v1/models", self._models), Route("/v1/chat/completions", self._chat, methods=["POST"])]
 
     async def _models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [{"id": "fake", "object": "model"}]})
@@ -54,24 +56,36 @@ class FakeServer(ThreadedServer):
             pass
         if number in self._failing:
             return JSONResponse({"error": {"message": "out of order", "type": "server_error"}}, 503)
-        return StreamingResponse(self._events(body, number in self._breaking), media_type="text/event-stream")
+        if body.get("stream"):
+            return StreamingResponse(self._events(body, number in self._breaking), media_type="text/event-stream")
+        return JSONResponse(self._whole(body))
 
-    async def _events(self, body: dict[str, Any], is_breaking: bool) -> AsyncIterator[str]:
+    def _whole(self, body: dict[str, Any]) -> dict[str, Any]:
+        usage = self._read(body)
+        content = "".join(f" word{i}" for i in range(usage["completion_tokens"]))
+        choice = {"index": 0, "message": {"role": "assistant", "content": content}, "finish_reason": "stop"}
+        head = {"id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": "fake"}
+        return {**head, "choices": [choice], "usage": usage | {"total_tokens": sum(list(usage.values())[:2])}}
+
+    def _read(self, body: dict[str, Any]) -> dict[str, Any]:
+        """The usage of a request, and its prompt is cached from now on."""
         prompt = [word for message in body["messages"] for word in message["content"].split()]
         num_cached = max((_num_common(prompt, seen) for seen in self._seen), default=0)
         self._seen.append(prompt)
-        num_output = body.get("max_tokens") or 5
+        return {
+            "prompt_tokens": len(prompt),
+            "completion_tokens": body.get("max_tokens") or 5,
+            "prompt_tokens_details": {"cached_tokens": num_cached if self._caches else 0},
+        }
+
+    async def _events(self, body: dict[str, Any], is_breaking: bool) -> AsyncIterator[str]:
+        usage = self._read(body)
         yield _event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
-        for i in range(num_output):
+        for i in range(usage["completion_tokens"]):
             yield _event({"choices": [{"index": 0, "delta": {"content": f" word{i}"}}]})
             if is_breaking:
                 yield _event({"error": {"message": "it broke"}})
                 return
-        usage = {
-            "prompt_tokens": len(prompt),
-            "completion_tokens": num_output,
-            "prompt_tokens_details": {"cached_tokens": num_cached if self._caches else 0},
-        }
         yield _event({"choices": [], "usage": usage})
         yield "data: [DONE]\n\n"
 

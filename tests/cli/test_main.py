@@ -11,11 +11,13 @@ import pytest
 from tests.bench.fake_server import FakeServer
 
 from hotloop import __version__
-from hotloop.cli.main import _COMMANDS, load_all, run
+from hotloop.cli.app import load_all
+from hotloop.cli.commands import COMMANDS, overview
+from hotloop.cli.main import run
 
 HEAVY = (
     *("numpy", "starlette", "uvicorn", "httpx", "tokenizers", "jinja2", "gguf", "msgspec", "jsonschema"),
-    *("asyncio", "rich.progress", "hotloop.cli.serving.serve", "hotloop.cli.bench"),
+    *("asyncio", "cyclopts", "rich", "hotloop.core.config", "hotloop.cli.serving.serve", "hotloop.cli.bench"),
 )
 
 
@@ -36,8 +38,19 @@ print([name for name in {HEAVY} if name in sys.modules])
     assert result.stdout.splitlines()[-1] == "[]"
 
 
+@pytest.mark.parametrize("argv", [[], ["-h"], ["--help"]])
+def test_help_lists_every_command_at_any_width(argv: list[str], capsys: pytest.CaptureFixture[str]):
+    assert run(argv) == 0
+    said = capsys.readouterr().out
+    for name, (_, summary) in [item for commands in COMMANDS.values() for item in commands.items()]:
+        assert f"  {name} " in said
+        assert " ".join(summary.split()) in " ".join(said.split())
+    assert said.isascii()
+    assert max(map(len, overview(60).splitlines())) <= 60
+
+
 def test_the_list_of_commands_says_what_each_says_itself():
-    listed = {name: summary for commands in _COMMANDS.values() for name, (_, summary) in commands.items()}
+    listed = {name: summary for commands in COMMANDS.values() for name, (_, summary) in commands.items()}
     whole = load_all()
     assert {name: (whole[name].help or "").partition("\n\n")[0].strip() for name in listed} == listed
 

@@ -5,6 +5,7 @@ from functools import cache
 from pathlib import Path
 
 import docs.reference
+from docs.python_api import python_page
 from docs.reference import configuration_page, llms_page
 
 from hotloop.cli.command_line import SETTING_GROUPS
@@ -21,6 +22,10 @@ def test_the_command_line_page_is_up_to_date():
 
 def test_the_configuration_page_is_up_to_date():
     assert (DOCS / "configuration.md").read_text("utf-8") == configuration_page(), "run `make docs`"
+
+
+def test_the_page_on_python_is_up_to_date():
+    assert (DOCS / "python.md").read_text("utf-8") == python_page(), "run `make docs`"
 
 
 def test_the_index_for_programs_is_up_to_date():

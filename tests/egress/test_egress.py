@@ -20,7 +20,7 @@ from tests.models.fake_hub import FakeHub
 from tests.models.tiny import tiny_spec, tiny_weights, write_folder, write_gguf
 from tests.ray.test_ray import PATIENCE
 
-from hotloop.cli.main import load_all
+from hotloop.cli.app import load_all
 from hotloop.core.config import DEFAULT_MODEL
 from hotloop.core.home import home
 from hotloop.http.listen import bind

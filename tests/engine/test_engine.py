@@ -217,7 +217,7 @@ def test_closing_gives_memory_back_at_once_and_what_comes_later_is_told_so() -> 
         closed_bytes, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert open_bytes - closed_bytes > 36_000_000, "what drafts are guessed from"
+    assert open_bytes - closed_bytes > 36_000_000, "what drafts are made from"
     with pytest.raises(EngineClosed):
         engine.generate([1], greedy())
     assert engine.stats().num_blocks_used == 0

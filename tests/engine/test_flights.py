@@ -46,7 +46,7 @@ SAMPLINGS: list[dict[str, Any]] = [
 
 @cache
 def alone(prompt: tuple[int, ...], sampling: int, shape: int, max_tokens: int, num_states: int = 0) -> tuple[int, ...]:
-    """What is answered where nothing is in flight, shared, guessed or forced."""
+    """What is answered where nothing is in flight, shared, drafted or forced."""
     backend = NullDevice(block_size=BLOCK_SIZE, vocab_size=VOCAB_SIZE, num_states=num_states)
     config = EngineConfig(prefix_cache=False, drafts=False, forced_tokens=False)
     core, events = EngineCore(TOKENIZER, backend, config), list[TokenEvent]()
@@ -297,7 +297,7 @@ def test_one_who_gave_way_is_not_left_with_a_token_nobody_was_told_of(seed: int,
         assert events[-1].error or tokens_of(events) == alone(*jobs[name])
 
 
-def test_nothing_is_guessed_for_one_who_has_ended() -> None:
+def test_nothing_is_drafted_for_one_who_has_ended() -> None:
     backend = NullDevice(block_size=BLOCK_SIZE, num_blocks=4000, vocab_size=VOCAB_SIZE)
     drafter = ModelDrafter(backend, TOKENIZER, least_chance=1.1)
     engine = Turned(random.Random(0), drafter, num_blocks=400)

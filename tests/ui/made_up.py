@@ -85,13 +85,15 @@ class Run:
         self.now += self._ms(0.1, 1)
         first_ns, decode_ns, tokens = self._request(route_id, self._id(), turn)
         self.now += self._ms(0.1, 0.5)
+        usage = {name: tokens[name] for name in (names.NUM_PROMPT, names.NUM_CACHED, names.NUM_OUTPUT)}
         told: dict[str, Any] = {
             names.REPLICA: f"tiny-{turn % 2 + 1}",
             names.REASON: "most of the prompt is there",
             names.FIRST_BYTE_NS: first_ns,
+            names.MODEL: "tiny",
+            **usage,
         }
         self._add(names.ROUTE, route_id, chat_id, "router", routed_ns, self.now, told)
-        usage = {name: tokens[name] for name in (names.NUM_PROMPT, names.NUM_CACHED, names.NUM_OUTPUT)}
         told = {names.MODEL: "tiny", names.FIRST_TOKEN_NS: first_ns, **usage}
         self._add(names.CHAT, chat_id, turn_id, "agent", began_ns + MS // 10, self.now, told)
         if not is_last:

@@ -32,6 +32,7 @@ class TestOverview:
         assert page.locator("#place").text_content() == "made up · tiny"
         assert page.locator(".cells .group").count() > 10
         assert page.get_by_text("1 of 2 up").count() == 1
+        assert page.locator("td.why", has_text="connection refused").is_visible()
         first = page.locator(".tile").first.text_content()
         page.wait_for_function("was => document.querySelector('.tile').textContent !== was", arg=first)
         page.wait_for_selector(".tile polyline.line", state="attached")
@@ -68,6 +69,10 @@ class TestSummary:
         assert "by=session" in page.url
         page.reload()
         page.wait_for_selector("td:text('session-01')")
+        page.select_option("select >> nth=0", "replica")
+        page.wait_for_selector("td:text('tiny-1')")
+        assert page.locator("table.summary th").nth(1).text_content() == "requests"
+        assert page.get_by_text("18 requests").count() == 1
 
     def test_where_nothing_ran_it_says_so(self, tab: Browsing, serve: Callable[..., PageServer]):
         tab.open(f"{serve(*FEW).url}#/summary?since_s=3600").wait_for_selector(
@@ -192,6 +197,125 @@ class TestRun:
         page.wait_for_selector("text=there is no such run")
         assert tab.problems == [problem for problem in tab.problems if "404" in problem]
         tab.problems.clear()
+
+    def test_why_it_failed_is_told_in_the_list_and_in_the_run(self, tab: Browsing, full_server: PageServer):
+        page = tab.open(f"{full_server.url}#/runs?end=failed")
+        page.wait_for_selector(".run-row .why")
+        assert page.locator(".run-row .why").first.text_content() == " the model could not be reached"
+        page.locator(".run-row").first.click()
+        page.wait_for_selector(".troubles")
+        assert page.locator("section h2").first.text_content() == "What went wrong"
+        assert page.locator(".troubles td.why").all_text_contents() == ["the model could not be reached"]
+
+
+class TestCompare:
+    def test_a_run_is_compared_with_one_that_is_chosen_from_the_list(
+        self, tab: Browsing, serve: Callable[..., PageServer]
+    ):
+        short, other = Run(1, "flight desk").agent_run(2), Run(2, "night report").agent_run(5, end="failed")
+        open_run(tab, serve(short, other), short[0].trace_id)
+        page = tab.page
+        page.get_by_text("compare with another run").click()
+        page.wait_for_selector(".picking")
+        page.fill("input[type=search]", "night")
+        page.locator(".run-row", has_text="night report").click()
+        page.wait_for_selector("table.compared")
+        assert page.url.endswith(f"#/compare/{short[0].trace_id}/{other[0].trace_id}")
+        figures = {
+            cells[0]: cells[1:]
+            for row in page.locator("table.compared").first.locator("tbody tr").all()
+            if (cells := row.locator("td").all_text_contents())
+        }
+        assert figures["turns"] == ["2", "5", "+150%, worse"]
+        assert figures["ended"][:2] == ["done", "failed"]
+        assert figures["went wrong"] == ["0", "1", "more, worse"]
+        assert page.locator(".compared-bar .stack").count() == 2
+        assert page.locator("table.compared").last.locator("tbody tr").count() == 5
+        assert page.locator("tr.parting").count() == 1
+        page.keyboard.press("Escape")
+        page.wait_for_selector(".run-row")
+
+    def test_with_itself_a_run_is_the_same(self, tab: Browsing, serve: Callable[..., PageServer]):
+        run_id = FEW[0][0].trace_id
+        page = tab.open(f"{serve(*FEW).url}#/compare/{run_id}/{run_id}")
+        page.wait_for_selector("text=both called the same tools")
+        assert page.locator("tr.parting").count() == 0
+        assert set(page.locator("table.compared").nth(1).locator("td:last-child").all_text_contents()) == {"the same"}
+
+
+class TestContrast:
+    """WCAG 2.2, level AA: text 4.5 to 1 on what is behind it, marks that mean something 3 to 1."""
+
+    TEXT = """() => {
+        const pixel = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+        const rgba = (colour) => {
+            pixel.clearRect(0, 0, 1, 1);
+            pixel.fillStyle = colour;
+            pixel.fillRect(0, 0, 1, 1);
+            return [...pixel.getImageData(0, 0, 1, 1).data];
+        };
+        const over = (top, below) => [0, 1, 2].map((i) => (top[i] * top[3] + below[i] * (255 - top[3])) / 255);
+        const behind = (node) => {
+            const layers = [];
+            for (let at = node; at; at = at.parentElement) layers.push(rgba(getComputedStyle(at).backgroundColor));
+            return layers.reverse().reduce((below, layer) => over(layer, below), [255, 255, 255]);
+        };
+        const light = (colour) => [0.2126, 0.7152, 0.0722].reduce((sum, weight, i) => {
+            const part = colour[i] / 255;
+            return sum + weight * (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
+        }, 0);
+        const ratio = (a, b) => (Math.max(light(a), light(b)) + 0.05) / (Math.min(light(a), light(b)) + 0.05);
+        const found = [];
+        const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+        while (walker.nextNode()) {
+            const node = walker.currentNode.parentElement;
+            if (!walker.currentNode.data.trim() || !node.checkVisibility() || node.closest("noscript")) continue;
+            const style = getComputedStyle(node);
+            const below = behind(node);
+            const colour = rgba(node instanceof SVGElement ? style.fill : style.color);
+            found.push([ratio(over(colour, below), below), walker.currentNode.data.trim().slice(0, 40)]);
+        }
+        const panel = document.querySelector(".panel");
+        for (const name of MEANINGS) {
+            const swatch = document.createElement("i");
+            swatch.className = `swatch ${name}`;
+            panel.append(swatch);
+            const mark = rgba(getComputedStyle(swatch).backgroundColor);
+            found.push([1.5 * ratio(mark, behind(panel)), `mark ${name}`]);
+            swatch.remove();
+        }
+        return found;
+    }"""
+    MEANINGS = (
+        *("cached", "new", "recomputed", "sampled", "forced", "accepted"),
+        *("tool", "speculative", "queue", "network", "held"),
+    )
+
+    @pytest.mark.parametrize("scheme", ["light", "dark"])
+    def test_everything_can_be_read(
+        self, tab: Browsing, full_server: PageServer, serve: Callable[..., PageServer], scheme: str
+    ):
+        recent = serve(*FEW, clock=lambda: START_NS + 3_000 * 10**9)
+        page = tab.page
+        page.emulate_media(color_scheme=scheme)
+        failed = tab.open(f"{full_server.url}#/runs?end=failed").wait_for_selector(".run-row")
+        run_id = failed.get_attribute("href").removeprefix("#/runs/")
+        views = {
+            f"{full_server.url}#/": ".cells .group",
+            f"{full_server.url}#/runs?end=failed": ".run-row .why",
+            f"{recent.url}#/summary": "table.summary",
+            f"{full_server.url}#/runs/{run_id}": ".finding",
+            f"{full_server.url}#/compare/{run_id}/{LONG}": "table.compared",
+        }
+        script = self.TEXT.replace("MEANINGS", repr(list(self.MEANINGS)))
+        for address, wanted in views.items():
+            page.goto("about:blank")
+            page.goto(address)
+            page.wait_for_selector(wanted)
+            page.keyboard.press("j")
+            measured = page.evaluate(script)
+            assert len(measured) > 20
+            assert [(round(ratio, 2), what) for ratio, what in measured if ratio < 4.5] == [], address
 
 
 class TestHostileText:

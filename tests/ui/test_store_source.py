@@ -136,6 +136,29 @@ def test_since_leaves_out_what_began_before(source: StoreSource):
     assert now.summary(SummaryFilter(since_s=1e-3))["num_runs"] == 0
 
 
+def test_by_replica_requests_are_summed_up(tmp_path: Path):
+    runs = [Run(i, "flight desk").agent_run(4) for i in range(3)]
+    with TraceStore(fill_store(tmp_path / "trace.db", *runs)) as store:
+        source = StoreSource(store, title="here", clock=lambda: START_NS + 10**12)
+        found = source.summary(SummaryFilter(by="replica"))
+        nobody = source.summary(SummaryFilter(by="replica"), tenant="another")
+    assert {row["name"]: row["num_runs"] for row in found["groups"]} == {"tiny-1": 6, "tiny-2": 6}
+    assert found["num_runs"] == 12
+    assert all(0 < row["wall_p50_ms"] <= row["wall_p95_ms"] for row in found["groups"])
+    assert sum(row["num_prompt"] for row in found["groups"]) > 0
+    assert nobody["num_runs"] == 0
+
+
+def test_a_run_that_failed_says_why(source: StoreSource):
+    failed = source.runs(RunFilter(end="failed"))["runs"]
+    assert {run["error"] for run in failed} == {"the model could not be reached"}
+    [trouble] = source.run(failed[0]["id"])["troubles"]
+    assert (trouble["name"], trouble["error"]) == ("run", "the model could not be reached")
+    done = source.runs(RunFilter(end="done"))["runs"]
+    assert {run["error"] for run in done} == {""}
+    assert source.run(done[0]["id"])["troubles"] == []
+
+
 @pytest.mark.parametrize("by", ["agent", "model", "session", "key"])
 def test_a_summary_counts_every_run_once(source: StoreSource, by: str):
     runs = source.runs(RunFilter())["runs"]

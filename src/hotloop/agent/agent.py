@@ -8,28 +8,31 @@ What never changes comes first in every prompt (instructions, tools in one order
 
 import asyncio
 import contextvars
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, Literal, Self
 
-from typing_extensions import TypeVar
+from typing_extensions import TypeVar, Unpack
 
 from hotloop.agent.checks import ContextFunction, as_functions
 from hotloop.agent.compaction import Compaction
-from hotloop.agent.conversation import Conversation
+from hotloop.agent.conversation import Conversation, Prompt, user_message
 from hotloop.agent.events import Event, RunEnded
 from hotloop.agent.fallback import FallbackModel
 from hotloop.agent.journal import Past, decide, give_back, take_over
-from hotloop.agent.limits import Limits, Run, RunUsage
+from hotloop.agent.limits import Limits, Run
 from hotloop.agent.model import Model
 from hotloop.agent.open_model import open_model
 from hotloop.agent.plan.run import PlannedRun
-from hotloop.agent.run import RunLoop, RunSettings
+from hotloop.agent.run import RunLoop
+from hotloop.agent.run_stream import Result, RunOptions, RunStream, Steered
+from hotloop.agent.settings import Equipment, RunSettings
 from hotloop.agent.speculation import SpeculativeTools
 from hotloop.agent.tools.consent import Approve, OnUncertain
 from hotloop.agent.tools.dispatch import Caller
+from hotloop.agent.tools.handoff import Handoff
 from hotloop.agent.tools.results import ResultCache
 from hotloop.agent.tools.source import OpenTools, ToolSource
 from hotloop.agent.tools.sub_agent import SubAgent
@@ -45,14 +48,8 @@ from hotloop.wire.hints import parse_class
 
 T = TypeVar("T", default=str)
 
-
-@dataclass(frozen=True, slots=True)
-class Result(Generic[T]):
-    output: T
-    conversation: Conversation
-    spent: RunUsage
-    is_cut: bool = False
-    """Whether the output was cut off by `max_tokens` or the model's window."""
+_NO_RUN = Run("", "")
+"""Stands for the run that there will be."""
 
 
 class Agent(Generic[T]):
@@ -128,32 +125,16 @@ class Agent(Generic[T]):
             tracer=tracer,
         )
 
-    async def run(
-        self,
-        prompt: str,
-        *,
-        conversation: Conversation | None = None,
-        context: Sequence[Any] = (),
-        notes: str = "",
-        fresh: bool = False,
-    ) -> Result[T]:
+    async def run(self, prompt: Prompt, **options: Unpack[RunOptions]) -> Result[T]:
         """The final answer. Raises what ended the run before there was one; being cancelled stops everything."""
-        return await self._run(RunLoop, prompt, conversation, context, notes, fresh)
+        return await self.stream(prompt, **options).result()
 
-    def run_sync(
-        self,
-        prompt: str,
-        *,
-        conversation: Conversation | None = None,
-        context: Sequence[Any] = (),
-        notes: str = "",
-        fresh: bool = False,
-    ) -> Result[T]:
+    def run_sync(self, prompt: Prompt, **options: Unpack[RunOptions]) -> Result[T]:
         """`run`, for programs that do not await, and in notebooks, whose loop runs already: then in a thread."""
 
         async def run() -> Result[T]:
             async with self:
-                return await self.run(prompt, conversation=conversation, context=context, notes=notes, fresh=fresh)
+                return await self.run(prompt, **options)
 
         try:
             asyncio.get_running_loop()
@@ -162,78 +143,45 @@ class Agent(Generic[T]):
         with ThreadPoolExecutor(1) as thread:
             return thread.submit(contextvars.copy_context().run, asyncio.run, run()).result()
 
-    def stream(
-        self,
-        prompt: str,
-        *,
-        conversation: Conversation | None = None,
-        context: Sequence[Any] = (),
-        notes: str = "",
-        fresh: bool = False,
-    ) -> AsyncGenerator[Event, None]:
-        """The run as it happens. Closing the iterator cancels the run.
+    def stream(self, prompt: Prompt, **options: Unpack[RunOptions]) -> RunStream[T]:
+        """The run as it happens. Closing the iterator cancels the run."""
+        return RunStream(partial(self._stream, RunLoop, prompt, options))
 
-        `conversation` is gone on with, and has all that was said when the run is over. `notes` is what is true now (the
-        time, the open file): it is put behind the prompt, where it costs nothing that comes before it. `fresh`: no
-        result of a tool is reused.
-        """
-        return self._stream(RunLoop, prompt, conversation, context, notes, fresh)
-
-    async def plan(
-        self,
-        prompt: str,
-        *,
-        conversation: Conversation | None = None,
-        context: Sequence[Any] = (),
-        notes: str = "",
-        fresh: bool = False,
-    ) -> Result[T]:
+    async def plan(self, prompt: Prompt, **options: Unpack[RunOptions]) -> Result[T]:
         """`run`, beginning with a plan: the model writes its calls all at once, referring to each other's results.
 
         Each runs as soon as it is written and what it refers to is there; then the model answers. After a plan that
         cannot be followed the run goes on as any other, and a `PlanAbandoned` says why.
         """
-        return await self._run(PlannedRun, prompt, conversation, context, notes, fresh)
+        return await self.stream_plan(prompt, **options).result()
 
-    def stream_plan(
-        self,
-        prompt: str,
-        *,
-        conversation: Conversation | None = None,
-        context: Sequence[Any] = (),
-        notes: str = "",
-        fresh: bool = False,
-    ) -> AsyncGenerator[Event, None]:
+    def stream_plan(self, prompt: Prompt, **options: Unpack[RunOptions]) -> RunStream[T]:
         """`plan` as it happens. Closing the iterator cancels the run."""
-        return self._stream(PlannedRun, prompt, conversation, context, notes, fresh)
+        return RunStream(partial(self._stream, PlannedRun, prompt, options))
 
     async def resume(
         self, run_id: str, *, context: Sequence[Any] = (), approvals: Mapping[str, bool | str] | None = None
     ) -> Result[T]:
-        """Go on with a run that was interrupted, that waits, or that failed, from its journal: here or on another day.
+        """Go on with a run that was interrupted, that waits or was paused, or that failed, from its journal: here or on
+        another day.
 
         `approvals` decides on calls it waits for, by their ids. Raises RunTaken if another process runs it.
         """
-        past = await self._take_over(run_id, approvals)
-        conversation = past.conversation
-        return await self._finish(self._go(_kind_of(past), conversation, context, (), past), conversation)
+        return await self.stream_resume(run_id, context=context, approvals=approvals).result()
 
-    async def stream_resume(
+    def stream_resume(
         self, run_id: str, *, context: Sequence[Any] = (), approvals: Mapping[str, bool | str] | None = None
-    ) -> AsyncGenerator[Event, None]:
+    ) -> RunStream[T]:
         """`resume` as it happens. Closing the iterator cancels the run, which can be resumed once more."""
-        past = await self._take_over(run_id, approvals)
-        async with aclosing(self._go(_kind_of(past), past.conversation, context, (), past)) as events:
-            async for event in events:
-                yield event
+        return RunStream(partial(self._resume, run_id, context, approvals))
 
     async def fork(
-        self, prompts: Sequence[str], *, conversation: Conversation | None = None, context: Sequence[Any] = ()
+        self, prompts: Sequence[Prompt], *, conversation: Conversation | None = None, context: Sequence[Any] = ()
     ) -> "list[Result[T] | HotloopError]":
         """Several continuations of one conversation at once, in the order of the prompts; one may be an error."""
         base = conversation if conversation is not None else Conversation()
 
-        async def branch(prompt: str) -> Result[T] | HotloopError:
+        async def branch(prompt: Prompt) -> Result[T] | HotloopError:
             try:
                 return await self.run(prompt, conversation=base.fork(), context=context)
             except HotloopError as error:
@@ -245,7 +193,7 @@ class Agent(Generic[T]):
 
     async def best_of(
         self,
-        prompt: str,
+        prompt: Prompt,
         n: int,
         score: Callable[[Result[T]], float],
         *,
@@ -264,6 +212,10 @@ class Agent(Generic[T]):
         """This agent as a tool of another: a call is a run, charged to the caller, whose limits hold for it, too."""
         wants = [wanted for tool in self.tools if not isinstance(tool, ToolSource) for wanted in tool.wants]
         return SubAgent(self.run, name, description, traits or ToolOptions(timeout_s=None), wants)
+
+    def as_handoff(self, name: str, description: str) -> Handoff:
+        """A tool of another agent, whose call gives this one the conversation: it answers in the other's place."""
+        return Handoff(self, name, description)
 
     def rebuild(self, settings: RunSettings, tools: Sequence[AgentTool | ToolSource]) -> "Agent[T]":
         """Another that is like it, but for these."""
@@ -293,48 +245,39 @@ class Agent(Generic[T]):
             await self.close()
 
     async def close(self) -> None:
-        """Let go of the model's connections; they are made again when they are needed."""
-        await self.settings.model.close()
-
-    async def _run(
-        self,
-        kind: type[RunLoop],
-        prompt: str,
-        conversation: Conversation | None,
-        context: Sequence[Any],
-        notes: str,
-        fresh: bool,
-    ) -> Result[T]:
-        conversation = conversation if conversation is not None else Conversation()
-        stream = self._stream(kind, prompt, conversation, context, notes, fresh)
-        return await self._finish(stream, conversation)
-
-    async def _finish(self, stream: AsyncGenerator[Event, None], conversation: Conversation) -> Result[T]:
-        async with aclosing(stream) as events:
-            async for event in events:
-                if isinstance(event, RunEnded):
-                    if event.error:
-                        raise event.error
-                    return Result(event.output, conversation, event.spent, event.is_cut)
-        raise AssertionError("a run did not end")
+        """Let go of the connections to its model, and to those of its handoffs; they are made again when needed."""
+        for agent in (self, *self._reach()):
+            await agent.settings.model.close()
 
     async def _stream(
-        self,
-        kind: type[RunLoop],
-        prompt: str,
-        conversation: Conversation | None,
-        context: Sequence[Any],
-        notes: str,
-        fresh: bool,
+        self, kind: type[RunLoop], prompt: Prompt, options: RunOptions, begin: Callable[[Steered], None]
     ) -> AsyncGenerator[Event, None]:
+        conversation, context = options.get("conversation"), options.get("context", ())
         conversation = conversation if conversation is not None else Conversation()
-        opening = [Message("user", f"{prompt}\n\n{notes}" if notes else prompt)]
+        opening = [user_message(prompt, options.get("notes", ""))]
         if not conversation.messages and self.instructions:
             opening.insert(0, Message("system", await self._instruct(context)))
         past = await _find_past(context)
         if past:
             opening, conversation = [], past.conversation
-        async with aclosing(self._go(kind, conversation, context, opening, past, fresh=fresh)) as events:
+        events = self._go(kind, conversation, context, opening, past, begin, fresh=options.get("fresh", False))
+        async with aclosing(events):
+            async for event in events:
+                yield event
+
+    async def _resume(
+        self,
+        run_id: str,
+        context: Sequence[Any],
+        approvals: Mapping[str, bool | str] | None,
+        begin: Callable[[Steered], None],
+    ) -> AsyncGenerator[Event, None]:
+        journal = _journal_of(self.settings)
+        for call_id, verdict in (approvals or {}).items():
+            await decide(journal, run_id, call_id, verdict)
+        past = await take_over(journal, run_id)
+        kind = PlannedRun if past.begins_with_plan else RunLoop
+        async with aclosing(self._go(kind, past.conversation, context, (), past, begin)) as events:
             async for event in events:
                 yield event
 
@@ -350,22 +293,27 @@ class Agent(Generic[T]):
         context: Sequence[Any],
         opening: Sequence[Message],
         past: Past | None,
+        begin: Callable[[Steered], None],
         *,
         fresh: bool = False,
     ) -> AsyncGenerator[Event, None]:
         events: asyncio.Queue[Event] = asyncio.Queue()
         async with AsyncExitStack() as stack:
+
+            async def hand_to(handoff: Handoff) -> Equipment:
+                agent: Agent[Any] = handoff.agent
+                return await agent._equipment(stack, await agent._instruct(context))
+
             try:
-                tools = await self._open_tools(stack)
-                final = None if self.output is str else FinalAnswer(self.output)
+                self._check_handoffs(context)
+                equipment = await self._find_agent(past.agents if past else ())._equipment(stack)
                 loop = kind(
-                    self.settings,
+                    equipment.following(self.settings),
                     conversation,
-                    tools,
                     context,
                     opening=opening,
-                    final=final,
                     emit=events.put_nowait,
+                    hand_to=hand_to,
                     fresh=fresh,
                     past=past,
                 )
@@ -373,6 +321,7 @@ class Agent(Generic[T]):
                 if past:
                     give_back(_journal_of(self.settings), past)
                 raise
+            begin(loop)
             task = asyncio.create_task(loop.go())
             try:
                 event: Event | None = None
@@ -383,19 +332,40 @@ class Agent(Generic[T]):
                 task.cancel()
                 await asyncio.wait({task})
 
-    async def _open_tools(self, stack: AsyncExitStack) -> list[AgentTool]:
+    async def _equipment(self, stack: AsyncExitStack, instructions: str = "") -> Equipment:
         opened = self._kept or OpenTools(self.tools)
         if not self._kept:
             stack.push_async_callback(opened.close)
         tools = await opened.refresh()
         self._check_names(tools)
-        return tools
+        final = None if self.output is str else FinalAnswer(self.output)
+        return Equipment(self.settings, tools, final, instructions)
 
-    async def _take_over(self, run_id: str, approvals: Mapping[str, bool | str] | None) -> Past:
-        journal = _journal_of(self.settings)
-        for call_id, verdict in (approvals or {}).items():
-            await decide(journal, run_id, call_id, verdict)
-        return await take_over(journal, run_id)
+    def _handoffs(self) -> Iterator[Handoff]:
+        return (each for each in self.tools if isinstance(each, Handoff))
+
+    def _find_agent(self, names: Iterable[str]) -> "Agent[Any]":
+        """Who was handed the conversation last, by the names of the tools."""
+        agent: Agent[Any] = self
+        for name in names:
+            found = next((each.agent for each in agent._handoffs() if each.spec.name == name), None)
+            if found is None:
+                raise ConfigError(f"the run was handed to {name!r}, which is none of the agent's handoffs")
+            agent = found
+        return agent
+
+    def _reach(self) -> "list[Agent[Any]]":
+        """The agents that may get the conversation from this one, or from those."""
+        reached: list[Agent[Any]] = [self]
+        for agent in reached:
+            reached += [each.agent for each in agent._handoffs() if each.agent not in reached]
+        return reached[1:]
+
+    def _check_handoffs(self, context: Sequence[Any]) -> None:
+        """Raises ConfigError for what would keep one of them from going on."""
+        for agent in self._reach():
+            agent._check_names(own := [tool for tool in agent.tools if not isinstance(tool, ToolSource)])
+            Equipment(agent.settings, own).following(self.settings).check(RunContext([_NO_RUN, *context]))
 
     def _check_names(self, tools: Sequence[AgentTool]) -> None:
         names = [tool.spec.name for tool in tools] + ([] if self.output is str else [FINAL_ANSWER])
@@ -422,10 +392,6 @@ def _as_model(model: Model | str | Sequence[Model | str]) -> Model:
 def _as_tool(each: Any) -> AgentTool | ToolSource:
     """A plain function is a tool nothing is said about."""
     return each if hasattr(each, "spec") or hasattr(each, "open") else FunctionTool(each)
-
-
-def _kind_of(past: Past) -> type[RunLoop]:
-    return PlannedRun if past.begins_with_plan else RunLoop
 
 
 async def _find_past(context: Sequence[Any]) -> Past | None:

@@ -1,16 +1,21 @@
 """What was said: append-only but for compaction, so that every prompt begins as the one before it did."""
 
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
 
 from hotloop.core.errors import ConfigError
 from hotloop.core.files import write_private
-from hotloop.core.message import Message
+from hotloop.core.message import Attachment, Message
 
 _BYTES_PER_TOKEN = 2
+_ATTACHMENT_TOKENS = 1_500
+"""What a large image or a page costs with most models."""
+
+Prompt = str | Sequence[str | Attachment]
+"""A text, or texts with images and files, which come behind it."""
 
 Mark = tuple[tuple[Message, ...], int]
 
@@ -29,9 +34,17 @@ def max_bytes(num_tokens: int) -> int:
     return num_tokens * _BYTES_PER_TOKEN
 
 
+def user_message(prompt: Prompt, notes: str = "") -> Message:
+    parts = [prompt] if isinstance(prompt, str) else prompt
+    texts = [*(part for part in parts if isinstance(part, str)), *([notes] if notes else [])]
+    attachments = tuple(part for part in parts if isinstance(part, Attachment))
+    return Message("user", "\n\n".join(texts), attachments=attachments)
+
+
 def estimate_message(message: Message) -> int:
     calls = "".join(call.name + call.arguments for call in message.tool_calls)
-    return estimate_tokens(message.content + calls + "".join(thought.text for thought in message.thoughts))
+    words = estimate_tokens(message.content + calls + "".join(thought.text for thought in message.thoughts))
+    return words + _ATTACHMENT_TOKENS * len(message.attachments)
 
 
 class Conversation:

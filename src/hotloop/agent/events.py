@@ -14,6 +14,8 @@ from hotloop.agent.limits import RunUsage
 from hotloop.core.errors import HotloopError
 from hotloop.wire.usage import ApiUsage
 
+RunEnd = Literal["done", "waiting", "paused", "limit", "failed", "cancelled"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
@@ -31,6 +33,14 @@ class RunStarted(Event):
 @dataclass(frozen=True, slots=True)
 class TurnStarted(Event):
     turn: int
+
+
+@dataclass(frozen=True, slots=True)
+class MessageJoined(Event):
+    """A message that was sent to the run is said now."""
+
+    turn: int
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +158,15 @@ class ModelPassedOver(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class HandedOver(Event):
+    """Another agent answers from the next turn on."""
+
+    turn: int
+    agent: str
+    """The name of the tool that it was handed the conversation by."""
+
+
+@dataclass(frozen=True, slots=True)
 class PlanAbandoned(Event):
     """A plan could not be followed to its end; the run goes on without one, with what was done of it."""
 
@@ -167,9 +186,9 @@ class TurnFinished(Event):
 @dataclass(frozen=True, slots=True)
 class RunEnded(Event):
     """The end, always. `output` is set where the run is done. One that is `waiting` goes on with `Agent.resume` once
-    somebody has decided on its calls."""
+    somebody has decided on its calls, one that is `paused` at any time."""
 
-    end: Literal["done", "waiting", "limit", "failed", "cancelled"]
+    end: RunEnd
     output: Any = None
     is_cut: bool = False
     """Whether the output was cut off by `max_tokens` or the model's window."""

@@ -1,6 +1,7 @@
 """What a run writes down to be gone on with, and what of a run is known from that.
 
-    began ( called* [asked called*] [answered] returned* turned  |  replaced | added | speculated )* ended
+    began ( called* [asked called*] [answered] returned* turned  |
+              replaced | handed over | added | sent | speculated )* ended
 
 `called` is on the disk before a tool that may change something begins, and `returned` follows its end. So of a process
 that was killed it is known of each call that it never began, that it ended and how, or that it was running: only then
@@ -19,8 +20,8 @@ import msgspec
 from hotloop.agent.conversation import Conversation
 from hotloop.agent.limits import RunUsage
 from hotloop.core.errors import ConfigError, HotloopError
-from hotloop.core.message import Message, Thought, ToolCall
-from hotloop.trace.journal import Entry, Journal, JournalRow, RunState
+from hotloop.core.message import Attachment, Message, Thought, ToolCall
+from hotloop.trace.journal import Entry, Journal, JournalRow, RunState, StopEnd
 from hotloop.wire.event import EndReason
 from hotloop.wire.usage import ApiUsage
 
@@ -67,6 +68,7 @@ class Returned(msgspec.Struct, tag="returned"):
     text: str
     is_error: bool = False
     num_tries: int = 1
+    attachments: tuple[Attachment, ...] = ()
 
 
 class Answered(msgspec.Struct, tag="answered"):
@@ -95,8 +97,28 @@ class Replaced(msgspec.Struct, tag="replaced"):
 
 
 class Added(msgspec.Struct, tag="added"):
-    """Something was said that is no turn of the model's."""
+    """Something was said that is no turn of the model's; the first `num_sent` that had been sent, if it was those."""
 
+    messages: Sequence[Message]
+    num_sent: int = 0
+
+
+class Sent(msgspec.Struct, tag="sent"):
+    """A message for the next turn."""
+
+    message: Message
+
+
+class StopAsked(msgspec.Struct, tag="stop"):
+    """Another process wants the run to end."""
+
+    end: StopEnd
+
+
+class HandedOver(msgspec.Struct, tag="handed over"):
+    """Another agent answers from here on, and this is what it reads."""
+
+    agent: str
     messages: Sequence[Message]
 
 
@@ -111,9 +133,12 @@ class Ended(msgspec.Struct, tag="ended"):
     error: str = ""
 
 
-Note = Began | Asked | Called | Waits | Decided | Returned | Answered | Turned | Replaced | Added | Speculated | Ended
+_Turn = Asked | Called | Waits | Decided | Returned | Answered | Turned | Speculated
+Note = Began | _Turn | Replaced | HandedOver | Added | Sent | StopAsked | Ended
 
 _decoder = msgspec.json.Decoder(Note)
+_TOLD = "told"  # the kind of entries that are another process's
+_LOOK_EVERY_S = 0.1
 
 
 class Uncertain(ToolCall):
@@ -134,6 +159,15 @@ class ApprovalPending(HotloopError):
         self.calls = tuple(calls)
 
 
+class RunStopped(HotloopError):
+    """The run was paused or cancelled, and what it had begun has come to its end: `agent.resume(run_id)` goes on."""
+
+    def __init__(self, run_id: str, end: StopEnd) -> None:
+        super().__init__(f"the run {run_id} was {end}; `agent.resume` or `hotloop runs resume` goes on with it")
+        self.run_id = run_id
+        self.end = end
+
+
 def _encode(note: Note) -> bytes:
     try:
         return msgspec.json.encode(note)
@@ -145,11 +179,21 @@ def _entry(note: Note, call_id: str = "") -> Entry:
     return Entry(str(note.__struct_config__.tag), _encode(note), call_id)
 
 
-class RunJournal:
-    """One run's. Where there is no journal nothing is written, and all else is the same."""
+def _decode(row: JournalRow, entry: Entry) -> Note:
+    try:
+        note: Note = _decoder.decode(entry.body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"the journal of the run {row.run_id} is damaged: {error}") from None
+    return note
 
-    def __init__(self, journal: Journal | None, run_id: str) -> None:
+
+class RunJournal:
+    """One run's. Where there is no journal nothing is written, and all else is the same. Of what other processes have
+    written `num_told` entries are known."""
+
+    def __init__(self, journal: Journal | None, run_id: str, num_told: int = 0) -> None:
         self._journal = journal
+        self._num_told = num_told
         self._run_id = run_id
         self._failure: BaseException | None = None
         self._said = 0  # characters of this turn's text that were written down, and thoughts
@@ -188,6 +232,13 @@ class RunJournal:
     def note(self, note: Note, call_id: str = "") -> None:
         if self._journal:
             self._watch(self._journal.write(self._run_id, _entry(note, call_id)))
+
+    async def heard(self) -> list[Note]:
+        """What other processes have written since this was asked last."""
+        assert self._journal, "where nothing is written nobody else writes"
+        row, entries = await asyncio.wrap_future(self._journal.read(self._run_id, _TOLD))
+        new, self._num_told = entries[self._num_told :], len(entries)
+        return [_decode(row, entry) for entry in new]
 
     def ask_again(self, turn: int) -> None:
         self._said = self._num_thoughts = 0
@@ -254,6 +305,12 @@ class Past:
     open: OpenTurn | None = None
     verdicts: dict[str, bool | str] = field(default_factory=dict)
     can_prefill: bool = False
+    sent: list[Message] = field(default_factory=list)
+    """Messages that wait for the next turn."""
+    num_told: int = 0
+    """How many entries are another process's."""
+    agents: list[str] = field(default_factory=list)
+    """Who was handed the conversation, one after the other, as the tools are named."""
 
     @property
     def conversation(self) -> Conversation:
@@ -297,9 +354,16 @@ class Past:
             case Replaced(messages):
                 self._close_turn()
                 self.messages, self.num_tokens = list(messages), None
-            case Added(messages):
+            case HandedOver(agent, messages):
+                self._close_turn()
+                self.messages, self.num_tokens = list(messages), None
+                self.agents.append(agent)
+            case Added(messages, num_sent):
                 self._close_turn()
                 self.messages += messages
+                del self.sent[:num_sent]
+            case Sent(message):
+                self.sent.append(message)
             case Decided(call_id, verdict):
                 self.verdicts[call_id] = verdict
 
@@ -314,28 +378,26 @@ class Past:
         if self.open and self.open.answer:
             said, outcomes = self.open.answer.message, self.open.outcomes
             self.messages.append(said)
-            self.messages += [
-                Message("tool", outcomes[call.id].text, tool_call_id=call.id, name=call.name)
-                for call in said.tool_calls
-                if call.id in outcomes
-            ]
+            for call in said.tool_calls:
+                if outcome := outcomes.get(call.id):
+                    given = outcome.attachments
+                    message = Message("tool", outcome.text, tool_call_id=call.id, name=call.name, attachments=given)
+                    self.messages.append(message)
             self.num_tokens = self.open.answer.usage.num_tokens or None
         self.open = None
 
 
 def read_past(row: JournalRow, entries: Iterable[Entry]) -> Past:
     """Raises ConfigError if there is nothing that a run could be gone on with by."""
-    try:
-        notes: list[Note] = [_decoder.decode(entry.body) for entry in entries]
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"the journal of the run {row.run_id} is damaged: {error}") from None
-    match notes:
+    entries = list(entries)
+    match [_decode(row, entry) for entry in entries]:
         case [Began() as began, *rest]:
             past = Past(row, began, [*began.messages, *began.opening])
         case _:
             raise ConfigError(f"the run {row.run_id} is {row.state}: there is nothing left to go on with")
     for note in rest:
         past.take(note)
+    past.num_told = sum(entry.kind == _TOLD for entry in entries)
     return past
 
 
@@ -362,10 +424,38 @@ async def decide(journal: Journal, run_id: str, call_id: str, verdict: bool | st
     await asyncio.wrap_future(journal.decide(run_id, entry, waits=str(Waits.__struct_config__.tag)))
 
 
+async def send(journal: Journal, run_id: str, message: Message) -> None:
+    """A message for a run, whoever runs it: it joins at the next turn, or when the run is resumed."""
+    await asyncio.wrap_future(journal.tell(run_id, Entry(_TOLD, _encode(Sent(message)))))
+
+
+async def pause(journal: Journal, run_id: str) -> JournalRow:
+    """Have a run that another process runs end behind its turn; when that is, or when it ended otherwise."""
+    return await _stop(journal, run_id, "paused")
+
+
 async def cancel(journal: Journal, run_id: str) -> None:
-    """A run that nobody runs is over, and forgotten but for its figures. Raises RunTaken, ConfigError."""
-    row, _ = await asyncio.wrap_future(journal.read(run_id))
-    if row.state in ("done", "cancelled"):
+    """A run is over, and forgotten but for its figures; one that another process runs, when what it had begun has come
+    to its end. Raises ConfigError."""
+    row, entries = await asyncio.wrap_future(journal.read(run_id))
+    if row.state == "running":
+        row = await _stop(journal, row.run_id, "cancelled")
+    elif not entries:  # it was cancelled so before
+        raise ConfigError(f"the run {row.run_id} is {row.state}: there is nothing to cancel")
+    if row.state == "done":
         raise ConfigError(f"the run {row.run_id} is {row.state}: there is nothing to cancel")
     await asyncio.wrap_future(journal.take(row.run_id))
     await asyncio.wrap_future(journal.end(row.run_id, _entry(Ended("cancelled")), "cancelled", keeps_entries=False))
+
+
+async def _stop(journal: Journal, run_id: str, end: StopEnd) -> JournalRow:
+    """As the run is when it is not running any more. Raises ConfigError if it was not running."""
+    row, _ = await asyncio.wrap_future(journal.read(run_id))
+    if row.state != "running":
+        raise ConfigError(f"the run {row.run_id} is {row.state}: it is not running")
+    await asyncio.wrap_future(journal.tell(row.run_id, Entry(_TOLD, _encode(StopAsked(end)))))
+    while True:
+        now, _ = await asyncio.wrap_future(journal.read(row.run_id, _TOLD))
+        if now.state != "running":
+            return now
+        await asyncio.sleep(_LOOK_EVERY_S)

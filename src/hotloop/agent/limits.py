@@ -45,6 +45,8 @@ def price(usage: ApiUsage, prices: Prices) -> float:
 
 @dataclass(slots=True)
 class RunUsage:
+    """What a run has used so far."""
+
     num_turns: int = 0
     num_calls: int = 0
     usage: ApiUsage = field(default_factory=ApiUsage)

@@ -8,18 +8,20 @@ A replay that is asked something else, by other instructions, tools or a changed
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from hotloop.agent.agent import Agent
 from hotloop.agent.model import Ask, Model, WrappedModel
+from hotloop.agent.settings import RunSettings
 from hotloop.agent.tape import Failure, OfferLine, OutcomeLine, Tape, TapeWriter, VerdictLine, WindowLine, parse_event
 from hotloop.agent.tools.consent import Approve
 from hotloop.agent.tools.dispatch import LATE, describe_failure, describe_timeout, run_tool
-from hotloop.agent.tools.result import render_result
+from hotloop.agent.tools.handoff import Handoff
+from hotloop.agent.tools.result import Given, render_result, take_attachments
 from hotloop.agent.tools.source import ToolSource
 from hotloop.agent.tools.tool import (
     AgentTool,
@@ -31,7 +33,7 @@ from hotloop.agent.tools.tool import (
     read_object,
 )
 from hotloop.core.errors import HotloopError, RemoteError
-from hotloop.core.message import ToolCall
+from hotloop.core.message import Attachment, ToolCall
 from hotloop.wire.event import Ended, Event
 
 T = TypeVar("T")
@@ -41,22 +43,49 @@ _FAILURES: dict[str, type[Exception]] = {"crashed": ToolCrashed, "exited": ToolE
 
 def record(agent: Agent[T], path: Path | str) -> Agent[T]:
     """The same agent, whose runs are written to a new tape."""
-    tape, settings = TapeWriter(path), agent.settings
-    approve = _record_approval(settings.approve, tape) if settings.approve else None
-    tools: list[AgentTool | ToolSource] = [
-        RecordingSource(each, tape) if isinstance(each, ToolSource) else RecordingTool(each, tape)
-        for each in agent.tools
-    ]
-    return agent.rebuild(replace(settings, model=RecordingModel(settings.model, tape), approve=approve), tools)
+    tape = TapeWriter(path)
+
+    def change(settings: RunSettings) -> RunSettings:
+        approve = _record_approval(settings.approve, tape) if settings.approve else None
+        return replace(settings, model=RecordingModel(settings.model, tape), approve=approve)
+
+    def wrap(tool: AgentTool | ToolSource) -> AgentTool | ToolSource:
+        return RecordingSource(tool, tape) if isinstance(tool, ToolSource) else RecordingTool(tool, tape)
+
+    return _rebuild(agent, change, wrap, {})
 
 
 def replay(agent: Agent[T], path: Path | str, *, is_paced: bool = False) -> Agent[T]:
     """The same agent, on a tape, without speculation. `is_paced`: it takes as long as it did then."""
-    tape, settings = Tape(path, is_paced=is_paced), agent.settings
-    tools = [ReplayTool(each, tape) for each in agent.tools if not isinstance(each, ToolSource)]
-    tools += [ReplayTool(offer, tape) for offer in tape.offers.values()]
-    changed = replace(settings, model=ReplayModel(tape), approve=tape.approve, speculation=None)
-    return agent.rebuild(changed, tools)
+    tape = Tape(path, is_paced=is_paced)
+
+    def change(settings: RunSettings) -> RunSettings:
+        return replace(settings, model=ReplayModel(tape), approve=tape.approve, speculation=None)
+
+    def wrap(tool: AgentTool | ToolSource) -> AgentTool | ToolSource | None:
+        return None if isinstance(tool, ToolSource) else ReplayTool(tool, tape)
+
+    replayed = _rebuild(agent, change, wrap, {})
+    replayed.tools += [ReplayTool(offer, tape) for offer in tape.offers.values()]
+    return replayed
+
+
+def _rebuild(
+    agent: Agent[T],
+    change: Callable[[RunSettings], RunSettings],
+    wrap: Callable[[AgentTool | ToolSource], AgentTool | ToolSource | None],
+    made: dict[int, Agent[Any]],
+) -> Agent[T]:
+    """The agent and those it hands over to, each once, with all of their tools wrapped."""
+    if id(agent) not in made:
+        made[id(agent)] = rebuilt = agent.rebuild(change(agent.settings), [])
+        for each in agent.tools:
+            if isinstance(each, Handoff):
+                other = _rebuild(each.agent, change, wrap, made)
+                rebuilt.tools.append(Handoff(other, each.spec.name, each.spec.description))
+            elif wrapped := wrap(each):
+                rebuilt.tools.append(wrapped)
+    return made[id(agent)]
 
 
 class RecordingModel(WrappedModel):
@@ -99,15 +128,17 @@ class RecordingTool:
         self.tool = tool
         self._tape = tape
 
-    async def run(self, arguments: str, run_context: RunContext) -> str:
+    async def run(self, arguments: str, run_context: RunContext) -> Any:
         began_at, number = time.monotonic(), next(self._tape.numbers)
 
-        def write(text: str, failure: str | None = None) -> None:
+        def write(text: str, failure: str | None = None, attachments: tuple[Attachment, ...] = ()) -> None:
             taken_s = time.monotonic() - began_at
-            self._tape.write(OutcomeLine(self.spec.name, arguments, taken_s, text, failure, number))
+            line = OutcomeLine(self.spec.name, arguments, taken_s, text, failure, attachments, number)
+            self._tape.write(line)
 
         try:
-            text = render_result(await run_tool(self.tool, arguments, run_context))
+            value, attachments = take_attachments(await run_tool(self.tool, arguments, run_context))
+            text = render_result(value)
         except asyncio.CancelledError as cancelled:
             if LATE in cancelled.args:
                 write(describe_timeout(self.tool), "crashed")
@@ -119,8 +150,8 @@ class RecordingTool:
             reason, can_retry = describe_failure(error)
             write(reason, "crashed" if can_retry else "refused")
             raise
-        write(text)
-        return text
+        write(text, attachments=attachments)
+        return Given(text, attachments)
 
 
 class RecordingSource:
@@ -198,9 +229,9 @@ class ReplayTool:
         else:
             read_object(arguments)
 
-    async def run(self, arguments: str, run_context: RunContext) -> str:
+    async def run(self, arguments: str, run_context: RunContext) -> Given:
         outcome = self._tape.outcome(self.spec.name, arguments)
         await asyncio.sleep(outcome.duration_s if self._tape.is_paced else 0)
         if outcome.failure:
             raise _FAILURES.get(outcome.failure, ToolError)(outcome.text)
-        return outcome.text
+        return Given(outcome.text, outcome.attachments)

@@ -8,15 +8,14 @@ import itertools
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 from hotloop.agent import events
-from hotloop.agent.checks import ContextFunction, check_guards
-from hotloop.agent.compaction import Compaction
+from hotloop.agent.checks import check_guards
 from hotloop.agent.conversation import Conversation
 from hotloop.agent.fallback import describe_kind
 from hotloop.agent.journal import (
@@ -24,30 +23,33 @@ from hotloop.agent.journal import (
     Answered,
     ApprovalPending,
     Began,
+    HandedOver,
     Past,
     Replaced,
     RunJournal,
+    RunStopped,
+    Sent,
     Speculated,
+    StopAsked,
 )
-from hotloop.agent.limits import LimitReached, Limits, Run, RunUsage, price
-from hotloop.agent.model import Ask, Model, PartialAnswer
+from hotloop.agent.limits import LimitReached, Run, RunUsage, price
+from hotloop.agent.model import Ask, PartialAnswer
 from hotloop.agent.predict.history import call_key
+from hotloop.agent.prefill_ahead import prefill_ahead, read_until
 from hotloop.agent.retelling import Retelling
+from hotloop.agent.settings import Equipment, RunSettings
 from hotloop.agent.spans import RunTrace
-from hotloop.agent.speculation import SpeculativeTools
-from hotloop.agent.tools.consent import Approve, Consent, OnUncertain
+from hotloop.agent.tools.consent import Consent
 from hotloop.agent.tools.dispatch import Caller, Dispatcher, EarlyCall, Pending, stop
+from hotloop.agent.tools.handoff import Handoff
 from hotloop.agent.tools.outcome import Outcome
-from hotloop.agent.tools.results import ResultCache
-from hotloop.agent.tools.tool import AgentTool, FinalAnswer, RunContext, ToolError
+from hotloop.agent.tools.tool import RunContext, ToolError
 from hotloop.agent.wire.http import Retries
 from hotloop.core import stream
 from hotloop.core.errors import ConfigError, HotloopError, RemoteError
 from hotloop.core.message import Message, ToolCall
-from hotloop.core.prices import Prices
 from hotloop.core.request import Priority
-from hotloop.trace.journal import JournalRow
-from hotloop.trace.tracer import Tracer
+from hotloop.trace.journal import JournalRow, StopEnd
 from hotloop.wire import event as wire
 from hotloop.wire.arguments import read_arguments
 from hotloop.wire.event import Ended, EndReason
@@ -56,48 +58,21 @@ from hotloop.wire.usage import ApiUsage
 
 log = logging.getLogger(__name__)
 
-MIN_CHARS = 400
-"""Results shorter than this are prefilled faster than it is asked for."""
-
 UNKNOWN_WINDOW_TOKENS = 131_072
 """The context window that is assumed when the model's server does not report one."""
 
+_HEED_EVERY_S = 0.5
 _BROKEN_STREAMS = Retries(max_tries=6, first_pause_s=0.2)
 """How often an answer is asked for that breaks off behind its first words: who sent it has died, others may live."""
 
 Emit = Callable[[events.Event], None]
+HandTo = Callable[[Handoff], Awaitable[Equipment]]
 Taken = tuple[EndReason, Message, list[Pending]]
 """How an answer ended, what it said, and its calls."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunSettings:
-    """What all runs of an agent have in common."""
-
-    model: Model
-    limits: Limits = field(default_factory=Limits)
-    prices: Prices = field(default_factory=Prices)
-    approve: Approve | None = None
-    speculation: SpeculativeTools | None = None
-    results: ResultCache = field(default_factory=ResultCache)
-    compaction: Compaction | None = None
-    max_result_share: float = 0.25
-    can_prefill_ahead: bool = True
-    tool_choice: Literal["auto", "required"] = "auto"
-    max_tokens: int | None = None
-    temperature: float | None = None
-    priority: Priority | None = None
-    task: str = ""
-    extra: dict[str, Any] = field(default_factory=dict)
-    name: str = ""
-    tracer: Tracer | None = None
-    """None is that of whatever runs it, or the default one."""
-    on_uncertain: OnUncertain | None = None
-    validators: tuple[ContextFunction, ...] = ()
-    input_guards: tuple[ContextFunction, ...] = ()
-    output_guards: tuple[ContextFunction, ...] = ()
-    source: str = ""
-    """The file that the agent is from, for who wants to go on with its runs."""
+class Output(NamedTuple):
+    value: Any
 
 
 class RunLoop:
@@ -107,82 +82,90 @@ class RunLoop:
 
     def __init__(
         self,
-        settings: RunSettings,
+        equipment: Equipment,
         conversation: Conversation,
-        tools: Sequence[AgentTool],
         context: Sequence[Any] = (),
         *,
         opening: Sequence[Message],
-        final: FinalAnswer | None = None,
         emit: Emit,
+        hand_to: HandTo,
         fresh: bool = False,
         past: Past | None = None,
     ) -> None:
         """`opening` are the run's first messages: the user's prompt, and in a new conversation the instructions. Of a
-        run that goes on, `past` is what its journal says; the conversation has its messages then."""
+        run that goes on, `past` is what its journal says; the conversation has its messages then. `hand_to` gives what
+        another agent brings."""
+        settings = equipment.settings
         run_id = past.row.run_id if past else f"run-{secrets.token_hex(8)}"
         # Removed from the context: a sub-agent that is run speculatively reports no events, as it may never be called.
         within = next((thing for thing in context if isinstance(thing, Caller)), None)
         context = [thing for thing in context if not isinstance(thing, Caller)]
         if within:
-            given = settings.priority if settings.priority is not None else within.options.priority
-            task = settings.task or within.options.task
-            settings = replace(settings, approve=settings.approve or within.approve, priority=given, task=task)
+            settings = _settings_within(settings, within)
+            equipment = replace(equipment, settings=settings)
             emit = _tell_both(emit, partial(within.tell, run_id))
-        self.spent = past.spent if past else RunUsage()
-        caller = next((thing for thing in context if isinstance(thing, Run)), None)
-        usual = max(Priority.WORKFLOW, caller.priority) if caller else Priority.INTERACTIVE
-        priority = choose_class(settings.priority, settings.task, usual=usual)
-        self._run = Run(run_id, conversation.session_id, settings.limits, self.spent, caller, priority)
-        run_context = RunContext([self._run, *context])
-        run_context.check(tools)
-        _check_approval(settings, tools)
-        self._run_context = run_context
+            within.stops_with(self.stop)
         self.conversation = conversation
+        self.spent = past.spent if past else RunUsage()
+        self._run = _make_run(run_id, settings, conversation, self.spent, context)
+        self._run_context = RunContext([self._run, *context])
+        equipment.check(self._run_context)
+        self._hand_to = hand_to
         self._mark = conversation.mark()  # after the last whole turn
-        self._opening = tuple(opening)
         self._past = past
         begun = opening or (past.began.opening if past else ())
         self._prompt = prompt = next((each.content for each in reversed(begun) if each.role == "user"), "")
         row = past.row if past else None
         self._trace = RunTrace(settings.tracer, agent=settings.name, prompt=prompt, prices=settings.prices, row=row)
-        self._journal = RunJournal(within.journal.store if within else self._trace.tracer.journal, run_id)
+        journal = within.journal.store if within else self._trace.tracer.journal
+        self._journal = RunJournal(journal, run_id, past.num_told if past else 0)
         self._row = row or self._make_row(settings, run_id, within)
-        self._began = Began(conversation.messages, conversation.num_tokens, self._opening, self.is_plan)
+        self._began = Began(conversation.messages, conversation.num_tokens, tuple(opening), self.is_plan)
         conversation.add(*opening)
-        self._settings = settings = replace(settings, model=self._trace.watch(settings.model))
-        self._emit = emit = self._trace.listening(_timed(emit))
-        self._final = final
-        if final and settings.validators:
-            final.validate = self._validate
+        self._emit = self._trace.listening(_timed(emit))
+        self._is_cut = self._is_over = False
+        self._deadline: asyncio.Timeout | None = None
+        self._failure: HotloopError | None = None  # what a tool, the journal, or being stopped ended the run with
+        self._stop: StopEnd | None = None  # how the run is to end, once that can be
+        self._sent = [*past.sent] if past else []  # messages for the next turn
+        self._beside: list[asyncio.Task[None]] = []  # what runs beside the turns: guards, and who listens to others
         self._guard: asyncio.Task[None] | None = None  # of what the run was asked, beside its first turn
-        self._is_cut = False
         self._num_written = self._num_partial = 0  # characters of this turn's calls, now and when last told of
         self._begun: list[Pending] = []  # calls of this turn, until they are in the conversation
         self._dropped: list[Pending] = []  # calls of this turn's earlier answers, which had broken off
         self._answer = PartialAnswer()
-        self._failure: HotloopError | None = None  # what a tool, or the journal, ended the run with
+        results = within.results if within else settings.results
+        self._results = results.open(run_id, conversation.session_id, fresh=fresh)
+        self._equip(equipment)
+
+    def _equip(self, equipment: Equipment) -> None:
+        """Have turns taken with what this agent brings."""
+        settings = replace(equipment.settings, model=self._trace.watch(equipment.settings.model))
+        self._settings, self._final = settings, equipment.final
+        tools, final = equipment.tools, equipment.final
+        if final and settings.validators:
+            final.validate = self._validate
         offered = sorted([*tools, *([final] if final else [])], key=lambda tool: tool.spec.name)
         self._tools = {tool.spec.name: tool for tool in offered}
         self._ahead = (
-            settings.speculation.open(self._tools, run_context, self._foresee) if settings.speculation else None
+            settings.speculation.open(self._tools, self._run_context, self._foresee) if settings.speculation else None
         )
+        past = self._past
         running = past.open.running if past and past.open else ()
-        verdicts = past.verdicts if past else {}
         self._dispatcher = Dispatcher(
             self._tools,
-            run_context,
-            emit=emit,
+            self._run_context,
+            emit=self._emit,
             claim=self._claim,
-            count=partial(self.spent.count_call, settings.limits),
+            count=partial(self.spent.count_call, self._run.limits),
             abort=self._abort,
             spent=self.spent,
-            results=(within.results if within else settings.results).open(run_id, conversation.session_id, fresh=fresh),
-            concurrency=settings.limits.concurrency,
+            results=self._results,
+            concurrency=self._run.limits.concurrency,
             max_result_tokens=self._max_result_tokens,
             journal=self._journal,
             called=self._note_call,
-            consent=Consent(settings.approve, settings.on_uncertain, frozenset(running), verdicts),
+            consent=Consent(settings.approve, settings.on_uncertain, frozenset(running), past.verdicts if past else {}),
             root_id=self._row.root_id,
         )
 
@@ -200,22 +183,40 @@ class RunLoop:
             source=settings.source,
         )
 
+    def send(self, message: Message) -> None:
+        """Say something to the model at the next turn, which there is one of then. Raises ConfigError if it is over."""
+        if self._is_over:
+            raise ConfigError("the run is over: give the message to the next one, with its conversation")
+        self._journal.note(Sent(message))
+        self._sent.append(message)
+
+    def stop(self, end: StopEnd) -> None:
+        """End between two turns (`paused`), or as soon as the calls that have effects have come to their end."""
+        if self._stop in (end, "cancelled"):
+            return
+        self._stop = end
+        self._dispatcher.stop_sub_agents(end)
+        if end == "cancelled":
+            self._abort(RunStopped(self._run.id, end))
+
     async def go(self) -> None:
         """Run to the end, which is told by an event and never raised, but for being cancelled."""
         self._emit(events.RunStarted(self._run.id, self._run.session_id))
         ended: events.RunEnded | None = None
         try:
             ended = await self._end()
+            if self._stop:
+                await self._dispatcher.finish()
         finally:
             self._run.cancel()
             try:
-                await stop([self._guard] if self._guard else ())
+                await stop(self._beside)
                 await self._close()
             finally:
                 cancelled = HotloopError("the run was cancelled")
                 ended = ended or events.RunEnded("cancelled", error=cancelled, spent=self.spent)
                 self._journal.end(ended.end, str(ended.error or ""))
-                self._emit(ended)
+                self._emit(replace(ended, at=time.monotonic()))
 
     async def _close(self) -> None:
         try:
@@ -237,56 +238,94 @@ class RunLoop:
             self._charge(self._answer.ended.usage, self._begun)
 
     async def _end(self) -> events.RunEnded:
-        limits = self._settings.limits
-        deadline = self._deadline = asyncio.timeout(limits.time_s)
+        deadline = self._deadline = asyncio.timeout(self._run.limits.time_s)
         try:
             async with deadline:
                 if self._past is None:
                     self._journal.begin(self._row, self._began)
-                self._begin_guard()
+                self._begin_beside()
                 output = await self._turns()
+                self._is_over = True
                 await self._pass_guards(output)
                 return events.RunEnded("done", output, is_cut=self._is_cut, spent=self.spent)
-        except ApprovalPending as pending:
-            return events.RunEnded("waiting", error=pending, spent=self.spent)
-        except LimitReached as limit:
-            return events.RunEnded("limit", error=limit, spent=self.spent)
-        except HotloopError as failure:
-            return events.RunEnded("failed", error=failure, spent=self.spent)
-        except Exception as unforeseen:
-            if self._failure:
-                return events.RunEnded("failed", error=self._failure, spent=self.spent)
-            if isinstance(unforeseen, TimeoutError) and deadline.expired():
-                late = LimitReached("time_s", f"the run has used its limit of {limits.time_s} seconds")
-                return events.RunEnded("limit", error=late, spent=self.spent)
-            log.exception("a run failed")
-            return events.RunEnded("failed", error=HotloopError(f"the run failed: {unforeseen!r}"), spent=self.spent)
+        except Exception as error:
+            return self._ended_by(error, is_late=deadline.expired())
+
+    def _ended_by(self, error: Exception, *, is_late: bool) -> events.RunEnded:
+        if not isinstance(error, HotloopError):
+            time_s = self._run.limits.time_s
+            late = LimitReached("time_s", f"the run has used its limit of {time_s} seconds")
+            if not self._failure and not (is_late and isinstance(error, TimeoutError)):
+                log.error("a run failed", exc_info=error)
+                self._failure = HotloopError(f"the run failed: {error!r}")
+            error = self._failure or late
+        end: events.RunEnd = "failed"
+        match error:
+            case RunStopped():
+                end, error = error.end, RunStopped(self._run.id, error.end)  # it may be of a sub-agent's run
+            case ApprovalPending():
+                end = "waiting"
+            case LimitReached():
+                end = "limit"
+        return events.RunEnded(end, error=error, spent=self.spent)
 
     def _abort(self, error: HotloopError) -> None:
         """End the run at once, whatever it waits for: its time is up."""
-        self._failure = error
-        self._deadline.reschedule(asyncio.get_running_loop().time())
+        self._failure = self._failure or error
+        if self._deadline:
+            with suppress(RuntimeError):  # it has just ended
+                self._deadline.reschedule(asyncio.get_running_loop().time())
 
     async def _turns(self) -> Any:
         """Turn after turn, until the model asks for nothing more."""
-        reopened = await self._reopen(self._past) if self._past else None
+        taken = await self._reopen(self._past) if self._past else None
         while True:
-            reason, message, pending = reopened or await self._take_turn()
-            reopened = None
-            if self._final and self._final.is_given:
-                return self._final.value
-            if pending:
-                continue
-            self._is_cut = reason in ("length", "window")
-            if self._is_cut and (self._final or not message.content):
-                raise LimitReached("max_tokens", "the model's answer was cut off; raise max_tokens")
-            if self._final is None:
-                try:
-                    return message.content if self._is_cut else await self._validate(message.content)
-                except ToolError as error:
-                    self._say(Message("user", f"This answer cannot be accepted: {error}. Give another one."))
-                    continue
-            self._say(Message("user", f"Give the answer by calling {self._final.spec.name}."))
+            if self._stop and not taken:
+                raise RunStopped(self._run.id, self._stop)
+            taken = taken or await self._take_turn()
+            await self._hand_over(taken[2])
+            output = await self._read_output(*taken)
+            taken = None
+            if output is not None and not self._sent:
+                return output.value
+
+    async def _read_output(self, reason: EndReason, message: Message, pending: Sequence[Pending]) -> Output | None:
+        """The answer of the run, if a turn has given one that is accepted."""
+        if self._final and self._final.is_given:
+            self._final.is_given = False
+            return Output(self._final.value)
+        if pending:
+            return None
+        self._is_cut = reason in ("length", "window")
+        if self._is_cut and (self._final or not message.content):
+            raise LimitReached("max_tokens", "the model's answer was cut off; raise max_tokens")
+        if self._final is None:
+            try:
+                return Output(message.content if self._is_cut else await self._validate(message.content))
+            except ToolError as error:
+                self._say(Message("user", f"This answer cannot be accepted: {error}. Give another one."))
+                return None
+        self._say(Message("user", f"Give the answer by calling {self._final.spec.name}."))
+        return None
+
+    async def _hand_over(self, pending: Sequence[Pending]) -> None:
+        """Give the conversation to the agent that the turn has handed it to, if it has: to the first, if to several."""
+        called = [self._tools.get(each.call.name) for each in pending if not each.is_useless]
+        handoff = next((tool for tool in called if isinstance(tool, Handoff)), None)
+        if handoff is None:
+            return
+        equipment = (await self._hand_to(handoff)).following(self._settings)
+        equipment.check(self._run_context)
+        said = [message for i, message in enumerate(self.conversation.messages) if i or message.role != "system"]
+        if equipment.instructions:
+            said.insert(0, Message("system", equipment.instructions))
+        self.conversation.replace(said)
+        self._mark = self.conversation.mark()
+        self._journal.note(HandedOver(handoff.spec.name, said))
+        if self._ahead:
+            await self._ahead.close()
+        self._equip(equipment)
+        self._emit(events.HandedOver(self.spent.num_turns, handoff.spec.name))
 
     async def _validate(self, output: Any) -> Any:
         """The output as it is accepted. Raises ToolError if it is not."""
@@ -295,10 +334,27 @@ class RunLoop:
             output = output if changed is None else changed
         return output
 
-    def _begin_guard(self) -> None:
+    def _begin_beside(self) -> None:
         if guards := self._settings.input_guards:
             self._guard = asyncio.create_task(check_guards(guards, self._run_context, self._prompt))
             self._guard.add_done_callback(self._look_at_guard)
+            self._beside.append(self._guard)
+        if self._journal.is_kept and self._row.run_id == self._row.root_id:
+            self._beside.append(asyncio.create_task(self._heed()))
+
+    async def _heed(self) -> None:
+        """Do what other processes want of the run: `hotloop runs send`, `pause` and `cancel`."""
+        while True:
+            await asyncio.sleep(_HEED_EVERY_S)
+            try:
+                for note in await self._journal.heard():
+                    if isinstance(note, Sent):
+                        self._sent.append(note.message)
+                    elif isinstance(note, StopAsked):
+                        self.stop(note.end)
+            except HotloopError as error:
+                log.warning("other processes are not heard: %s", error)
+                return
 
     def _look_at_guard(self, guard: "asyncio.Task[None]") -> None:
         if not guard.cancelled() and (error := guard.exception()):
@@ -330,7 +386,8 @@ class RunLoop:
         if opened is None:
             return None
         known = {
-            call_id: Outcome(each.text, each.is_error, each.num_tries) for call_id, each in opened.outcomes.items()
+            call_id: Outcome(each.text, each.is_error, each.num_tries, attachments=each.attachments)
+            for call_id, each in opened.outcomes.items()
         }
         if not opened.answer and all(map(self._can_repeat, opened.calls.values())):
             calls = [call for call in opened.calls.values() if call.id in known]
@@ -398,8 +455,14 @@ class RunLoop:
         self._run.check()
         self.spent.num_turns += 1
         turn = self.spent.num_turns
+        sent, self._sent = self._sent, []
+        if sent:
+            self.conversation.add(*sent)
+            self._journal.note(Added(sent, len(sent)))
         await self._compact(turn)
         self._emit(events.TurnStarted(turn))
+        for message in sent:
+            self._emit(events.MessageJoined(turn, message.content))
         if self._ahead:
             self._ahead.begin_turn(self.conversation.messages, turn)
         return turn
@@ -548,15 +611,27 @@ class RunLoop:
         self._run.charge(usage, price(usage, self._settings.prices) + cost)
 
 
+def _settings_within(settings: RunSettings, within: Caller) -> RunSettings:
+    """What a sub-agent's agent does not say is its caller's."""
+    return replace(
+        settings,
+        approve=settings.approve or within.approve,
+        priority=settings.priority if settings.priority is not None else within.options.priority,
+        task=settings.task or within.options.task,
+    )
+
+
+def _make_run(
+    run_id: str, settings: RunSettings, conversation: Conversation, spent: RunUsage, context: Sequence[Any]
+) -> Run:
+    caller = next((thing for thing in context if isinstance(thing, Run)), None)
+    usual = max(Priority.WORKFLOW, caller.priority) if caller else Priority.INTERACTIVE
+    priority = choose_class(settings.priority, settings.task, usual=usual)
+    return Run(run_id, conversation.session_id, settings.limits, spent, caller, priority)
+
+
 def _key_of(call: ToolCall) -> str | None:
     return call_key(call.name, read_arguments(call.arguments))
-
-
-def _check_approval(settings: RunSettings, tools: Sequence[AgentTool]) -> None:
-    for tool in tools:
-        if tool.traits.needs_approval and settings.approve is None:
-            need = f"the tool {tool.spec.name!r} needs approval, and nobody is there to give it"
-            raise ConfigError(f"{need}: Agent(..., approve=...), or `hotloop run --approve`")
 
 
 def _timed(emit: Emit) -> Emit:
@@ -571,40 +646,3 @@ def _tell_both(first: Emit, second: Emit) -> Emit:
         second(event)
 
     return emit
-
-
-async def prefill_ahead(model: Model, pending: Sequence[Pending], ask: Callable[[tuple[Message, ...]], Ask]) -> None:
-    """Have the model prefill results while others are still on their way: the next turn has only the last to prefill.
-
-    results   1 .............. 2 .............. 3
-    model        [prefill 1]      [prefill 2]     [prefill 3, answer]
-
-    In the order of the calls, since that is the order of the prompt, and only where it pays: the model's server keeps
-    its cache, something is still running, and there is enough to prefill. A prefill that fails only saves nothing.
-    """
-    num_read = 0
-    for i, each in enumerate(pending):
-        if not model.can_prefill_ahead:
-            return
-        await asyncio.wait({each.task})
-        num_done = next((j for j in range(i, len(pending)) if not pending[j].task.done()), len(pending))
-        messages = tuple(done.message for done in pending[:num_done])
-        num_new = sum(len(message.content) for message in messages[num_read:])
-        if num_done < len(pending) and num_new >= MIN_CHARS:
-            await read_until(model, ask(messages), pending[-1].task if num_done == len(pending) - 1 else None)
-            num_read = num_done
-
-
-async def read_until(model: Model, ask: Ask, last: "asyncio.Task[object] | None") -> None:
-    """Have a prompt prefilled; once the last result is here, the real turn does it better."""
-    reading = asyncio.create_task(model.prefill(ask))
-    try:
-        await asyncio.wait({reading, last} if last else {reading}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        reading.cancel()
-        await asyncio.wait({reading})  # not itself: its being cancelled must not pass for ours, nor ours for its
-    try:
-        if not reading.cancelled():
-            reading.result()
-    except HotloopError as error:
-        log.info("prefilling ahead failed: %s", error)

@@ -18,12 +18,12 @@ from hotloop.agent.model import Ask
 from hotloop.agent.tools.tool import ToolOptions
 from hotloop.core.errors import ConfigError, HotloopError
 from hotloop.core.files import named_errors, write_private
-from hotloop.core.message import Message, Thought, Tool, ToolCall
+from hotloop.core.message import Attachment, Message, Thought, Tool, ToolCall
 from hotloop.core.stream import CallClosed, CallDelta, CallOpened, TextDelta, ThoughtClosed, ThoughtDelta
 from hotloop.wire.event import Begun, Ended, Event
 from hotloop.wire.usage import ApiUsage
 
-VERSION = 2
+VERSION = 3
 
 _SETTINGS = ("tools", "choice", "schema", "max_tokens", "temperature", "extra")
 _KINDS: dict[str, type[Any]] = {
@@ -86,6 +86,7 @@ class OutcomeLine(msgspec.Struct, tag="outcome", tag_field="line"):
     text: str
     failure: str | None = None
     """`refused`, `crashed` if another try might have gone better, or `exited` if it ended the run."""
+    attachments: tuple[Attachment, ...] = ()
     number: int = 0
     """Which of all it was when it began: of two calls that are alike the second may have ended first."""
 

@@ -82,7 +82,7 @@ class SampleRow:
     request: Request
     position: int
     drafts: Sequence[int] = ()
-    """The tokens before it that are guessed; how many of them the request has meanwhile made its own may change."""
+    """The tokens before it that are drafted; how many of them the request has meanwhile made its own may change."""
 
     @property
     def num_output(self) -> int:
@@ -92,8 +92,8 @@ class SampleRow:
     def token_ids(self, begin: int = 0) -> NDArray[np.int32]:
         """All tokens before it, from `begin` on."""
         known = np.array(self.request.token_ids[begin : self.position], np.int32)
-        num_guessed = self.position - begin - len(known)
-        return np.append(known, np.array(self.drafts, np.int32)[len(self.drafts) - num_guessed :])
+        num_drafted = self.position - begin - len(known)
+        return np.append(known, np.array(self.drafts, np.int32)[len(self.drafts) - num_drafted :])
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from hotloop.bench.workload import AgentJob
 from hotloop.core.errors import RemoteError
 
 NAIVE = ("--disable", "prefix_cache,drafts,forced_tokens", "--max-running", "1")
-"""The loop everybody starts with: nothing is reused or guessed, one request at a time."""
+"""The loop everybody starts with: nothing is reused or drafted, one request at a time."""
 
 _MAX_STOP_S = 10.0
 

@@ -5,21 +5,20 @@
 
 import os
 import sys
-from collections.abc import Sequence
-
-from cyclopts import App, CycloptsError
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from hotloop.core.errors import ConfigError, HotloopError
 from hotloop.core.extras import missing_extra
 
 
-def run_app(app: App, argv: Sequence[str]) -> int:
+def run_command(ask: Callable[[Sequence[str]], Any], argv: Sequence[str]) -> int:
     """Run one command line; the exit code. What the caller or the world did wrong is one line on stderr."""
     try:
-        code = app(list(argv), print_error=False, exit_on_error=False)
+        code = ask(argv)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
-    except (CycloptsError, ConfigError) as error:
+    except ConfigError as error:
         return _fail(error, 2)
     except HotloopError as error:
         return _fail(error, 1)

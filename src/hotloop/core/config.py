@@ -69,7 +69,7 @@ RELOADABLE = frozenset(
 
 MAX_CLASS_WAIT_S = 3600.0
 MAX_DRAFTED_FORCED = 24
-"""Most tokens of one draft that a grammar forces, beside those that are guessed."""
+"""Most tokens of one draft that a grammar forces, beside those that are drafted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,12 +225,12 @@ class EngineConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerConfig:
-    """How the server listens, and what it does with prompts."""
+class ListenerConfig:
+    """How HTTP is listened to, by the server and by the router."""
 
     host: str = "127.0.0.1"
     """Address to listen on; loopback by default."""
-    port: int = 8700
+    port: int = 0
     """Port to listen on; 0 takes a free one."""
     api_key: str | None = field(default=None, repr=False)
     """Bearer token that every request must carry, except health checks."""
@@ -240,17 +240,12 @@ class ServerConfig:
     allowed_hosts: tuple[str, ...] = ()
     """Extra Host names to accept when no API key is set, besides IP addresses, localhost and private names (see
     docs/api.md)."""
-    served_name: str | None = None
-    """Model name that clients use; the model's own name if not given."""
-    fronts: str = "auto"
-    """Processes for HTTP, prompts and answers apart from the engine's; 0 has all in one process. `auto` is 0 without a
-    GPU or with fewer than four CPU cores, else one for each 48 of max_running, at most one for every four cores."""
-    cors_origins: tuple[str, ...] = ()
-    """Origins a browser may call from; none by default."""
+    write_timeout_s: float = 60.0
+    """Seconds for which a client may read nothing of its answer before the request is aborted."""
     drain_delay_s: float = 0.0
     """Seconds for which a shutdown still accepts requests while /ready returns 503, for slow load balancers."""
     drain_timeout_s: float = 30.0
-    """Seconds for which a shutdown waits for running requests."""
+    """Seconds for which a shutdown, or the removal of a router's replica, waits for running requests."""
     log_level: LogLevel = "info"
     """Minimum severity of log messages; `info` has a line for each request."""
     log_format: LogFormat = "text"
@@ -259,6 +254,44 @@ class ServerConfig:
     """File with the certificate, and those that signed it, to serve HTTPS (PEM); reloaded on SIGHUP."""
     tls_key: str | None = None
     """File with the certificate's private key (PEM)."""
+    max_body: str = "16MiB"
+    """Maximum size of a request body."""
+    body_memory: str = "32MiB"
+    """Maximum memory for request bodies while they arrive and wait to be parsed; beyond it the oldest arriving body
+    gets 503, and one that would have to wait behind so much 429."""
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if isinstance(value, int | float) and not value >= 0:  # which is true of NaN, too
+                raise ConfigError(f"{each.name} must be at least 0, not {value}")
+        for name in ("drain_delay_s", "drain_timeout_s"):
+            if getattr(self, name) == math.inf:
+                raise ConfigError(f"{name} must be finite")
+        if self.log_level not in get_args(LogLevel):
+            raise ConfigError(f"there is no log_level {self.log_level!r}; there are {', '.join(get_args(LogLevel))}")
+        if self.log_format not in get_args(LogFormat):
+            raise ConfigError(f"there is no log_format {self.log_format!r}; there are {', '.join(get_args(LogFormat))}")
+        if bool(self.tls_cert) != bool(self.tls_key):
+            raise ConfigError("tls_cert and tls_key are needed together")
+        if not self.write_timeout_s > 0:
+            raise ConfigError(f"write_timeout_s must be above zero, not {self.write_timeout_s}")
+        parse_bytes(self.max_body)
+        parse_bytes(self.body_memory)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig(ListenerConfig):
+    """How the server listens, and what it does with prompts."""
+
+    port: int = 8700
+    served_name: str | None = None
+    """Model name that clients use; the model's own name if not given."""
+    fronts: str = "auto"
+    """Processes for HTTP, prompts and answers apart from the engine's; 0 has all in one process. `auto` is 0 without a
+    GPU or with fewer than four CPU cores, else one for each 48 of max_running, at most one for every four cores."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins a browser may call from; none by default."""
     tool_format: ToolFormatName = "auto"
     """How the model writes tool calls; `auto` detects it from the chat template."""
     strict_tools: bool = True
@@ -294,36 +327,18 @@ class ServerConfig:
     not (`off`)."""
     explain_memory_tokens: int = 2_000_000
     """Number of tokens of past prompts and answers to remember for explanations; in each of `fronts`."""
-    max_body: str = "16MiB"
-    """Maximum size of a request body."""
-    body_memory: str = "32MiB"
-    """Maximum memory for request bodies while they arrive and wait to be parsed; beyond it the oldest arriving body
-    gets 503, and one that would have to wait behind so much 429."""
-    write_timeout_s: float = 60.0
-    """Seconds for which a client may read nothing of its answer before the request is aborted."""
 
     def __post_init__(self) -> None:
-        _check_listener(self)
+        ListenerConfig.__post_init__(self)
         if self.fronts != "auto" and not (self.fronts.isascii() and self.fronts.isdigit() and int(self.fronts) <= 64):
             raise ConfigError(f"fronts must be auto or a number up to 64, not {self.fronts!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RouterConfig:
+class RouterConfig(ListenerConfig):
     """How the router listens, chooses a replica, and retries."""
 
-    host: str = "127.0.0.1"
-    """Address to listen on; loopback by default."""
     port: int = 8780
-    """Port to listen on; 0 takes a free one."""
-    api_key: str | None = field(default=None, repr=False)
-    """Bearer token that every request must carry, except health checks; never sent to a replica."""
-    api_key_file: str | None = None
-    """File with more API keys, one per line, each optionally followed by its role, `admin` or `metrics` (see
-    docs/api.md)."""
-    allowed_hosts: tuple[str, ...] = ()
-    """Extra Host names to accept when no API key is set, besides IP addresses, localhost and private names (see
-    docs/api.md)."""
     replica: tuple[str, ...] = ()
     """Address of a replica; repeat it for each. A file can say more about one (see docs/routing.md)."""
     cache_isolation: CacheIsolation = "auto"
@@ -335,8 +350,6 @@ class RouterConfig:
     """Maximum size of a request body, and of an answer that is held to be sent again if a replica fails."""
     body_memory: str = "64MiB"
     """Maximum memory for request bodies that are arriving; beyond it the oldest arriving body gets 503."""
-    write_timeout_s: float = 60.0
-    """Seconds for which a client may read nothing of its answer before the request is aborted."""
     max_connections: int = 128
     """Maximum requests at one replica; others wait at the router, the most urgent class first."""
     max_waiting: int = 1024
@@ -371,21 +384,9 @@ class RouterConfig:
     first."""
     health_interval_s: float = 1.0
     """Seconds between health checks of a replica."""
-    drain_delay_s: float = 0.0
-    """Seconds for which a shutdown still accepts requests while /ready returns 503, for slow load balancers."""
-    drain_timeout_s: float = 30.0
-    """Seconds for which a shutdown, or a replica that is removed, waits for running requests."""
-    log_level: LogLevel = "info"
-    """Minimum severity of log messages; `info` has a line for each request."""
-    log_format: LogFormat = "text"
-    """Log lines for people (`text`), or one JSON object per line (`json`)."""
-    tls_cert: str | None = None
-    """File with the certificate, and those that signed it, to serve HTTPS (PEM); reloaded on SIGHUP."""
-    tls_key: str | None = None
-    """File with the certificate's private key (PEM)."""
 
     def __post_init__(self) -> None:
-        _check_listener(self)
+        ListenerConfig.__post_init__(self)
         if self.policy not in get_args(PolicyName):
             raise ConfigError(f"there is no policy {self.policy!r}; there are {', '.join(get_args(PolicyName))}")
         for name in ("max_connections", "max_waiting"):
@@ -436,26 +437,6 @@ def without(config: Config, disabled: Iterable[str]) -> Config:
 
 _UNITS = {"": 1, "b": 1, "kb": 1000, "mb": 1000**2, "gb": 1000**3, "k": 1024, "m": 1024**2, "g": 1024**3}
 _UNITS |= {"kib": 1024, "mib": 1024**2, "gib": 1024**3}
-
-
-def _check_listener(config: ServerConfig | RouterConfig) -> None:
-    for each in fields(config):
-        value = getattr(config, each.name)
-        if isinstance(value, int | float) and not value >= 0:  # which is true of NaN, too
-            raise ConfigError(f"{each.name} must be at least 0, not {value}")
-    for name in ("drain_delay_s", "drain_timeout_s"):
-        if getattr(config, name) == math.inf:
-            raise ConfigError(f"{name} must be finite")
-    if config.log_level not in get_args(LogLevel):
-        raise ConfigError(f"there is no log_level {config.log_level!r}; there are {', '.join(get_args(LogLevel))}")
-    if config.log_format not in get_args(LogFormat):
-        raise ConfigError(f"there is no log_format {config.log_format!r}; there are {', '.join(get_args(LogFormat))}")
-    if bool(config.tls_cert) != bool(config.tls_key):
-        raise ConfigError("tls_cert and tls_key are needed together")
-    if not config.write_timeout_s > 0:
-        raise ConfigError(f"write_timeout_s must be above zero, not {config.write_timeout_s}")
-    parse_bytes(config.max_body)
-    parse_bytes(config.body_memory)
 
 
 def check_endpoint(setting: str, endpoint: str) -> None:

@@ -138,7 +138,7 @@ class Usage(NamedTuple):
     num_forced: int = 0
     """Output tokens that the grammar left no choice about, so that none was sampled."""
     num_drafted: int = 0
-    """Tokens that were guessed and computed ahead."""
+    """Tokens that were drafted and computed ahead."""
     num_accepted: int = 0
     """Those of them that turned out right."""
     num_steps: int = 0
@@ -220,7 +220,7 @@ class Request:
     is_serial: bool = False
     """Whether its next token can only be computed once the value of the last is known."""
     has_draft: bool = False
-    """Whether it is worth knowing its tokens before the next step, since what follows them can be guessed."""
+    """Whether it is worth knowing its tokens before the next step, since what follows them can be drafted."""
     num_cached: int = 0
     num_restored: int = 0
     num_from_host: int = 0

@@ -2,7 +2,8 @@
 
     launch N+1 | publish N-1 | masks of N+1 | wait for N, settle it
 
-With a depth of two step N+1 runs while N is settled. Every request ends in exactly one terminal event: finished,
+With a depth of two step N+1 runs while N is settled. Beside a long step the next one is put together only when that is
+about to end, so that whoever comes meanwhile is in it. Every request ends in exactly one terminal event: finished,
 aborted, or failed with its step. Events are published in the order in which they arose.
 """
 
@@ -36,6 +37,12 @@ OnEvents = Callable[[Sequence[TokenEvent]], None]
 """Told of all that a step gave the requests of one listener at once."""
 
 _COPY_POLL_S = 0.0005
+_LONG_S = 0.006
+"""From so much prefill in a step on, the next one is not launched at once."""
+_SHARE = 0.95
+"""It is launched when so much of that time is over: what the step takes besides is left for launching."""
+_MAX_PAUSE_S = 0.05
+"""However long it is expected to take: the device might be idle sooner than was thought."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +155,16 @@ class EngineCore:
     def _is_copying(self) -> bool:
         return self.host is not None and self.host.is_busy
 
+    @property
+    def pause_s(self) -> float:
+        """How long the next step had better wait for those who may join it; 0: it is time, or nothing is in the way."""
+        if len(self._flights) != 1 or self._backend.depth < 2 or self._is_copying:
+            return 0.0
+        prefill_s = self.scheduler.budget.prefill_s(self._flights[0][0].slices)
+        if prefill_s < _LONG_S:
+            return 0.0
+        return max(0.0, self._settled_at + min(_SHARE * prefill_s, _MAX_PAUSE_S) - self._clock())
+
     def check(self) -> None:
         for each in (self.scheduler, *self._tiers):
             each.check()
@@ -158,14 +175,29 @@ class EngineCore:
         for tier in self._tiers:
             tier.poll(began_at)
         if self._publishes_first:
-            self._publish()
+            self.publish()
         is_launched = self._launch(began_at)
-        self._publish()
+        self.publish()
         if self._flights and (not is_launched or len(self._flights) >= self._backend.depth):
             return self._settle(*self._flights.popleft())
         if self._is_copying and not is_launched:
             time.sleep(_COPY_POLL_S)  # there is nothing else to do
         return None
+
+    def publish(self) -> None:
+        """A listener that fails has disconnected: the requests it was told of are aborted, the others go on."""
+        while self._events:
+            on_events = self._events[0][0].on_events
+            told: list[tuple[_Listener, TokenEvent]] = []
+            while self._events and self._events[0][0].on_events == on_events:
+                told.append(self._events.popleft())
+            try:
+                on_events([event for _, event in told])
+            except Exception:
+                for listener, event in told:
+                    listener.on_events = lambda events: None
+                    if event.finish_reason is None:
+                        self.abort(event.request_id)
 
     def abort(self, *request_ids: str) -> None:
         """End requests now, if they have not ended already."""
@@ -185,7 +217,7 @@ class EngineCore:
         step, self._settling = self._settling, None
         for request in self.scheduler.reset(step):
             self._close(request, _event(request, error=error))
-        self._publish()
+        self.publish()
 
     def close(self) -> None:
         for each in (self._drafter, self.disk and self.disk.store):
@@ -242,7 +274,7 @@ class EngineCore:
                 self._close(part.request, _event(part.request, error=part.error))
                 continue
             if part.draft_ids:
-                part.request.num_drafted += part.num_guesses
+                part.request.num_drafted += part.num_proposed
                 part.request.num_accepted += part.num_right
             self._deliver(part.request, tokens, now)
         if self._speculator:
@@ -350,21 +382,6 @@ class EngineCore:
         if self._drafter:
             self._drafter.learn(request)
         self._events.append((self.listeners.pop(request.id), event))
-
-    def _publish(self) -> None:
-        """A listener that fails has disconnected: the requests it was told of are aborted, the others go on."""
-        while self._events:
-            on_events = self._events[0][0].on_events
-            told: list[tuple[_Listener, TokenEvent]] = []
-            while self._events and self._events[0][0].on_events == on_events:
-                told.append(self._events.popleft())
-            try:
-                on_events([event for _, event in told])
-            except Exception:
-                for listener, event in told:
-                    listener.on_events = lambda events: None
-                    if event.finish_reason is None:
-                        self.abort(event.request_id)
 
 
 def _window_slots(backend: Backend) -> WindowSlots | None:

@@ -45,6 +45,8 @@ Prompt = str | Sequence[int]
 
 @dataclass(frozen=True, slots=True)
 class Completion:
+    """A whole answer."""
+
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
@@ -379,19 +381,27 @@ class Engine:
             self.on_failure(error)
 
     def _take_inbox(self) -> bool:
-        """Do what callers asked; waits while there is no work. False when it is time to stop."""
-        with self._wake:
-            while not self._inbox and not self._is_stopped and not self._core.has_work:
-                if self.config.debug_checks:
-                    self._core.check()
-                if self._core.is_idle:
-                    self._idle.set()
-                if not self._wake.wait(None if self._core.is_idle else PATIENCE_S):
-                    break  # those who wait for the disk do not wait for ever
-            commands, self._inbox = self._inbox, []
-        for command in commands:
-            self._attempt("a command", command)
-        return not self._is_stopped
+        """Do what callers asked; waits while there is no work, and before it is time for a next step. False when it is
+        time to stop.
+        """
+        while True:
+            if pause_s := self._core.pause_s:
+                self._core.publish()
+            with self._wake:
+                while not self._inbox and not self._is_stopped and not self._core.has_work:
+                    if self.config.debug_checks:
+                        self._core.check()
+                    if self._core.is_idle:
+                        self._idle.set()
+                    if not self._wake.wait(None if self._core.is_idle else PATIENCE_S):
+                        break  # those who wait for the disk do not wait for ever
+                if pause_s and not self._inbox and not self._is_stopped:
+                    self._wake.wait(pause_s)
+                commands, self._inbox = self._inbox, []
+            for command in commands:
+                self._attempt("a command", command)
+            if self._is_stopped or not self._core.pause_s:
+                return not self._is_stopped
 
     def _receive(
         self, requests: Sequence[Request], matchers: Sequence[Matcher | None], on_events: OnEvents, *, has_text: bool

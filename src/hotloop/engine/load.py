@@ -1,4 +1,4 @@
-"""What an engine is made of, from a model's name: the model, its backend, and who guesses ahead."""
+"""What an engine is made of, from a model's name: the model, its backend, and who drafts ahead."""
 
 import logging
 from dataclasses import replace
@@ -38,7 +38,7 @@ def open_parts(
         draft = load_model(config.draft_model, load_format=load_format)
         check_same_vocabulary(model.tokenizer, draft.tokenizer)
         if draft.spec.linear:
-            raise ConfigError(f"draft_model {draft.name} is a hybrid, which cannot guess ahead so far")
+            raise ConfigError(f"draft_model {draft.name} is a hybrid, which cannot draft so far")
     backend = open_backend(
         model,
         config,
@@ -60,13 +60,13 @@ def open_parts(
             host_kv="off",
         )
         num_tokens = backend.num_blocks * backend.block_size
-        guessing = open_backend(
+        draft_backend = open_backend(
             draft, own, device=choice.device, weight_format=weights, precision=precision, kv_tokens=num_tokens
         )
     except BaseException:
         backend.close()
         raise
-    drafter: Drafter = ModelDrafter(guessing, model.tokenizer)
+    drafter: Drafter = ModelDrafter(draft_backend, model.tokenizer)
     if config.drafts:
         past = PastDrafter(model.tokenizer, backend.vocab_size, config.draft_history_tokens, min_match=MIN_MATCH)
         drafter = EitherDrafter(past, drafter)

@@ -9,7 +9,7 @@ from hotloop.core.request import Request
 
 @dataclass(slots=True)
 class Slice:
-    """Tokens [begin, end) of one request, to be computed in one step, and what is guessed to follow them.
+    """Tokens [begin, end) of one request, to be computed in one step, and what is drafted to follow them.
 
     computed  [ begin ............ end | draft_ids ......... ]
     kept      [ begin ............ end | num_accepted |
@@ -20,12 +20,10 @@ class Slice:
     end: int
     wants_token: bool  # whether this brings the request level with its tokens, so that a new one can be sampled
     draft_ids: Sequence[int] = ()
-    match_lengths: Sequence[
-        int | None
-    ] = ()  # how long a match each draft was copied from; None: it is no guess, it follows
-    unused: tuple[int, int] | None = None  # a guess that was not worth computing, and its kind
+    match_lengths: Sequence[int | None] = ()  # how long a match each draft was copied from; None: it is forced
+    unused: tuple[int, int] | None = None  # a draft that was not worth computing, and its kind
     num_accepted: int = 0  # how many of the drafts turned out to be the request's tokens
-    num_right: int = 0  # how many of those were guesses
+    num_right: int = 0  # how many of those were not forced
     error: HotloopError | None = None  # then what was computed is not shared, and the request fails
     first_row: int = 0  # the first of the step's wanted rows that are this slice's
     slots: tuple[int, int] | None = None  # which recurrent state it reads and writes, if the model has any
@@ -36,7 +34,7 @@ class Slice:
         return self.end - self.begin + len(self.draft_ids)
 
     @property
-    def num_guesses(self) -> int:
+    def num_proposed(self) -> int:
         return len(self.match_lengths) - self.match_lengths.count(None)
 
     @property

@@ -38,11 +38,6 @@ def weight_bytes(spec: ModelSpec, weight_format: WeightFormat) -> int:
     return outer + sum(count * _tensor_bytes(name, shape, weight_format) for name, shape, count in each_shape(spec))
 
 
-def without_experts(spec: ModelSpec) -> ModelSpec:
-    """All but the experts, which a CPU holds once, whatever it compiles."""
-    return replace(spec, experts=spec.experts and replace(spec.experts, num_experts=0))
-
-
 def gpu_weight_bytes(spec: ModelSpec, weight_format: WeightFormat, num_gpus: int) -> int:
     """What each of several GPUs holds of the weights: its share of the layers and of the head, and all of the rest.
 

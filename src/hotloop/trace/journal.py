@@ -23,7 +23,8 @@ import msgspec
 
 from hotloop.core.errors import ConfigError, HotloopError
 
-RunState = Literal["running", "interrupted", "waiting", "done", "limit", "failed", "cancelled"]
+StopEnd = Literal["paused", "cancelled"]
+RunState = Literal["running", "interrupted", "waiting", "paused", "done", "limit", "failed", "cancelled"]
 """`interrupted` is one that was running when its process ended; `waiting` one that waits for an approval."""
 
 _COLUMNS = (
@@ -35,6 +36,8 @@ _INSERT = f"INSERT INTO journals ({', '.join(_COLUMNS)}) VALUES ({', '.join(f':{
 _APPEND = """
 INSERT INTO entries SELECT run_id, (SELECT coalesce(max(seq), 0) + 1 FROM entries WHERE run_id = :run_id),
 :kind, :call_id, :body FROM journals WHERE run_id = :run_id AND owner = :owner"""
+
+_APPEND_ANY = _APPEND.replace("owner = :owner", "true")
 
 Work = Callable[[sqlite3.Connection], Any]
 Submit = Callable[..., "Future[Any]"]
@@ -88,7 +91,13 @@ class Journal(Protocol):
         """Make a run this process's. Raises RunTaken if another runs it, ConfigError if there is no such run."""
         ...
 
-    def read(self, run_id: str) -> "Future[tuple[JournalRow, list[Entry]]]": ...
+    def tell(self, run_id: str, entry: Entry) -> "Future[None]":
+        """Add an entry to a run that a program began, whoever runs it. Raises ConfigError if it is done."""
+        ...
+
+    def read(self, run_id: str, kind: str = "") -> "Future[tuple[JournalRow, list[Entry]]]":
+        """The run and its entries, or those of one kind."""
+        ...
 
     def find(self, caller_id: str, call_id: str) -> "Future[str]":
         """The run that a call of a run is; empty if it is none."""
@@ -147,12 +156,23 @@ class StoreJournal:
 
         return self._submit(work)
 
-    def read(self, run_id: str) -> "Future[tuple[JournalRow, list[Entry]]]":
+    def tell(self, run_id: str, entry: Entry) -> "Future[None]":
+        def work(connection: sqlite3.Connection) -> None:
+            row = self._row(connection, run_id)
+            if row.run_id != row.root_id:
+                raise ConfigError(f"the run {row.run_id} is a call of the run {row.root_id}: tell that")
+            if row.state == "done":
+                raise ConfigError(f"the run {row.run_id} is done")
+            connection.execute(_APPEND_ANY, _values(row.run_id, entry))
+
+        return self._submit(work, len(entry.body))
+
+    def read(self, run_id: str, kind: str = "") -> "Future[tuple[JournalRow, list[Entry]]]":
         def work(connection: sqlite3.Connection) -> tuple[JournalRow, list[Entry]]:
             row = self._row(connection, run_id)
-            query = "SELECT kind, body, call_id FROM entries WHERE run_id = ? ORDER BY seq"
-            entries = [Entry(kind, bytes(body), call) for kind, body, call in connection.execute(query, (row.run_id,))]
-            return row, entries
+            query = "SELECT kind, body, call_id FROM entries WHERE run_id = ? AND ? IN ('', kind) ORDER BY seq"
+            found = connection.execute(query, (row.run_id, kind))
+            return row, [Entry(name, bytes(body), call) for name, body, call in found]
 
         return self._submit(work)
 
@@ -176,8 +196,7 @@ class StoreJournal:
                 raise ConfigError(several if found else f"the run {row.run_id} does not wait for {entry.call_id!r}")
             if self._owners.is_alive(found[0].owner):
                 raise RunTaken(f"the run {found[0].run_id} is running: whoever runs it is asked")
-            append = _APPEND.replace("owner = :owner", "true")
-            connection.execute(append, _values(found[0].run_id, entry))
+            connection.execute(_APPEND_ANY, _values(found[0].run_id, entry))
 
         return self._submit(work)
 

@@ -23,7 +23,7 @@ DECODE: Final = "decode"  # from the first token to the last
 # Of a run.
 AGENT: Final = "agent"  # the agent's name, if it has one
 RUN_ID: Final = "run_id"
-END: Final = "end"  # done, limit, failed or cancelled
+END: Final = "end"  # done, limit, failed, waiting, paused or cancelled
 NUM_TURNS: Final = "num_turns"
 NUM_CALLS: Final = "num_calls"
 MONEY: Final = "money"

@@ -56,7 +56,7 @@ _DAY_NS = 24 * 3600 * 10**9
 _LAST = "last"
 _AS_STORED = (
     "trace_id", "start_ns", "end_ns", "session", "tenant", "agent", "model", "end", "num_spans", "num_errors",
-    "num_recomputed", "num_aborted", "num_lost_prompt", "num_lost_output",
+    "num_recomputed", "num_aborted", "num_lost_prompt", "num_lost_output", "error",
 )  # fmt: skip
 
 
@@ -69,8 +69,18 @@ def _of_failed(value: str) -> str:
 _RUNS = f"""
 SELECT *, {_of_failed("error = 'abort'")} AS num_aborted,
 {_of_failed(f"json_extract(attributes, '$.{names.NUM_PROMPT}')")} AS num_lost_prompt,
-{_of_failed(f"json_extract(attributes, '$.{names.NUM_OUTPUT}')")} AS num_lost_output
+{_of_failed(f"json_extract(attributes, '$.{names.NUM_OUTPUT}')")} AS num_lost_output,
+iif(num_errors, (SELECT error FROM spans WHERE spans.trace_id = runs.trace_id AND error != ''
+    ORDER BY name != '{names.RUN}', end_ns DESC LIMIT 1), '') AS error
 FROM runs"""
+_FACTS = {"replica": names.REPLICA, "model": names.MODEL}
+_COUNTS = {name: name for name in (names.NUM_PROMPT, names.NUM_CACHED, names.NUM_OUTPUT)}
+_ROUTED = f"""
+SELECT spans.trace_id, spans.start_ns, spans.end_ns, spans.session, spans.tenant, spans.error,
+{", ".join(f"coalesce(json_extract(attributes, '$.{name}'), '') AS {what}" for what, name in _FACTS.items())},
+{", ".join(f"coalesce(json_extract(attributes, '$.{name}'), 0) AS {what}" for what, name in _COUNTS.items())}
+FROM runs JOIN spans USING (trace_id) WHERE name = '{names.ROUTE}' AND runs.start_ns >= ?
+AND runs.tenant = ifnull(?, runs.tenant) ORDER BY runs.start_ns DESC LIMIT ?"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,6 +324,8 @@ class RunSummary:
     num_output: int
     num_recomputed: int  # prompt tokens that were recomputed, as far as a server of ours tells
     money: float
+    error: str = ""  # what went wrong last; of a run that failed, why
+    replica: str = ""  # of one request that a router passed on
 
     @property
     def wall_s(self) -> float:
@@ -359,6 +371,12 @@ class TraceStore:
         rows = self._query(query, *(value for _, value in given), limit)
         with self._readable():
             return [self._summarise(row) for row in rows]
+
+    def routed(self, limit: int, *, since_ns: int, tenant: str | None = None) -> list[RunSummary]:
+        """Requests that a router passed on, each as a run of one turn; the newest first."""
+        rows = self._query(_ROUTED, since_ns, tenant, limit)
+        with self._readable():
+            return [self._as_run(row) for row in rows]
 
     def num_runs(self) -> int:
         return int(self._query("SELECT count(*) FROM runs")[0][0])
@@ -418,6 +436,27 @@ class TraceStore:
             yield
         except (msgspec.MsgspecError, IndexError, TypeError, RecursionError) as error:
             raise ConfigError(f"the trace store {self.path} is damaged: {error}") from None
+
+    def _as_run(self, row: sqlite3.Row) -> RunSummary:
+        found = dict(row)
+        tokens = {name: found[name] for name in _COUNTS}
+        nothing: dict[str, Any] = {
+            "num_aborted": 0,
+            "num_lost_prompt": 0,
+            "num_lost_output": 0,
+            "num_recomputed": 0,
+            "is_running": False,
+        }
+        return RunSummary(
+            **found,
+            **nothing,
+            agent="",
+            end="",
+            num_turns=1,
+            num_spans=1,
+            num_errors=int(bool(found["error"])),
+            money=self._prices.cost(found["model"], **tokens),
+        )
 
     def _summarise(self, row: sqlite3.Row) -> RunSummary:
         layer = "chat" if row["chat_calls"] else "route" if row["route_prompt"] else "request"

@@ -23,6 +23,7 @@ from hotloop.ui.source import Json
 
 MAX_TEXT = 4000
 """Characters of a recorded text that are sent; the store has all of them."""
+_LABELS = (names.TOOL_NAME, names.REPLICA, names.MODEL, names.AGENT)
 _PARTS = frozenset({names.CHAT, names.TOOL, names.SPECULATIVE})
 
 
@@ -51,6 +52,7 @@ class _Scene:
             "tools_hidden_ms": ledger.tools_hidden_s * 1e3,
             "parts": _as_ms(ledger.parts),
             "turns": [self._draw_turn(turn) for turn in ledger.turns],
+            "troubles": sorted(self._troubles(), key=lambda each: each["start"]),
             "path": [self._draw_step(step) for step in ledger.critical_path],
         }
 
@@ -125,6 +127,16 @@ class _Scene:
     def _row(self, node: SpanNode, kind: str, label: str, start_ns: int, end_ns: int) -> Json:
         start, end = self._ms(start_ns), self._ms(end_ns)
         return {"kind": kind, "label": label, "start": start, "end": end, "error": node.span.error}
+
+    def _troubles(self) -> Iterator[Json]:
+        """What went wrong, where it did so: what failed for that alone is left out."""
+        for node in self._nodes.values():
+            error = node.span.error
+            if error and all(child.span.error != error for child in node.children):
+                facts = node.span.attributes
+                label = next((str(facts[name]) for name in _LABELS if facts.get(name)), "")
+                place = self._place_of.get(node.span.span_id)
+                yield {"name": node.name, "label": label, "place": place, "start": self._ms(node.begin), "error": error}
 
     def _draw_step(self, step: PathStep) -> Json:
         node = self._nodes.get(step.span_id)

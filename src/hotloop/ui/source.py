@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-End = Literal["done", "limit", "failed", "cancelled", "running", "lost", "none"]
+End = Literal["done", "limit", "failed", "waiting", "paused", "cancelled", "running", "lost", "none"]
 """How an agent's run ended; `running` has not, `lost` neither though nothing was heard of it for long, and `none` is a
 plain client's.
 """
@@ -93,7 +93,8 @@ class RunFilter:
     """What the page before this one said: go on there."""
 
 
-GroupBy = Literal["agent", "model", "session", "key"]
+GroupBy = Literal["agent", "model", "session", "key", "replica"]
+"""By replica single requests are summed up, each as its router passed it on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -79,7 +79,8 @@ class StoreSource:
         """Of the newest runs of that time, `_MAX_SUMMED` at most."""
         now_ns = self._clock()
         since_ns = now_ns - round(wanted.since_s * 1e9)
-        runs = self._store.runs(_MAX_SUMMED, tenant=tenant, since_ns=since_ns)
+        read = self._store.routed if wanted.by == "replica" else self._store.runs
+        runs = read(_MAX_SUMMED, tenant=tenant, since_ns=since_ns)
         return summarise(runs, wanted.by, since_ns, now_ns)
 
     def version(self, run_id: str, tenant: str | None = None) -> str | None:

@@ -1,4 +1,4 @@
-"""Many runs as a few figures: what each agent, model or key took, and how that went over time. Pure."""
+"""Many runs as a few figures: what each agent, model, key or replica took, and how that went over time. Pure."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,6 +11,7 @@ _NAMES: Mapping[GroupBy, Callable[[RunSummary], str]] = {
     "model": lambda run: run.model,
     "session": lambda run: run.session,
     "key": lambda run: run.tenant[:8],
+    "replica": lambda run: run.replica,
 }
 _NUM_BUCKETS = 48
 _MAX_GROUPS = 50

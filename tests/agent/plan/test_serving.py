@@ -6,9 +6,10 @@ import pytest
 from tests.agent.runs import check, end_of, of
 from tests.server.serving import Serving
 
-from hotloop.agent.agent import Agent, Result
+from hotloop.agent.agent import Agent
 from hotloop.agent.conversation import Conversation
 from hotloop.agent.events import CallDispatched, PlanAbandoned, TurnFinished
+from hotloop.agent.run_stream import Result
 from hotloop.agent.tools.tool import tool
 from hotloop.agent.wire.anthropic import AnthropicModel
 from hotloop.agent.wire.openai import OpenAIModel

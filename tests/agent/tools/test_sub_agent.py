@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from tests.agent.runs import end_of, listen, num_tasks, of
 
-from hotloop.agent.agent import Agent, Result
+from hotloop.agent.agent import Agent
 from hotloop.agent.conversation import Conversation
 from hotloop.agent.events import CallFinished, RunEnded, RunStarted, SubAgentEvent, Text, TurnFinished
 from hotloop.agent.limits import LimitReached, Limits, Run
 from hotloop.agent.model import Ask
+from hotloop.agent.run_stream import Result
 from hotloop.agent.scripted import ScriptedCall, ScriptedModel
 from hotloop.agent.tools.dispatch import Caller
 from hotloop.agent.tools.sub_agent import SubAgent

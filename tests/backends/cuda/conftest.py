@@ -80,7 +80,7 @@ def seeded() -> None:
 
 @pytest.fixture
 def always_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A draft model guesses four tokens each time, whether that pays or not: here it is as slow as the model."""
+    """A draft model drafts four tokens each time, whether that pays or not: here it is as slow as the model."""
 
     def lengths(self: ModelPayoff, requests: Sequence[Request], chance: float, num_running: int) -> dict[Request, int]:
         self.is_probing = True  # so that all of it is computed

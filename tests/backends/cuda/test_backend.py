@@ -264,7 +264,7 @@ def test_a_draft_model_beside_the_model_changes_no_token(device: str) -> None:
     with Engine(TOKENIZER, make_backend(model, device), config, drafter=drafter) as engine:
         done = engine.generate([5, 6, 7], greedy(8))
     assert list(done.token_ids) == want
-    assert done.usage.num_accepted > 0, "the same model guesses right"
+    assert done.usage.num_accepted > 0, "the same model drafts right"
 
 
 def test_blocks_are_copied_out_and_in(device: str) -> None:

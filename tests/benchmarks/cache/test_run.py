@@ -8,13 +8,11 @@ import pytest
 from benchmarks.cache.__main__ import cache
 from benchmarks.cache.breakers import BREAKERS
 from benchmarks.cache.dialogue import Asking
-from benchmarks.cache.gaps import GapReport
-from benchmarks.cache.report import Figures, cache_json, cache_tables, figures_of
+from benchmarks.cache.report import Figures, figures_of
 from benchmarks.cache.run import Company, hold, hold_all
 from benchmarks.cache.script import Beat, Heard, Json, Script
 from benchmarks.cache.wire import Wire
 from benchmarks.command import run
-from rich.console import Console
 from tests.server.calls import write_call
 from tests.server.serving import Serving
 
@@ -108,16 +106,6 @@ def write_transcript(path: Path) -> Path:
     return path
 
 
-def test_gaps_are_shown_beside_the_rest():
-    gaps = [GapReport("retention", [10.0, 20.0], 8, 1000, 900, 50), GapReport("plain LRU", [30.0], 8, 1000, 500, 450)]
-    assert [gap["job_mean_s"] for gap in cache_json({}, gaps)["gaps"]] == [15.0, 30.0]
-    console = Console(width=100)
-    with console.capture() as shown:
-        console.print(cache_tables({}, gaps))
-    assert "plain LRU" in shown.get()
-    assert cache_json({}) == {}
-
-
 def test_the_command(serving: Serving, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     path = write_transcript(tmp_path / "runs.jsonl")
     argv = ["--url", serving.url, "--data", str(path), "--scenario", "tools"]
@@ -137,7 +125,6 @@ def test_the_command(serving: Serving, tmp_path: Path, capsys: pytest.CaptureFix
         (["--scenario", " "], "there is no scenario ''"),
         (["--turns", "1"], "--turns must be at least 2"),
         (["--data", "nowhere"], "cannot read nowhere"),
-        (["--scenario", "gaps"], "gaps: needs --data"),
     ],
 )
 def test_bad_flags_are_one_clear_line(argv: list[str], complaint: str, capsys: pytest.CaptureFixture[str]):

@@ -34,7 +34,7 @@ class Pair:
         return 1 + self.jump_s * min(1.0, num_tokens - 1) + self.row_s * rows
 
     def token_s(self, length: int) -> float:
-        """What a token takes with guesses of that length."""
+        """What a token takes with drafts of that length."""
         reached = [self.sure**i for i in range(length + 1)]
         making_s = self.step_s * sum(reached[:-1])
         verifying_s = sum(
@@ -71,7 +71,7 @@ class Simulation:
         return self._reading_s(request) if self._is_known else 0.0
 
     def propose(self, wants: Sequence[DraftRequest]) -> list[Proposal]:
-        return [self._guess(want) if want.max_steps else Proposal() for want in wants]
+        return [self._propose(want) if want.max_steps else Proposal() for want in wants]
 
     def learn(self, request: Request) -> None: ...
 
@@ -118,7 +118,7 @@ class Simulation:
         num_new = max(0, request.num_tokens - self._num_known.get(request.id, 0) - MAX_LENGTH)
         return self.pair.read_s * num_new
 
-    def _guess(self, want: DraftRequest) -> Proposal:
+    def _propose(self, want: DraftRequest) -> Proposal:
         self.now += self._reading_s(want.request)
         self.num_read += len(want.token_ids) - self._num_known.get(want.request.id, 0)
         self._num_known[want.request.id] = len(want.token_ids)

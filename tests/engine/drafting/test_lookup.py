@@ -12,44 +12,44 @@ from hotloop.engine.drafting.history import MAX_MATCH, MAX_SCAN, PromptLookup, t
 LOOKUP = PromptLookup(np.arange(100, dtype=np.int32))
 
 
-def guess(token_ids: list[int], max_tokens: int = 4) -> Proposal:
-    return LOOKUP.guess(array("i", token_ids), max_tokens)
+def propose(token_ids: list[int], max_tokens: int = 4) -> Proposal:
+    return LOOKUP.propose(array("i", token_ids), max_tokens)
 
 
 def test_what_followed_before_follows_again() -> None:
-    assert guess([1, 2, 3, 4, 5, 6, 7, 1, 2, 3]) == Proposal([4, 5, 6, 7], 3)
+    assert propose([1, 2, 3, 4, 5, 6, 7, 1, 2, 3]) == Proposal([4, 5, 6, 7], 3)
 
 
 def test_the_longest_match_wins() -> None:
-    assert guess([1, 2, 3, 10, 9, 2, 3, 11, 1, 2, 3], 1) == Proposal([10], 3)
+    assert propose([1, 2, 3, 10, 9, 2, 3, 11, 1, 2, 3], 1) == Proposal([10], 3)
 
 
 def test_of_equal_matches_the_latest_wins() -> None:
-    assert guess([2, 3, 10, 2, 3, 11, 2, 3], 1) == Proposal([11], 2)
+    assert propose([2, 3, 10, 2, 3, 11, 2, 3], 1) == Proposal([11], 2)
 
 
-def test_a_guess_may_run_into_the_match_itself() -> None:
-    assert guess([5, 6, 5, 6], 8) == Proposal([5, 6], 2)
+def test_a_draft_may_run_into_the_match_itself() -> None:
+    assert propose([5, 6, 5, 6], 8) == Proposal([5, 6], 2)
 
 
 @pytest.mark.parametrize("token_ids", [[1], [1, 2, 3]])
-def test_what_is_new_is_not_guessed(token_ids: list[int]) -> None:
-    assert guess(token_ids) == Proposal([], 0)
+def test_what_is_new_is_not_drafted(token_ids: list[int]) -> None:
+    assert propose(token_ids) == Proposal([], 0)
 
 
 def test_a_match_is_counted_up_to_a_limit() -> None:
     run = list(range(50))
-    assert guess([*run, 60, *run]) == Proposal([60, *run[:3]], MAX_MATCH)
+    assert propose([*run, 60, *run]) == Proposal([60, *run[:3]], MAX_MATCH)
 
 
 def test_only_the_latest_tokens_are_looked_through() -> None:
-    assert guess([7, 8] + [1] * MAX_SCAN + [7]) == Proposal([], 0)
+    assert propose([7, 8] + [1] * MAX_SCAN + [7]) == Proposal([], 0)
 
 
 def test_tokens_of_a_class_match_and_the_real_ones_are_proposed() -> None:
     classes = token_classes(TOKENIZER, VOCAB_SIZE)
     seen, asked = (array("i", TOKENIZER.encode(text)) for text in ("PARIS, ", "?paris"))
-    assert PromptLookup(classes).guess(seen + asked, 2) == Proposal(TOKENIZER.encode(", "), 5)
+    assert PromptLookup(classes).propose(seen + asked, 2) == Proposal(TOKENIZER.encode(", "), 5)
 
 
 def test_classes_ignore_case_and_keep_special_tokens_apart() -> None:
@@ -64,7 +64,7 @@ def test_classes_ignore_case_and_keep_special_tokens_apart() -> None:
 def test_it_finds_what_the_obvious_search_finds(token_ids: list[int], max_tokens: int) -> None:
     best, end = max((_count_match(token_ids[:end], token_ids), end) for end in range(len(token_ids)))
     expected = Proposal(token_ids[end : end + max_tokens], best) if best else Proposal()
-    assert guess(token_ids, max_tokens) == expected
+    assert propose(token_ids, max_tokens) == expected
 
 
 def _count_match(one: list[int], other: list[int]) -> int:

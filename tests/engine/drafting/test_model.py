@@ -41,14 +41,14 @@ def continuation(token_ids: Iterable[int], count: int) -> list[int]:
 
 
 def propose(drafter: Drafter, wants: Sequence[DraftRequest]) -> list[list[int]]:
-    return [guess.token_ids for guess in drafter.propose(wants)]
+    return [proposal.token_ids for proposal in drafter.propose(wants)]
 
 
 def want(request: Request, max_tokens: int = 4, drafted: Iterable[int] = ()) -> DraftRequest:
     return DraftRequest(request, request.token_ids + array("i", drafted), max_tokens, max_tokens)
 
 
-def test_it_guesses_what_its_model_would_say() -> None:
+def test_it_drafts_what_its_model_would_say() -> None:
     drafter, _ = make_drafter()
     request = make_request(PROMPT)
     assert propose(drafter, [want(request)]) == [continuation(PROMPT, 4)]
@@ -64,7 +64,7 @@ def test_it_takes_no_more_steps_than_are_worth_their_time() -> None:
     assert [len(batch.token_ids) for batch in batches] == [len(PROMPT), 1]
 
 
-def test_it_knows_what_its_guesses_take() -> None:
+def test_it_knows_what_its_drafts_take() -> None:
     """A step takes a second, and a tenth for each token."""
     now = 0.0
 
@@ -98,8 +98,8 @@ def test_it_knows_how_often_it_is_sure() -> None:
 def test_it_follows_whatever_the_request_became() -> None:
     drafter, batches = make_drafter()
     request = make_request(PROMPT)
-    [guess] = propose(drafter, [want(request)])
-    request.token_ids.extend([guess[0], guess[1] ^ 1])  # one was right, the next was not
+    [proposal] = propose(drafter, [want(request)])
+    request.token_ids.extend([proposal[0], proposal[1] ^ 1])  # one was right, the next was not
     batches.clear()
     assert propose(drafter, [want(request)]) == [continuation(request.token_ids, 4)]
     assert [len(batch.token_ids) for batch in batches] == [1, 1, 1, 1]  # what was right is not recomputed
@@ -117,29 +117,29 @@ def test_it_continues_what_is_drafted_already() -> None:
 def test_all_requests_take_each_step_together() -> None:
     drafter, batches = make_drafter()
     requests = [make_request(prompt) for prompt in (PROMPT, PROMPT[:5], PROMPT[3:])]
-    guesses = propose(drafter, [want(request, i + 2) for i, request in enumerate(requests)])
-    assert guesses == [continuation(request.token_ids, i + 2) for i, request in enumerate(requests)]
+    proposals = propose(drafter, [want(request, i + 2) for i, request in enumerate(requests)])
+    assert proposals == [continuation(request.token_ids, i + 2) for i, request in enumerate(requests)]
     assert [len(batch.past_lens) for batch in batches] == [3, 3, 2, 1]
 
 
 def test_a_long_prompt_is_read_in_pieces() -> None:
     drafter, batches = make_drafter(max_read_tokens=10)
     request, other = make_request(PROMPT), make_request([1, 2, 3])
-    guesses = []
-    while not guesses or not guesses[-1]:
-        guess, small = propose(drafter, [want(request, 1), want(other, 1)])
+    proposals = []
+    while not proposals or not proposals[-1]:
+        proposal, small = propose(drafter, [want(request, 1), want(other, 1)])
         assert small == continuation(other.token_ids, 1)  # who lacks little waits for nobody
-        guesses.append(guess)
-    assert len(guesses) == 4
-    assert guesses[-1] == continuation(PROMPT, 1)
+        proposals.append(proposal)
+    assert len(proposals) == 4
+    assert proposals[-1] == continuation(PROMPT, 1)
     assert max(len(batch.token_ids) for batch in batches) <= 10 + 3
 
 
 def test_the_next_turn_reads_only_what_is_new() -> None:
     drafter, batches = make_drafter()
     first = make_request(PROMPT)
-    [guess] = propose(drafter, [want(first)])
-    first.token_ids.extend(guess)
+    [proposal] = propose(drafter, [want(first)])
+    first.token_ids.extend(proposal)
     drafter.learn(first)
     drafter.check()
     batches.clear()
@@ -164,13 +164,13 @@ def test_one_reads_a_prompt_that_many_have() -> None:
     drafter, batches = make_drafter(max_read_tokens=8)
     requests = [make_request([*PROMPT, i]) for i in range(4)]
     wants = [want(request, 1) for request in requests]
-    while not all(guesses := propose(drafter, wants)):
+    while not all(proposals := propose(drafter, wants)):
         drafter.check()
-    assert guesses == [continuation(request.token_ids, 1) for request in requests]
+    assert proposals == [continuation(request.token_ids, 1) for request in requests]
     assert sum(len(batch.token_ids) for batch in batches) < 2 * len(PROMPT) + 4 * 4 * BLOCK_SIZE
 
 
-def test_without_blocks_it_guesses_nothing_and_others_still_do() -> None:
+def test_without_blocks_it_drafts_nothing_and_others_still_do() -> None:
     drafter, _ = make_drafter(num_blocks=3)
     small, large = make_request([1, 2, 3]), make_request(PROMPT)
     assert propose(drafter, [want(large), want(small)]) == [[], continuation([1, 2, 3], 4)]
@@ -188,23 +188,23 @@ def test_it_stops_after_the_end_of_a_turn() -> None:
     drafter, _ = make_drafter()
     prompts = ([a, b, 3] for a in range(16) for b in range(250))
     prompt = next(prompt for prompt in prompts if continuation(prompt, 2)[-1] == EOS_ID)
-    [guess] = propose(drafter, [want(make_request(prompt), 6)])
-    assert guess == continuation(prompt, 2)
+    [proposal] = propose(drafter, [want(make_request(prompt), 6)])
+    assert proposal == continuation(prompt, 2)
 
 
-def test_it_does_not_guess_what_it_is_not_sure_of() -> None:
+def test_it_does_not_draft_what_it_is_not_sure_of() -> None:
     drafter, batches = make_drafter(least_chance=0.999)
     assert propose(drafter, [want(make_request(PROMPT))]) == [[]]
     assert len(batches) == 1
 
 
-def test_what_it_cannot_read_it_does_not_guess_for() -> None:
+def test_what_it_cannot_read_it_does_not_draft_for() -> None:
     drafter, batches = make_drafter(max_context=40)
     assert propose(drafter, [want(make_request([1] * 37)), want(make_request([VOCAB_SIZE]))]) == [[], []]
     assert not batches
 
 
-def test_a_failure_ends_the_guessing_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failure_ends_the_drafting_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
     def fail(batch: Batch) -> None:
         raise BackendError("the hardware is gone")
 
@@ -212,14 +212,14 @@ def test_a_failure_ends_the_guessing_and_nothing_else(caplog: pytest.LogCaptureF
     drafter = ModelDrafter(backend, TOKENIZER)
     request = make_request(PROMPT)
     assert propose(drafter, [want(request)]) == propose(drafter, [want(request)]) == [[]]
-    assert caplog.messages == ["the draft model failed and guesses no more: the hardware is gone"]
+    assert caplog.messages == ["the draft model failed and drafts no more: the hardware is gone"]
     drafter.learn(request)
     drafter.close()
 
 
 @settings(max_examples=60)
 @given(st.integers(0, 10_000))
-def test_every_guess_is_its_models_own_whatever_happens(seed: int) -> None:
+def test_every_draft_is_its_models_own_whatever_happens(seed: int) -> None:
     rng = random.Random(seed)
     drafter, _ = make_drafter(num_blocks=rng.choice([8, 20, 64]), max_read_tokens=rng.choice([4, 12, 100]))
     trunk = [rng.randrange(250) for _ in range(20)]
@@ -230,10 +230,10 @@ def test_every_guess_is_its_models_own_whatever_happens(seed: int) -> None:
             requests.append(make_request(prompt))
         asked = rng.sample(requests, rng.randrange(len(requests) + 1))
         wants = [want(request, rng.randrange(1, 6), rng.choices(range(250), k=rng.randrange(3))) for request in asked]
-        for request, one, guess in zip(asked, wants, propose(drafter, wants), strict=True):
-            assert guess == continuation(one.token_ids, one.max_tokens)[: len(guess)]
+        for request, one, proposal in zip(asked, wants, propose(drafter, wants), strict=True):
+            assert proposal == continuation(one.token_ids, one.max_tokens)[: len(proposal)]
             wrong = [rng.randrange(250)]
-            request.token_ids.extend(rng.choice([wrong, guess, guess + wrong, guess[:2] + wrong]) or wrong)
+            request.token_ids.extend(rng.choice([wrong, proposal, proposal + wrong, proposal[:2] + wrong]) or wrong)
         drafter.check()
         if rng.random() < 0.3:
             drafter.learn(requests.pop(rng.randrange(len(requests))))
@@ -244,7 +244,7 @@ def test_every_guess_is_its_models_own_whatever_happens(seed: int) -> None:
     assert drafter._pool.num_used == 0
 
 
-def test_a_second_drafter_is_asked_where_the_first_has_no_guess() -> None:
+def test_a_second_drafter_is_asked_where_the_first_has_no_draft() -> None:
     model, batches = make_drafter()
     both = EitherDrafter(PastDrafter(TOKENIZER, VOCAB_SIZE, 100), model)
     repeating, new = make_request([1, 2, 3, 1]), make_request([1, 2, 3])

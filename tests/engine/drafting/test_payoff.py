@@ -1,4 +1,4 @@
-"""Whether guesses pay, by the numbers and on a clock of the tests': a draft model may help, and may not harm."""
+"""Whether drafts pay, by the numbers and on a clock of the tests': a draft model may help, and may not harm."""
 
 from itertools import pairwise
 
@@ -92,14 +92,14 @@ def test_what_seemed_dear_is_hoped_to_be_less_so_and_ever_more_slowly() -> None:
 
 @given(PAIRS)
 def test_the_best_length_is_the_best_of_all(pair: Pair) -> None:
-    """Where one request runs, its maker's guesses are always as long as asked for, and all is known."""
+    """Where one request runs, its maker's drafts are always as long as asked for, and all is known."""
     pair = Pair(pair.chance, pair.step_s, 1.0, pair.jump_s, pair.row_s)
     length, saved_s = best_length(pair.seconds, 1, 1, DraftScenario(1, pair.chance, step_s=pair.step_s), MAX_LENGTH)
     assert pair.token_s(length) == pytest.approx(pair.best_token_s)
     assert saved_s == pytest.approx(1 - pair.best_token_s)
 
 
-def test_a_long_guess_may_pay_where_a_short_one_does_not() -> None:
+def test_a_long_draft_may_pay_where_a_short_one_does_not() -> None:
     def seconds(num_tokens: float) -> float:
         return 1.0 if num_tokens <= 1 else 2.5 + 0.1 * num_tokens
 
@@ -107,7 +107,7 @@ def test_a_long_guess_may_pay_where_a_short_one_does_not() -> None:
     assert best_length(seconds, 1, 1, DraftScenario(1, 0.95), MAX_LENGTH)[0] == MAX_LENGTH
 
 
-def test_where_many_run_a_guess_has_to_bring_more() -> None:
+def test_where_many_run_a_draft_has_to_bring_more() -> None:
     """Another token costs each of them time, and brings one of them one."""
     assert best_length(lambda n: 1 + n / 10, 1, 1, DraftScenario(1, 0.7), MAX_LENGTH)[0] > 2
     assert best_length(lambda n: 1 + n / 10, 16, 16, DraftScenario(16, 0.3), MAX_LENGTH)[0] == 0

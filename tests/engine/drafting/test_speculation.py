@@ -50,7 +50,7 @@ class Oracle:
         self.num_learned = 0
 
     def propose(self, wants: Sequence[DraftRequest]) -> list[Proposal]:
-        return [Proposal([*self._guess(want)]) for want in wants]
+        return [Proposal([*self._propose(want)]) for want in wants]
 
     def learn(self, request: Request) -> None:
         self.num_learned += 1
@@ -58,7 +58,7 @@ class Oracle:
     def close(self) -> None:
         self._answers = {}
 
-    def _guess(self, want: DraftRequest) -> Iterator[int]:
+    def _propose(self, want: DraftRequest) -> Iterator[int]:
         begin = len(want.token_ids) - want.request.num_prompt
         for token_id in self._answers.get(tuple(want.request.prompt_ids), ())[begin : begin + want.max_tokens]:
             is_wrong = self._rng.random() < self._error_rate
@@ -113,7 +113,7 @@ def test_drafts_change_no_token(params: SamplingParams, error_rate: float) -> No
         assert sum(events[r.id][-1].usage.num_steps for r in requests) < sum(d.usage.num_output for d in alone)
 
 
-def test_a_right_guess_saves_steps_and_a_request_without_shortcuts_makes_none() -> None:
+def test_a_right_draft_saves_steps_and_a_request_without_shortcuts_makes_none() -> None:
     prompt = PROMPTS[0]
     done = run_alone(prompt, greedy(64))
     oracle = Oracle({tuple(prompt): done.token_ids}, 0)
@@ -145,7 +145,7 @@ def test_a_stop_in_the_middle_of_a_draft_ends_the_answer_there(stop_at: int) -> 
 
 
 def test_drafts_leave_the_cache_as_it_was() -> None:
-    """What rejected guesses wrote is overwritten, and never shared."""
+    """What rejected drafts wrote is overwritten, and never shared."""
     params = greedy(40)
     alone = {tuple(prompt): run_alone(prompt, params).token_ids for prompt in PROMPTS}
     engine = make_engine(drafter=Oracle(alone, 0.5))
@@ -185,8 +185,8 @@ def draft_of(*kinds: int | None) -> Draft:
     return Draft(part, None, len(kinds), len(kinds), token_ids=[7] * len(kinds), match_lengths=[*kinds])
 
 
-def test_what_follows_a_guess_is_as_likely_as_the_guess() -> None:
-    """What the grammar forces is worth computing to its end, while guesses on guesses are ever less likely."""
+def test_what_follows_a_draft_is_as_likely_as_the_draft() -> None:
+    """What the grammar forces is worth computing to its end, while drafts on drafts are ever less likely."""
     speculator = Speculator(Oracle({}, 0), TokenDecoder([], can_force=True), max_draft_tokens=12)
-    forced, guessed = speculator._worth([draft_of(1, *[None] * 11), draft_of(*[1] * 12)], 2, 2)
-    assert (forced, 2 < guessed < 8) == (12, True)
+    forced, drafted = speculator._worth([draft_of(1, *[None] * 11), draft_of(*[1] * 12)], 2, 2)
+    assert (forced, 2 < drafted < 8) == (12, True)

@@ -1,4 +1,4 @@
-"""How much is guessed and for whom, by the numbers: the pace of steps, the odds of guesses, what a grammar allows."""
+"""How much is drafted and for whom, by the numbers: the pace of steps, the odds of drafts, what a grammar allows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -46,15 +46,15 @@ class Rules:
 
 @dataclass
 class Repeating:
-    """Guesses the same for everybody."""
+    """Drafts the same for everybody."""
 
-    guess: Proposal
+    proposal: Proposal
     wants: list[DraftRequest] = field(default_factory=list)
     model = None
 
     def propose(self, wants: Sequence[DraftRequest]) -> list[Proposal]:
         self.wants += wants
-        return [self.guess for _ in wants]
+        return [self.proposal for _ in wants]
 
     def learn(self, request: Request) -> None: ...
 
@@ -67,12 +67,12 @@ def make_slice(name: str = "r", **changes: object) -> Slice:
     return Slice(request, 0, 1, wants_token=True, **changes)
 
 
-def make_draft(rules: Rules | None = None, max_guesses: int = 4) -> Draft:
-    return Draft(make_slice(), rules, max_guesses, 39)
+def make_draft(rules: Rules | None = None, max_proposed: int = 4) -> Draft:
+    return Draft(make_slice(), rules, max_proposed, 39)
 
 
-def make_speculator(guess: Proposal | None = None) -> Speculator:
-    return Speculator(Repeating(guess or Proposal([])), TokenDecoder([], can_force=True), max_draft_tokens=8)
+def make_speculator(proposal: Proposal | None = None) -> Speculator:
+    return Speculator(Repeating(proposal or Proposal([])), TokenDecoder([], can_force=True), max_draft_tokens=8)
 
 
 def cost_of(*steps: tuple[int, float]) -> StepCost:
@@ -108,21 +108,21 @@ def test_a_draft_model_is_soon_found_out_and_nobody_forgets_it() -> None:
     assert odds.best == hope(MAX_MATCH), "it is no copy"
 
 
-def test_a_guess_is_taken_as_far_as_there_is_room() -> None:
-    draft = make_draft(max_guesses=2)
+def test_a_draft_is_taken_as_far_as_there_is_room() -> None:
+    draft = make_draft(max_proposed=2)
     draft.follow(Proposal([5, 6, 7], 3))
-    assert (draft.token_ids, draft.match_lengths, draft.num_guesses, draft.is_open) == ([5, 6], [3, 3], 2, False)
+    assert (draft.token_ids, draft.match_lengths, draft.num_proposed, draft.is_open) == ([5, 6], [3, 3], 2, False)
 
 
 def test_without_a_grammar_there_is_one_round() -> None:
     draft = make_draft()
     draft.follow(Proposal([5, 6], 3))
-    assert (draft.token_ids, draft.num_guesses, draft.is_open) == ([5, 6], 2, False)
+    assert (draft.token_ids, draft.num_proposed, draft.is_open) == ([5, 6], 2, False)
     want = draft.want()
     assert (list(want.token_ids), want.max_tokens) == ([1, 2, 3, 5, 6], 2)
 
 
-def test_a_guess_ends_where_the_grammar_forbids_it() -> None:
+def test_a_draft_ends_where_the_grammar_forbids_it() -> None:
     rules = Rules(forbids=(6,))
     draft = make_draft(rules)
     draft.follow(Proposal([5, 6, 7], 3))
@@ -131,19 +131,19 @@ def test_a_guess_ends_where_the_grammar_forbids_it() -> None:
     assert rules.taken == []
 
 
-def test_what_the_grammar_forces_is_no_guess() -> None:
+def test_what_the_grammar_forces_is_no_draft() -> None:
     draft = make_draft(Rules({5: [6, 7]}))
     draft.follow(Proposal([5, 6, 7, 8], 3))
     assert (draft.token_ids, draft.match_lengths) == ([5, 6, 7, 8], [3, None, None, 3])
-    assert (draft.num_guesses, draft.is_open) == (2, False)
+    assert (draft.num_proposed, draft.is_open) == (2, False)
 
 
-@pytest.mark.parametrize(("max_guesses", "is_open"), [(4, True), (1, False)])
-def test_where_the_grammar_leads_elsewhere_another_guess_is_asked_for(max_guesses: int, *, is_open: bool) -> None:
-    draft = make_draft(Rules({5: [6, 9]}), max_guesses)
+@pytest.mark.parametrize(("max_proposed", "is_open"), [(4, True), (1, False)])
+def test_where_the_grammar_leads_elsewhere_another_draft_is_asked_for(max_proposed: int, *, is_open: bool) -> None:
+    draft = make_draft(Rules({5: [6, 9]}), max_proposed)
     draft.follow(Proposal([5, 6, 7, 8], 3))
     assert (draft.token_ids, draft.match_lengths) == ([5, 6, 9], [3, None, None])
-    assert (draft.num_guesses, draft.is_open) == (1, is_open)
+    assert (draft.num_proposed, draft.is_open) == (1, is_open)
 
 
 def test_what_is_forced_is_bounded_over_all_rounds() -> None:
@@ -159,7 +159,7 @@ def test_nothing_is_taken_back_where_nothing_was_taken() -> None:
     make_draft().undo()
 
 
-def test_odds_are_learnt_from_guesses_up_to_the_first_wrong_one() -> None:
+def test_odds_are_learnt_from_drafts_up_to_the_first_wrong_one() -> None:
     speculator = make_speculator()
     part = make_slice(draft_ids=[5, 6, 7, 8], match_lengths=[3, None, 4, 5], num_accepted=2)
     speculator.learn(Step([part]), 0.01)
@@ -169,7 +169,7 @@ def test_odds_are_learnt_from_guesses_up_to_the_first_wrong_one() -> None:
 
 
 @pytest.mark.parametrize(("token_id", "is_right"), [(5, True), (6, False)])
-def test_a_guess_that_did_not_pay_is_learnt_from_as_well(token_id: int, *, is_right: bool) -> None:
+def test_a_draft_that_did_not_pay_is_learnt_from_as_well(token_id: int, *, is_right: bool) -> None:
     """It is compared with the token that was written where it would have been."""
     speculator, part = make_speculator(Proposal([5], 3)), make_slice()
     part.begin, part.end = 2, 3
@@ -181,7 +181,7 @@ def test_a_guess_that_did_not_pay_is_learnt_from_as_well(token_id: int, *, is_ri
     assert (speculator._acceptance[3] > before) == is_right
 
 
-def test_nobody_is_guessed_for_where_the_best_guess_would_not_pay() -> None:
+def test_nobody_is_drafted_for_where_the_best_draft_would_not_pay() -> None:
     speculator, parts = make_speculator(), [make_slice(f"r{i}") for i in range(8)]
     speculator._cost = cost_of((8, 1.0), (72, 1.1))
     assert len(speculator._promising(parts, 8, 8)) == 8
@@ -190,7 +190,7 @@ def test_nobody_is_guessed_for_where_the_best_guess_would_not_pay() -> None:
     assert speculator._promising([], 8, 8) == []
 
 
-def test_a_step_without_guesses_is_measured_first_and_now_and_then() -> None:
+def test_a_step_without_drafts_is_measured_first_and_now_and_then() -> None:
     """Else there would be nothing to compare with: what such a step takes cannot be told from others."""
     speculator, part = make_speculator(), make_slice()
     assert speculator._promising([part], 1, 9), "one that prefills as well is no such step"
@@ -202,7 +202,7 @@ def test_a_step_without_guesses_is_measured_first_and_now_and_then() -> None:
     assert speculator._promising([part], 1, 1) == []
 
 
-def test_a_step_is_not_taken_to_last_as_long_as_the_guesses_before_it() -> None:
+def test_a_step_is_not_taken_to_last_as_long_as_the_drafts_before_it() -> None:
     speculator = make_speculator()
     speculator._drafting_s = 2.0
     speculator.learn(Step([make_slice()]), 3.0)
@@ -211,7 +211,7 @@ def test_a_step_is_not_taken_to_last_as_long_as_the_guesses_before_it() -> None:
     assert speculator._cost.seconds(1) == pytest.approx(1.0)
 
 
-def test_at_most_so_many_are_guessed_for() -> None:
+def test_at_most_so_many_are_drafted_for() -> None:
     speculator = make_speculator()
     speculator._cost = cost_of((40, 1.0), (99, 1.0))
     assert len(speculator._promising([make_slice(f"r{i}") for i in range(40)], 40, 40)) == 32
@@ -222,11 +222,11 @@ def test_a_draft_leaves_room_for_the_token_after_it() -> None:
     part.request.max_tokens = 6
     draft = speculator._open(part)
     assert draft
-    assert (draft.max_guesses, draft.max_tokens) == (5, 5)
+    assert (draft.max_proposed, draft.max_tokens) == (5, 5)
     part.request.max_tokens = 20
     draft = speculator._open(part)
     assert draft
-    assert (draft.max_guesses, draft.max_tokens) == (8, 19)
+    assert (draft.max_proposed, draft.max_tokens) == (8, 19)
     part.request.token_ids.extend([4, 5])
     draft = speculator._open(part)
     assert draft
@@ -245,7 +245,7 @@ def test_one_who_runs_ahead_is_looked_after_where_few_run(num_others: int, *, ha
     assert not any(other.request.has_draft for other in others)
 
 
-def test_who_runs_ahead_waits_only_for_good_guesses() -> None:
+def test_who_runs_ahead_waits_only_for_good_drafts() -> None:
     speculator, part = make_speculator(Proposal([5], 3)), make_slice()
     part.request.num_pending = 1
     for _ in range(30):
@@ -254,7 +254,7 @@ def test_who_runs_ahead_waits_only_for_good_guesses() -> None:
     assert part.request.has_draft is False
 
 
-def test_a_guess_that_is_right_every_other_time_is_not_waited_for() -> None:
+def test_a_draft_that_is_right_every_other_time_is_not_waited_for() -> None:
     speculator, part = make_speculator(Proposal([5], 3)), make_slice()
     part.request.num_pending = 1
     speculator._acceptance._acceptance[3] = 0.5
@@ -262,7 +262,7 @@ def test_a_guess_that_is_right_every_other_time_is_not_waited_for() -> None:
     assert part.request.has_draft is False
 
 
-def test_the_likeliest_guesses_of_all_come_first_while_they_pay() -> None:
+def test_the_likeliest_drafts_of_all_come_first_while_they_pay() -> None:
     speculator = make_speculator()
     likely, unlikely = make_draft(), make_draft()
     likely.follow(Proposal([5, 6, 7, 8], 3))
@@ -276,7 +276,7 @@ def test_the_likeliest_guesses_of_all_come_first_while_they_pay() -> None:
     assert speculator._worth([likely], 3, 2) == [4]
 
 
-def test_a_guess_that_brings_no_more_than_it_costs_is_not_made() -> None:
+def test_a_draft_that_brings_no_more_than_it_costs_is_not_made() -> None:
     """One of 16 has half a token to gain; another token costs a step of two the 32nd part of its time."""
     speculator, draft = make_speculator(), make_draft()
     speculator._acceptance._acceptance |= {3: 0.5, MAX_MATCH: 0.5}
@@ -287,21 +287,21 @@ def test_a_guess_that_brings_no_more_than_it_costs_is_not_made() -> None:
 
 
 @pytest.mark.parametrize(("num_running", "host_s", "worth"), [(64, 0.0, 1), (64, 0.004, 0), (1, 0.004, 1)])
-def test_a_guess_for_one_does_not_let_many_wait_for_the_host(num_running: int, host_s: float, worth: int) -> None:
+def test_a_draft_for_one_does_not_let_many_wait_for_the_host(num_running: int, host_s: float, worth: int) -> None:
     speculator, draft = make_speculator(), make_draft()
     draft.follow(Proposal([5], 3))
     speculator.learn(Step([make_slice(f"r{i}") for i in range(num_running)]), 0.008, host_s)
     assert speculator._worth([draft], num_running, num_running) == [worth]
 
 
-def test_steps_with_guesses_are_measured_without_the_host() -> None:
+def test_steps_with_drafts_are_measured_without_the_host() -> None:
     speculator = make_speculator()
     speculator.learn(Step([make_slice(draft_ids=[5], match_lengths=[3])]), 0.008, 0.003)
     assert speculator._cost.seconds(2) == pytest.approx(0.005)
     assert speculator._cost.stall_s == pytest.approx(0.003)
 
 
-def test_where_a_grammar_keeps_steps_apart_guesses_cost_no_more() -> None:
+def test_where_a_grammar_keeps_steps_apart_drafts_cost_no_more() -> None:
     speculator, part = make_speculator(), make_slice()
     part.request.grammar = "a"
     speculator.learn(Step([part]), 0.008, 0.003)

@@ -312,7 +312,7 @@ def test_nothing_is_saved_of_a_request_that_failed() -> None:
 def test_drafts_change_no_token(changes: dict[str, Any], error_rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wrong ones are taken back with their state; and what was right is said once."""
     monkeypatch.setattr(StepCost, "stall_s", 0.0)  # all the time is the host's here
-    monkeypatch.setattr(StepCost, "observe", lambda *_: None)  # and what disturbs it makes no guess too dear
+    monkeypatch.setattr(StepCost, "observe", lambda *_: None)  # and what disturbs it makes no draft too dear
     with make_engine(prefix_cache=False, max_running=1, num_states=1, drafts=False) as engine:
         alone = run_together(engine, PROMPTS, greedy(40))
     oracle = Oracle({tuple(each): said for each, said in zip(PROMPTS, alone, strict=True)}, error_rate)

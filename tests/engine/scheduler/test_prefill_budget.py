@@ -160,8 +160,8 @@ def test_on_a_cpu_steps_are_not_shorter_for_a_less_urgent_prompt() -> None:
 
 
 def test_on_a_cpu_too_prompts_have_no_more_than_their_share_beside_those_who_decode() -> None:
-    share_s = 0.005 * (OUTPUT_TOKENS * 0.005 / (0.005 + 0.18)) ** 2 / 2
-    assert begin(cpu_budget(0.005), 1, num_decoding=2, prefill_s=0.18) == pytest.approx(share_s, rel=0.03)
+    share_s = 0.005 * 2 * (OUTPUT_TOKENS * 0.005 / (0.005 + 0.18)) ** 2 / 2
+    assert begin(cpu_budget(0.005), 2, num_decoding=2, prefill_s=0.18) == pytest.approx(share_s, rel=0.03)
 
 
 @pytest.mark.parametrize(("plain_s", "long_s"), [(0.005, AT_ONCE_S), (0.05, 0.4)])
@@ -181,11 +181,11 @@ def test_the_more_prompts_wait_the_longer_a_step_may_be(budget: PrefillBudget) -
 
 def test_the_sooner_a_prompt_is_prefilled_the_more_it_counts_beside_those_who_decode(budget: PrefillBudget) -> None:
     output_s = OUTPUT_TOKENS * PLAIN_S - PLAIN_S  # and a step, that a prompt takes at least
-    one, two = (begin(budget, 1, 2, prefill_s) for prefill_s in (output_s / math.sqrt(1.5), output_s / math.sqrt(2)))
-    assert one == pytest.approx(0.75 * PLAIN_S, rel=0.1)
-    assert two == pytest.approx(PLAIN_S, rel=0.1)
-    assert begin(budget, 1, 2, output_s / 100) == pytest.approx(2 * PER_PROMPT * PLAIN_S, rel=0.1), "the longest step"
-    assert begin(budget, 1, 2, 100 * output_s) == pytest.approx(LEAST * PLAIN_S, rel=0.1), "nobody waits for ever"
+    one, two = (begin(budget, 5, 2, prefill_s) for prefill_s in (output_s / math.sqrt(0.6), output_s / math.sqrt(0.8)))
+    assert one == pytest.approx(1.5 * PLAIN_S, rel=0.1)
+    assert two == pytest.approx(2 * PLAIN_S, rel=0.1)
+    assert begin(budget, 5, 2, output_s / 100) == pytest.approx(6 * PER_PROMPT * PLAIN_S, rel=0.1), "the longest step"
+    assert begin(budget, 5, 2, 100 * output_s) == pytest.approx(LEAST * PLAIN_S, rel=0.1), "nobody waits for ever"
 
 
 def test_prompts_have_no_more_than_their_share_where_a_step_prefills_much_or_nothing(budget: PrefillBudget) -> None:

@@ -22,15 +22,16 @@ from typing import Any
 
 from hotloop.agent.conversation import estimate_tokens
 from hotloop.agent.events import CallDispatched, CallFinished, Event, SubAgentEvent
-from hotloop.agent.journal import ApprovalPending, Returned, RunJournal, Waits
+from hotloop.agent.journal import ApprovalPending, Returned, RunJournal, RunStopped, Waits
 from hotloop.agent.limits import RunUsage
 from hotloop.agent.tools.consent import BROKEN_OFF, Approve, Consent, Undecided
 from hotloop.agent.tools.outcome import Outcome
-from hotloop.agent.tools.result import cut, cut_to_tokens, render_cut, render_result
+from hotloop.agent.tools.result import cut, cut_to_tokens, render_cut, render_result, take_attachments
 from hotloop.agent.tools.results import ResultCache, RunResults
 from hotloop.agent.tools.tool import AgentTool, RunContext, ToolCrashed, ToolError, ToolExited, ToolOptions
 from hotloop.core.errors import ConfigError, HotloopError
 from hotloop.core.message import Message, ToolCall
+from hotloop.trace.journal import StopEnd
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +70,8 @@ class Caller:
     """Whether the call had begun before its run was broken off."""
     options: ToolOptions
     results: ResultCache
+    stops_with: Callable[[Callable[[StopEnd], None]], None]
+    """Takes what stops the sub-agent's run, to be called when the caller's is to stop."""
 
     def tell(self, run_id: str, event: Event) -> None:
         self.emit(SubAgentEvent(self.turn, self.call.id, self.call.name, run_id, event))
@@ -105,8 +108,9 @@ class Pending:
     @property
     def message(self) -> Message:
         """The result, or that there will be none: for a call that is done, or a run that is over."""
-        text = self.task.result().text if self._is_known else BROKEN_OFF
-        return Message("tool", text, tool_call_id=self.call.id, name=self.call.name)
+        outcome = self.task.result() if self._is_known else Outcome(BROKEN_OFF)
+        attachments = outcome.attachments
+        return Message("tool", outcome.text, tool_call_id=self.call.id, name=self.call.name, attachments=attachments)
 
     @property
     def _is_known(self) -> bool:
@@ -137,6 +141,9 @@ class Dispatcher:
     _room: asyncio.Semaphore = field(init=False)
     _rooms: dict[str, asyncio.Semaphore] = field(init=False)
     _running: set[asyncio.Task[Outcome]] = field(default_factory=set)
+    _lasting: "set[asyncio.Task[Any] | None]" = field(default_factory=set)
+    """Calls that have begun and must come to their end, since they may change something."""
+    _stops: list[Callable[[StopEnd], None]] = field(default_factory=list)
 
     def __post_init__(self, concurrency: int) -> None:
         self._room = asyncio.Semaphore(concurrency)
@@ -161,6 +168,17 @@ class Dispatcher:
         if pending.task.done():
             outcome = pending.task.result()
             self.emit(CallFinished(turn, call.id, call.name, outcome.text, outcome.is_error, duration_s=0.0))
+
+    def stop_sub_agents(self, end: StopEnd) -> None:
+        for stop_run in self._stops:
+            stop_run(end)
+
+    async def finish(self) -> None:
+        """Until the calls that may change something have come to their end; others are not wanted any more."""
+        for task in self._running - self._lasting:
+            task.cancel()
+        if self._running:
+            await asyncio.wait(self._running)
 
     async def close(self) -> None:
         await stop(self._running)
@@ -194,7 +212,7 @@ class Dispatcher:
             return self._wait(call, turn, outcome)
         duration_s = time.monotonic() - began_at
         outcome = await self._fit(outcome)
-        returned = Returned(turn, call.id, outcome.text, outcome.is_error, outcome.num_tries)
+        returned = Returned(turn, call.id, outcome.text, outcome.is_error, outcome.num_tries, outcome.attachments)
         self.journal.note(returned, call.id)
         finished = CallFinished(turn, call.id, call.name, outcome.text, outcome.is_error, duration_s, outcome.num_tries)
         cut: dict[str, Any] = {"num_chars_cut": outcome.num_chars_cut, "traceback": outcome.traceback}
@@ -216,6 +234,8 @@ class Dispatcher:
         """The outcome, and when it began to run."""
         async with self._rooms.get(call.name, nullcontext()), self._room:
             began_at = time.monotonic()
+            if not tool.traits.can_repeat:
+                self._lasting.add(asyncio.current_task())
             await self.called(call, not (tool.traits.can_repeat or tool.traits.resumable))
             self._tell(CallDispatched(turn, call.id, call.name, call.arguments))
             things = RunContext((self._caller(tool, call, turn), *self.run_context.things))
@@ -233,6 +253,7 @@ class Dispatcher:
             is_again=call.id in self.consent.running,
             options=tool.traits,
             results=self.results.cache,
+            stops_with=self._stops.append,
         )
 
     def _wait(self, call: ToolCall, turn: int, outcome: Outcome) -> Outcome:
@@ -281,14 +302,15 @@ async def carry_out(tool: AgentTool, arguments: str, run_context: RunContext) ->
 async def _try(tool: AgentTool, arguments: str, run_context: RunContext, num_tries: int) -> tuple[Outcome, bool]:
     """The outcome, and whether another try might go better."""
     try:
-        text, num_chars_cut = render_cut(await _run_in_time(tool, arguments, run_context))
-        return Outcome(text, num_tries=num_tries, num_chars_cut=num_chars_cut), False
+        value, attachments = take_attachments(await _run_in_time(tool, arguments, run_context))
+        text, num_chars_cut = render_cut(value)
+        return Outcome(text, num_tries=num_tries, num_chars_cut=num_chars_cut, attachments=attachments), False
     except asyncio.CancelledError:
         if _is_cancelled():
             raise
         reason, can_retry = f"{tool.spec.name} cancelled itself", True
         where = ""
-    except ToolExited:
+    except (ToolExited, RunStopped):  # a sub-agent's run that was stopped goes on when this one does
         raise
     except ApprovalPending as pending:  # of a sub-agent
         return Outcome("", waits_for=pending.calls), False

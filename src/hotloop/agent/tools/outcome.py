@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from hotloop.core.message import ToolCall
+from hotloop.core.message import Attachment, ToolCall
 
 
 class Outcome(NamedTuple):
@@ -16,5 +16,6 @@ class Outcome(NamedTuple):
     num_chars_cut: int = 0
     """Left out of the text, by this cut or before."""
     traceback: str = ""
+    attachments: tuple[Attachment, ...] = ()
     waits_for: tuple[ToolCall, ...] = ()
     """Calls that somebody has to decide on first, this one or those of a sub-agent: there is no result yet."""

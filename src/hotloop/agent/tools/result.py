@@ -10,11 +10,12 @@ import re
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sized
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import pydantic_core
 
 from hotloop.agent.conversation import max_bytes
+from hotloop.core.message import Attachment
 
 MAX_CHARS = 100_000
 """Most characters of one result that a model is given; more is cut in the middle, and said so."""
@@ -41,6 +42,25 @@ def render_cut(value: Any) -> tuple[str, int]:
         return _read_text(value, MAX_CHARS)
     data = pydantic_core.to_json(_Room(_MAX_VALUE_CHARS).fit(value), fallback=str, inf_nan_mode="constants")
     return cut(data.decode("utf-8", "replace"))
+
+
+class Given(NamedTuple):
+    """What a tool gave, and the images and files that were in it."""
+
+    value: Any
+    attachments: tuple[Attachment, ...] = ()
+
+
+def take_attachments(value: Any) -> Given:
+    """Images and files are found where a tool gives one, or a list."""
+    if isinstance(value, Given):
+        return value
+    parts = [value] if isinstance(value, Attachment) else value
+    if not isinstance(parts, list | tuple) or not any(isinstance(part, Attachment) for part in parts):
+        return Given(value)
+    rest = [str(part) if isinstance(part, Attachment) else part for part in parts]
+    attachments = tuple(part for part in parts if isinstance(part, Attachment))
+    return Given("\n".join(rest) if all(isinstance(part, str) for part in rest) else rest, attachments)
 
 
 def cut(text: str, max_chars: int = MAX_CHARS) -> tuple[str, int]:

@@ -189,4 +189,5 @@ class RunResults:
 
 
 def _size(kept: _Kept) -> int:
-    return len(kept.outcome.text) + len(kept.outcome.whole) + _ENTRY_CHARS
+    attached = sum(len(each.url) for each in kept.outcome.attachments)
+    return len(kept.outcome.text) + len(kept.outcome.whole) + attached + _ENTRY_CHARS

@@ -44,6 +44,7 @@ class FromContext:
 
 
 Context = Annotated[T, FromContext()]
+"""A parameter of this type comes from the run's context, and the model never sees it: `db: Context[Database]`."""
 
 
 class RunContext:

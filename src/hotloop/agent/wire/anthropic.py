@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from hotloop.agent.model import Ask
 from hotloop.agent.wire.served import ServedModel, call_id, make_request
+from hotloop.core.errors import ConfigError
 from hotloop.wire.field import Json
 from hotloop.wire.messages.reader import MessagesReader
 from hotloop.wire.messages.render import render_request
@@ -41,6 +42,9 @@ class AnthropicModel(ServedModel):
 
 def render_ask(ask: Ask, model: str, *, max_tokens: int) -> Json:
     """The body, but for breakpoints and how the answer is to be sent."""
+    for attachment in (each for message in ask.messages for each in message.attachments):
+        if not attachment.is_image and attachment.text is None and attachment.media_type != "application/pdf":
+            raise ConfigError(f"Anthropic's messages take images, PDF and texts, not {attachment.media_type}")
     request = make_request(ask, model)
     # `strict` is said only where it is not wanted: what this API can be strict about it does not say.
     tools = tuple(

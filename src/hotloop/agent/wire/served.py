@@ -12,14 +12,14 @@ import httpx
 
 from hotloop.agent.model import Ask
 from hotloop.agent.wire.http import RemoteServer, Retries
-from hotloop.core.errors import RemoteError
-from hotloop.core.message import Message, Tool
+from hotloop.core.errors import ConfigError, RemoteError
+from hotloop.core.message import Attachment, Message, Tool
 from hotloop.trace.span import TRACEPARENT, render_traceparent
 from hotloop.wire.event import Begun, Ended, Event
 from hotloop.wire.field import Json
 from hotloop.wire.hints import PARENT_HEADER, PRIORITY_HEADER, SESSION_HEADER, TASK_HEADER
 from hotloop.wire.models import read_window
-from hotloop.wire.part import Call, Text, ToolResult, Turn
+from hotloop.wire.part import Call, File, Image, Text, ToolResult, Turn
 from hotloop.wire.reader import Reader
 from hotloop.wire.request import ApiRequest, ApiTool, Cache, Choice, ChoiceMode, OutputShape
 
@@ -209,15 +209,29 @@ def is_closed(schema: Any) -> bool:
 
 def _make_turn(message: Message) -> Turn:
     text = Text(message.content)
+    attached = tuple(map(_make_part, message.attachments))
+    parts = (text, *attached) if message.content or not attached else attached
     match message.role:
         case "tool":
             is_error = message.content.startswith(_FAILED)
-            return Turn("user", (ToolResult(message.tool_call_id or "", (text,), is_error=is_error),))
+            result = ToolResult(message.tool_call_id or "", parts, is_plain=not attached, is_error=is_error)
+            return Turn("user", (result,))
         case "assistant":
             calls = [Call(call.id, call.name, call.arguments or "{}") for call in message.tool_calls]
             return Turn("assistant", (*message.thoughts, text, *calls))
         case role:
-            return Turn(role, (text,), is_plain=True)
+            return Turn(role, parts, is_plain=not attached)
+
+
+def _make_part(attachment: Attachment) -> Image | File:
+    """A text file is a text wherever it goes. Raises ConfigError for what no API takes."""
+    if attachment.is_image:
+        return Image(attachment.url)
+    if (text := attachment.text) is not None:
+        return File(text=text, name=attachment.name or None)
+    if attachment.media_type.startswith(("audio/", "video/")):
+        raise ConfigError(f"{attachment.media_type} cannot be given to a model here: images, documents and texts can")
+    return File(attachment.url, name=attachment.name or None)
 
 
 def _make_tool(tool: Tool) -> ApiTool:

@@ -113,8 +113,35 @@ def approve(
 
 
 @runs.command
+def send(
+    run: Run,
+    message: Annotated[str, Parameter(help="What the model is to read.")],
+    *,
+    trace: TraceFlags = TRACED,
+) -> None:
+    """Send a message to a run: it joins at the next turn, or when the run is resumed."""
+    from hotloop.agent.journal import send as tell
+    from hotloop.core.message import Message
+
+    with _journal(trace) as journal:
+        asyncio.run(tell(journal, run, Message("user", message)))
+    print(f"{run}: sent")
+
+
+@runs.command
+def pause(run: Run, *, trace: TraceFlags = TRACED) -> None:
+    """End a run that another process runs behind its turn, and wait for that; `resume` goes on with it."""
+    from hotloop.agent.journal import pause as hold
+
+    with _journal(trace) as journal:
+        row = asyncio.run(hold(journal, run))
+    print(f"{run}: {row.state}")
+
+
+@runs.command
 def cancel(run: Run, *, trace: TraceFlags = TRACED) -> None:
-    """Give up a run that nobody runs, and delete what was said in it."""
+    """Give up a run, and delete what was said in it. Of one that another process runs, calls that have begun and may
+    change something come to their end first."""
     from hotloop.agent.journal import cancel as give_up
 
     with _journal(trace) as journal:

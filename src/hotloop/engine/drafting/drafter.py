@@ -1,5 +1,5 @@
-"""The seam for guessing ahead. A drafter may be wrong as often as it likes: every guess is verified, so it costs time
-and never changes a token. What a guess is worth, and how it goes with a grammar, is `speculation`'s business.
+"""The seam for drafting. A drafter may be wrong as often as it likes: every draft is verified, so it costs time
+and never changes a token. What a draft is worth, and how it goes with a grammar, is `speculation`'s business.
 """
 
 from array import array
@@ -11,29 +11,29 @@ from hotloop.core.request import Request
 
 
 class DraftRequest(NamedTuple):
-    """A request to guess for: `token_ids` are its tokens and what is drafted already; the guess follows them."""
+    """A request to draft for: `token_ids` are its tokens and what is drafted already; the draft follows them."""
 
     request: Request
     token_ids: "array[int]"
     max_tokens: int
     max_steps: int = 0
-    """So many tokens may a draft model guess: as many as are worth its time."""
+    """So many tokens may a draft model propose: as many as are worth its time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What may come next. Guesses of as long a `match` are right about equally often."""
+    """What may come next. Drafts of as long a `match` are right about equally often."""
 
     token_ids: list[int] = field(default_factory=list)
     match: int = 0  # how many tokens before it were found where it was copied from; 0: it is not a copy
 
 
 class DraftModel(Protocol):
-    """What a guess takes where it takes steps of the hardware, one after the other."""
+    """What a draft takes where it takes steps of the hardware, one after the other."""
 
     @property
     def sure(self) -> float:
-        """How often such a step brings a token to guess."""
+        """How often such a step brings a token."""
 
     def step_s(self, num_requests: int) -> float:
         """What a step for so many takes; 0 if that is not known yet."""
@@ -45,10 +45,10 @@ class DraftModel(Protocol):
 class Drafter(Protocol):
     @property
     def model(self) -> DraftModel | None:
-        """What guesses may come from, beside the past."""
+        """What drafts may come from, beside the past."""
 
     def propose(self, wants: Sequence[DraftRequest]) -> list[Proposal]:
-        """One guess a want, at most `max_tokens` long; empty where there is none."""
+        """One proposal a want, at most `max_tokens` long; empty where there is none."""
 
     def learn(self, request: Request) -> None:
         """A request has ended: remember what it read and wrote, and let go of what was kept for it."""
@@ -58,7 +58,7 @@ class Drafter(Protocol):
 
 
 class EitherDrafter:
-    """Asks the second where the first has no guess: the past costs next to nothing, a draft model steps of its own."""
+    """Asks the second where the first has no draft: the past costs next to nothing, a draft model steps of its own."""
 
     def __init__(self, first: Drafter, second: Drafter) -> None:
         self._both = first, second
@@ -66,12 +66,12 @@ class EitherDrafter:
 
     def propose(self, wants: Sequence[DraftRequest]) -> list[Proposal]:
         first, second = self._both
-        guesses = first.propose(wants)
-        unguessed = [i for i, guess in enumerate(guesses) if not guess.token_ids]
-        if unguessed:
-            for i, guess in zip(unguessed, second.propose([wants[i] for i in unguessed]), strict=True):
-                guesses[i] = guess
-        return guesses
+        proposals = first.propose(wants)
+        left = [i for i, proposal in enumerate(proposals) if not proposal.token_ids]
+        if left:
+            for i, proposal in zip(left, second.propose([wants[i] for i in left]), strict=True):
+                proposals[i] = proposal
+        return proposals
 
     def learn(self, request: Request) -> None:
         for drafter in self._both:

@@ -1,11 +1,11 @@
-"""Guessing that a request goes on as it or an earlier one did: what was read and written, found by the last tokens.
+"""Drafts that go on as the request or an earlier one did: what was read and written, found by the last tokens.
 
 Memory is set aside once and never grows: a ring of tokens, and a table from the hash of a few tokens to where they were
 last seen in the ring. What is found there is compared token by token before it is believed. The same requests have the
-same guesses in every process.
+same drafts in every process.
 
 A session's own past comes first, then that of all with the same salt: tokens in the ring are masked by their salt.
-Every guess is verified by the model, so no text passes from one session to another; timing may tell those who share a
+Every draft is verified by the model, so no text passes from one session to another; timing may tell those who share a
 salt that something was seen before.
 """
 
@@ -27,7 +27,7 @@ MAX_MATCH = 16
 MAX_SCAN = 1 << 14  # tokens looked through, the latest
 _MAX_PLACES = 1024  # where the last token was seen that are looked at, the latest
 
-_NOTHING = -1  # stands between the pieces of the ring: no match and no guess runs across it
+_NOTHING = -1  # stands between the pieces of the ring: no match and no draft runs across it
 _SIZES = (2, 4, 8)  # of the runs of tokens that are looked up; each is twice the one before
 _SLOTS_PER_TOKEN = 8  # three runs, each for all and for its session, and room so that few share a place
 _FACTOR = 0x9E3779B97F4A7C15  # odd, and its bits well mixed
@@ -43,7 +43,7 @@ class SuffixHistory:
         self._bits = (_SLOTS_PER_TOKEN * max_tokens).bit_length()
         self._places = np.full(1 << self._bits, 0, np.int32)  # written now, so that no step waits for its pages
 
-    def guess(self, token_ids: "array[int]", max_tokens: int, session_id: str = "", salt: str = "") -> Proposal:
+    def propose(self, token_ids: "array[int]", max_tokens: int, session_id: str = "", salt: str = "") -> Proposal:
         """What followed the longest run that is known; among runs of one size, the session's own first."""
         tail, mask, owners = token_ids[-MAX_MATCH:], _mask(salt), _owners(session_id, salt)
         masked = _masked(tail, mask)
@@ -97,7 +97,7 @@ class PromptLookup:
     def __init__(self, classes: Classes) -> None:
         self._classes = classes
 
-    def guess(self, token_ids: "array[int]", max_tokens: int) -> Proposal:
+    def propose(self, token_ids: "array[int]", max_tokens: int) -> Proposal:
         tokens = np.frombuffer(token_ids, np.int32)[-MAX_SCAN:]
         classes = self._classes[tokens]
         ends = np.flatnonzero(classes[:-1] == classes[-1])[-_MAX_PLACES:]
@@ -115,7 +115,7 @@ class PromptLookup:
 
 
 class PastDrafter:
-    """Guesses from what was read and written before: by this request itself, or by those before it."""
+    """Drafts from what was read and written before: by this request itself, or by those before it."""
 
     model = None
 
@@ -125,7 +125,7 @@ class PastDrafter:
         self._history = SuffixHistory(max_history_tokens)
 
     def propose(self, wants: Sequence[DraftRequest]) -> list[Proposal]:
-        return [self._guess(want) for want in wants]
+        return [self._propose(want) for want in wants]
 
     def learn(self, request: Request) -> None:
         self._history.learn(request)
@@ -133,10 +133,10 @@ class PastDrafter:
     def close(self) -> None:
         self._history = SuffixHistory(0)
 
-    def _guess(self, want: DraftRequest) -> Proposal:
-        """The longer match wins. Beyond twice its length a guess is more often wrong than right."""
-        own = self._lookup.guess(want.token_ids, want.max_tokens)
-        past = self._history.guess(want.token_ids, want.max_tokens, want.request.session_id, want.request.salt)
+    def _propose(self, want: DraftRequest) -> Proposal:
+        """The longer match wins. Beyond twice its length a draft is more often wrong than right."""
+        own = self._lookup.propose(want.token_ids, want.max_tokens)
+        past = self._history.propose(want.token_ids, want.max_tokens, want.request.session_id, want.request.salt)
         best = past if past.match > own.match else own
         return Proposal(best.token_ids[: 2 * best.match], best.match) if best.match >= self._min_match else Proposal()
 
@@ -164,7 +164,7 @@ def _last_runs(token_ids: "array[int]") -> Iterator[tuple[int, int]]:
 
 
 def _owners(session_id: str, salt: str) -> Iterable[int]:
-    """Whose past it is, or may be guessed from: the session's first, then that of all who share."""
+    """Whose past it is, or may be drafted from: the session's first, then that of all who share."""
     return [_digest(salt, name) for name in dict.fromkeys((session_id, ""))]
 
 

@@ -1,9 +1,9 @@
-"""Guessing with a second, smaller model of the same vocabulary, which writes a few tokens ahead of the real one.
+"""Drafting with a second, smaller model of the same vocabulary, which writes a few tokens ahead of the real one.
 
 Each request has a shadow in the draft model's own blocks: a copy of its tokens, kept as far as the two still agree. All
-shadows take each small step together; one that is far behind prefills a bounded piece a call and guesses nothing
-meanwhile. They share what is settled through a prefix tree: no block of it ever holds a guess. Whatever goes wrong here
-costs guesses, never an answer.
+shadows take each small step together; one that is far behind prefills a bounded piece a call and drafts nothing
+meanwhile. They share what is settled through a prefix tree: no block of it ever holds a draft. Whatever goes wrong here
+costs drafts, never an answer.
 """
 
 import logging
@@ -29,7 +29,7 @@ from hotloop.models.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
-MIN_MATCH = 4  # a shorter match in the past is a worse guess than a draft model's
+MIN_MATCH = 4  # a shorter match in the past makes a worse draft than a draft model
 MAX_TAIL = 1024  # tokens that one of two vocabularies may have beyond the other: padding, and markers added later
 
 _LIKELIEST = SamplingParams(temperature=0, logprobs=0)
@@ -52,7 +52,7 @@ def _meaning(tokenizer: Tokenizer, token_id: int) -> str | bytes:
 
 @dataclass(slots=True, eq=False)
 class _DraftSequence:
-    """A request as the draft model has it: its tokens, and the guesses that follow them, in blocks of their own."""
+    """A request as the draft model has it: its tokens, and the drafts that follow them, in blocks of their own."""
 
     copy: Request
     max_length: int = 0
@@ -60,7 +60,7 @@ class _DraftSequence:
 
 
 class ModelDrafter:
-    """Runs the draft model greedily, until it has guessed enough or is no longer sure."""
+    """Runs the draft model greedily, until it has drafted enough or is no longer sure."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class ModelDrafter:
         self._backend = backend
         self._block_size = backend.block_size
         self._max_read_tokens = max_read_tokens
-        self._least_chance = least_chance  # a token that is less likely than this is not guessed
+        self._least_chance = least_chance  # a token that is less likely than this is not drafted
         self._num_known = min(backend.vocab_size, target.vocab_size)
         self._eos_ids = target.eos_ids
         self._pool = BlockPool(backend.num_blocks)
@@ -98,7 +98,7 @@ class ModelDrafter:
                 self._step(slices)
                 writing = [shadow for shadow in writing if self._may_go_on(shadow)]
         except BackendError as error:
-            log.warning("the draft model failed and guesses no more: %s", error)
+            log.warning("the draft model failed and drafts no more: %s", error)
             self.has_failed = True
             return [Proposal() for _ in wants]
         return [

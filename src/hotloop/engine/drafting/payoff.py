@@ -1,7 +1,7 @@
-"""What guessing costs and what it brings, in seconds: all of it measured, nothing taken for granted.
+"""What drafting costs and what it brings, in seconds: all of it measured, nothing taken for granted.
 
-`best_length` is the rule. It compares steps with guesses to steps without, so both kinds have to be known: `StepCost`
-says when a step without guesses is due to be measured.
+`best_length` is the rule. It compares steps with drafts to steps without, so both kinds have to be known: `StepCost`
+says when a step without drafts is due to be measured.
 """
 
 import logging
@@ -15,7 +15,7 @@ from hotloop.engine.step import Step
 
 log = logging.getLogger(__name__)
 
-_REMEASURE = 64  # guesses in a row after which a step is measured without one
+_REMEASURE = 64  # drafts in a row after which a step is measured without one
 _PROBING = 0.01  # share of the time that is spent on seeing whether a draft model would pay
 _PROBE_TOKENS = 4
 _OUTPUT_TOKENS = 100  # that a request writes, as long as none has ended
@@ -27,7 +27,7 @@ _HOPE, _PATIENCE = 0.02, 40  # how much cheaper a size seems with each step, div
 
 @dataclass(slots=True)
 class Average:
-    """Of the last `memory` values or so; the first guess counts as `weight` of them."""
+    """Of the last `memory` values or so; the first estimate counts as `weight` of them."""
 
     mean: float
     memory: int
@@ -60,7 +60,7 @@ class StepCost:
 
     @property
     def stall_s(self) -> float:
-        """What a step takes longer that has guesses, where others overlap: it waits until the host has settled the one
+        """What a step takes longer that has drafts, where others overlap: it waits until the host has settled the one
         before. That is in no duration here.
         """
         return self._host_s.mean
@@ -90,7 +90,7 @@ class StepCost:
         self._num_asked[size] = 0
 
     def is_due(self, num_tokens: int) -> bool:
-        """Whether a step of just so many was not measured, or not for long; to be asked before each guess."""
+        """Whether a step of just so many was not measured, or not for long; to be asked before each draft."""
         size = _rounded(num_tokens)
         self._num_asked[size] = self._num_asked.get(size, _REMEASURE) + 1
         return self._num_asked[size] > _REMEASURE
@@ -122,50 +122,50 @@ def _rounded(num_tokens: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class DraftScenario:
-    """A way to guess: for how many requests, how likely a token is right if those before it are, and what it takes."""
+    """A way to draft: for how many requests, how likely a token is right if those before it are, and what it takes."""
 
     num_requests: int
     chance: float
-    sure: float = 1.0  # how likely there is one more token to guess
+    sure: float = 1.0  # how likely there is one more token to draft
     step_s: float = 0.0  # what it takes to make one for all the requests
-    stall_s: float = 0.0  # what the host does, if the step has guesses, while the device waits
+    stall_s: float = 0.0  # what the host does, if the step has drafts, while the device waits
 
 
 def best_length(
     seconds: Callable[[float], float], num_tokens: int, num_running: int, way: DraftScenario, max_length: int
 ) -> tuple[int, float]:
-    """How many tokens to guess for each request, and the seconds that are saved by it for each token written.
+    """How many tokens to draft for each request, and the seconds that are saved by it for each token written.
 
-    Without guesses a step takes seconds(num_tokens), and writes one token for each of `num_running` requests. With
-    guesses of up to k tokens for g of them:
+    Without drafts a step takes seconds(num_tokens), and writes one token for each of `num_running` requests. With
+    drafts of up to k tokens for g of them:
 
         time(k)   = step_s * (1 + sure + ... + sure^(k-1)) + seconds(num_tokens + g * (sure + sure^2 + ... + sure^k))
                     + stall_s
         tokens(k) = num_running + g * (right + right^2 + ... + right^k)           right = sure * chance
 
-    The best k has the most tokens(k) / time(k); it is 0 where no guess pays for itself. All are looked at, since one
-    token may cost more than it brings where eight do not. No guess makes a step shorter. (Steps to guess go on while
+    The best k has the most tokens(k) / time(k); it is 0 where no draft pays for itself. All are looked at, since one
+    token may cost more than it brings where eight do not. No draft makes a step shorter. (Steps to draft go on while
     any of the g has one more token: of many more are taken than the first line says, and are counted here.)
     """
     base_s = seconds(num_tokens)
     best, plain_s = 0, base_s / num_running
     best_s = plain_s
-    written, computed, guessing_s = float(num_running), float(num_tokens), way.stall_s
+    written, computed, drafting_s = float(num_running), float(num_tokens), way.stall_s
     goes_on, is_right = 1.0, 1.0
     for length in range(1, max_length + 1):
-        guessing_s += way.step_s * (1 - (1 - goes_on) ** way.num_requests)
+        drafting_s += way.step_s * (1 - (1 - goes_on) ** way.num_requests)
         goes_on *= way.sure
         is_right *= way.sure * way.chance
         computed += way.num_requests * goes_on
         written += way.num_requests * is_right
-        token_s = (guessing_s + max(base_s, seconds(computed))) / written
+        token_s = (drafting_s + max(base_s, seconds(computed))) / written
         if token_s < best_s:
             best, best_s = length, token_s
     return best, plain_s - best_s
 
 
 class ModelPayoff:
-    """How far a draft model guesses: as far as it pays, with what it has to read of a request first.
+    """How many tokens a draft model proposes: as many as pay, with what it has to read of a request first.
 
     Where it does not pay it rests, but for a probe now and then, to see whether it would. Probes have a share of the
     time to spend: a draft model that never pays costs no more than that.
@@ -215,7 +215,7 @@ class ModelPayoff:
         return min(self._num_output.mean, request.max_tokens - request.num_output)
 
     def _can_probe(self, request: Request, num_tokens: int) -> bool:
-        """Whether there is time to guess where it does not pay. Time for more than one probe is not saved up."""
+        """Whether there is time to draft where it does not pay. Time for more than one probe is not saved up."""
         more_s = max(0.0, self._cost.seconds(num_tokens + _PROBE_TOKENS) - self._cost.seconds(num_tokens))
         probe_s = _PROBE_TOKENS * self._model.step_s(1) + more_s
         if self._probing_s < probe_s:
@@ -228,8 +228,8 @@ class ModelPayoff:
         if not self._is_told:
             self._is_told = True
             log.warning(
-                "the draft model does not pay and rests: %.0f%% of its guesses are right, a step of it takes %.1f ms,"
-                " one of the model %.1f ms, and %.1f ms with four guesses; it is tried again now and then",
+                "the draft model does not pay and rests: %.0f%% of its drafts are right, a step of it takes %.1f ms,"
+                " one of the model %.1f ms, and %.1f ms with four drafts; it is tried again now and then",
                 100 * way.chance,
                 1000 * way.step_s,
                 1000 * self._cost.seconds(num_tokens),

@@ -1,9 +1,9 @@
-"""How much to guess, and for whom: as long as a guess is likely to save more time than it costs.
+"""How much to draft, and for whom: as long as a draft is likely to save more time than it costs.
 
-What a step of n tokens takes is learned from the steps themselves. A guess at depth i brings p^i tokens, p being how
-often guesses of its kind were right lately. Of the likeliest guesses of all requests so many are added that the step
+What a step of n tokens takes is learned from the steps themselves. A draft at depth i brings p^i tokens, p being how
+often drafts of its kind were right lately. Of the likeliest drafts of all requests so many are added that the step
 has the most tokens a second. A draft model is asked for so many tokens that the same holds with its time added, which
-may be none (`payoff`). Under a grammar a guess is cut at the first token it forbids, and what it forces is added in
+may be none (`payoff`). Under a grammar a draft is cut at the first token it forbids, and what it forces is added in
 between.
 """
 
@@ -24,20 +24,20 @@ from hotloop.engine.grammar.matcher import Matcher
 from hotloop.engine.scheduler.scheduler import Scheduler
 from hotloop.engine.step import Slice, Step
 
-_HOPE = 0.7  # for a draft model's guesses, as long as nothing is known about them: how often they will be right
-_MEMORY = 30  # guesses that an old opinion counts for
-MODEL = 0  # the kind of guess that is no copy: a draft model's
-_MAX_ROUNDS = 3  # a guess, and others after what the grammar forced
-_MAX_DRAFTING = 32  # requests to guess for in one step
+_HOPE = 0.7  # for a draft model's drafts, as long as nothing is known about them: how often they will be right
+_MEMORY = 30  # drafts that an old opinion counts for
+MODEL = 0  # the kind of draft that is no copy: a draft model's
+_MAX_ROUNDS = 3  # a draft, and others after what the grammar forced
+_MAX_DRAFTING = 32  # requests to draft for in one step
 _MAX_AHEAD = 8  # requests in a step, up to which one that runs ahead of its values is looked after
-_GOOD = 0.5  # how often such a guess must be right
+_GOOD = 0.5  # how often such a draft must be right
 
 
 class AcceptanceRates:
-    """How often guesses were right lately, by the length of the match they came from."""
+    """How often drafts were right lately, by the length of the match they came from."""
 
     def __init__(self) -> None:
-        self._model = Average(_HOPE, _MEMORY, weight=4)  # soon found out: its guesses are dear
+        self._model = Average(_HOPE, _MEMORY, weight=4)  # soon found out: its drafts are dear
         self._acceptance: dict[int, float] = {}
 
     def __getitem__(self, kind: int) -> float:
@@ -67,44 +67,44 @@ def _hope(match: int) -> float:
 
 @dataclass(slots=True)
 class Draft:
-    """A guess in the making for one slice.
+    """A draft in the making for one slice.
 
-    token_ids  [ guess guess forced  forced  guess ... ]
-    match_lengths [   3     3     None    None    1   ... ]   how long a match a guess comes from; None: it follows
+    token_ids     [ copied  copied  forced  forced  copied ... ]
+    match_lengths [   3       3      None    None     1    ... ]   how long a match it was copied from; None: forced
     """
 
     part: Slice
     matcher: Matcher | None
-    max_guesses: int
+    max_proposed: int
     max_tokens: int  # as many as the answer has room for, but for the one that is chosen after them
     max_steps: int = 0  # of a draft model
-    is_probe: bool = False  # it is made to see how good a draft model's guesses are
+    is_probe: bool = False  # it is made to see how good a draft model's drafts are
     token_ids: list[int] = field(default_factory=list)
     match_lengths: list[int | None] = field(default_factory=list)
-    num_guesses: int = 0
+    num_proposed: int = 0
     is_open: bool = True  # whether it is worth asking for more
 
     def want(self) -> DraftRequest:
         request = self.part.request
         token_ids = request.token_ids + array("i", self.token_ids) if self.token_ids else request.token_ids
-        return DraftRequest(request, token_ids, self.max_guesses - self.num_guesses, self.max_steps)
+        return DraftRequest(request, token_ids, self.max_proposed - self.num_proposed, self.max_steps)
 
-    def follow(self, guess: Proposal) -> None:
-        """Take a guess as far as the grammar does; open for another where the grammar led elsewhere."""
-        expected = deque(guess.token_ids)
+    def follow(self, proposal: Proposal) -> None:
+        """Take a draft as far as the grammar does; open for another where the grammar led elsewhere."""
+        expected = deque(proposal.token_ids)
         self.is_open = False
-        while expected and self.num_guesses < self.max_guesses:
+        while expected and self.num_proposed < self.max_proposed:
             token_id = expected.popleft()
             if self.matcher and not self.matcher.advance(token_id):
                 return
-            self._add(token_id, guess.match)
-            self.num_guesses += 1
+            self._add(token_id, proposal.match)
+            self.num_proposed += 1
             for forced_id in self._forced():
                 self._add(forced_id, None)
                 if expected and expected.popleft() != forced_id:
                     expected.clear()
                 self.is_open = not expected
-        self.is_open = self.is_open and self.num_guesses < self.max_guesses
+        self.is_open = self.is_open and self.num_proposed < self.max_proposed
 
     def undo(self) -> None:
         """Leave the matcher where the request is."""
@@ -112,10 +112,10 @@ class Draft:
             self.matcher.rollback(len(self.token_ids))
 
     def _forced(self) -> list[int]:
-        """What the grammar forces after the last guess; the matcher takes it."""
+        """What the grammar forces after the last draft; the matcher takes it."""
         if self.matcher is None:
             return []
-        room = MAX_DRAFTED_FORCED - len(self.token_ids) + self.num_guesses
+        room = MAX_DRAFTED_FORCED - len(self.token_ids) + self.num_proposed
         forced = self.matcher.forced()[:room]
         for token_id in forced:
             self.matcher.advance(token_id)
@@ -158,8 +158,9 @@ class Speculator:
             drafting = [draft for draft in drafts if draft.is_open]
             if not drafting:
                 break
-            for draft, guess in zip(drafting, self._drafter.propose([draft.want() for draft in drafting]), strict=True):
-                draft.follow(guess)
+            proposals = self._drafter.propose([draft.want() for draft in drafting])
+            for draft, proposal in zip(drafting, proposals, strict=True):
+                draft.follow(proposal)
         drafting_s = self._clock() - began_at
         self._drafting_s += drafting_s
         for draft, worth in zip(drafts, self._worth(drafts, num_tokens, len(level)), strict=True):
@@ -177,7 +178,7 @@ class Speculator:
     def learn(self, step: Step, duration_s: float, host_s: float = 0.0) -> None:
         """`host_s`: what the host did of that time; if steps may overlap, it does so while the next is computed."""
         if any(part.request.is_guided or part.request.sampling.has_penalties for part in step.slices):
-            host_s = 0.0  # they did not overlap, guesses or not
+            host_s = 0.0  # they did not overlap, drafts or not
         self._cost.observe_host(max(0.0, host_s - self._drafting_s))
         is_plain = not any(part.draft_ids for part in step.slices)
         own_s = self._drafting_s if is_plain else max(self._drafting_s, host_s)
@@ -191,7 +192,7 @@ class Speculator:
         self._look_ahead([part for part in step.slices if part.wants_token])
 
     def _judge(self, part: Slice) -> None:
-        """Learn from the guesses up to the first wrong one; or from one that was not computed, by the token written."""
+        """Learn from the drafts up to the first wrong one; or from one that was not computed, by the token written."""
         num_tried = min(part.num_accepted + 1, len(part.draft_ids))
         for i, kind in enumerate(part.match_lengths[:num_tried]):
             if kind is not None:
@@ -201,14 +202,14 @@ class Speculator:
             self._acceptance.observe(kind, is_right=part.request.token_ids[part.end] == token_id)
 
     def _look_ahead(self, level: Sequence[Slice]) -> None:
-        """Where few run, and one repeats something, it is better to wait for its values and guess than to run ahead."""
+        """Where few run, and one repeats something, it is better to wait for its values and draft than to run ahead."""
         running = (part.request for part in level if not part.request.is_finished)
         ahead = [request for request in running if request.num_pending and request.sampling.shortcuts]
         if not ahead or len(level) > _MAX_AHEAD:
             return
         wants = [DraftRequest(request, request.token_ids, 1) for request in ahead]
-        guesses = self._drafter.propose(wants)
-        good = [bool(guess.token_ids) and self._acceptance[guess.match] > _GOOD for guess in guesses]
+        proposals = self._drafter.propose(wants)
+        good = [bool(proposal.token_ids) and self._acceptance[proposal.match] > _GOOD for proposal in proposals]
         pays = any(good) and self._may_copies_pay(sum(good), len(level), len(level))
         for request, is_good in zip(ahead, good, strict=True):
             request.has_draft = pays and is_good
@@ -216,7 +217,7 @@ class Speculator:
             request.has_draft = True
 
     def _promising(self, parts: Sequence[Slice], num_level: int, num_tokens: int) -> list[Draft]:
-        """Those to guess for, if the best of guesses would pay; now and then a step is measured without any."""
+        """Those to draft for, if the best of drafts would pay; now and then a step is measured without any."""
         drafts = [draft for part in parts if (draft := self._open(part))][:_MAX_DRAFTING]
         if not drafts or (num_tokens == num_level and self._cost.is_due(num_tokens)):
             return []

@@ -7,8 +7,7 @@
    `NOBODY_DECODES` of them at least. (On a CPU for longer, see below.)
 2. Beside those who decode, prompts have the share of time that makes the sum of slow-downs least, as if one at a time
    were served: one that is prefilled in p seconds counts (d / p)^2, one that decodes 1, d being what `OUTPUT_TOKENS`
-   take. So what is short goes first and what is long is prefilled beside the others, in three eighths of the time at
-   least.
+   take. So what is short goes first and what is long is prefilled beside the others, in half of the time at least.
 3. A request less urgent than a running one has `ClassLimits.max_share` of the time at most, but for its first tokens
    once its class's wait is over.
 
@@ -28,11 +27,11 @@ from hotloop.engine.step import Slice
 
 OUTPUT_TOKENS = 50
 """So many a decoding request is taken to have before it: about what agents' turns have."""
-LEAST = 0.6
+LEAST = 1.0
 """So many times as long as a step takes that prefills nothing, prompts are prefilled in each, on average, at least."""
 PER_PROMPT = 1 / 2
 """So many times as long a step may prefill at most, for each prompt that waits and for one more."""
-NOBODY_DECODES = 2
+NOBODY_DECODES = 4
 """So many times as long it may where nobody decodes: smaller steps are slower, and only serve who may come."""
 AT_ONCE_S = 0.2
 """So long a step may prefill the rest of a prompt, on a CPU, however quick decoding is: nobody minds that."""
@@ -75,7 +74,7 @@ class PrefillBudget:
     def learn(self, parts: Iterable[Slice], took_s: float) -> int:
         """A step of these took that long; returns how many tokens it prefilled."""
         self._plain_ago_s += took_s
-        prefills = [part for part in parts if part.end - part.begin > 1 and part.begin < part.request.num_prompt]
+        prefills = _prefills(parts)
         if not prefills:
             rate = max(_LEARNING_RATE, min(1.0, self._plain_ago_s / PROBE_S)) if self.plain_s else 1.0
             self.plain_s += rate * (took_s - self.plain_s)
@@ -142,6 +141,10 @@ class PrefillBudget:
         """Nothing more is prefilled in this step."""
         self._left_s = 0.0
 
+    def prefill_s(self, parts: Iterable[Slice]) -> float:
+        """How much longer a step of these is expected to take for what it prefills."""
+        return sum(self.cost_s(part.begin, part.num_tokens) for part in _prefills(parts))
+
     def cost_s(self, begin: int, num_tokens: int) -> float:
         """What it takes to prefill so many tokens behind the first `begin`."""
         return num_tokens * (self.token_s + self.pair_s * (begin + num_tokens / 2))
@@ -188,3 +191,7 @@ class PrefillBudget:
                 self.token_s, self.pair_s = token_s, pair_s
                 return
         self.token_s, self.pair_s = nt / nn, 0.0
+
+
+def _prefills(parts: Iterable[Slice]) -> list[Slice]:
+    return [part for part in parts if part.end - part.begin > 1 and part.begin < part.request.num_prompt]

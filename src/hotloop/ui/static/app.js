@@ -4,6 +4,7 @@
 import { ask, door, keepKey } from "./api.js";
 import { el, empty, startTips } from "./dom.js";
 import { startTicking } from "./live.js";
+import { showCompare } from "./compare.js";
 import { showOverview } from "./overview.js";
 import { showRun } from "./run/page.js";
 import { showRuns } from "./runs.js";
@@ -20,6 +21,7 @@ function parseAddress() {
   const [path, query = ""] = location.hash.replace(/^#/, "").split("?");
   const parts = path.split("/").filter(Boolean);
   if (parts[0] === "runs" && parts[1]) return { view: "runs", show: showRun, id: parts[1], query };
+  if (parts[0] === "compare" && parts[2]) return { view: "runs", show: showCompare, ids: parts.slice(1, 3), query };
   if (parts[0] === "runs") return { view: "runs", show: showRuns, query };
   if (parts[0] === "summary") return { view: "summary", show: showSummary, query };
   return { view: "overview", show: showOverview, query };

@@ -170,15 +170,15 @@ function requests(list) {
 
 const GOOD = { up: "good", decode: "good", prefill: "busy", down: "bad", lost: "bad", failed: "bad" };
 
-function state(name, tip) {
-  return el("span", { class: `state ${GOOD[name] ?? ""}`, tip }, name);
+function state(name) {
+  return el("span", { class: `state ${GOOD[name] ?? ""}` }, name);
 }
 
 function replicas(list) {
-  const head = [["replica"], ["state"], ["kind", "rather"], ["models", "rather"], ["running", "num"]].map(
+  const head = [["replica"], ["state"], ["why"], ["kind", "rather"], ["models", "rather"], ["running", "num"]].map(
     ([name, kind = ""]) => el("th", { class: kind }, name));
   const rows = list.map((each) => el("tr", {},
-    el("td", {}, each.name), el("td", {}, state(each.state, () => [each.state, ["why", each.why]])),
+    el("td", {}, each.name), el("td", {}, state(each.state)), el("td", { class: "why" }, each.why),
     el("td", { class: "rather" }, each.kind), el("td", { class: "rather cut" }, each.models.join(", ")),
     el("td", { class: "num" }, count(each.num_running))));
   const numUp = list.filter((each) => each.state === "up").length;

@@ -13,6 +13,7 @@ const HEAD = [["began", "rather"], ["agent", ""], ["session", "wide"], ["end", "
   ["wall", "num"], ["prompt", "num wide"], ["cached", "rather"], ["recomputed", "num wide"], ["output", "num wide"],
   ["money", "num wide"]];
 const ENDS = [["", "any end"], ["running", "running"], ["done", "done"], ["limit", "at a limit"], ["failed", "failed"],
+  ["waiting", "waiting"], ["paused", "paused"],
   ["cancelled", "cancelled"], ["lost", "lost"], ["none", "no agent"]];
 const SINCE = [["", "any day"], ["3600", "the last hour"], ["86400", "the last day"], ["604800", "the last week"]];
 const SLOWER = [["", "any length"], ["1", "over 1 s"], ["10", "over 10 s"], ["60", "over a minute"]];
@@ -28,15 +29,22 @@ export async function showRuns(main, { query }, signal) {
   const filter = new URLSearchParams(query);
   const hasToFind = filter.has("find");
   filter.delete("find");
-  lastQuery = filter.toString();
+  const other = filter.get("with");
+  if (!other) lastQuery = filter.toString();
   const list = new RunList(filter, signal);
-  main.append(filters(filter, list, signal), list.element);
+  main.append(other ? picking(other) : "", filters(filter, list, signal), list.element);
   if (hasToFind) {
     history.replaceState(null, "", "#/runs");
     main.querySelector("input").focus();
   }
   await list.fill();
   return (key) => list.onKey(key);
+}
+
+/** The list to choose from what a run is compared with. */
+function picking(id) {
+  return el("p", { class: "picking", role: "status" }, "Choose the run to compare with ", el("code", {}, shortId(id)), " · ",
+    el("a", { class: "link", href: `#/runs/${id}` }, "back to it"));
 }
 
 function filters(filter, list, signal) {
@@ -49,11 +57,12 @@ function filters(filter, list, signal) {
   errors.checked = filter.get("errors") === "1";
   const apply = () => {
     const next = new URLSearchParams();
-    const values = { q: search.value.trim(), end: end.value, min_wall_s: slower.value, since_s: since.value,
+    const values = { with: filter.get("with") ?? "", q: search.value.trim(), end: end.value, min_wall_s: slower.value, since_s: since.value,
       errors: errors.checked ? "1" : "" };
     for (const [name, value] of Object.entries(values)) if (value) next.set(name, value);
-    lastQuery = next.toString();
-    history.replaceState(null, "", lastQuery ? `#/runs?${lastQuery}` : "#/runs");
+    const query = next.toString();
+    if (!next.has("with")) lastQuery = query;
+    history.replaceState(null, "", query ? `#/runs?${query}` : "#/runs");
     list.refilter(next).catch((error) => list.tell(error));
   };
   let timer = 0;
@@ -78,7 +87,8 @@ class RunList {
     this.isFetching = false;
     this.generation = 0;
     this.summary = el("span", { class: "muted", role: "status" });
-    this.rows = new Rows({ height: 30, render: (i) => runRow(this.runs[i]), onEnd: () => this.fetchMore(),
+    this.base = filter.has("with") ? `#/compare/${filter.get("with")}/` : "#/runs/";
+    this.rows = new Rows({ height: 30, render: (i) => runRow(this.runs[i], this.base), onEnd: () => this.fetchMore(),
       role: "group", "aria-label": "Runs" });
     this.nothing = el("div", { hidden: true });
     this.element = el("div", { class: "panel runs" }, runsHead(), this.rows.element, this.nothing);
@@ -182,7 +192,7 @@ class RunList {
       return true;
     }
     const run = this.runs[this.rows.chosen];
-    if (key === "Enter" && run) location.hash = `#/runs/${run.id}`;
+    if (key === "Enter" && run) location.hash = this.base + run.id;
     if (key === "Escape" && String(this.filter)) location.hash = "#/runs";
     return key === "Enter";
   }
@@ -218,22 +228,24 @@ function runsHead() {
   return el("div", { class: "runs-head", "aria-hidden": "true" }, names);
 }
 
-function runRow(run) {
+/** `base` is what stands before the id in the row's address. */
+function runRow(run, base = "#/runs/") {
   const tip = () => [run.agent || run.model || "a request", ["run", run.id], ["began", longMoment(run.start_ms)],
     ["model", run.model], ["session", run.session],
     ["cached", `${count(run.num_cached)} of ${count(run.num_prompt)}`], ["recomputed", count(run.num_recomputed)],
     ["for no answer", run.num_lost_prompt ? `${count(run.num_lost_prompt)} prompt, ${count(run.num_lost_output)} output`
       : null],
-    ["spans", count(run.num_spans)], ["errors", run.num_errors || null], ["aborted", run.num_aborted || null]];
+    ["spans", count(run.num_spans)], ["errors", run.num_errors || null], ["why", run.error], ["aborted", run.num_aborted || null]];
   const none = () => el("span", { class: "muted" }, NONE);
   const withLost = (number, lost) => [short(number), lost ? el("span", { class: "muted" }, ` +${short(lost)}`) : null];
   const state = run.end || (run.num_aborted ? "aborted" : "");
-  const label = [run.agent || run.model || "request", state, moment(run.start_ms), plural(run.num_turns, "turn"),
+  const label = [run.agent || run.model || "request", state, run.error, moment(run.start_ms), plural(run.num_turns, "turn"),
     `${percent(run.num_cached, run.num_prompt)} cached`].filter(Boolean).join(", ");
   const choose = () => { lastChosen = run.id; };
-  return el("a", { class: "run-row", href: `#/runs/${run.id}`, "aria-label": label, tip, onclick: choose },
+  return el("a", { class: "run-row", href: base + run.id, "aria-label": label, tip, onclick: choose },
     el("span", { class: "muted rather" }, moment(run.start_ms)),
-    el("span", {}, run.agent || el("span", { class: "muted" }, run.model || shortId(run.id))),
+    el("span", {}, run.agent || el("span", { class: "muted" }, run.model || shortId(run.id)),
+      run.error && el("span", { class: "why" }, ` ${run.error}`)),
     el("span", { class: "mono wide muted" }, run.session || NONE),
     runState(run, run.num_errors > 0),
     el("span", { class: "num rather" }, count(run.num_turns)),

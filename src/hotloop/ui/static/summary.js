@@ -4,11 +4,12 @@ import { ask } from "./api.js";
 import { bar, el, empty, panel, svg } from "./dom.js";
 import { NONE, count, duration, moment, money, percent, plural, short } from "./format.js";
 
-const BY = [["agent", "by agent"], ["model", "by model"], ["session", "by session"], ["key", "by key"]];
+const BY = [["agent", "by agent"], ["model", "by model"], ["session", "by session"], ["key", "by key"],
+  ["replica", "by replica"]];
 const SINCE = [["3600", "the last hour"], ["86400", "the last day"], ["604800", "the last week"],
   ["2592000", "the last 30 days"]];
 const [WIDTH, HEIGHT, LEFT, BOTTOM] = [420, 120, 44, 18];
-const HEAD = [["name"], ["runs", "num"], ["with errors", "num"], ["p50", "num"], ["p95", "num"],
+const HEAD = (noun) => [["name"], [`${noun}s`, "num"], ["with errors", "num"], ["p50", "num"], ["p95", "num"],
   ["prompt", "num rather"], ["cached", "num"], ["recomputed", "num rather"], ["output", "num rather"], ["cost", "num"]];
 
 export async function showSummary(main, { query }, signal) {
@@ -20,7 +21,7 @@ export async function showSummary(main, { query }, signal) {
     const asked = new URLSearchParams({ by: by.value, since_s: since.value });
     history.replaceState(null, "", `#/summary?${asked}`);
     const found = await ask(`summary?${asked}`, signal);
-    place.replaceChildren(...draw(found));
+    place.replaceChildren(...draw(found, by.value === "replica" ? "request" : "run"));
   };
   for (const field of [by, since]) field.addEventListener("change", fill);
   main.append(el("div", { class: "filters" }, by, since), place);
@@ -32,22 +33,23 @@ function choice(options, chosen, label) {
     options.map(([value, text]) => el("option", { value, selected: value === chosen }, text)));
 }
 
-function draw({ groups, buckets, num_runs: numRuns }) {
-  if (!numRuns) return [panel("No runs", "", empty("Nothing was recorded in this time."))];
+/** What is summed up are runs, or by replica single requests. */
+function draw({ groups, buckets, num_runs: numRuns }, noun) {
+  if (!numRuns) return [panel(`No ${noun}s`, "", empty("Nothing was recorded in this time."))];
   const charts = [
-    chart("Wall time of a run, p95", buckets, (each) => each.wall_p95_ms ?? 0, duration, "new"),
+    chart(`Wall time of a ${noun}, p95`, buckets, (each) => each.wall_p95_ms ?? 0, duration, "new"),
     chart("Cached share of prompts", buckets, (each) => each.num_prompt ? each.num_cached / each.num_prompt : 0,
       (share) => percent(share, 1), "cached"),
     chart("Tokens recomputed", buckets, (each) => each.num_recomputed, short, "recomputed"),
     chart("Output tokens", buckets, (each) => each.num_output, short, "sampled"),
-    chart("Runs with errors", buckets, (each) => each.num_bad, count, "recomputed"),
+    chart(`${noun === "run" ? "Runs" : "Requests"} with errors`, buckets, (each) => each.num_bad, count, "recomputed"),
     chart("Cost", buckets, (each) => each.money, (amount) => amount ? money(amount) : "0", "tool"),
   ];
   return [panel("Over time", `each bar ${duration(buckets[0].length_ms)}`, el("div", { class: "charts" }, charts)),
-    panel("In figures", plural(numRuns, "run"), el("div", { class: "scroll-x" }, table(groups)))];
+    panel("In figures", plural(numRuns, noun), el("div", { class: "scroll-x" }, table(groups, noun)))];
 }
 
-function table(groups) {
+function table(groups, noun) {
   const rows = groups.map((each) => el("tr", {},
     el("td", { class: "cut" }, each.name || "–"), el("td", { class: "num" }, count(each.num_runs)),
     el("td", { class: "num" }, count(each.num_bad)), el("td", { class: "num" }, duration(each.wall_p50_ms)),
@@ -56,7 +58,7 @@ function table(groups) {
     el("td", { class: "num rather" }, short(each.num_recomputed)),
     el("td", { class: "num rather" }, short(each.num_output)), el("td", { class: "num" }, each.money ? money(each.money) : NONE)));
   return el("table", { class: "summary" }, el("thead", {}, el("tr", {},
-    HEAD.map(([name, kind = ""]) => el("th", { class: kind }, name)))), el("tbody", {}, rows));
+    HEAD(noun).map(([name, kind = ""]) => el("th", { class: kind }, name)))), el("tbody", {}, rows));
 }
 
 function chart(title, buckets, valueOf, words, kind) {

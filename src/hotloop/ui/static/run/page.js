@@ -13,6 +13,7 @@ import { prefixPanel } from "./prefix.js";
 import { Shown } from "./shown.js";
 import { speculationPanel } from "./speculation.js";
 import { tokensPanel } from "./tokens.js";
+import { troublesPanel } from "./troubles.js";
 import { turnDetail } from "./turn.js";
 import { Waterfall } from "./waterfall.js";
 
@@ -26,6 +27,7 @@ export async function showRun(main, { id }, signal) {
   const shown = new Shown(run);
   const waterfall = new Waterfall(shown);
   const sections = {
+    ...run.troubles.length && { "What went wrong": troublesPanel(shown) },
     Time: partsPanel(shown),
     Waterfall: waterfallPanel(shown, waterfall),
     Tokens: tokensPanel(shown),
@@ -63,7 +65,9 @@ function head(shown) {
       el("bdi", { class: "mono" }, run.session.slice(0, 80))),
     el("span", { class: "muted" }, longMoment(run.start_ms)),
     el("span", { class: "muted" }, run.services.join(", ")),
-    run.error && el("span", { class: "severity error" }, run.error)));
+    run.error && el("span", { class: "severity error" }, run.error), el("span", { class: "grow" }),
+    el("a", { class: "link", href: `#/runs?${new URLSearchParams({ with: run.id, q: run.agent })}` },
+      "compare with another run")));
   return place;
 }
 
