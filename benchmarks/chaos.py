@@ -243,7 +243,7 @@ class _Stage:
         plan: list[Trouble] = [*["reloaded"] * _NUM_RELOADS, *["drained"] * _NUM_STOPS]  # type: ignore[list-item]
         self.rng.shuffle(plan)
         for trouble in plan:
-            await self._make(trouble, self.rng.choice((self.router, *self.servers)))
+            await self._make(trouble, self.rng.choice((*filter(None, (self.router,)), *self.servers)))
             await asyncio.sleep(self.rng.uniform(0, 0.3))
         self.over.set()
 
