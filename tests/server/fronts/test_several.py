@@ -1,6 +1,7 @@
 """Several fronts of one engine: whichever of them is asked, it knows what the others have said."""
 
 import json
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -223,3 +224,13 @@ def test_many_at_once_are_all_answered_and_nothing_is_left(apart: Apart) -> None
     engine = apart.serving.engine
     until(lambda: not engine.stats().num_running and not engine.stats().num_blocks_used)
     until(lambda: not apart.serving.num_hosted)
+
+
+@pytest.mark.parametrize("path", [b"%ff", b"..%2f..%2fready", b"\xff\xfe", b"a b", b"x?" + b"x" * 9000, b"%00"])
+def test_whatever_id_is_asked_for_is_unknown_or_refused(apart: Apart, path: bytes) -> None:
+    for where in (b"/v1/responses/", b"/v1/cache/explain/"):
+        with socket.create_connection(("127.0.0.1", apart.fronts[0].base_url.port or 0), timeout=60) as connected:
+            connected.sendall(
+                b"GET " + where + path + b" HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+            )
+            assert connected.recv(12).split()[1] in (b"400", b"404", b"405")

@@ -21,7 +21,8 @@ from hotloop.server.engine_client import EngineClient
 
 _PLACES = ("/v1/responses/", "/v1/cache/explain/")
 _ANSWER_S = 30.0  # longer than a stream is silent
-_OWN_HEADERS = frozenset({"connection", "content-length", "date", "keep-alive", "transfer-encoding", REQUEST_ID_HEADER})
+_OF_CONNECTION = frozenset({"connection", "content-length", "date", "expect", "keep-alive", "transfer-encoding"})
+_NOT_TOLD = _OF_CONNECTION | {REQUEST_ID_HEADER}
 
 
 class Elsewhere:
@@ -58,19 +59,17 @@ class Elsewhere:
 
     async def _ask_others(self, scope: Scope, stack: AsyncExitStack) -> Response | None:
         """What the first of them says that knows more."""
-        headers = [*scope["headers"], (REQUEST_ID_HEADER.encode(), scope["state"]["request_id"].encode("latin-1"))]
-        url = httpx.URL("http://front", raw_path=_target(scope))
-        for path in self._others():
+        request = _copy(scope)
+        for path in self._others() if request else ():
             transport = httpx.AsyncHTTPTransport(verify=False, uds=str(path))  # certificates take long to be read
             client = httpx.AsyncClient(transport=transport, timeout=_ANSWER_S, trust_env=False)
-            request = httpx.Request(scope["method"], url, headers=_clean(headers))
             try:
                 response = await (await stack.enter_async_context(client)).send(request, stream=True)
             except httpx.HTTPError:  # it has just ended, or stands still
                 continue
             stack.push_async_callback(response.aclose)
             if response.status_code != 404:
-                told = {name: value for name, value in response.headers.items() if name not in _OWN_HEADERS}
+                told = {name: value for name, value in response.headers.items() if name not in _NOT_TOLD}
                 return StreamingResponse(_read(response), response.status_code, told)
         return None
 
@@ -84,14 +83,17 @@ def _is_by_id(scope: Scope) -> bool:
     return path.startswith(_PLACES) and (scope["method"] in ("GET", "DELETE") or path.endswith("/cancel"))
 
 
-def _target(scope: Scope) -> bytes:
-    path: bytes = scope.get("raw_path") or scope["path"].encode()
-    query: bytes = scope["query_string"]
-    return path + b"?" + query if query else path
-
-
-def _clean(headers: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
-    return {name: value for name, value in headers if name not in (b"connection", b"content-length", b"expect")}
+def _copy(scope: Scope) -> httpx.Request | None:
+    """The request without its body, which means nothing here; None for one that nobody could answer."""
+    headers = {name.decode("latin-1"): value for name, value in scope["headers"]}
+    headers[REQUEST_ID_HEADER] = scope["state"]["request_id"].encode("latin-1")
+    kept = {name: value for name, value in headers.items() if name not in _OF_CONNECTION}
+    query = b"?" + scope["query_string"] if scope["query_string"] else b""
+    try:
+        url = httpx.URL("http://front", raw_path=scope["raw_path"] + query)
+        return httpx.Request(scope["method"], url, headers=[(name.encode(), value) for name, value in kept.items()])
+    except (httpx.InvalidURL, ValueError):
+        return None
 
 
 async def _read(response: httpx.Response) -> AsyncIterator[bytes]:
