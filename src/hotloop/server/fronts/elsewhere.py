@@ -59,8 +59,9 @@ class Elsewhere:
 
     async def _ask_others(self, scope: Scope, stack: AsyncExitStack) -> Response | None:
         """What the first of them says that knows more."""
-        request = _copy(scope)
-        for path in self._others() if request else ():
+        if not (request := _copy(scope)):
+            return None
+        for path in self._others():
             transport = httpx.AsyncHTTPTransport(verify=False, uds=str(path))  # certificates take long to be read
             client = httpx.AsyncClient(transport=transport, timeout=_ANSWER_S, trust_env=False)
             try:
