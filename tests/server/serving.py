@@ -102,7 +102,7 @@ class Routing:
         page: Callable[[RouterApp], Application] | None = None,
         **settings: Any,
     ) -> None:
-        router = RouterConfig(port=0, health_interval_s=0.1, drain_timeout_s=5.0, **settings)
+        router = RouterConfig(**{"port": 0, "health_interval_s": 0.1, "drain_timeout_s": 5.0} | settings)
         replicas = tuple(
             ReplicaConfig(url=url, name=f"r{i}", api_key=replica_key) for i, url in enumerate(replica_urls)
         )

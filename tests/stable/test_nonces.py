@@ -81,3 +81,10 @@ def test_a_conversation_without_a_user_loses_nothing_but_the_time() -> None:
     nonces.settle((Message("system", f"Current time: 10:00\n{RULES}"),))
     messages, _ = nonces.settle((Message("system", f"Current time: 10:01\n{RULES}"),))
     assert messages == (Message("system", RULES),)
+
+
+def test_words_of_a_nonce_that_stand_elsewhere_are_left_alone() -> None:
+    text = "İn the current folder.\nThe current time is told below, currently:\nIt is not 10:00.\n" + RULES
+    for content in (text, text[1:], "current " * 1000 + "time 10:00"):
+        messages = (Message("system", content), TURNS[0])
+        assert Nonces().settle(messages) == (messages, ())

@@ -5,6 +5,7 @@ from copy import deepcopy
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import pytest
 
 from hotloop.wire.event import Answer
@@ -36,13 +37,33 @@ def assistant(text: str) -> dict[str, Any]:
     return {"role": "assistant", "content": text}
 
 
+def rewritten(
+    stabiliser: Stabiliser, api: Any, body: dict[str, Any], **options: Any
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The whole body, and what was done to it."""
+    fields, changes = stabiliser.rewrite(api, deepcopy(body), **options)
+    assert bool(fields) == bool(changes)
+    whole = {name: value for name, value in {**body, **fields}.items() if value is not None}
+    return msgspec.json.decode(msgspec.json.encode(whole)), changes
+
+
 def rewrite(stabiliser: Stabiliser, api: Any, body: dict[str, Any], **options: Any) -> dict[str, Any]:
-    return stabiliser.rewrite(api, deepcopy(body), **options)[0]
+    return rewritten(stabiliser, api, body, **options)[0]
 
 
 def test_nothing_is_done_to_what_is_stable() -> None:
     for api, body in (("chat", chat(user("hi"))), ("messages", messages(user("hi")))):
-        assert Stabiliser().rewrite(api, deepcopy(body)) == (body, ())  # type: ignore[arg-type]
+        assert Stabiliser().rewrite(api, deepcopy(body)) == ({}, ())  # type: ignore[arg-type]
+
+
+def test_what_is_the_same_from_request_to_request_is_the_same_again() -> None:
+    stabiliser = Stabiliser()
+    tools = [{"type": "function", "function": {"name": name, "parameters": SCHEMA}} for name in ("write", "read")]
+    bodies = [
+        rewrite(stabiliser, "chat", spoken("chat", i, SYSTEM.format(number=7)) | {"tools": tools}) for i in (0, 1)
+    ]
+    assert json.dumps(bodies[0]["tools"]) == json.dumps(bodies[1]["tools"]) == json.dumps(tools[::-1])
+    assert bodies[0]["messages"] == bodies[1]["messages"][:2]
 
 
 @pytest.mark.parametrize(
@@ -54,8 +75,8 @@ def test_nothing_is_done_to_what_is_stable() -> None:
 )
 def test_tools_and_their_keys_come_in_one_order(wrap: Any) -> None:
     shuffled = {"required": ["path"], "properties": SCHEMA["properties"], "type": "object"}
-    body, changes = Stabiliser().rewrite(
-        "chat", chat(user("hi"), tools=[wrap("write", SCHEMA), wrap("read", shuffled)])
+    body, changes = rewritten(
+        Stabiliser(), "chat", chat(user("hi"), tools=[wrap("write", SCHEMA), wrap("read", shuffled)])
     )
     plain = [{"type": "function", "function": {"name": name, "parameters": SCHEMA}} for name in ("read", "write")]
     assert json.dumps(body["tools"]) == json.dumps(plain)
@@ -107,8 +128,8 @@ def test_the_line_is_looked_for_in_its_own_scope() -> None:
 
 def test_the_header_of_claude_code_is_dropped() -> None:
     header = {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1.36.a1b; cc_entrypoint=cli;"}
-    body, changes = Stabiliser().rewrite(
-        "messages", messages(user("hi"), system=[header, {"type": "text", "text": "Help."}])
+    body, changes = rewritten(
+        Stabiliser(), "messages", messages(user("hi"), system=[header, {"type": "text", "text": "Help."}])
     )
     assert body["system"] == [{"type": "text", "text": "Help."}]
     assert changes == ("messages[0]: the billing header was dropped",)
@@ -139,7 +160,7 @@ def test_the_header_of_claude_code_is_dropped() -> None:
     ],
 )
 def test_late_system_turns_become_words_where_they_stand(said: Any, wanted: Any) -> None:
-    body, changes = Stabiliser().rewrite("chat", chat(*said))
+    body, changes = rewritten(Stabiliser(), "chat", chat(*said))
     assert body["messages"][1:] == wanted
     assert len(changes) == 1
 
@@ -161,7 +182,7 @@ def test_arguments_come_back_as_they_were_written() -> None:
 
 
 def test_marks_and_keys_are_placed_where_they_pay_and_nothing_is_marked() -> None:
-    body, changes = Stabiliser().rewrite("messages", messages(user("hi")), pays_marks=True)
+    body, changes = rewritten(Stabiliser(), "messages", messages(user("hi")), pays_marks=True)
     assert (
         body["system"][0]["cache_control"]
         == body["messages"][0]["content"][0]["cache_control"]
@@ -169,7 +190,7 @@ def test_marks_and_keys_are_placed_where_they_pay_and_nothing_is_marked() -> Non
     )
     assert changes == ("cache_control: placed behind the system text and the newest message",)
     marked = messages(user([{"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}]))
-    assert Stabiliser().rewrite("messages", deepcopy(marked), pays_marks=True) == (marked, ())
+    assert Stabiliser().rewrite("messages", deepcopy(marked), pays_marks=True) == ({}, ())
     assert rewrite(Stabiliser(), "chat", chat(user("hi")), cache_key="k")["prompt_cache_key"] == "k"
     given = {**chat(user("hi")), "prompt_cache_key": "own"}
     assert rewrite(Stabiliser(), "chat", given, cache_key="k") == given

@@ -147,15 +147,13 @@ class RunLoop:
             final.validate = self._validate
         offered = sorted([*tools, *([final] if final else [])], key=lambda tool: tool.spec.name)
         self._tools = {tool.spec.name: tool for tool in offered}
-        self._ahead = (
-            settings.speculation.open(self._tools, self._run_context, self._foresee) if settings.speculation else None
-        )
-        past = self._past
+        ahead, past = settings.speculation, self._past
+        self._ahead = ahead and ahead.open(self._tools, self._run_context, self._note_speculated, self._results)
         running = past.open.running if past and past.open else ()
         self._dispatcher = Dispatcher(
             self._tools,
             self._run_context,
-            emit=self._emit,
+            emit=_tell_both(self._emit, self._ahead.listen) if self._ahead else self._emit,
             claim=self._claim,
             count=partial(self.spent.count_call, self._run.limits),
             abort=self._abort,
@@ -447,7 +445,7 @@ class RunLoop:
         self._dropped.remove(found)
         return EarlyCall(key or "", 0.0, found.task)
 
-    def _foresee(self, event: events.CallSpeculated) -> None:
+    def _note_speculated(self, event: events.CallSpeculated) -> None:
         self._journal.note(Speculated(event.turn, event.name, event.arguments))
         self._emit(event)
 

@@ -61,10 +61,10 @@ def describe_backend(choice: DeviceChoice, model: Model, weight_format: WeightFo
 
 
 def can_drop_windows(config: EngineConfig, draft_spec: ModelSpec | None, kv_tokens: int | None) -> bool:
-    """Whether KV that no layer sees any more may be given up: not where whole blocks go to disk, nor beside a draft
-    model or of one, whose blocks are as many as its target's.
+    """Whether KV that no layer sees any more may be given up: not where whole blocks go to disk or elsewhere, nor
+    beside a draft model or of one, whose blocks are as many as its target's.
     """
-    return draft_spec is None and kv_tokens is None and config.kv_dir is None and config.prefix_cache
+    return draft_spec is None and kv_tokens is None and not (config.kv_dir or config.kv_peers) and config.prefix_cache
 
 
 def open_backend(

@@ -15,7 +15,7 @@ _GROUPS: dict[str, tuple[str, ...]] = {
     "Model": ("model", "weights", "precision", "load_format", "served_name"),
     "Hardware": ("device", "gpus", "gpu_memory"),
     "Cache": (
-        *("kv_memory", "kv_precision", "host_kv", "kv_dir", "kv_dir_size", "kv_events", "pinned_fraction"),
+        *("kv_memory", "kv_precision", "host_kv", "kv_dir", "kv_dir_size", "kv_peers", "kv_events", "pinned_fraction"),
         *("prompt_memory_tokens", "grammar_memory", "batch_dir"),
     ),
     "Scheduling": (
@@ -37,6 +37,7 @@ _GROUPS: dict[str, tuple[str, ...]] = {
         *("connect_timeout_s", "first_byte_timeout_s", "idle_timeout_s", "max_retries", "retry_share"),
         "hedge_after_s",
     ),
+    "Agent": ("max_runs",),
     "Network": (
         "host",
         "port",

@@ -53,6 +53,7 @@ Feature = Literal[
     "late_system_as_user",
     "late_tools",
     "resume_streams",
+    "move_kv",
 ]
 FEATURES: tuple[Feature, ...] = get_args(Feature)
 """What is on unless it is disabled. Each is a field of its name in a class below; outside, `disable` lists them."""
@@ -161,6 +162,9 @@ class EngineConfig:
     kv_events: str | None = None
     """ZeroMQ address to publish KV-cache events on (vLLM's format), such as tcp://127.0.0.1:5557; the next port serves
     replays. Unauthenticated: subscribers can read prompts. Isolated prefixes are not published."""
+    kv_peers: tuple[str, ...] = ()
+    """Servers to exchange KV with, such as http://10.0.0.*:8700; a router says which has a prompt's (see
+    docs/routing.md)."""
     retention: bool = True
     """Prompts are kept longer where a client asks for it, runs a tool or is expected back, and finished runs are
     evicted first; else the least recently used prefix is."""
@@ -195,9 +199,10 @@ class EngineConfig:
             raise ConfigError(f"pinned_fraction must be between 0 and 1, not {self.pinned_fraction}")
         if not 0 < self.gpu_memory <= 1:
             raise ConfigError(f"gpu_memory must be above 0 and at most 1, not {self.gpu_memory}")
-        for name in ("kv_dir", "kv_events"):
+        for name in ("kv_dir", "kv_peers", "kv_events"):
             if getattr(self, name) and not self.prefix_cache:
                 raise ConfigError(f"{name} needs prefix_cache, which is disabled")
+        check_peers(self.kv_peers)
         if self.kv_events:
             check_endpoint("kv_events", self.kv_events)
         parse_bytes(self.kv_memory)
@@ -335,6 +340,15 @@ class ServerConfig(ListenerConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AgentServerConfig(ListenerConfig):
+    """How an agent is served to others."""
+
+    port: int = 8760
+    max_runs: int = 64
+    """Maximum number of runs of the agent at a time; one more gets 429."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RouterConfig(ListenerConfig):
     """How the router listens, chooses a replica, and retries."""
 
@@ -379,6 +393,8 @@ class RouterConfig(ListenerConfig):
     (see docs/routing.md)."""
     resume_streams: bool = True
     """Whether a stream whose replica is lost goes on at another one, where that can be done (see docs/routing.md)."""
+    move_kv: bool = True
+    """Whether a hotloop that is given a prompt is told which other has most of its KV (see docs/routing.md)."""
     hedge_after_s: float | None = None
     """Ask a second replica if the first has not begun to answer after this many seconds, and use whichever begins
     first."""
@@ -422,7 +438,14 @@ class TraceConfig:
             raise ConfigError(f"trace_otlp must begin with http:// or https://, not {self.trace_otlp!r}")
 
 
-CONFIG_CLASSES: tuple[type, ...] = (ModelConfig, EngineConfig, ServerConfig, RouterConfig, TraceConfig)
+CONFIG_CLASSES: tuple[type, ...] = (
+    ModelConfig,
+    EngineConfig,
+    ServerConfig,
+    RouterConfig,
+    AgentServerConfig,
+    TraceConfig,
+)
 Config = TypeVar("Config", EngineConfig, ServerConfig)
 
 
@@ -444,6 +467,12 @@ def check_endpoint(setting: str, endpoint: str) -> None:
     match = re.fullmatch(r"tcp://(\*|[\w.-]+|\[[\da-fA-F:.]+\]):(\d{1,5})", endpoint)
     if not match or int(match[2]) > 65534:
         raise ConfigError(f"{setting} must be like tcp://127.0.0.1:5557, not {endpoint!r}")
+
+
+def check_peers(addresses: Iterable[str]) -> None:
+    for address in addresses:
+        if not re.fullmatch(r"https?://(?:[\w.*-]+|\[[\da-fA-F:.]+\])(?::(?:\d{1,5}|\*))?/?", address):
+            raise ConfigError(f"kv_peers must be like http://10.0.0.7:8700 or http://10.0.0.*:8700, not {address!r}")
 
 
 def parse_bytes(text: str) -> int:

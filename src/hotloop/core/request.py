@@ -144,7 +144,7 @@ class Usage(NamedTuple):
     num_steps: int = 0
     """Steps of the engine that gave this request at least one token."""
     num_restored: int = 0
-    """Those of the cached tokens whose KV was read from disk for this request."""
+    """Those of the cached tokens whose KV was read from disk, or from another server, for this request."""
     num_from_host: int = 0
     """Those whose KV was copied back from host memory for it."""
     num_reasoning: int = 0
@@ -187,9 +187,18 @@ class TokenEvent(NamedTuple):
     error: HotloopError | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class KvSource:
+    """A server that probably has the KV of a prompt."""
+
+    url: str
+    key: str = field(default="", repr=False)
+    """The API key that it is asked with."""
+
+
 @dataclass(slots=True, eq=False)
 class Request:
-    """See the module's picture. Made by the caller; everything below `begun_ids` belongs to the engine."""
+    """See the module's picture. Made by the caller; everything below `kv_source` belongs to the engine."""
 
     id: str
     prompt_ids: Sequence[int]
@@ -207,6 +216,8 @@ class Request:
     """The session that its own works for."""
     begun_ids: Sequence[int] = ()
     """Tokens its answer begins with, chosen elsewhere: they are told with its first event, and go on from there."""
+    kv_source: KvSource | None = None
+    """Where the KV of its prompt is asked for, as far as it is not known here."""
 
     number: int = field(init=False, default_factory=count().__next__)
     """Its own in this process, as its id need not be once it has ended."""

@@ -26,8 +26,9 @@ from hotloop.engine.grammar.reasoning import ReasoningCounter
 from hotloop.engine.kvcache.changes import Change
 from hotloop.engine.kvcache.slots import WindowSlots
 from hotloop.engine.offload.disk.store import KvStore
-from hotloop.engine.offload.disk.tier import DiskTier, Post
+from hotloop.engine.offload.disk.tier import DiskTier, Post, segments_of
 from hotloop.engine.offload.host import HostTier
+from hotloop.engine.offload.moves import KvMoves
 from hotloop.engine.scheduler.scheduler import Scheduler
 from hotloop.engine.step import Slice, Step
 from hotloop.engine.text import TextStream
@@ -112,7 +113,10 @@ class EngineCore:
         self._speculator = Speculator(drafter, self._decoder, max_draft_tokens=most, clock=clock) if drafter else None
         self._publishes_first = drafter is not None and drafter.model is not None  # tokens do not wait for drafts
         self.disk = DiskTier(store, backend, self.scheduler, post, clock) if store and post else None
-        self._tiers = [tier for tier in (self.disk, self.host) if tier]
+        self.moves: KvMoves | None = None
+        if config.kv_peers and post and not backend.num_states:
+            self.moves = KvMoves(segments_of(backend), backend, self.scheduler, post, clock)
+        self._tiers = [tier for tier in (self.disk, self.host, self.moves) if tier]
         self.listeners: dict[str, _Listener] = {}  # of the requests that wait or run
         self._flights: deque[tuple[Step, Flight]] = deque()
         self._settling: Step | None = None  # some of its tokens may be appended and not yet published
@@ -136,6 +140,8 @@ class EngineCore:
         is_plain = not (matcher or request.sampling.stop or reasoning or request.sampling.logprobs is not None)
         self.listeners[request.id] = _Listener(on_events, text, forced, reasoning, end_ids, is_plain)
         (self.disk or self.scheduler).add(request)
+        if self.moves and not request.is_loading:
+            request.is_loading = self.moves.fetch(request)
 
     @property
     def is_idle(self) -> bool:
@@ -226,8 +232,9 @@ class EngineCore:
 
     def fail_all(self, error: HotloopError) -> None:
         """Nothing will run any more: end the waiting too."""
-        if self.disk:
-            self.disk.let_all_go()
+        for tier in (self.disk, self.moves):
+            if tier:
+                tier.let_all_go()
         while self.has_work:
             self.fail(error)
 

@@ -19,7 +19,7 @@ from typing import Self, TypeVar
 
 import numpy as np
 
-from hotloop.backends.backend import Backend
+from hotloop.backends.backend import Backend, Copy
 from hotloop.core.config import DEFAULT_MODEL, Device, EngineConfig, LoadFormat, Precision, WeightFormat, parse_bytes
 from hotloop.core.errors import BackendError, DeviceLost, EngineClosed, Overloaded, PromptTooLong, RequestError
 from hotloop.core.grammar import Grammar
@@ -31,7 +31,7 @@ from hotloop.engine.drafting.history import PastDrafter
 from hotloop.engine.grammar.matcher import Grammars, Matcher
 from hotloop.engine.grammar.reasoning import open_matcher
 from hotloop.engine.kvcache.kv_events import KvPublisher
-from hotloop.engine.offload.disk.store import KvStore
+from hotloop.engine.offload.disk.store import KvStore, Segments
 from hotloop.engine.offload.disk.tier import PATIENCE_S, open_store
 from hotloop.engine.snapshot import EngineSnapshot, EngineStats, Snapshotter, count_up
 from hotloop.models.template import ChatTemplate
@@ -196,6 +196,18 @@ class Engine:
         closed: Future[int] = Future()
         self._do(lambda: closed.set_result(self._core.scheduler.sessions.close(name)))
         return closed
+
+    @property
+    def kv_segments(self) -> Segments | None:
+        """How KV is cut that other servers may have; None: they may not."""
+        return self._core.moves.segments if self._core.moves else None
+
+    def read_kv(self, salt: str, token_ids: "array[int]") -> "Future[Copy | None]":
+        """The last segment of these tokens, for another server; None if not all of it is on the device."""
+        read: Future[Copy | None] = Future()
+        moves = self._core.moves
+        self._do(lambda: read.set_result(moves.read(salt, token_ids) if moves else None))
+        return read
 
     async def stream(
         self, prompt: Prompt, sampling: SamplingParams | None = None, *, session_id: str = ""

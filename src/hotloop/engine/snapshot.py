@@ -18,6 +18,7 @@ from hotloop.engine.grammar.matcher import Grammars
 from hotloop.engine.kvcache.full_attention import StateStats
 from hotloop.engine.offload.disk.store import DiskStats
 from hotloop.engine.offload.host import HostStats
+from hotloop.engine.offload.moves import MoveStats
 from hotloop.engine.scheduler.scheduler import Scheduler
 from hotloop.engine.sessions.index import PREFIX
 
@@ -45,6 +46,7 @@ class EngineStats:
     num_finished: Mapping[FinishReason, int]
     disk: DiskStats
     host: HostStats
+    moves: MoveStats
     states: StateStats
 
 
@@ -123,6 +125,7 @@ def count_up(core: EngineCore, grammars: Grammars) -> EngineStats:
         num_finished=dict(core.num_finished),
         disk=core.disk.stats() if core.disk else DiskStats(),
         host=core.host.stats() if core.host else HostStats(),
+        moves=core.moves.stats() if core.moves else MoveStats(),
         states=scheduler.states.stats(),
     )
 

@@ -106,20 +106,23 @@ class ClientCall:
 
     async def do_unless_gone(self, work: Coroutine[Any, Any, None]) -> bool:
         """Do the work unless the client hangs up first; whether it was done."""
-        doing, leaving = asyncio.create_task(work), asyncio.create_task(self._hang_up())
+        doing = asyncio.current_task()
+        assert doing
+        leaving = asyncio.create_task(self._hang_up(doing))
         try:
-            await asyncio.wait((doing, leaving), return_when=asyncio.FIRST_COMPLETED)
-            if doing.done():
-                doing.result()
-            return doing.done()
+            await work
+            return True
+        except asyncio.CancelledError:
+            if not leaving.done() or doing.uncancel():  # somebody else wants an end, too
+                raise
+            return False
         finally:
-            doing.cancel()
             leaving.cancel()
-            await asyncio.gather(doing, leaving, return_exceptions=True)
 
-    async def _hang_up(self) -> None:
+    async def _hang_up(self, doing: "asyncio.Task[Any]") -> None:
         while (await self.receive())["type"] != "http.disconnect":
             pass
+        doing.cancel()
 
 
 class RouterApp:
@@ -295,8 +298,8 @@ class RouterApp:
                 self._tiered.learn(request, tier, summary, time.monotonic() - begun_at)
                 if summary.is_broken or begun.status >= 500:
                     self._tiered.fail(request)
-            if caller.client.copy and self._stable.is_used:
-                copy = bytes(caller.client.copy)
+            if (said := caller.client.copy) and self._stable.may_learn(said):
+                copy = bytes(said)
                 await asyncio.to_thread(self._stable.learn, request, copy, is_stream=request.is_stream)
         finally:
             await self._proxy.finish(begun)

@@ -9,7 +9,7 @@ event. A stream that no replica has accepted in a while gets its head too: what 
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 from starlette.types import Send
 
@@ -35,6 +35,7 @@ class ClientStream:
         self._ping = COMMENT
         self._is_silent = False
         self._is_between_events = True
+        self._pinging: asyncio.Task[None] | None = None
 
     def add_header(self, name: bytes, value: bytes) -> None:
         self._headers.append((name, value))
@@ -69,19 +70,29 @@ class ClientStream:
             yield
             return
         self._ping = write_event("ping") if api == "messages" else COMMENT
-        pinging = asyncio.create_task(self._keep_alive())
+        self._look_later()
         try:
             yield
         finally:
-            pinging.cancel()
-            with suppress(asyncio.CancelledError):
-                await pinging
+            self._timer.cancel()
+            if pinging := self._pinging:
+                pinging.cancel()
+                await asyncio.gather(pinging, return_exceptions=True)
 
-    async def _keep_alive(self) -> None:
-        """Looks twice in the time there is: a ping is due if nothing was sent since."""
-        while True:
-            await asyncio.sleep(self._ping_s / 2)
-            if self._is_silent and self._is_between_events:
-                await self.begin(200, _SSE)
-                await self.write(self._ping)
+    def _look_later(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(self._ping_s / 2, self._look)
+
+    def _look(self) -> None:
+        """Twice in the time there is: a ping is due if nothing was sent since."""
+        if self._is_silent and self._is_between_events:
+            self._pinging = asyncio.create_task(self._send_ping())
+        else:
             self._is_silent = True
+            self._look_later()
+
+    async def _send_ping(self) -> None:
+        """The client may be slow to take it."""
+        await self.begin(200, _SSE)
+        await self.write(self._ping)
+        self._is_silent = True
+        self._look_later()

@@ -17,7 +17,7 @@ from hotloop.router.request import RoutedRequest, change
 from hotloop.router.translate import Translation, can_translate, translate
 from hotloop.router.upstream.wire import UpstreamRequest
 from hotloop.wire.errors import ThreadUnsupported
-from hotloop.wire.hints import TOKENS_HEADER
+from hotloop.wire.hints import KV_SOURCE_HEADER, TOKENS_HEADER
 from hotloop.wire.responses.items import ItemStore
 
 
@@ -41,13 +41,17 @@ def compose(
     items: ItemStore,
     *,
     tells_tokens: bool = False,
+    kv_source: str = "",
 ) -> Composed:
     """The client's own bytes if the replica speaks that API, but for fields that have to be others there. Raises
     RequestError if the request cannot be said in any API the replica speaks, or would be misunderstood. `items` are
-    those of translated answers, which no replica knows. `tells_tokens`: a replica that can is to tell them."""
+    those of translated answers, which no replica knows. `tells_tokens`: a replica that can is to tell them.
+    `kv_source` is where it may have the prompt's KV from."""
     spoken, sent_headers = replica.speaks(request), replica.headers(headers, request.tenant)
     if tells_tokens and replica.kind.resumes == "tokens":
         sent_headers.append((TOKENS_HEADER.encode(), b"1"))
+    if kv_source and not request.is_question:
+        sent_headers.append((KV_SOURCE_HEADER.encode(), kv_source.encode()))
     is_spoken = request.api in spoken
     options = usage_options(request) if replica.kind.has_stream_usage or not is_spoken else None
     changes: dict[str, Any] = {"stream_options": options} if options else {}

@@ -60,6 +60,8 @@ class ReplicaKind:
     """Where a chat is turned into token ids, for replicas that publish their KV state."""
     health_path: str | None = "/health"
     """None: a hosted API is not probed; its answers tell."""
+    drain_path: str = ""
+    """Where it says that it is shutting down, while it still answers."""
     models_path: str | None = "/v1/models"
     auth: Auth = "bearer"
     fixed_headers: tuple[tuple[bytes, bytes], ...] = ()
@@ -102,6 +104,7 @@ _KINDS: tuple[ReplicaKind, ...] = (
         "/tokenize",
         reads_threads=True,
         priority=str,
+        drain_path="/ready",
         close_path="/close_session",
         takes_tenants=True,
         keeps_tenants=True,

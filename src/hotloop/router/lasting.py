@@ -175,7 +175,7 @@ def is_lasting(request: RoutedRequest) -> bool:
 def split_failure(piece: bytes) -> tuple[bytes, ReplicaGaveUp | None]:
     """What comes before an event by which a replica says that it failed, and that; a failure that is the request's own
     is part of the answer."""
-    if not _FAILED.search(piece):
+    if not (b"error" in piece or b"failed" in piece) or not _FAILED.search(piece):
         return piece, None
     events = split_events(piece)
     for i, event in enumerate(events):

@@ -218,7 +218,14 @@ class Proxy:
     async def _exchange(self, place: Place, attempts: RequestAttempts) -> ProxiedAnswer:
         replica = place.replica
         tells_tokens = self.replica_set.config.router.resume_streams and attempts.request.is_stream
-        composed = compose(attempts.request, replica, attempts.headers, self.items, tells_tokens=tells_tokens)
+        composed = compose(
+            attempts.request,
+            replica,
+            attempts.headers,
+            self.items,
+            tells_tokens=tells_tokens,
+            kv_source=self.replica_set.find_source(place),
+        )
 
         def may_resend() -> bool:
             may = self._may_retry(attempts)

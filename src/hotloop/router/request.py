@@ -11,7 +11,7 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -71,7 +71,7 @@ class _Item(msgspec.Struct):
     id: Any = None
 
 
-_REFERENCE = b'"item_reference"'
+_REFERENCE, _MARK = b'"item_reference"', b'"cache_control"'
 _ITEM_ID = re.compile(r"[a-z]+_(?P<stem>[0-9a-f]{48})_\d+")
 _decoder = msgspec.json.Decoder(_Body)
 _list_decoder = msgspec.json.Decoder(list[Raw])
@@ -135,14 +135,20 @@ class RoutedRequest(PromptDigest):
             body: dict[str, Any] = msgspec.json.decode(self.raw)
             return body
 
+    def read_fields(self) -> dict[str, Raw]:
+        """Each as it was written, to the byte. Raises RequestError."""
+        with _readable():
+            return msgspec.json.decode(self.raw, type=dict[str, Raw])
+
     def replace(self, changes: Mapping[str, Any]) -> bytes:
         """The same request with other values for some fields; None takes a field out. The other values stay as they
         were written, to the byte. Raises RequestError."""
-        if not changes:
-            return self.raw
-        with _readable():
-            fields = msgspec.json.decode(self.raw, type=dict[str, Raw])
-        return msgspec.json.encode(change(fields, changes))
+        return msgspec.json.encode(change(self.read_fields(), changes)) if changes else self.raw
+
+    def with_body(self, raw: bytes) -> "RoutedRequest":
+        """The same request with its prompt in other words: what is said beside that stays."""
+        key, num_bytes = _hash_prompt(_decoder.decode(raw), self.scope)
+        return replace(self, raw=raw, key=key, num_tokens=num_bytes // BYTES_PER_TOKEN)
 
 
 def change(fields: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -205,7 +211,9 @@ def _hash_prompt(body: _Body, scope: str) -> tuple[bytes, int]:
     about = f"{body.model}\0{body.cache_salt or ''}\0{scope}"
     chain = hashlib.blake2b(about.encode("utf-8", "surrogatepass"), digest_size=HASH_BYTES)
     parts = (body.tools, body.system, body.instructions, *_items(body.messages), *_items(body.input), body.prompt)
-    text = b"".join(_without_marks(bytes(part)) for part in parts)
+    text = b"".join(map(bytes, parts))
+    if _MARK in text:
+        text = b"".join(_without_marks(bytes(part)) for part in parts)
     view = memoryview(text)
     digests = []
     for begin in range(0, len(text) - BLOCK_BYTES + 1, BLOCK_BYTES):
@@ -231,7 +239,7 @@ def _items(raw: Raw) -> list[Raw]:
 
 
 def _without_marks(raw: bytes) -> bytes:
-    if b'"cache_control"' not in raw:
+    if _MARK not in raw:
         return raw
 
     def strip(value: Any) -> Any:

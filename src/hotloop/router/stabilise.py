@@ -7,15 +7,15 @@ did than if it had been sent as it came.
 import hashlib
 from collections import Counter
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from cachetools import LRUCache
+from msgspec.json import decode, encode
 
 from hotloop.core.errors import HotloopError, RequestError
 from hotloop.router.placement.index import HASH_BYTES
-from hotloop.router.request import BLOCK_TOKENS, RoutedRequest, parse_request
+from hotloop.router.request import BLOCK_TOKENS, RoutedRequest, change
 from hotloop.wire.event import gather
-from hotloop.wire.field import Json
 from hotloop.wire.formats import FORMATS
 from hotloop.wire.part import Api as Format
 from hotloop.wire.reader import name_call
@@ -49,35 +49,37 @@ class StablePrompts:
         self._keys: LRUCache[str, tuple[bytes, bytes]] = LRUCache(_MAX_SESSIONS)
         """The keys of each session's last prompt, as it came and as it was sent."""
 
-    @property
-    def is_used(self) -> bool:
-        return bool(self._keys)
-
     def apply(self, request: RoutedRequest, kinds: Collection[str]) -> Stabilised:
         """`kinds` are those of the replicas it may go to. Raises RequestError where the body cannot be read."""
         api = find_format(request)
         if api is None:
             return Stabilised(request)
+        given = request.read_fields()
         try:
-            rewritten, changes = self._stabiliser.rewrite(
+            fields, changes = self._stabiliser.rewrite(
                 api,
-                request.read_body(),
+                {name: given[name] if name == "tools" else decode(given[name]) for name in _FIELDS if name in given},
                 scope=_scope(request),
+                has_calls=any(word in request.raw for word in _CALLS),
                 pays_marks="anthropic" in kinds,
                 cache_key=_cache_key(request) if "openai" in kinds else "",
             )
+            sent = request.with_body(encode(change(given, fields))) if changes else request
         except (TypeError, ValueError, RecursionError, AttributeError) as error:
             raise RequestError(f"the body cannot be read: {error}") from None
-        sent = self._replace(request, rewritten) if changes else request
         num_saved = self._count_saved(request, sent)
         self.num_changes.update(change.partition(":")[0].partition("[")[0] for change in changes)
         self.num_saved += num_saved
         return Stabilised(sent, changes, num_saved)
 
+    def may_learn(self, answer: bytes | bytearray) -> bool:
+        """Whether there are calls in an answer, for somebody who stabilises prompts."""
+        return bool(self._keys) and any(word in answer for word in _CALLS)
+
     def learn(self, request: RoutedRequest, answer: bytes, *, is_stream: bool) -> None:
         """How an answer wrote its calls; what cannot be read tells nothing."""
         api = find_format(request)
-        if api is None or not any(word in answer for word in _CALLS):
+        if api is None:
             return
         reader, events = FORMATS[api].reader(name_call), EventReader()
         try:
@@ -89,15 +91,6 @@ class StablePrompts:
         except HotloopError:
             return
         self._stabiliser.learn(gather(told), scope=_scope(request))
-
-    def _replace(self, request: RoutedRequest, rewritten: Json) -> RoutedRequest:
-        """The same request in other words: its key is that of what is sent."""
-        body = request.read_body()
-        changed = {name for name in _FIELDS if rewritten.get(name) != body.get(name)}
-        changed |= {"tools"} & rewritten.keys()  # whose order is no part of their value
-        raw = request.replace({name: rewritten.get(name) for name in changed})
-        parsed = parse_request(request.target, request.headers, raw, request.tenant, request.scope)
-        return replace(parsed, session=request.session, session_name=request.session_name)
 
     def _count_saved(self, given: RoutedRequest, sent: RoutedRequest) -> int:
         session = given.session or sent.key[:HASH_BYTES].hex()

@@ -17,10 +17,12 @@ END_BYTES = 4096
 """How much of either end is looked at."""
 
 _ID = re.compile(rb'"id"\s*:\s*"([^"\\]{1,128})"')
-_CACHED = re.compile(rb'"(?:cached_tokens|cache_read_input_tokens|cache_n)"\s*:\s*(\d{1,9})')
-_WRITTEN = re.compile(rb'"cache_creation_input_tokens"\s*:\s*(\d{1,9})')
-_PROMPT = re.compile(rb'"(?:prompt_tokens|input_tokens)"\s*:\s*(\d{1,9})')
-_OUTPUT = re.compile(rb'"(?:completion_tokens|output_tokens)"\s*:\s*(\d{1,9})')
+_COUNT = re.compile(rb'"((?:cache|prompt|input|completion|output)[a-z_]{2,})"\s*:\s*(\d{1,9})')
+_COUNTED = (b'tokens"', b'"cache_n"')
+_CACHED = (b"cached_tokens", b"cache_read_input_tokens", b"cache_n")
+_WRITTEN = (b"cache_creation_input_tokens",)
+_PROMPT = (b"prompt_tokens", b"input_tokens")
+_OUTPUT = (b"completion_tokens", b"output_tokens")
 _NO_USAGE_YET = re.compile(rb',\s*"usage"\s*:\s*null')
 _USAGE = re.compile(rb'"usage"\s*:\s*\{')
 _CALLS = (b'"tool_calls"', b'"tool_use"', b'"function_call"')
@@ -58,16 +60,24 @@ def summarize(
     answer_id: str | None, end: bytes, *, is_messages: bool = False, is_broken: bool = False
 ) -> AnswerSummary:
     """In Anthropic's shape what was cached, or was written to the cache, is not part of the input."""
-    num_prompt, num_cached = _last(_PROMPT, end), _last(_CACHED, end)
+    counts: dict[bytes, int] = {}
+    places = [at for word in _COUNTED if (at := end.find(word)) >= 0]
+    for found in _COUNT.finditer(end, max(0, min(places) - 32)) if places else ():
+        for names in (_PROMPT, _CACHED, _WRITTEN, _OUTPUT):
+            if found[1] in names:
+                counts[names[0]] = int(found[2])
+    num_prompt, num_cached = counts.get(_PROMPT[0]), counts.get(_CACHED[0])
     if is_messages and num_prompt is not None:
-        num_prompt += (num_cached or 0) + (_last(_WRITTEN, end) or 0)
+        num_prompt += (num_cached or 0) + counts.get(_WRITTEN[0], 0)
     has_calls = any(word in end for word in _CALLS)
-    return AnswerSummary(answer_id, num_prompt, num_cached, _last(_OUTPUT, end), has_calls, is_broken)
+    return AnswerSummary(answer_id, num_prompt, num_cached, counts.get(_OUTPUT[0]), has_calls, is_broken)
 
 
 def hide_usage(piece: bytes) -> bytes:
     """Whole events of a chat as they are for a client who did not ask for usage: without the chunk that has it and no
     choice, and without the `null` that some engines put into the others."""
+    if b'"usage"' not in piece:
+        return piece
     piece = _NO_USAGE_YET.sub(b"", piece)
     if not _USAGE.search(piece):
         return piece
@@ -82,8 +92,3 @@ class _Chunk(msgspec.Struct):
 def _is_usage_alone(event: bytes) -> bool:
     chunks = [parse_json(each.data, _Chunk) for each in EventReader().push(event)] if _USAGE.search(event) else []
     return any(chunk is not None and not chunk.choices for chunk in chunks)
-
-
-def _last(pattern: re.Pattern[bytes], end: bytes) -> int | None:
-    found = pattern.findall(end)
-    return int(found[-1]) if found else None

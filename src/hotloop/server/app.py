@@ -31,7 +31,7 @@ from hotloop.http.page import Application
 from hotloop.http.requests import HELLO_PATHS, REQUEST_ID_HEADER
 from hotloop.http.serving import ApiServer, limits_of
 from hotloop.http.tls import certificate_of
-from hotloop.server import info, messages, openapi, sessions
+from hotloop.server import info, kv, messages, openapi, sessions
 from hotloop.server.batches import api as batches
 from hotloop.server.batches.runner import BatchRunner
 from hotloop.server.batches.store import BatchStore
@@ -82,7 +82,7 @@ def create_app(
     keys = keys or ApiKeys(read_keys(config.api_key, config.api_key_file))
     client = LocalEngine(engine, config.served_name or engine.name) if isinstance(engine, Engine) else engine
     _check_isolation(client, config, keys.current)
-    service = Service(client, config, tracer or NullTracer())
+    service = Service(client, config, tracer or NullTracer(), keys)
     middleware = [Middleware(RequestIds, metrics=service.metrics)]
     if config.cors_origins:
         cors: Any = {"allow_methods": ("GET", "POST", "DELETE"), "allow_headers": ("*",)}
@@ -92,7 +92,8 @@ def create_app(
     if own_socket:
         middleware.append(Middleware(Elsewhere, own=own_socket, engine=client))
     handlers = {HotloopError: on_error, HTTPException: on_error, ClientDisconnect: on_error, Exception: on_bug}
-    app = Starlette(routes=(*ROUTES, *info.NOT_SERVED), middleware=middleware, exception_handlers=handlers)
+    routes = (*ROUTES, *(kv.ROUTES if client.kv_segments else ()), *info.NOT_SERVED)
+    app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
     app.state.service = service
     app.state.responses = ResponseStore(sharing=client.sharing)
     app.state.description = openapi.describe(ROUTES)

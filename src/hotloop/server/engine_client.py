@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -13,6 +14,7 @@ from hotloop.core.sharing import UNSHARED, Sharing
 from hotloop.engine.core import OnEvents
 from hotloop.engine.engine import Engine
 from hotloop.engine.grammar.matcher import Grammars
+from hotloop.engine.offload.disk.store import Segments
 from hotloop.models.template import ChatTemplate
 from hotloop.models.tokenizer import Tokenizer
 from hotloop.server.engine_metrics import EngineMetrics
@@ -38,6 +40,14 @@ class EngineClient(Protocol):
     def class_limits(self) -> Sequence[ClassLimits]: ...
     @property
     def publishes_kv(self) -> bool: ...
+    @property
+    def kv_segments(self) -> Segments | None:
+        """How KV is cut that other servers may have; None: they may not."""
+
+    @property
+    def kv_peers(self) -> Sequence[str]:
+        """The servers that may be asked for KV."""
+
     @property
     def failure(self) -> Exception | None:
         """What ended the engine: it will never run again."""
@@ -80,6 +90,9 @@ class EngineClient(Protocol):
     def close_session(self, name: str) -> "asyncio.Future[int]":
         """As `Engine.close_session`. Nobody has to await it."""
 
+    async def read_kv(self, salt: str, token_ids: "array[int]") -> memoryview | None:
+        """The last segment of these tokens; None if not all of it is cached."""
+
     async def is_ready(self) -> bool:
         """Whether requests are admitted."""
 
@@ -99,6 +112,12 @@ class EngineClient(Protocol):
         """What was counted in the others, and in those that have gone."""
 
 
+async def read_kv(engine: Engine, salt: str, token_ids: "array[int]") -> memoryview | None:
+    """As `EngineClient.read_kv`."""
+    copy = await asyncio.wrap_future(engine.read_kv(salt, token_ids))
+    return await asyncio.to_thread(copy.wait) if copy else None
+
+
 class LocalEngine:
     """An engine in this process, which serves alone."""
 
@@ -115,6 +134,8 @@ class LocalEngine:
         self.max_context = engine.max_context
         self.class_limits = engine.config.class_limits
         self.publishes_kv = engine.kv_events is not None
+        self.kv_segments = engine.kv_segments
+        self.kv_peers = engine.config.kv_peers
         self._engine = engine
         self._metrics = EngineMetrics(engine, model)
         self.abort = engine.abort
@@ -149,6 +170,9 @@ class LocalEngine:
 
     def close_session(self, name: str) -> "asyncio.Future[int]":
         return asyncio.wrap_future(self._engine.close_session(name))
+
+    async def read_kv(self, salt: str, token_ids: "array[int]") -> memoryview | None:
+        return await read_kv(self._engine, salt, token_ids)
 
     async def is_ready(self) -> bool:
         return self._engine.is_running

@@ -43,7 +43,7 @@ _TOTALS: tuple[Row, ...] = (
     ("steps", "Steps of the engine.", "num_steps"),
     ("prompt_tokens", "Prompt tokens asked for.", "usage.num_prompt"),
     ("cached_prompt_tokens", "Prompt tokens found in the cache.", "usage.num_cached"),
-    ("restored_prompt_tokens", "Cached prompt tokens read from disk.", "usage.num_restored"),
+    ("restored_prompt_tokens", "Cached prompt tokens read from disk or another server.", "usage.num_restored"),
     ("host_prompt_tokens", "Cached prompt tokens copied back from host memory.", "usage.num_from_host"),
     ("output_tokens", "Tokens generated.", "usage.num_output"),
     ("sampled_tokens", "Generated tokens that were sampled.", "usage.num_sampled"),
@@ -62,6 +62,10 @@ _TOTALS: tuple[Row, ...] = (
     ("kv_disk_read_bytes", "KV read from disk.", "disk.num_bytes_read"),
     ("kv_disk_written_bytes", "KV written to disk.", "disk.num_bytes_written"),
     ("kv_disk_damaged", "KV segments found damaged.", "disk.num_damaged"),
+    ("kv_moves", "Times that KV came from another server.", "moves.num_moves"),
+    ("kv_moves_failed", "Times that it did not, or not all of it.", "moves.num_failed"),
+    ("kv_moved_in_bytes", "KV that came from other servers.", "moves.num_bytes_in"),
+    ("kv_moved_out_bytes", "KV that was sent to other servers.", "moves.num_bytes_out"),
     ("kv_disk_dropped", "KV segments that were not written.", "disk.num_dropped"),
 )
 """Each with its name, what it is, and where in the engine's snapshot it is."""

@@ -13,6 +13,7 @@ from hotloop.core.errors import UnknownModel
 from hotloop.core.version import __version__
 from hotloop.http.bodies import BodyRoom
 from hotloop.http.json_schema import first_violation
+from hotloop.http.keys import ApiKeys
 from hotloop.http.serving import trim_memory
 from hotloop.server.border import read_json
 from hotloop.server.delivery import EventBridge
@@ -33,8 +34,11 @@ _DECODED_SHARE = 8  # decoded and made a prompt of, a text takes up to eight tim
 
 
 class Service:
-    def __init__(self, engine: EngineClient, config: ServerConfig, tracer: Tracer) -> None:
+    def __init__(self, engine: EngineClient, config: ServerConfig, tracer: Tracer, keys: ApiKeys | None = None) -> None:
         self.engine = engine
+        self.num_kv_sent = 0
+        """Servers that KV is being sent to."""
+        self._keys = keys or ApiKeys()
         self.is_draining = False
         self.model = config.served_name or engine.name
         self.metrics = Metrics(engine.class_limits, tracer)
@@ -66,6 +70,11 @@ class Service:
         self._max_body_bytes = parse_bytes(config.max_body)
         body_memory = parse_bytes(config.body_memory) // engine.num_fronts
         self.body_room = BodyRoom(body_memory // _DECODED_SHARE, body_memory, trim_memory)
+
+    @property
+    def peer_key(self) -> str:
+        """The key with which other servers are asked for KV."""
+        return self._keys.current.own
 
     @classmethod
     def of(cls, http: HttpRequest) -> "Service":

@@ -17,6 +17,7 @@ from hotloop.core.stream import CallOpened
 from hotloop.server.access import describe_access
 from hotloop.server.delivery import OutputCollector, Piece
 from hotloop.server.job import Job
+from hotloop.server.kv import find_source
 from hotloop.server.service import Service
 from hotloop.wire.hints import TOKENS_HEADER
 from hotloop.wire.sse import PING_S, write_tokens
@@ -46,10 +47,12 @@ async def submit(http: HttpRequest, job: Job, answer_id: str) -> OutputCollector
         )
         for i, (token_ids, sampling) in enumerate(choices)
     ]
+    source = find_source(http)
     for request in requests:
         request.resume_at = [pin.num_tokens for pin in prepared.pins]
         request.parent_id = caller.tenant.qualify(caller.parent_id)
         request.begun_ids = job.begun_ids
+        request.kv_source = source
     trace = service.recorder.open(http, job, answer_id, requests)
     http.state.access = partial(describe_access, service.recorder.model, http.state.began_at, job, requests)
 

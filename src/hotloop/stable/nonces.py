@@ -13,7 +13,7 @@ import hashlib
 import re
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -28,9 +28,11 @@ Turns = tuple[Message, ...]
 
 
 class Nonce(NamedTuple):
-    """A known one. `is_news`: the model should still hear of it."""
+    """A known one. `word`, in lower case, stands in the line with which its pattern begins. `is_news`: the model should
+    still hear of it."""
 
     name: str
+    word: str
     pattern: re.Pattern[str]
     is_news: bool
 
@@ -40,21 +42,30 @@ _CLOCK = r"[^\n]*\d{1,2}:\d{2}[^\n]*"
 KNOWN = (
     # Claude Code: a hash of the request as the first system block; other text may follow on the same line.
     Nonce(
-        "billing header", re.compile(r"^x-anthropic-billing-header:(?:[ \t]*[\w.-]+=[^;\s]*;)+[ \t]*\n?", re.M), False
+        "billing header",
+        "x-anthropic-billing-header:",
+        re.compile(r"^x-anthropic-billing-header:(?:[ \t]*[\w.-]+=[^;\s]*;)+[ \t]*\n?", re.M),
+        False,
     ),
     # LibreChat, pi and many others, in one line: `Current date and time: Tuesday, June 9, 2026, 03:04:20 PM +03:00`.
     Nonce(
         "time of day",
+        "current",
         re.compile(
             rf"^[ \t]*(?:- )?(?:The )?current (?:date(?: and |/| & )?)?time(?: is)?:?[ \t]{_CLOCK}\n?", re.M | re.I
         ),
         True,
     ),
     # OpenClaw, nanobot and their kin, as a section of two lines.
-    Nonce("time of day", re.compile(rf"^## Current (?:Date (?:&|and) )?Time\n+{_CLOCK}\n?", re.M | re.I), True),
+    Nonce(
+        "time of day", "current", re.compile(rf"^## Current (?:Date (?:&|and) )?Time\n+{_CLOCK}\n?", re.M | re.I), True
+    ),
     # goose: `The current date is 2025-05-04 10:20:30.`
     Nonce(
-        "time of day", re.compile(r"^The current date is \d{4}-\d\d-\d\d \d\d:\d\d(?::\d\d)?\.?[ \t]*\n?", re.M), True
+        "time of day",
+        "current",
+        re.compile(r"^The current date is \d{4}-\d\d-\d\d \d\d:\d\d(?::\d\d)?\.?[ \t]*\n?", re.M),
+        True,
     ),
 )
 
@@ -66,7 +77,22 @@ _VOLATILE = re.compile(
     r"|\b\d{1,2}:\d{2}(?::\d{2}(?:\.\d+)?)?(?:\s?[AP]\.?M\b)?|\b1\d{9}(?:\d{3}){0,3}\b",
     re.I,
 )
+_DIGIT = re.compile(r"\d")
+"""All of these have one."""
 _MAX_LEARNED = 32
+
+
+@dataclass(frozen=True, slots=True)
+class _Lines:
+    """System messages line by line: the number of each one's message, and the line."""
+
+    lines: list[tuple[int, str]]
+    volatile: list[int]
+    """Which of them have times or ids."""
+    place: bytes
+    """Says what the messages are but for these."""
+    has_known: bool
+    """Whether there are nonces of known clients in them."""
 
 
 class Nonces:
@@ -76,6 +102,7 @@ class Nonces:
 
     def __init__(self, *, learns: bool = False, sharing: Sharing = UNSHARED) -> None:
         self._learns = learns
+        self._read: LruCache[tuple[str, tuple[str, ...]], _Lines] = LruCache(_MAX_CHARS)
         self._lines: LruCache[bytes, tuple[tuple[str, ...], frozenset[int]]] = LruCache(_MAX_CHARS)
         self._notes: LruCache[bytes, str] = LruCache(_MAX_CHARS)
         self._times: LruCache[bytes, tuple[str, bool]] = LruCache(_MAX_CHARS)
@@ -83,11 +110,20 @@ class Nonces:
         self._keep_note = sharing.share("note", tuple[bytes, str], self._put_note)
         self._keep_time = sharing.share("time", tuple[bytes, str, bool], self._put_time)
 
-    def settle(self, messages: Sequence[Message], *, scope: str = "") -> tuple[tuple[Message, ...], tuple[str, ...]]:
+    def settle(self, messages: Sequence[Message], *, scope: str = "") -> tuple[Turns, tuple[str, ...]]:
         """The messages as they are read, and what was done to them."""
         system = tuple(takewhile(lambda message: message.role == "system", messages))
-        rest = tuple(messages[len(system) :])
-        system, changes = _without(system, [nonce for nonce in KNOWN if not nonce.is_news])[::2]
+        left, news, changes = self.strip(system, scope=scope)
+        settled = left + tuple(messages[len(system) :])
+        return (self.move(settled, news, scope=scope) if news else settled), changes
+
+    def strip(self, system: Turns, *, scope: str = "") -> tuple[Turns, str, tuple[str, ...]]:
+        """The system messages that begin a prompt without their nonces, what of these is to be moved, and what was
+        done."""
+        read = self._read_lines(tuple(message.content for message in system), scope) if self._learns else None
+        if read and not (read.has_known or read.volatile):
+            return system, "", ()
+        system, _, dropped = _without(system, [nonce for nonce in KNOWN if not nonce.is_news])
         timeless, news, moved = _without(system, [nonce for nonce in KNOWN if nonce.is_news])
         if not self._is_changing(timeless, news, scope):
             timeless, news, moved = system, "", ()
@@ -95,18 +131,15 @@ class Nonces:
             timeless, learned = self._without_learned(timeless, scope)
             news = "\n".join(filter(None, (news, *learned)))
             moved += ("system: a line that changes was moved behind the newest message",) if learned else ()
-        if not news:
-            return system + rest, changes
-        return self._move(timeless + rest, news, scope), changes + moved
+        return timeless, news, dropped + moved
 
     def _without_learned(self, system: Turns, scope: str) -> tuple[Turns, tuple[str, ...]]:
         """The messages without the lines that were seen to change, and these."""
-        lines = [(i, line) for i, message in enumerate(system) for line in message.content.split("\n")]
-        masked = [_VOLATILE.sub("\0", line) for _, line in lines]
-        volatile = [at for at, (_, line) in enumerate(lines) if masked[at] != line][:_MAX_LEARNED]
+        read = self._read_lines(tuple(message.content for message in system), scope)
+        lines, volatile, place = read.lines, read.volatile, read.place
         if not volatile:
             return system, ()
-        now, place = tuple(lines[at][1] for at in volatile), _digest(scope, (Message("system", "\n".join(masked)),))
+        now = tuple(lines[at][1] for at in volatile)
         with self._lock:
             before, changing = self._lines.find(place) or (now, frozenset())
             changing |= {at for at, *pair in zip(volatile, before, now, strict=True) if pair[0] != pair[1]}
@@ -117,6 +150,21 @@ class Nonces:
         texts = ["\n".join(line for i, line in left if i == number) for number in range(len(system))]
         kept = tuple(replace(message, content=text) for message, text in zip(system, texts, strict=True))
         return kept, tuple(lines[at][1] for at in sorted(changing))
+
+    def _read_lines(self, contents: tuple[str, ...], scope: str) -> _Lines:
+        """Most are the same from request to request, and to look for times and ids takes long."""
+        with self._lock:
+            read = self._read.find((scope, contents))
+        if read is None:
+            lines = [(i, line) for i, content in enumerate(contents) for line in content.split("\n")]
+            masked = [_VOLATILE.sub("\0", line) if _DIGIT.search(line) else line for _, line in lines]
+            volatile = [at for at, (_, line) in enumerate(lines) if masked[at] != line][:_MAX_LEARNED]
+            place = _digest(scope, (Message("system", "\n".join(masked)),))
+            has_known = any(_search(nonce, content) for nonce in KNOWN for content in contents)
+            read = _Lines(lines, volatile, place, has_known)
+            with self._lock:
+                self._read.put((scope, contents), read, 3 * sum(map(len, contents)))
+        return read
 
     def _is_changing(self, timeless: Turns, news: str, scope: str) -> bool:
         """Whether the same words were ever seen with another time. A time that stands still is part of the story."""
@@ -141,8 +189,8 @@ class Nonces:
         with self._lock:
             self._notes.put(place, news, len(news))
 
-    def _move(self, messages: Turns, news: str, scope: str) -> Turns:
-        """Behind the newest message; and behind older ones what was put there when they were the newest."""
+    def move(self, messages: Turns, news: str, *, scope: str = "") -> Turns:
+        """The news behind the newest message; and behind older ones what was put there when they were the newest."""
         places = [i for i, message in enumerate(messages) if message.role in ("user", "tool")]
         moved, last = list(messages), ""
         chain = hashlib.blake2b(_digest(scope, ()), digest_size=16)
@@ -165,17 +213,32 @@ def _without(messages: Turns, nonces: Sequence[Nonce]) -> tuple[Turns, str, tupl
     """The messages without these nonces, what those were, and what is to be said about it."""
     news: list[str] = []
     changes: list[str] = []
-    bare = []
+    bare = list(messages)
     for i, message in enumerate(messages):
         content = message.content
         for nonce in nonces:
-            if match := nonce.pattern.search(content):
+            if match := _search(nonce, content):
                 content = content[: match.start()] + content[match.end() :]
                 news.append(match[0].strip())
                 done = "moved behind the newest message" if nonce.is_news else "dropped"
                 changes.append(f"messages[{i}]: the {nonce.name} was {done}")
-        bare.append(replace(message, content=content))
+        if content != message.content:
+            bare[i] = replace(message, content=content)
     return tuple(bare), "\n".join(news), tuple(changes)
+
+
+def _search(nonce: Nonce, content: str) -> re.Match[str] | None:
+    """As the pattern's own `search`, which would look at every line."""
+    lowered = content.lower()
+    if len(lowered) != len(content):  # a few letters are two in lower case
+        return nonce.pattern.search(content)
+    at = lowered.find(nonce.word)
+    while at >= 0:
+        if match := nonce.pattern.match(content, lowered.rfind("\n", 0, at) + 1):
+            return match
+        end = lowered.find("\n", at)
+        at = lowered.find(nonce.word, end) if end >= 0 else -1
+    return None
 
 
 def _digest(scope: str, messages: Turns) -> bytes:

@@ -96,6 +96,8 @@ class EventReader:
 
 def find_event_end(data: bytes | bytearray, begin: int = 0) -> int:
     """Where the last whole event ends, blank line included; 0 if none ends behind `begin`."""
+    if data.endswith(b"\n\n") and len(data) >= begin + 2:
+        return len(data)
     end = max(data.rfind(blank, begin) for blank in _BLANK_LINES) + 2
     if end < 2:
         return 0
@@ -103,12 +105,17 @@ def find_event_end(data: bytes | bytearray, begin: int = 0) -> int:
 
 
 def ends_event(data: bytes) -> bool:
+    if data.endswith(b"\n\n"):
+        return True
     last = data[-3:]
     return 0 < find_event_end(last) == len(last)
 
 
 def split_events(data: bytes) -> list[bytes]:
     """Whole events one by one, to the byte; what is behind the last is one more."""
+    if b"\r" not in data:
+        *events, rest = data.split(b"\n\n")
+        return [event + b"\n\n" for event in events] + ([rest] if rest else [])
     return [event for event in _EVENT.findall(data) if event]
 
 

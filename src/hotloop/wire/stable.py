@@ -8,11 +8,17 @@ marks        on the last block of the system text and of the newest message, whe
 """
 
 import json
+import threading
 from collections.abc import Iterable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
+import msgspec
+from msgspec import Raw
+
+from hotloop.core.lru import LruCache
 from hotloop.core.message import Message, Role
 from hotloop.stable.arguments import WrittenArguments
 from hotloop.stable.nonces import Nonces
@@ -27,6 +33,8 @@ _SYSTEM = ("system", "developer")
 _TEXTS = ("text", "input_text", "output_text")
 _KEYS = ("type", "name", "description", "strict", "function", "parameters", "input_schema")
 _RANKS = {key: rank for rank, key in enumerate(_KEYS)}
+_MARKED = b'"cache_control"'
+_MAX_TOOL_BYTES = 8_000_000
 
 
 def sort_tools(body: Json) -> Json:
@@ -59,34 +67,62 @@ class Stabiliser:
     def __init__(self) -> None:
         self._nonces = Nonces(learns=True)
         self._arguments = WrittenArguments()
+        self._tools: LruCache[tuple[str, bytes], Raw] = LruCache(_MAX_TOOL_BYTES)
+        self._lock = threading.Lock()
 
     def rewrite(
-        self, api: Api, body: Json, *, scope: str = "", pays_marks: bool = False, cache_key: str = ""
+        self,
+        api: Api,
+        body: Json,
+        *,
+        scope: str = "",
+        has_calls: bool = True,
+        pays_marks: bool = False,
+        cache_key: str = "",
     ) -> tuple[Json, tuple[str, ...]]:
-        """The body, parts of which are changed in place, and what was done to it. `pays_marks`: where nothing is
-        marked, marks are placed; `cache_key` is OpenAI's, where the body has none."""
-        tools, is_marked, changes = json.dumps(body.get("tools")), _has_marks(body), list[str]()
-        body = sort_tools(body)
-        if json.dumps(body.get("tools")) != tools:
+        """The fields that are to be others, None where one is to be left out, and what was done. The `tools` of the
+        body may be as they came, `Raw`; parts of it are changed in place. `has_calls`: there may be some in it.
+        `pays_marks`: where nothing is marked, marks are placed; `cache_key` is OpenAI's, where the body has none."""
+        fields, changes = Json(), list[str]()
+        given = msgspec.json.encode(body.get("tools"))
+        tools = self._sort_tools(given, scope)
+        is_marked = not pays_marks or _MARKED in given or _has_marks({**body, "tools": None})
+        if bytes(tools) != given:
+            fields["tools"] = tools
             changes.append("tools: put into one order")
+        said = "input" if api == "responses" else "messages"
         if api == "chat" and _word_late_system(body):
+            fields[said] = body[said]
             changes.append("messages: late system turns were worded as the user's")
-        if self._restore(api, body, scope):
+        if has_calls and self._restore(api, body, scope):
+            fields[said] = body[said]
             changes.append("messages: arguments are as the model wrote them")
-        changes += self._settle(api, body, scope)
-        if pays_marks and api == "messages" and not is_marked:
-            body = place_breakpoints(body)
+        changes += self._settle(api, body, scope, fields)
+        if api == "messages" and not is_marked:
+            fields |= place_breakpoints({**body, "tools": msgspec.json.decode(tools)})
             changes.append("cache_control: placed behind the system text and the newest message")
         if cache_key and api != "messages" and not body.get("prompt_cache_key"):
-            body["prompt_cache_key"] = cache_key
+            fields["prompt_cache_key"] = cache_key
             changes.append("prompt_cache_key: set")
-        return body, tuple(changes)
+        return fields, tuple(changes)
 
     def learn(self, answer: Answer, *, scope: str = "") -> None:
         """How the calls of an answer were written."""
         for call in answer.calls:
             if call.id not in answer.cut:
                 self._arguments.keep(call.id, call.arguments, scope=scope)
+
+    def _sort_tools(self, given: bytes, scope: str) -> Raw:
+        """They are the same from request to request, and many."""
+        with self._lock:
+            tools = self._tools.find((scope, given))
+        if tools is None:
+            listed = msgspec.json.decode(given)
+            in_order = sort_tools({"tools": listed})["tools"]
+            tools = Raw(given if json.dumps(in_order) == json.dumps(listed) else msgspec.json.encode(in_order))
+            with self._lock:
+                self._tools.put((scope, given), tools, 2 * len(given))
+        return tools
 
     def _restore(self, api: Api, body: Json, scope: str) -> bool:
         num_restored = 0
@@ -99,13 +135,22 @@ class Stabiliser:
                 num_restored += holder[key] is not given and json.dumps(holder[key]) != json.dumps(given)
         return num_restored > 0
 
-    def _settle(self, api: Api, body: Json, scope: str) -> tuple[str, ...]:
-        slots = [*_slots(api, body)]
-        settled, changes = self._nonces.settle([slot.message for slot in slots], scope=scope)
-        for slot, message in zip(slots, settled, strict=True):
+    def _settle(self, api: Api, body: Json, scope: str, fields: Json) -> tuple[str, ...]:
+        """What was done to the texts; the fields that hold these are noted."""
+        system = [*_system_slots(api, body)]
+        stripped, news, changes = self._nonces.strip(tuple(slot.message for slot in system), scope=scope)
+        if not changes:
+            return ()
+        said = [*_said_slots(api, body)] if news else []
+        messages = stripped + tuple(slot.message for slot in said)
+        messages = self._nonces.move(messages, news, scope=scope) if news else messages
+        for slot, message in zip([*system, *said], messages, strict=True):
             if message is not slot.message and message.content != slot.message.content:
                 slot.write(message.content)
-        _drop_empty_blocks(body)
+                fields[slot.field] = body[slot.field]
+        if "system" in fields:
+            _drop_empty_blocks(body)
+            fields["system"] = body.get("system")
         return changes
 
 
@@ -114,6 +159,8 @@ class _Slot:
     """A text of the system's, or a turn of the user's or of a tool; where it stands, and how it grows."""
 
     message: Message
+    field: str
+    """Of the body."""
     holder: Any
     key: Any
     block_type: str = "text"
@@ -128,24 +175,26 @@ class _Slot:
             self.holder[self.key] = content
 
 
-def _slots(api: Api, body: Json) -> Iterator[_Slot]:
-    """The system texts that begin the prompt, then what was said by anybody but the model."""
-    yield from _texts_of("system", body, "instructions" if api == "responses" else "system")
-    has_begun = False
-    given = body.get("input" if api == "responses" else "messages")
+def _system_slots(api: Api, body: Json) -> Iterator[_Slot]:
+    """The system texts that begin the prompt."""
+    field, said = ("instructions", "input") if api == "responses" else ("system", "messages")
+    yield from _texts_of(field, body, field)
+    for turn in takewhile(lambda turn: _role(turn) == "system", _listing(body.get(said))):
+        yield from _texts_of(said, turn, "content")
+
+
+def _said_slots(api: Api, body: Json) -> Iterator[_Slot]:
+    """What was said by anybody but the model."""
+    said = "input" if api == "responses" else "messages"
+    given = body.get(said)
     if isinstance(given, str):
-        yield _Slot(Message("user", given), body, "input")
+        yield _Slot(Message("user", given), said, body, said)
     for turn in _listing(given):
         role = _role(turn)
-        if role == "system" and not has_begun:
-            yield from _texts_of("system", turn, "content")
-        elif role in ("user", "tool"):
-            has_begun = True
+        if role in ("user", "tool"):
             key = "output" if turn.get("type") == "function_call_output" else "content"
             text = "\n".join(_texts_in(turn.get(key)))
-            yield _Slot(Message(role, text), turn, key, "input_text" if api == "responses" else "text")
-        else:
-            has_begun = True
+            yield _Slot(Message(role, text), said, turn, key, "input_text" if api == "responses" else "text")
 
 
 def _role(turn: Any) -> Role | None:
@@ -157,14 +206,14 @@ def _role(turn: Any) -> Role | None:
     return "system" if role in _SYSTEM else "user" if role == "user" else None
 
 
-def _texts_of(role: Role, holder: Json, key: str) -> Iterator[_Slot]:
+def _texts_of(field: str, holder: Json, key: str) -> Iterator[_Slot]:
     """Each text by itself."""
     held = holder.get(key)
     if isinstance(held, str) and held:
-        yield _Slot(Message(role, held), holder, key)
+        yield _Slot(Message("system", held), field, holder, key)
     for block in _listing(held):
         if isinstance(block, dict) and block.get("type") in _TEXTS and isinstance(block.get("text"), str):
-            yield _Slot(Message(role, block["text"]), block, "text")
+            yield _Slot(Message("system", block["text"]), field, block, "text")
 
 
 def _texts_in(content: Any) -> Iterator[str]:

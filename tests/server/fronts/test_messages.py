@@ -18,7 +18,7 @@ from hotloop.core.errors import (
 )
 from hotloop.core.grammar import Grammar
 from hotloop.core.reasoning import Reasoning
-from hotloop.core.request import Priority, Request, SamplingParams
+from hotloop.core.request import KvSource, Priority, Request, SamplingParams
 from hotloop.server.errors import render_error
 from hotloop.server.fronts.messages import Abort, Ask, ErrorData, FrontMessage, NewRequest, Submit
 
@@ -60,7 +60,7 @@ def test_a_request_crosses_with_all_that_is_asked_of_it() -> None:
     )
     new = NewRequest(
         *(3, "id-0", b"\1\0\0\0", sampling, Priority.WORKFLOW, "session", Grammar("regex", "a+"), "salt"),
-        *(Reasoning((1,), (2,), (2, 3), max_tokens=5), [1, 2], "parent", [7], 12.5),
+        *(Reasoning((1,), (2,), (2, 3), max_tokens=5), [1, 2], "parent", [7], KvSource("http://a:1", "k"), 12.5),
     )
     message = Submit(9, [new])
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=FrontMessage) == message
@@ -68,7 +68,7 @@ def test_a_request_crosses_with_all_that_is_asked_of_it() -> None:
 
 def test_all_that_a_caller_says_of_a_request_crosses() -> None:
     given = [each.name for each in fields(Request) if each.init]
-    by_caller = given[: given.index("begun_ids") + 1]
+    by_caller = given[: given.index("kv_source") + 1]
     assert by_caller[:2] == ["id", "prompt_ids"]
     assert list(NewRequest.__struct_fields__) == ["number", "id", "prompt", *by_caller[2:], "arrived_at"]
 

@@ -7,7 +7,7 @@ import math
 import random
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cachetools import FIFOCache
 
@@ -29,6 +29,8 @@ ACTIVE_S = 600.0
 """A session that has not come for so long counts no more where it was."""
 TOOL_GAP_S = 60.0
 """A session that left to run a tool and is not back by then is not counted on."""
+MOVED_TOKENS = 512
+"""Where another replica holds so much more of a prompt, the one that is chosen is told."""
 SHRINK, GROW = 0.9, 1.001
 """What becomes of the room a replica is thought to have, if it turns out to have lost a prompt and if not."""
 
@@ -94,7 +96,11 @@ class Placement:
             self._arrive(f"\0{name}\0{number}", name, self._seen_at)
 
     def remove_replica(self, name: str) -> None:
+        self.retire_replica(name)
         self._index.remove_replica(name)
+
+    def retire_replica(self, name: str) -> None:
+        """It is given nothing more, but what it holds may be had from it until it is removed."""
         self._views.pop(name, None)
         self._most_tokens.pop(name, None)
         for session in [session for session, gap in self._gaps.items() if gap.home == name]:
@@ -137,9 +143,12 @@ class Placement:
         else:
             placing.num_alike = self._count_alike(prompt.key, match)
             placing.past_tokens = prompt.num_tokens if prompt.session or placing.num_alike else 0.0
-        self._look(views, match, prompt, known or {})
+        matched = self._look(views, match, prompt, known or {})
         self._expire(now)
         choice = self.policy(pools.narrow(views, prompt), placing)
+        source = max(matched, key=lambda name: matched[name], default="")
+        if source and min(matched[source], prompt.num_tokens) - choice.matched_tokens >= MOVED_TOKENS:
+            choice = replace(choice, source=source)
         work_tokens = prompt.num_tokens - choice.matched_tokens + OUTPUT_COST * prompt.num_output
         ticket = Ticket(choice, prompt, work_tokens)
         self._count(ticket, now)
@@ -248,7 +257,10 @@ class Placement:
             view.work_tokens = max(0.0, view.work_tokens + work_tokens - ticket.work_tokens)
         ticket.work_tokens = work_tokens
 
-    def _look(self, views: Iterable[ReplicaView], match: Match, prompt: PromptDigest, known: Mapping[str, int]) -> None:
+    def _look(
+        self, views: Iterable[ReplicaView], match: Match, prompt: PromptDigest, known: Mapping[str, int]
+    ) -> dict[str, int]:
+        """How many tokens each replica holds, be it one to choose from or not."""
         matched = {name: num_blocks * self._block_tokens for name, num_blocks in match.blocks.items()}
         past = self._pasts.get(prompt.session)
         home = past.home if past else ""
@@ -258,6 +270,7 @@ class Placement:
         for view in views:
             view.matched_tokens = min(matched.get(view.name, 0), prompt.num_tokens)
             view.is_home = view.name == home
+        return matched
 
     def _end_gap(self, session: str) -> None:
         gap = self._gaps.pop(session, None)

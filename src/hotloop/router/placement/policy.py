@@ -73,6 +73,8 @@ class ReplicaChoice:
     name: str
     reason: str
     matched_tokens: int = 0
+    source: str = ""
+    """Another that holds much more of the prompt, if there is one."""
 
 
 @dataclass(slots=True)

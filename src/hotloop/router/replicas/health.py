@@ -28,6 +28,7 @@ MAX_PAGE_BYTES = 4 << 20
 
 
 MAX_MODELS = 10_000
+_DRAINING, _SHUTTING_DOWN = "it is shutting down", b"shutting down"
 
 
 class _ModelId(msgspec.Struct):
@@ -76,6 +77,8 @@ async def probe(replica: Replica, *, is_discovery: bool) -> bool:
     if not complaint:
         replica.num_missed = 0
         return _set(replica, "up", "healthy")
+    if complaint == _DRAINING:
+        return _set(replica, "draining", complaint)
     if is_gone or replica.last_byte_at <= begun_at:
         replica.num_missed += 1
         if is_gone or replica.num_missed >= MAX_MISSED or replica.state == "new":
@@ -157,6 +160,10 @@ async def _check(replica: Replica) -> str:
         status, _ = await _get(replica, path)
         if status >= 400:
             return f"{path} answered {status}"
+    if kind.drain_path:
+        status, page = await _get(replica, kind.drain_path)
+        if status == 503 and _SHUTTING_DOWN in page:
+            return _DRAINING
     if kind.metrics_path and kind.running:
         status, page = await _get(replica, kind.metrics_path)
         load = read_load(kind, page.decode("utf-8", "replace")) if status == 200 else None

@@ -1,6 +1,7 @@
 """One replica: what it is, how it is, and what it is sent.
 
     new ──first good probe──> up <──probe──> down          leaving: takes nothing new, and is closed when it is idle
+                               └─ draining, as it says itself: takes nothing new, and is gone soon
 
 A replica that sends bytes is alive, whatever its probes say: busy replicas miss them.
 """
@@ -23,7 +24,7 @@ from hotloop.router.upstream.wire import Timeouts, Upstream, UpstreamFailed, Ups
 from hotloop.wire.hints import HINT_HEADERS
 from hotloop.wire.models import ServedModel
 
-State = Literal["new", "up", "down", "leaving"]
+State = Literal["new", "up", "draining", "down", "leaving"]
 
 MIN_PROBE_S, MAX_PROBE_S = 0.5, 2.0
 """How long a probe may take: two of its intervals, within reason."""

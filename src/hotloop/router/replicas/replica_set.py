@@ -35,6 +35,7 @@ from hotloop.wire.models import ServedModel, merge_models
 log = logging.getLogger("hotloop.router")
 
 MAX_ANSWERS = 20_000
+_RETIRED_S = 600.0
 MAX_LISTED = 20
 """Models that an error names."""
 
@@ -68,6 +69,8 @@ class ReplicaSet:
         self._watches: dict[Replica, asyncio.Task[None]] = {}
         self._background: set[asyncio.Task[None]] = set()
         self._answers: FIFOCache[str, _Made] = FIFOCache(MAX_ANSWERS)
+        self._retired: dict[str, tuple[Replica, float]] = {}
+        """Replicas that were taken out, and until when their KV may still be had."""
 
     def start(self) -> None:
         for each in self.config.replicas:
@@ -175,6 +178,22 @@ class ReplicaSet:
             replica.state, replica.why = "down", "it cannot be reached"
             self._on_change(replica)
 
+    def find_source(self, place: Place) -> str:
+        """The address of a replica that holds much more of a prompt than the one chosen, if both exchange KV."""
+        for name in [name for name, (_, until) in self._retired.items() if until < time.monotonic()]:
+            self._forget_retired(name)
+        name = place.ticket.choice.source
+        source = self.replicas.get(name) or self._retired.get(name, (None, 0.0))[0]
+        can_move = self.config.router.move_kv and source is not None and source.state in ("up", "draining", "leaving")
+        if not source or not can_move or {source.kind.name, place.replica.kind.name} != {"hotloop"}:
+            return ""
+        return source.config.url
+
+    def _forget_retired(self, name: str) -> None:
+        self._retired.pop(name, None)
+        if name not in self.replicas:
+            self._placement.remove_replica(name)
+
     def learn(self, place: Place, summary: AnswerSummary, tenant: Tenant = NOBODY) -> None:
         """How an answer ended, and what it said about itself: what a replica did not find, it no longer holds."""
         if summary.is_broken:
@@ -264,6 +283,7 @@ class ReplicaSet:
 
     def _add(self, config: ReplicaConfig) -> None:
         router = self.config.router
+        self._retired.pop(config.name, None)
         replica = self.replicas[config.name] = open_replica(config, router)
         self._placement.add_replica(
             config.name, capacity_tokens=config.capacity_tokens, weight=config.weight, pool=config.pool
@@ -275,7 +295,8 @@ class ReplicaSet:
 
     def _remove(self, replica: Replica) -> None:
         del self.replicas[replica.name]
-        self._placement.remove_replica(replica.name)
+        self._placement.retire_replica(replica.name)
+        self._retired[replica.name] = replica, time.monotonic() + _RETIRED_S
         self._watches.pop(replica).cancel()
         replica.state, replica.why = "leaving", "taken out"
         self.leaving.add(replica)
@@ -306,7 +327,9 @@ class ReplicaSet:
 
     def _on_change(self, replica: Replica) -> None:
         """One that nobody can connect to keeps its connections: if it was told to stop, it finishes what it has."""
-        if replica.state == "down":
+        if replica.state == "draining":
+            log.info("replica draining: name=%s running=%d", replica.name, replica.num_running)
+        elif replica.state == "down":
             log.warning("replica down: name=%s running=%d reason=%s", replica.name, replica.num_running, replica.why)
             self._placement.forget_replica(replica.name)
         else:

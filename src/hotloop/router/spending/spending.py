@@ -7,7 +7,7 @@ from pathlib import Path
 from hotloop.core.request import Priority
 from hotloop.http.keys import KeyLimits
 from hotloop.router.errors import RouteError
-from hotloop.router.request import RoutedRequest, parse_request
+from hotloop.router.request import RoutedRequest
 from hotloop.router.spending.book import Answered, SpendBook
 from hotloop.router.spending.quotas import Admitted, Quotas
 from hotloop.router.summary import AnswerSummary
@@ -97,7 +97,7 @@ def hold_class(request: RoutedRequest, limits: KeyLimits) -> RoutedRequest:
     is_number = type(request.given_priority) is int
     if request.priority >= limits.priority and not is_number:
         return request
-    name = max(request.priority, limits.priority).name.lower()
+    priority = max(request.priority, limits.priority)
+    name = priority.name.lower()
     headers, raw = {**request.headers, PRIORITY_HEADER: name}, request.replace({"priority": name})
-    parsed = parse_request(request.target, headers, raw, request.tenant, request.scope)
-    return replace(parsed, session=request.session, session_name=request.session_name)
+    return replace(request, raw=raw, headers=headers, priority=priority, given_priority=name)

@@ -16,6 +16,7 @@ import msgspec
 from hotloop.core.errors import EngineClosed, HotloopError
 from hotloop.core.request import UNCOUNTED, Request, TokenEvent
 from hotloop.engine.engine import Engine
+from hotloop.server.engine_client import read_kv
 from hotloop.server.fronts.hub import Hub
 from hotloop.server.fronts.link import Link
 from hotloop.server.fronts.messages import (
@@ -72,6 +73,7 @@ class EngineHost:
             "is_ready": self._is_ready,
             "metrics": self._page,
             "close_session": self._close_session,
+            "read_kv": self._read_kv,
             "drain": self._drain,
             "catch_up": self._catch_up,
             "counts": self._count_others,
@@ -259,6 +261,10 @@ class EngineHost:
     async def _close_session(self, name: Any) -> int:
         return await asyncio.wrap_future(self._engine.close_session(str(name)))
 
+    async def _read_kv(self, asked: Any) -> memoryview | None:
+        salt, tokens = asked
+        return await read_kv(self._engine, salt, array("i", tokens))
+
     async def _drain(self, timeout_s: Any) -> None:
         await self._engine.drain(float(timeout_s))
 
@@ -295,5 +301,6 @@ def _make_request(new: NewRequest) -> Request:
         resume_at=new.resume_at,
         parent_id=new.parent_id,
         begun_ids=new.begun_ids,
+        kv_source=new.kv_source,
         arrived_at=new.arrived_at,
     )

@@ -26,7 +26,7 @@ from hotloop.core.errors import (
 )
 from hotloop.core.grammar import Grammar
 from hotloop.core.reasoning import Reasoning
-from hotloop.core.request import FinishReason, Priority, SamplingParams, TokenLogprob, Usage
+from hotloop.core.request import FinishReason, KvSource, Priority, SamplingParams, TokenLogprob, Usage
 from hotloop.core.retention import Eviction, Hold
 
 _ERRORS: dict[str, type[HotloopError]] = {
@@ -79,6 +79,7 @@ class NewRequest(msgspec.Struct, frozen=True, array_like=True):
     resume_at: list[int]
     parent_id: str
     begun_ids: list[int]
+    kv_source: KvSource | None
     arrived_at: float
 
 

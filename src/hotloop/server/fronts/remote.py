@@ -23,6 +23,7 @@ from hotloop.core.sharing import UNSHARED, Sharing
 from hotloop.engine.core import OnEvents
 from hotloop.engine.engine import Engine
 from hotloop.engine.grammar.matcher import Grammars
+from hotloop.engine.offload.disk.store import Segments
 from hotloop.engine.text import TextStream
 from hotloop.models.template import ChatTemplate
 from hotloop.models.tokenizer import Tokenizer
@@ -61,6 +62,8 @@ class EngineFacts:
     vocab_size: int
     class_limits: tuple[ClassLimits, ...]
     publishes_kv: bool
+    kv_segments: Segments | None
+    kv_peers: tuple[str, ...]
     started_at: int
     num_fronts: int
 
@@ -75,6 +78,8 @@ class EngineFacts:
             engine.vocab_size,
             engine.config.class_limits,
             engine.kv_events is not None,
+            engine.kv_segments,
+            engine.config.kv_peers,
             int(time.time()),
             num_fronts,
         )
@@ -109,6 +114,8 @@ class RemoteEngine:
         self.publishes_kv = facts.publishes_kv
         self.started_at = facts.started_at
         self.num_fronts = facts.num_fronts
+        self.kv_segments = facts.kv_segments
+        self.kv_peers = facts.kv_peers
         self.tokenizer = tokenizer
         self.template = template
         self.grammars = Grammars(tokenizer, facts.vocab_size, grammar_bytes)
@@ -171,6 +178,10 @@ class RemoteEngine:
         self._closing.discard(closing)
         if not closing.cancelled():
             closing.exception()  # told to whoever awaits it, if anybody does
+
+    async def read_kv(self, salt: str, token_ids: "array[int]") -> memoryview | None:
+        data: bytes | None = await self.ask("read_kv", (salt, token_ids.tobytes()))
+        return None if data is None else memoryview(data)
 
     async def ask(self, what: str, value: Any = None) -> Any:
         """Raises what the answer failed with."""
@@ -288,6 +299,7 @@ def _render_request(request: Request) -> NewRequest:
         resume_at=list(request.resume_at),
         parent_id=request.parent_id,
         begun_ids=list(request.begun_ids),
+        kv_source=request.kv_source,
         arrived_at=request.arrived_at,
     )
 

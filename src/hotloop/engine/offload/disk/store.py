@@ -71,6 +71,18 @@ class Keys:
         return _extended(self._digests[count], rest + b"state").digest()
 
 
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """How KV is cut into segments: of so many tokens and bytes, which are those of one layout."""
+
+    layout: str
+    num_tokens: int
+    num_bytes: int
+
+    def keys(self, salt: str) -> Keys:
+        return Keys(f"{self.layout} {self.num_tokens} {self.num_bytes}", salt, self.num_tokens)
+
+
 class ThreadWorker:
     """A thread that dies with the process."""
 
@@ -108,7 +120,7 @@ class KvStore:
         self.segment_tokens = segment_tokens
         self._stats = DiskStats()
         self._folder = folder
-        self._layout = f"{layout} {segment_tokens} {segment_bytes}"
+        self._segments = Segments(layout, segment_tokens, segment_bytes)
         self._max_bytes = max_bytes
         self._max_queued_bytes = max_queued_bytes
         self._used_at: dict[bytes, float] = {}
@@ -128,7 +140,7 @@ class KvStore:
         return replace(self._stats, num_segments=len(self._used_at))
 
     def keys(self, salt: str) -> Keys:
-        return Keys(self._layout, salt, self.segment_tokens)
+        return self._segments.keys(salt)
 
     def num_leading(self, keys: Sequence[bytes]) -> int:
         """How many of these, from the first on, can be read; all of them are noted as used."""

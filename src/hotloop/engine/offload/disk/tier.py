@@ -23,7 +23,7 @@ from hotloop.core.config import EngineConfig, parse_bytes
 from hotloop.core.errors import ConfigError
 from hotloop.core.request import Request
 from hotloop.engine.offload.disk.folder import HEADER_BYTES, Folder
-from hotloop.engine.offload.disk.store import SEGMENT_TOKENS, DiskStats, Keys, KvStore
+from hotloop.engine.offload.disk.store import SEGMENT_TOKENS, DiskStats, Keys, KvStore, Segments
 from hotloop.engine.scheduler.scheduler import Scheduler
 from hotloop.engine.step import Slice
 
@@ -38,18 +38,22 @@ Post = Callable[[Callable[[], None]], None]
 def open_store(config: EngineConfig, backend: Backend) -> KvStore | None:
     if not config.kv_dir:
         return None
-    num_blocks = max(1, SEGMENT_TOKENS // backend.block_size)
-    segment_bytes = num_blocks * backend.block_bytes
-    least_bytes = HEADER_BYTES + segment_bytes + backend.state_bytes
+    segments = segments_of(backend)
+    least_bytes = HEADER_BYTES + segments.num_bytes + backend.state_bytes
     if parse_bytes(config.kv_dir_size) < least_bytes:
         raise ConfigError(f"kv_dir_size {config.kv_dir_size} is too small: one segment takes {least_bytes:,} bytes")
     return KvStore(
         Folder(Path(config.kv_dir).expanduser()),
         layout=f"{backend.kv_layout} {backend.state_bytes}" if backend.num_states else backend.kv_layout,
-        segment_bytes=segment_bytes,
-        segment_tokens=num_blocks * backend.block_size,
+        segment_bytes=segments.num_bytes,
+        segment_tokens=segments.num_tokens,
         max_bytes=parse_bytes(config.kv_dir_size),
     )
+
+
+def segments_of(backend: Backend) -> Segments:
+    num_blocks = max(1, SEGMENT_TOKENS // backend.block_size)
+    return Segments(backend.kv_layout, num_blocks * backend.block_size, num_blocks * backend.block_bytes)
 
 
 @dataclass(slots=True, eq=False)
@@ -289,24 +293,14 @@ class DiskTier:
         return True
 
     def _place_blocks(self, load: _Load, begin: int, end: int, data: memoryview) -> bool:
-        request, pool, tree = load.request, self._scheduler.pool, self._scheduler.tree
-        token_ids = request.token_ids[: end * self._scheduler.block_size]
-        known = tree.peek(token_ids, request.salt)
-        if len(known) < begin:
-            return False
-        pool.use(known)  # so that they are not given up for what follows them
-        most = self._scheduler.retention.most_for_waiting(request.priority)  # it may not run for long
-        block_ids = tree.allocate(end - begin, request.id, most=most) if len(known) < end else []
-        if block_ids:
-            self._backend.write_blocks(block_ids, data)
-            tree.insert(token_ids, known[:begin] + block_ids, request.salt, request.session)
-            pool.release(block_ids)
-        if block_ids is not None and load.place:
-            self._keep(load, tree.peek(token_ids, request.salt))
-        elif block_ids is not None:
-            request.num_restored += (end - len(known)) * self._scheduler.block_size
-        pool.release(known)
-        return block_ids is not None
+        request = load.request
+        num_new = place_blocks(self._scheduler, self._backend, request, begin, end, data)
+        if num_new is not None and load.place:
+            token_ids = request.token_ids[: end * self._scheduler.block_size]
+            self._keep(load, self._scheduler.tree.peek(token_ids, request.salt))
+        elif num_new is not None:
+            request.num_restored += num_new * self._scheduler.block_size
+        return num_new is not None
 
     def _keep(self, load: _Load, block_ids: list[int]) -> None:
         """Use these blocks, and no others, until a load is over."""
@@ -331,3 +325,25 @@ class DiskTier:
         load.request.is_loading = False
         for request in load.followers:
             request.is_loading = not request.is_finished and self._restore(request)
+
+
+def place_blocks(
+    scheduler: Scheduler, backend: Backend, request: Request, begin: int, end: int, data: memoryview
+) -> int | None:
+    """Put the KV of a request's blocks from `begin` to `end` into memory and the tree. How many of them the tree
+    lacked; None if there is no room, or the tree lost what comes before them.
+    """
+    pool, tree = scheduler.pool, scheduler.tree
+    token_ids = request.token_ids[: end * scheduler.block_size]
+    known = tree.peek(token_ids, request.salt)
+    if len(known) < begin:
+        return None
+    pool.use(known)  # so that they are not given up for what follows them
+    most = scheduler.retention.most_for_waiting(request.priority)  # it may not run for long
+    block_ids = tree.allocate(end - begin, request.id, most=most) if len(known) < end else []
+    if block_ids:
+        backend.write_blocks(block_ids, data)
+        tree.insert(token_ids, known[:begin] + block_ids, request.salt, request.session)
+        pool.release(block_ids)
+    pool.release(known)
+    return None if block_ids is None else end - len(known)

@@ -1,0 +1,101 @@
+"""KV for other servers: they ask for what is cached of a prompt here, and are named where theirs may be asked for.
+
+Only who may speak for all tenants asks, and only for KV of the very layout, salt and tokens that it names. `kv_peers`
+says which addresses a request may name: nothing else is ever connected to.
+"""
+
+import asyncio
+import re
+from array import array
+from collections.abc import AsyncIterator, Sequence
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from hotloop.core.errors import Overloaded
+from hotloop.core.request import KvSource
+from hotloop.engine.offload.moves import MAX_MOVES, PATH, AskedKv, render_header
+from hotloop.http.keys import TENANT_HEADER, AccessDenied, Tenant
+from hotloop.server.border import read_json
+from hotloop.server.errors import HttpError
+from hotloop.server.options import convert, decode
+from hotloop.server.service import Service
+from hotloop.wire.hints import KV_SOURCE_HEADER
+
+_MAX_BODY = 16 << 20
+_WINDOW_BYTES = 32 << 20  # that are copied at a time, in one pause of the engine
+
+
+async def send_segments(http: HttpRequest) -> Response:
+    """The segments that are asked for, as far as they are here without a gap."""
+    service = Service.of(http)
+    _check_may_ask(http.state.tenant)
+    asked = convert(decode(await read_json(http, _MAX_BODY)), AskedKv)
+    segments = service.engine.kv_segments
+    if segments is None or asked.layout != segments.layout:
+        raise HttpError(409, "the KV here is laid out otherwise")
+    if service.num_kv_sent >= MAX_MOVES:
+        raise Overloaded("KV is sent to as many servers as may be at a time", 1.0)
+    service.num_kv_sent += 1
+    try:
+        pieces = _read_pieces(service, asked)
+        first = await anext(pieces, None)
+        if first is None:
+            raise HttpError(404, "there is no KV of this prompt here")
+        return StreamingResponse(_send(service, first, pieces), media_type="application/octet-stream")
+    except BaseException:
+        service.num_kv_sent -= 1
+        raise
+
+
+ROUTES = (Route(PATH, send_segments, methods=["POST"]),)
+
+
+def find_source(http: HttpRequest) -> KvSource | None:
+    """Where a router says that the KV of a request is, if that may be asked."""
+    service, url = Service.of(http), http.headers.get(KV_SOURCE_HEADER)
+    if not url or service.engine.kv_segments is None:
+        return None
+    tenant: Tenant = http.state.tenant
+    is_trusted = TENANT_HEADER.decode() in http.headers or not tenant.is_apart or tenant.is_admin
+    return KvSource(url, service.peer_key) if is_trusted and is_peer(url, service.engine.kv_peers) else None
+
+
+def is_peer(url: str, peers: Sequence[str]) -> bool:
+    """Whether an address is one of these; a `*` stands for a part of a name between two dots, or a port."""
+    patterns = (re.escape(peer.rstrip("/")).replace(r"\*", r"[\w-]*") for peer in peers)
+    return any(re.fullmatch(pattern, url.rstrip("/")) for pattern in patterns)
+
+
+def _check_may_ask(tenant: Tenant) -> None:
+    if tenant.is_apart and not tenant.is_admin:
+        raise AccessDenied(403, "forbidden", "KV is of all tenants: it needs an API key of the role admin")
+
+
+async def _send(service: Service, first: bytes, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    try:
+        yield first
+        async for piece in pieces:
+            yield piece
+    finally:
+        service.num_kv_sent -= 1
+
+
+async def _read_pieces(service: Service, asked: AskedKv) -> AsyncIterator[bytes]:
+    """Headers and data of the segments from the one asked for on."""
+    engine, token_ids = service.engine, array("i", asked.tokens)
+    segments = engine.kv_segments
+    assert segments
+    count = len(token_ids) // segments.num_tokens
+    keys = segments.keys(asked.salt).first(count, token_ids)
+    window = max(1, _WINDOW_BYTES // segments.num_bytes)
+    for begin in range(asked.begin, count, window):
+        numbers = range(begin, min(begin + window, count))
+        ends = [(number + 1) * segments.num_tokens for number in numbers]
+        read = await asyncio.gather(*(engine.read_kv(asked.salt, token_ids[:end]) for end in ends))
+        for number, data in zip(numbers, read, strict=True):
+            if data is None:
+                return
+            yield await asyncio.to_thread(render_header, keys[number], data)
+            yield bytes(data)
