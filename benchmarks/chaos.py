@@ -12,6 +12,7 @@ to read or hangs up. Then only what a killed front was answering may be lost.
 
 import asyncio
 import json
+import math
 import os
 import random
 import re
@@ -62,7 +63,7 @@ _TOOL = {"type": "function", "function": {"name": "look", "parameters": _SCHEMA}
 
 Outcome = Literal["right", "wrong", "refused", "left", "cut", "lost", "late"]
 Trouble = Literal["killed", "stopped", "drained", "disk full", "reloaded", "front killed", "reader stopped", "hung up"]
-_KILLS: dict[Trouble, int] = {"front killed": 9, "reader stopped": 5, "hung up": 5, "killed": 1}
+_KILLS: dict[Trouble, int] = {"front killed": 20, "reader stopped": 9, "hung up": 9, "killed": 1}
 _NO_ROUTER: dict[str, Any] = {"waiting": 0, "replicas": ()}
 _TROUBLES: tuple[Trouble, ...] = ("killed", "killed", "stopped", "stopped", "drained", "disk full")
 
@@ -283,11 +284,12 @@ class _Stage:
             case "reader stopped" | "hung up":
                 await self._begin_answer(self.rng.uniform(0.5, 3) if trouble == "reader stopped" else 0)
             case "killed":
-                fronts, self.killed_at = fronts_of(server.pid), time.monotonic()
+                fronts, self.killed_at = fronts_of(server.pid), math.inf  # until it is back
                 self.killed.update(fronts)
                 os.kill(server.pid, signal.SIGKILL)
                 await asyncio.sleep(self.rng.uniform(0, 3))
                 await asyncio.to_thread(restart, server, fronts)
+                self.killed_at = time.monotonic()
             case "drained":
                 await asyncio.to_thread(restart, server)
             case "reloaded" if server is self.router:
@@ -408,7 +410,8 @@ def run_kills(num_kills: int, seed: int = 0) -> ChaosReport:
         server = ChaosServer(write_model(Path(name) / "tiny"), Path(name), ("--fronts", "3", "--drain-timeout-s", "5"))
         stay(server)
         with server:
-            http = httpx.AsyncClient(base_url=server.url, timeout=_MAX_ANSWER_S, verify=False)
+            limits = httpx.Limits(max_keepalive_connections=0)  # what is sent to a front that dies is none of ours
+            http = httpx.AsyncClient(base_url=server.url, timeout=_MAX_ANSWER_S, limits=limits, verify=False)
             asyncio.run(_Stage(None, [server], http, random.Random(seed), report).play_kills(num_kills))
     return report
 
