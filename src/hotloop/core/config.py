@@ -425,7 +425,7 @@ class TraceConfig:
 
 
 CONFIG_CLASSES: tuple[type, ...] = (ModelConfig, EngineConfig, ServerConfig, RouterConfig, TraceConfig)
-Config = TypeVar("Config", EngineConfig, ServerConfig)
+Config = TypeVar("Config", EngineConfig, ServerConfig, RouterConfig)
 
 
 def without(config: Config, disabled: Iterable[str]) -> Config:
