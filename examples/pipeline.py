@@ -56,7 +56,7 @@ agent = Agent(
     URL,
     tools=[weather, trains, book, advisor],
     instructions="You plan trips by train. Look up what you do not know, and ask for all you need at once.",
-    speculation=SpeculativeTools(threshold=0.5, next_threshold=0.3),
+    speculation=SpeculativeTools(),
     compaction=Compaction(window_tokens=8_000),
     max_tokens=200,
     limits=Limits(turns=8),

@@ -1,5 +1,6 @@
 """What several rooms share: the real default model, and a home that is thrown away."""
 
+import gc
 import os
 import signal
 from pathlib import Path
@@ -31,10 +32,21 @@ def empty_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
+@pytest.fixture
+def home_for_processes(empty_home: Path) -> Path:
+    """The same for processes that are started, which would compile all of it anew."""
+    kept = empty_home / "cache" / "native"
+    kept.parent.mkdir(parents=True)
+    kept.symlink_to(build.home() / "cache" / "native")
+    return empty_home
+
+
 def pytest_configure() -> None:
+    gc.disable()  # until all is collected
     os.environ["HOTLOOP_TRACE"] = "off"  # what tests run is not one of the user's runs
     unchecked = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
-    steady = hypothesis.settings(deadline=None, suppress_health_check=unchecked)  # busy machines are slow
+    # Busy machines are slow. Examples are new ones in every run: many runs see more than one long run.
+    steady = hypothesis.settings(deadline=None, suppress_health_check=unchecked, max_examples=40)
     hypothesis.settings.register_profile("steady", steady)
     hypothesis.settings.register_profile("mutants", steady, phases=[Phase.explicit, Phase.generate], database=None)
     hypothesis.settings.load_profile("steady")
@@ -47,6 +59,12 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest come first: no worker is left alone with one in the end."""
     items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
+
+
+def pytest_collection_finish() -> None:
+    """What was collected stays: garbage is not looked for in it again and again."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

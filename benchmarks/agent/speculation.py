@@ -4,13 +4,15 @@
     next      |═══════════ runs ahead from here ════════════════|hidden, the rest is waited for
     named                                         |═ from here ═|
 
+What nobody asked for in its turn is dropped, or kept for `cache_s`, until something is written.
+
 Nothing runs: the record says what the model asked for and wrote, and every call of a tool gets a duration by lot. What
 is measured is the predictor, and how much of the tools' time it would have hidden behind the model's.
 """
 
 import math
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +20,7 @@ from typing import NamedTuple
 from benchmarks.agent.recorded import message_of
 from hotloop.agent.predict.history import History
 from hotloop.agent.predict.predictor import Prediction, Predictor
-from hotloop.agent.speculation import Budget, SpeculationCounts
+from hotloop.agent.speculation import MAX_WASTE, THRESHOLD, WASTED_CALL_S, Budget, SpeculationCounts
 from hotloop.bench.workload import read_transcripts
 from hotloop.core.message import Message, ToolCall
 
@@ -37,6 +39,8 @@ class Pace(NamedTuple):
     chars_per_token: float = 4.0
     tool_median_s: float = 0.4
     tool_sigma: float = 0.5
+    user_s: float = 20.0
+    """Until the user has read an answer and written the next message."""
 
     def write_s(self, text: str) -> float:
         return len(text) / self.chars_per_token / self.tokens_per_s
@@ -76,19 +80,30 @@ class Figures:
         return (self.guesses.num_started - self.guesses.num_hits) / self.num_calls if self.num_calls else 0.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """How the tools are marked that are taken to read only, and how they are run ahead."""
+
+    threshold: float = THRESHOLD
+    next_threshold: float | None = None
+    wasted_call_s: float = WASTED_CALL_S
+    max_waste: float = MAX_WASTE
+    trusted: bool = False
+    cache_s: float = 0.0
+    """Within a session, so also when the user has answered."""
+
+
 def measure_predictions(
     runs: Sequence[Sequence[Message]],
     *,
     num_learn: int,
     learns_on: bool = False,
-    threshold: float = 0.8,
-    next_threshold: float | None = None,
-    max_waste: float = 0.25,
+    taken: Taken | None = None,
     pace: Pace | None = None,
 ) -> Figures:
     """Learn from the first `num_learn` runs and predict the others; `learns_on` goes on learning, turn by turn."""
-    next_threshold = threshold if next_threshold is None else next_threshold
-    table = _Table(Predictor(), threshold, next_threshold, Budget(max_waste, 0.0), pace or Pace())
+    taken = taken or Taken()
+    table = _Table(Predictor(), taken, Budget(taken.max_waste, 0.0), pace or Pace())
     for index, messages in enumerate(runs):
         is_test = index >= num_learn
         table.play(messages, f"run {index}", is_test=is_test, learns=learns_on or not is_test)
@@ -96,19 +111,29 @@ def measure_predictions(
 
 
 @dataclass(slots=True)
+class _Early:
+    began_s: float
+    is_open: bool = True
+    """Until its turn ends."""
+
+
+@dataclass(slots=True)
 class _Table:
     predictor: Predictor
-    threshold: float
-    next_threshold: float
+    taken: Taken
     budget: Budget
     pace: Pace
     figures: Figures = field(default_factory=Figures)
+    now_s: float = 0.0
+    early: dict[str, _Early] = field(default_factory=dict)
 
     def play(self, messages: Sequence[Message], seed: str, *, is_test: bool, learns: bool) -> None:
         run = self.predictor.open_run()
-        history = History()
+        history = History(trusted=frozenset(_read_only_tools(messages)) if self.taken.trusted else frozenset())
         self.figures.num_runs += is_test
+        self.early.clear()
         for index, message in enumerate(messages):
+            self.now_s += self.pace.user_s * (message.role == "user")
             if message.role != "assistant":
                 continue
             history.follow(messages[:index])
@@ -118,48 +143,74 @@ class _Table:
                 self.predictor.learn_turn(history, message.tool_calls, run)
 
     def _take_turn(self, history: History, message: Message, seed: str) -> None:
-        started: dict[str, float] = {}
-        self._start(self.predictor.predict(history), 0.0, started, self.next_threshold)
-        now_s = self.pace.first_token_s + self.pace.write_s(message.content)
+        least = self.taken.next_threshold or self.taken.threshold
+        self._start(self.predictor.predict(history), least)
+        first_s = self.pace.first_token_s + self.pace.write_s(message.content)
+        self.now_s += first_s
         may_look = True
         for number, call in enumerate(message.tool_calls):
-            now_s += self.pace.write_s(call.name)
+            self.now_s += self.pace.write_s(call.name)
             if may_look and is_read_only(call.name):
-                self._start(self.predictor.predict(history, named=call.name)[:1], now_s, started, self.threshold)
-            now_s += self.pace.write_s(call.arguments)
+                self._start(self.predictor.predict(history, named=call.name)[:1], self.taken.threshold)
+            written_s = self.pace.write_s(call.arguments)
+            self.predictor.learn_pace(None if number else first_s, len(call.arguments), written_s)
+            self.now_s += written_s
             may_look = may_look and is_read_only(call.name)
             if not may_look:
-                self._drop(started)
+                self._drop()
             history = history.after(call)
-            self._call(call, history.calls[-1].key, now_s, started, f"{seed} call {number}")
-        self._drop(started)
+            self._call(call, history.calls[-1].key, f"{seed} call {number}")
+        self._end_turn()
         self.budget.end_turn(len(message.tool_calls))
 
-    def _start(
-        self, predictions: Iterable[Prediction], now_s: float, started: dict[str, float], threshold: float
-    ) -> None:
+    def _start(self, predictions: Iterable[Prediction], least: float) -> None:
         for prediction in predictions:
-            wanted = prediction.confidence >= threshold and is_read_only(prediction.name)
-            if wanted and prediction.key not in started and self.budget.take(0.0):
-                started[prediction.key] = now_s
+            is_wanted = prediction.confidence >= least and prediction.is_worth(self.taken.wasted_call_s)
+            if not is_wanted or not is_read_only(prediction.name) or self._has(prediction.key):
+                continue
+            if self.budget.take(0.0):
+                self.early[prediction.key] = _Early(self.now_s)
                 self.figures.guesses.num_started += 1
 
-    def _call(self, call: ToolCall, key: str | None, now_s: float, started: dict[str, float], seed: str) -> None:
-        tool_s = self.pace.tool_s(seed)
+    def _has(self, key: str) -> bool:
+        """Whether it runs, or what came of it is still kept."""
+        early = self.early.get(key)
+        return early is not None and (early.is_open or self.now_s - early.began_s <= self.taken.cache_s)
+
+    def _call(self, call: ToolCall, key: str | None, seed: str) -> None:
+        tool_s, hidden_s = self.pace.tool_s(seed), 0.0
         self.figures.num_calls += 1
         self.figures.tool_s += tool_s
-        if not is_read_only(call.name):
-            return
-        self.figures.num_read_only += 1
-        if key in started:
-            self.figures.guesses.num_hits += 1
-            self.figures.hidden_s += min(tool_s, now_s - started.pop(key))
-            self.budget.give_back(0.0)
+        self.predictor.learn_time(call.name, tool_s)
+        if is_read_only(call.name):
+            self.figures.num_read_only += 1
+            if key and self._has(key):
+                early = self.early.pop(key)
+                self.figures.guesses.num_hits += 1
+                hidden_s = min(tool_s, self.now_s - early.began_s)
+                if early.is_open:
+                    self.budget.give_back(0.0)
+                else:
+                    self.budget.win_back(0.0)
+        self.figures.hidden_s += hidden_s
+        self.now_s += tool_s - hidden_s
 
-    def _drop(self, started: dict[str, float]) -> None:
-        for _ in started:
-            self.budget.lose()
-        started.clear()
+    def _end_turn(self) -> None:
+        for early in self.early.values():
+            if early.is_open:
+                self.budget.lose()
+            early.is_open = False
+        if not self.taken.cache_s:
+            self.early.clear()
+
+    def _drop(self) -> None:
+        """Something was written."""
+        self._end_turn()
+        self.early.clear()
+
+
+def _read_only_tools(messages: Sequence[Message]) -> Iterator[str]:
+    return (call.name for message in messages for call in message.tool_calls if is_read_only(call.name))
 
 
 def is_read_only(name: str) -> bool:

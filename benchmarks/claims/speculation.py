@@ -4,7 +4,7 @@ clock is simulated, so the figures are the same on every machine (`benchmarks.ag
 import random
 from pathlib import Path
 
-from benchmarks.agent.speculation import measure_predictions, read_runs
+from benchmarks.agent.speculation import Taken, measure_predictions, read_runs
 from benchmarks.claims.published import SPECULATION
 from benchmarks.claims.result import Figure, Result
 from hotloop.core.errors import ConfigError
@@ -16,7 +16,7 @@ def measure_speculation(data: Path, runs: str, num_learn: int, num_repeats: int)
     if len(read) <= num_learn:
         raise ConfigError(f"{data} has {len(read)} runs: more than the {num_learn} that are learned from are needed")
     splits = [random.Random(seed).sample(read, len(read)) for seed in range(num_repeats)]
-    found = [measure_predictions(split, num_learn=num_learn) for split in splits]
+    found = [measure_predictions(split, num_learn=num_learn, taken=Taken(threshold=0.8)) for split in splits]
     waited = [(each.tool_s - each.hidden_s) / each.num_calls for each in found]
     return Result(
         claim=SPECULATION,

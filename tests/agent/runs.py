@@ -6,6 +6,10 @@ from typing import Any, TypeVar
 
 from hotloop.agent.agent import Agent
 from hotloop.agent.events import Event, RunEnded
+from hotloop.agent.predict.predictor import Predictor
+from hotloop.agent.speculation import RunSpeculation, SpeculativeTools
+from hotloop.agent.tools.results import ResultCache
+from hotloop.agent.tools.tool import AgentTool, RunContext
 
 T = TypeVar("T")
 
@@ -34,3 +38,14 @@ def end_of(events: Sequence[Event]) -> RunEnded:
 
 def num_tasks() -> int:
     return len(asyncio.all_tasks())
+
+
+def speculating(predictor: Predictor | None = None, **settings: Any) -> SpeculativeTools:
+    """It does not weigh how long tools take: those of tests take no time, so that none would be worth it."""
+    return SpeculativeTools(predictor, **({"threshold": 0.8, "wasted_call_s": 0.0} | settings))
+
+
+def speculate(speculation: SpeculativeTools, tools: Sequence[AgentTool]) -> RunSpeculation:
+    """What runs ahead in a run of its own."""
+    named = {tool.spec.name: tool for tool in tools}
+    return speculation.open(named, RunContext(), lambda event: None, ResultCache().open("run", "session"))

@@ -8,11 +8,11 @@ from typing import Any
 import anthropic
 import openai
 import pytest
+from tests.agent.runs import speculating
 from tests.agent.wire import streams as wires
 from tests.agent.wire.streams import Reply, WireServer
 
 from hotloop.agent.executor import ToolExecutor
-from hotloop.agent.speculation import SpeculativeTools
 from hotloop.agent.tools.tool import Context, ToolError, tool
 from hotloop.core.errors import ConfigError
 
@@ -195,7 +195,7 @@ async def test_a_function_looks_like_the_tool_it_is() -> None:
 
 async def test_calls_begin_before_the_model_has_asked() -> None:
     tools = Tools()
-    speculation = SpeculativeTools(threshold=0.5)
+    speculation = speculating(threshold=0.5)
     executor = ToolExecutor(tools.make(), speculation=speculation)
 
     async def talk(city: str) -> None:

@@ -59,4 +59,4 @@ def test_no_effect_is_lost_and_none_is_repeated(tmp_path: Path, seed: int) -> No
     if not last.startswith("done"):
         _, last = live(store, effects, run_id, None)
     assert last.startswith("done done")
-    assert effects.read_text().split() == LINES
+    assert sorted(effects.read_text().split()) == sorted(LINES)  # calls of one turn run at once, in any order

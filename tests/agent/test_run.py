@@ -259,7 +259,7 @@ async def test_what_a_broken_turn_has_done_is_in_the_conversation() -> None:
 
 
 class Watching:
-    """Foresees nothing, and counts how often it is told to stop."""
+    """Predicts nothing, and counts how often it is told to stop."""
 
     num_closed = 0
 
@@ -269,7 +269,7 @@ class Watching:
     def begin_turn(self, *_: Any) -> None:
         pass
 
-    hear = claim = end_turn = begin_turn
+    hear = listen = claim = end_turn = begin_turn
 
     async def close(self) -> None:
         self.num_closed += 1

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from tests.agent.predict.talks import clerk
-from tests.agent.runs import listen
+from tests.agent.runs import listen, speculating
 
 from hotloop.agent.agent import Agent
 from hotloop.agent.compaction import Compaction
@@ -14,7 +14,6 @@ from hotloop.agent.events import CallDispatched
 from hotloop.agent.model import Ask, Model
 from hotloop.agent.predict.predictor import Predictor
 from hotloop.agent.scripted import ScriptedCall, ScriptedModel
-from hotloop.agent.speculation import SpeculativeTools
 from hotloop.agent.tools.tool import FunctionTool, ToolOptions, tool
 from hotloop.agent.wire.served import session_headers
 from hotloop.core.errors import RequestError
@@ -177,7 +176,7 @@ async def test_what_was_speculative_is_told_used_or_wasted(tracer: ListTracer) -
     predictor = Predictor()
     for number in range(30):
         predictor.learn(clerk(number))
-    speculation, orders = SpeculativeTools(predictor), ["W099A0", "W099A1", "W099A2"]
+    speculation, orders = speculating(predictor), ["W099A0", "W099A1", "W099A2"]
 
     async def find_customer(customer_id: str) -> Any:
         return {"name": "Ann", "orders": orders}

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from tests.bench.fake_server import FakeServer
@@ -17,48 +18,71 @@ _WITHOUT = f"import sys; sys.modules.update(dict.fromkeys({[*EXTRA_OF]}));"
 _NOBODY = "http://127.0.0.1:1"
 
 
-def light(*argv: str, home: Path) -> subprocess.CompletedProcess[str]:
-    """A command where no package is to be found that only an extra brings."""
-    code = f"{_WITHOUT} from hotloop.cli.main import main; main()"
+_RUN = f"""{_WITHOUT}
+import contextlib, io, json
+from hotloop.cli.main import run
+
+report = sys.stdout
+for argv in json.load(sys.stdin):
+    with contextlib.redirect_stdout(io.StringIO()) as output, contextlib.redirect_stderr(io.StringIO()) as errors:
+        status = run(argv.split())
+    print(json.dumps([status, output.getvalue(), errors.getvalue()]), file=report, flush=True)
+"""
+NEEDING_NONE = {
+    "lint --list": (0, "HL001"),
+    "trace ls --trace none.db": (2, "nothing was recorded there yet"),
+    "models": (0, "hotloop pull smollm2-135m"),
+    "version": (0, "python"),
+    f"doctor {_NOBODY}": (1, f"cannot reach {_NOBODY}"),
+    f"chat --url {_NOBODY}": (1, f"cannot reach {_NOBODY}"),
+    f"bench replay --url {_NOBODY}": (1, f"cannot reach {_NOBODY}"),
+    f"run examples/shop.py hi --url {_NOBODY}": (1, f"{_NOBODY} cannot be reached"),
+    f"route --port 99999 --replica {_NOBODY}": (2, "port must be between 0 and 65535"),
+    "simulate none.jsonl": (2, "cannot read none.jsonl"),
+    "predict show none.json": (2, "cannot read none.json"),
+}
+NEEDING_AN_ENGINE = ("serve --port 0", "pull", "size", "demo", "lint --tokenizer default x")
+
+
+class Ran(NamedTuple):
+    status: int
+    stdout: str
+    stderr: str
+
+
+def python(*argv: str, home: Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "HOTLOOP_HOME": str(home)}
-    command = [sys.executable, "-c", code, *argv]
-    return subprocess.run(command, capture_output=True, text=True, env=env, cwd=ROOT, timeout=60, check=False)
+    command = [sys.executable, *argv]
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, env=env, cwd=ROOT, check=False)
 
 
-@pytest.mark.parametrize(
-    ("argv", "code", "said"),
-    [
-        ("lint --list", 0, "HL001"),
-        ("trace ls --trace none.db", 2, "nothing was recorded there yet"),
-        ("models", 0, "hotloop pull smollm2-135m"),
-        ("version", 0, "python"),
-        (f"doctor {_NOBODY}", 1, f"cannot reach {_NOBODY}"),
-        (f"chat --url {_NOBODY}", 1, f"cannot reach {_NOBODY}"),
-        (f"bench replay --url {_NOBODY}", 1, f"cannot reach {_NOBODY}"),
-        (f"run examples/shop.py hi --url {_NOBODY}", 1, f"{_NOBODY} cannot be reached"),
-        (f"route --port 99999 --replica {_NOBODY}", 2, "port must be between 0 and 65535"),
-        ("simulate none.jsonl", 2, "cannot read none.jsonl"),
-        ("predict show none.json", 2, "cannot read none.json"),
-    ],
-)
-def test_what_needs_no_engine_runs(argv: str, code: int, said: str, tmp_path: Path):
-    done = light(*argv.split(), home=tmp_path)
-    assert said in done.stdout + done.stderr
-    assert done.returncode == code
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
+    """All commands, one after another in a process where no package is to be found that only an extra brings."""
+    argvs = [*NEEDING_NONE, *NEEDING_AN_ENGINE]
+    done = python("-c", _RUN, home=tmp_path_factory.mktemp("home"), stdin=json.dumps(argvs))
+    assert done.returncode == 0, done.stderr
+    return {argv: Ran(*json.loads(line)) for argv, line in zip(argvs, done.stdout.splitlines(), strict=True)}
 
 
-@pytest.mark.parametrize("argv", ["serve --port 0", "pull", "size", "demo", "lint --tokenizer default x"])
-def test_what_needs_an_engine_says_the_one_line_to_type(argv: str, tmp_path: Path):
-    done = light(*argv.split(), home=tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
+@pytest.mark.parametrize("argv", NEEDING_NONE)
+def test_what_needs_no_engine_runs(argv: str, ran: dict[str, Ran]):
+    status, said = NEEDING_NONE[argv]
+    assert said in ran[argv].stdout + ran[argv].stderr
+    assert ran[argv].status == status
+
+
+@pytest.mark.parametrize("argv", NEEDING_AN_ENGINE)
+def test_what_needs_an_engine_says_the_one_line_to_type(argv: str, ran: dict[str, Ran]):
     what = f"hotloop {argv.split()[0]}"
     line = "pip install 'hotloop[cpu]', or 'hotloop[cuda]' for an NVIDIA GPU"
-    assert done.stderr == f"hotloop: {what} needs the extra `cpu`: {line}\n"
+    assert ran[argv] == (2, "", f"hotloop: {what} needs the extra `cpu`: {line}\n")
 
 
 def test_the_doctor_examines_a_server(tmp_path: Path):
     with FakeServer() as server:
-        done = light("doctor", server.url, "--idle", "0", "--json", home=tmp_path)
+        main = f"{_WITHOUT} from hotloop.cli.main import main; main()"
+        done = python("-c", main, "doctor", server.url, "--idle", "0", "--json", home=tmp_path)
     assert json.loads(done.stdout)["findings"]
 
 

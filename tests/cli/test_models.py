@@ -23,7 +23,7 @@ TINY = "org/tiny-qwen"
 
 
 @pytest.fixture
-def server(empty_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+def server(home_for_processes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     """What child processes take for the hub; its one model is gated."""
     folder = write_folder(tmp_path / "made", SPEC, tiny_weights(SPEC))
     fake = FakeHub(gated={TINY})

@@ -86,7 +86,12 @@ for name, argv in json.load(sys.stdin).items():
 """
 
 CHAT = "/v1/chat/completions"
-SERVING = {"serve": "--port 0", "route": "--port 0 --replica {url}", "trace open": ""}
+SERVING = {
+    "serve": "--port 0",
+    "serve-agent": "agent.py --port 0",
+    "route": "--port 0 --replica {url}",
+    "trace open": "",
+}
 COMMANDS = {
     "batch": "batch.jsonl --url {url}",
     "bench replay": "--url {url} --agents 1 --jobs 1 --turns 1 --max-out 2 --gap 0",
@@ -106,7 +111,9 @@ COMMANDS = {
     "runs approve": "{run} call_0",
     "runs cancel": "{run}",
     "runs list": "",
+    "runs pause": "{run}",
     "runs resume": "{run}",
+    "runs send": "{run} Rome?",
     "runs show": "{run}",
     "simulate": "traffic.jsonl --replicas 2",
     "size": "--gpu this",
@@ -118,7 +125,9 @@ COMMANDS = {
     "trace show": "last",
     "version": "",
 }
-REFUSED = {"runs approve": "does not wait", "runs cancel": "is done", "runs resume": "is done"}
+REFUSED = {"runs approve": "does not wait"} | {
+    f"runs {name}": "is done" for name in ("cancel", "pause", "resume", "send")
+}
 """What there is nothing left to do for, once a run has ended, and a word of the refusal."""
 RAY = ("ray up", "ray status", "ray down")
 
@@ -226,7 +235,7 @@ def test_a_command_line_contacts_nobody(guard: Guard):
 def test_a_server_contacts_nobody(name: str, guard: Guard, url: str):
     argv = SERVING[name].format(url=url).split()
     with guard.serving(*name.split(), *argv) as address, http_at(address) as http:
-        assert http.get("/ui").status_code == 200
+        assert http.get("/v1/models" if name == "serve-agent" else "/ui").status_code == 200
     check_nothing_left_the_machine(guard)
 
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from tests.agent.predict.talks import clerk
+from tests.agent.runs import speculating
 from tests.server.calls import write_call
 from tests.trace.routed import RoutedReplicas
 
@@ -26,7 +27,6 @@ from hotloop.agent.conversation import Conversation
 from hotloop.agent.events import CallDispatched, Event, RunEnded, RunStarted, Text
 from hotloop.agent.model import Ask
 from hotloop.agent.predict.predictor import Predictor
-from hotloop.agent.speculation import SpeculativeTools
 from hotloop.agent.tools.tool import FunctionTool, ToolOptions
 from hotloop.agent.wire.openai import OpenAIModel
 from hotloop.core.errors import HotloopError
@@ -151,7 +151,7 @@ class Company:
         predictor = Predictor()
         for number in range(30):
             predictor.learn(clerk(number))
-        self._speculation = SpeculativeTools(predictor)
+        self._speculation = speculating(predictor)
 
     async def perform(self) -> list[Ran]:
         roles = ("clerk", "clerk", "clerk", "reader", "reader", "planner", "boss", "stubborn")

@@ -175,6 +175,14 @@ class Agent(Generic[T]):
         """`resume` as it happens. Closing the iterator cancels the run, which can be resumed once more."""
         return RunStream(partial(self._resume, run_id, context, approvals))
 
+    async def converse(
+        self, messages: Iterable[Message] = (), *, session_id: str | None = None, context: Sequence[Any] = ()
+    ) -> Conversation:
+        """A conversation to go on with, of what was said elsewhere: the agent's instructions come first."""
+        instructions = await self._instruct(context)
+        begun = [Message("system", instructions)] if instructions else []
+        return Conversation([*begun, *messages], session_id=session_id)
+
     async def fork(
         self, prompts: Sequence[Prompt], *, conversation: Conversation | None = None, context: Sequence[Any] = ()
     ) -> "list[Result[T] | HotloopError]":

@@ -31,7 +31,7 @@ from hotloop.agent.journal import RunJournal
 from hotloop.agent.limits import Run, RunUsage
 from hotloop.agent.model import PartialAnswer
 from hotloop.agent.predict.history import call_key
-from hotloop.agent.speculation import RunForesight, SpeculativeTools
+from hotloop.agent.speculation import RunSpeculation, SpeculativeTools
 from hotloop.agent.tools.consent import Approve, Consent
 from hotloop.agent.tools.dispatch import Dispatcher, EarlyCall, Pending
 from hotloop.agent.tools.results import ResultCache
@@ -76,9 +76,10 @@ class ToolExecutor:
         run_context.check(each)
         emit = on_event or (lambda event: None)
         self._is_all_early = early == "all"
-        self._foresight: Callable[[], RunForesight] | None = None
+        results = ResultCache().open("executor", "executor")
+        self._speculate: Callable[[], RunSpeculation] | None = None
         if speculation:
-            self._foresight = lambda: speculation.open(self.tools, run_context, emit)
+            self._speculate = lambda: speculation.open(self.tools, run_context, emit, results)
         self._claims: list[Callable[[ToolCall], EarlyCall | None]] = []
         self._early: deque[tuple[str, Pending]] = deque()
         self._finishing: set[asyncio.Task[None]] = set()
@@ -90,7 +91,7 @@ class ToolExecutor:
             count=lambda: None,
             abort=lambda error: None,
             spent=RunUsage(),
-            results=ResultCache().open("executor", "executor"),
+            results=results,
             concurrency=concurrency,
             max_result_tokens=_any_result,
             journal=RunJournal(None, ""),
@@ -185,11 +186,11 @@ class ToolExecutor:
     def is_read_only(self, call: ToolCall) -> bool:
         return call.name in self.tools and self.tools[call.name].traits.read_only
 
-    def open_foresight(self) -> RunForesight | None:
-        foresight = self._foresight() if self._foresight else None
-        if foresight:
-            self._claims.append(foresight.claim)
-        return foresight
+    def open_speculation(self) -> RunSpeculation | None:
+        speculation = self._speculate() if self._speculate else None
+        if speculation:
+            self._claims.append(speculation.claim)
+        return speculation
 
     def finish(self, work: Coroutine[Any, Any, None]) -> None:
         """Something that nobody waits for, but `close`."""
@@ -197,10 +198,10 @@ class ToolExecutor:
         self._finishing.add(task)
         task.add_done_callback(self._finishing.discard)
 
-    async def close_foresight(self, foresight: RunForesight) -> None:
-        if foresight.claim in self._claims:
-            self._claims.remove(foresight.claim)
-        await foresight.close()
+    async def close_speculation(self, speculation: RunSpeculation) -> None:
+        if speculation.claim in self._claims:
+            self._claims.remove(speculation.claim)
+        await speculation.close()
 
     def _claim(self, call: ToolCall) -> EarlyCall | None:
         return next(filter(None, (claim(call) for claim in self._claims)), None)
@@ -318,9 +319,9 @@ class _Watched:
         self._begin = begin
         self._reader: Reader | None = FORMATS[api].reader(name_call)
         self._messages = _read_messages(api, body)
-        self._foresight = executor.open_foresight() if self._messages else None
-        if self._foresight:
-            self._foresight.begin_turn(self._messages, 0)
+        self._speculation = executor.open_speculation() if self._messages else None
+        if self._speculation:
+            self._speculation.begin_turn(self._messages, 0)
 
     def push(self, event: ServerEvent) -> None:
         if self._reader is None:
@@ -338,19 +339,19 @@ class _Watched:
                 for each in self._reader.finish():
                     self._hear(each)
         self._reader = None
-        if self._foresight:
-            self._executor.finish(self._end(self._foresight))
-            self._foresight = None
+        if self._speculation:
+            self._executor.finish(self._end(self._speculation))
+            self._speculation = None
 
-    async def _end(self, foresight: RunForesight) -> None:
+    async def _end(self, speculation: RunSpeculation) -> None:
         if self._called:
             await asyncio.wait([pending.task for pending in self._called])
-        foresight.end_turn([*self._messages, self.answer.message])
-        await self._executor.close_foresight(foresight)
+        speculation.end_turn([*self._messages, self.answer.message])
+        await self._executor.close_speculation(speculation)
 
     def _hear(self, event: WireEvent) -> None:
-        if self._foresight:
-            self._foresight.hear(event, 0)
+        if self._speculation:
+            self._speculation.hear(event, 0)
         if (call := self.answer.push(event)) and (pending := self._begin(call)):
             self._called.append(pending)
 

@@ -62,8 +62,9 @@ UNKNOWN_WINDOW_TOKENS = 131_072
 """The context window that is assumed when the model's server does not report one."""
 
 _HEED_EVERY_S = 0.5
-_BROKEN_STREAMS = Retries(max_tries=6, first_pause_s=0.2)
-"""How often an answer is asked for that breaks off behind its first words: who sent it has died, others may live."""
+_BROKEN_STREAMS = Retries(max_tries=10, first_pause_s=0.2)
+"""How often an answer is asked for that breaks off behind its first words: who sent it has died, others may live, or it
+is started again, which takes a minute at most."""
 
 Emit = Callable[[events.Event], None]
 HandTo = Callable[[Handoff], Awaitable[Equipment]]
@@ -147,15 +148,13 @@ class RunLoop:
             final.validate = self._validate
         offered = sorted([*tools, *([final] if final else [])], key=lambda tool: tool.spec.name)
         self._tools = {tool.spec.name: tool for tool in offered}
-        self._ahead = (
-            settings.speculation.open(self._tools, self._run_context, self._foresee) if settings.speculation else None
-        )
-        past = self._past
+        ahead, past = settings.speculation, self._past
+        self._ahead = ahead and ahead.open(self._tools, self._run_context, self._note_speculated, self._results)
         running = past.open.running if past and past.open else ()
         self._dispatcher = Dispatcher(
             self._tools,
             self._run_context,
-            emit=self._emit,
+            emit=_tell_both(self._emit, self._ahead.listen) if self._ahead else self._emit,
             claim=self._claim,
             count=partial(self.spent.count_call, self._run.limits),
             abort=self._abort,
@@ -447,7 +446,7 @@ class RunLoop:
         self._dropped.remove(found)
         return EarlyCall(key or "", 0.0, found.task)
 
-    def _foresee(self, event: events.CallSpeculated) -> None:
+    def _note_speculated(self, event: events.CallSpeculated) -> None:
         self._journal.note(Speculated(event.turn, event.name, event.arguments))
         self._emit(event)
 
@@ -520,14 +519,15 @@ class RunLoop:
     async def _listen(self, turn: int) -> list[Pending]:
         """The model's answer, and its calls. One that breaks off is asked for again, unless it has called what may not
         be called twice: then it ends where it broke off, with the calls that were whole."""
-        telling = Retelling(self._emit, turn, self._restart)
+        telling, has_broken = Retelling(self._emit, turn, self._restart), False
         for num_tries in itertools.count(1):
             self._answer, self._begun, self._num_partial, self._num_written = PartialAnswer(), [], 0, 0
             try:
                 await self._hear(turn, telling)
                 return self._begun
             except RemoteError as error:
-                if not (error.can_retry and self._answer.has_begun):
+                has_broken = has_broken or self._answer.has_begun
+                if not (error.can_retry and has_broken):  # one that never began was asked for often enough
                     raise
                 log.warning("the answer of turn %d broke off: %s", turn, error)
                 if not all(self._can_repeat(each.call) for each in self._begun):

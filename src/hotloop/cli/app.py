@@ -25,7 +25,8 @@ app = CommandLine(
     default_parameter=Parameter(negative_iterable=()),
     result_action="return_value",
 )
-_CONFIGS = {"serve": Sources(), "chat": Sources(), "route": Sources(), "run": Sources(only=TraceConfig)}
+_WITH_SETTINGS = ("serve", "chat", "route", "serve-agent")
+_CONFIGS = {**dict.fromkeys(_WITH_SETTINGS, Sources()), "run": Sources(only=TraceConfig)}
 _GROUPS = {title: Group.create_ordered(title) for title in COMMANDS}
 for title, commands in COMMANDS.items():
     for name, (home, summary) in commands.items():

@@ -37,6 +37,7 @@ _GROUPS: dict[str, tuple[str, ...]] = {
         *("connect_timeout_s", "first_byte_timeout_s", "idle_timeout_s", "max_retries", "retry_share"),
         "hedge_after_s",
     ),
+    "Agent": ("max_runs",),
     "Network": (
         "host",
         "port",

@@ -25,6 +25,10 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
             "Run the agent defined in a file, showing turns, tools, cached tokens and cost.",
         ),
         "runs": ("agent.runs:runs", "List agents' runs, and go on with those that were cut off."),
+        "serve-agent": (
+            "agent.serve_agent:serve_agent",
+            "Serve the agent defined in a file over OpenAI's chat completions and responses, and as an MCP tool.",
+        ),
         "predict": ("agent.predict:predict", "Inspect what speculative tool execution has learned."),
     },
     "Measuring and checking": {

@@ -21,6 +21,7 @@ from hotloop.core.config import (
     CLASS_SETTINGS,
     CONFIG_CLASSES,
     FEATURES,
+    AgentServerConfig,
     EngineConfig,
     Feature,
     ModelConfig,
@@ -35,12 +36,14 @@ CONFIG_FILE = "hotloop.toml"
 _OWN_TABLES: Mapping[str, tuple[type, ...]] = {
     "serve": (ModelConfig, EngineConfig, ServerConfig, TraceConfig),
     "route": (RouterConfig, TraceConfig),
+    "serve-agent": (AgentServerConfig, TraceConfig),
 }
 
 ModelFlags = Annotated[ModelConfig, Parameter(name="*")]
 EngineFlags = Annotated[EngineConfig, Parameter(name="*")]
 ServerFlags = Annotated[ServerConfig, Parameter(name="*")]
 RouterFlags = Annotated[RouterConfig, Parameter(name="*")]
+AgentServerFlags = Annotated[AgentServerConfig, Parameter(name="*")]
 TraceFlags = Annotated[TraceConfig, Parameter(name="*")]
 TRACED = TraceConfig()
 

@@ -335,6 +335,15 @@ class ServerConfig(ListenerConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AgentServerConfig(ListenerConfig):
+    """How an agent is served to others."""
+
+    port: int = 8760
+    max_runs: int = 64
+    """Maximum number of runs of the agent at a time; one more gets 429."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RouterConfig(ListenerConfig):
     """How the router listens, chooses a replica, and retries."""
 
@@ -424,7 +433,14 @@ class TraceConfig:
             raise ConfigError(f"trace_otlp must begin with http:// or https://, not {self.trace_otlp!r}")
 
 
-CONFIG_CLASSES: tuple[type, ...] = (ModelConfig, EngineConfig, ServerConfig, RouterConfig, TraceConfig)
+CONFIG_CLASSES: tuple[type, ...] = (
+    ModelConfig,
+    EngineConfig,
+    ServerConfig,
+    RouterConfig,
+    AgentServerConfig,
+    TraceConfig,
+)
 Config = TypeVar("Config", EngineConfig, ServerConfig, RouterConfig)
 
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
-from hotloop.core.config import RouterConfig, ServerConfig
+from hotloop.core.config import ListenerConfig
 from hotloop.http.keys import METRICS_PATH
 from hotloop.http.page import Application
 from hotloop.http.requests import OPEN_PATHS
@@ -43,7 +43,7 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str)
 
 
-def start_logging(config: ServerConfig | RouterConfig) -> None:
+def start_logging(config: ListenerConfig) -> None:
     """Lines go to stderr. A reload calls this again."""
     logging.basicConfig()
     for handler in logging.getLogger().handlers:

@@ -25,7 +25,7 @@ from typing import Any
 
 import uvicorn
 
-from hotloop.core.config import RouterConfig, ServerConfig, parse_bytes
+from hotloop.core.config import ListenerConfig, parse_bytes
 from hotloop.core.errors import ConfigError
 from hotloop.http.connection import BoundedProtocol, ConnectionLimits
 from hotloop.http.listen import bind, url_of
@@ -213,7 +213,7 @@ def trim_memory(num_bytes: int) -> None:
         asyncio.get_running_loop().run_in_executor(None, trim, 0)
 
 
-def limits_of(config: ServerConfig | RouterConfig) -> ConnectionLimits:
+def limits_of(config: ListenerConfig) -> ConnectionLimits:
     return ConnectionLimits(max_body_bytes=parse_bytes(config.body_memory), write_timeout_s=config.write_timeout_s)
 
 

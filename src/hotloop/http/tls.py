@@ -3,7 +3,7 @@
 import ssl
 from dataclasses import dataclass
 
-from hotloop.core.config import RouterConfig, ServerConfig
+from hotloop.core.config import ListenerConfig
 from hotloop.core.errors import ConfigError
 
 
@@ -25,7 +25,7 @@ class Certificate:
         raise ConfigError(f"the key in {self.key} has a password: store it without one, for this user alone to read")
 
 
-def certificate_of(config: ServerConfig | RouterConfig) -> Certificate | None:
+def certificate_of(config: ListenerConfig) -> Certificate | None:
     """Raises ConfigError where there is one that cannot be used."""
     if not config.tls_cert or not config.tls_key:
         return None

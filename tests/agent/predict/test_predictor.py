@@ -2,6 +2,7 @@
 
 import json
 import random
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -11,7 +12,7 @@ from tests.agent.predict.talks import asks, clerk, gets, step, user
 
 from hotloop.agent.predict.habits import MAX_RECIPES, MIN_RUNS
 from hotloop.agent.predict.history import History
-from hotloop.agent.predict.predictor import MAX_TOOLS, Prediction, Predictor
+from hotloop.agent.predict.predictor import MAX_TOOLS, Prediction, Predictor, load_predictor, save_predictor
 from hotloop.core.message import Message, ToolCall
 
 
@@ -250,3 +251,52 @@ def test_patterns_are_for_people():
         and pattern.hit_rate > 0.9
         for pattern in found
     )
+
+
+def test_what_a_hit_saves_is_what_the_tool_takes_as_far_as_the_model_still_writes():
+    predictor = taught()
+    history = History().follow(clerk(99)[:1])
+    (unknown, *_) = predictor.predict(history)
+    assert 0.4 < unknown.hidden_s < 0.7
+    (named,) = predictor.predict(history, named=unknown.name)
+    assert named.hidden_s < 0.3
+    predictor.learn_time(unknown.name, 0.05)
+    assert predictor.predict(history)[0].hidden_s == predictor.predict(history, named=unknown.name)[0].hidden_s == 0.05
+    for _ in range(40):
+        predictor.learn_time(unknown.name, 9.0)
+        predictor.learn_pace(3.0, 10, 1.0)
+    assert 3.0 < predictor.predict(history)[0].hidden_s < 9.0
+
+
+def test_a_prediction_is_worth_a_call_if_it_saves_more_than_it_wastes():
+    sure, unsure = (Prediction("f", {}, "f{}", chance, chance, hidden_s=0.4) for chance in (0.6, 0.3))
+    assert sure.is_worth(0.2)
+    assert not unsure.is_worth(0.2)
+    assert unsure.is_worth(0.0)
+
+
+@pytest.mark.parametrize("seen", [-1.0, 1e300])
+def test_times_that_cannot_be_are_bounded_and_kept(seen: float, tmp_path: Path):
+    predictor = taught()
+    predictor.learn_time("find_customer", seen)
+    predictor.learn_pace(seen, 1, seen)
+    predictor.learn_time("nobody", 1.0)
+    save_predictor(predictor, tmp_path / "learned.json")
+    assert load_predictor(tmp_path / "learned.json") == predictor
+
+
+def test_what_the_user_has_just_given_tells_what_comes_next():
+    """Who names an order is asked for nothing more; who names only himself is."""
+    predictor = Predictor()
+    for number in range(40):
+        order = f"W{number:03}A1"
+        if number % 2:
+            talk = [user(f"I am ann_lee_{number}."), *step("find_customer", {"id": f"ann_lee_{number}"}, "Ann", "a")]
+        else:
+            ask = user(f"I am ann_lee_{number}, and it is about {order}.")
+            talk = [ask, *step("find_order", {"id": order}, "sent", "a")]
+        predictor.learn(talk)
+    (alone, *_) = predictor.predict(History().follow([user("I am ann_lee_99.")]))
+    (both, *_) = predictor.predict(History().follow([user("I am ann_lee_99, and it is about W099A1.")]))
+    assert (alone.name, both.name) == ("find_customer", "find_order")
+    assert min(alone.confidence, both.confidence) > 0.8

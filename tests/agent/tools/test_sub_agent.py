@@ -222,13 +222,13 @@ async def test_a_sub_agent_that_runs_ahead_tells_nobody() -> None:
     given: list[RunContext] = []
 
     class Speculation:
-        def open(self, _: Any, run_context: RunContext, __: Any) -> "Speculation":
+        def open(self, _: Any, run_context: RunContext, *__: Any) -> "Speculation":
             given.append(run_context)
             return self
 
         def begin_turn(self, *_: Any) -> None: ...
 
-        hear = claim = end_turn = begin_turn
+        hear = listen = claim = end_turn = begin_turn
 
         async def close(self) -> None: ...
 

@@ -2,6 +2,7 @@
 
 import ctypes
 import platform
+import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -85,11 +86,10 @@ def test_what_a_wheel_brings_needs_no_compiler(
     tmp_path: Path, empty_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`make test-wheel` does the same with libraries as zig builds them."""
-    monkeypatch.setattr(build, "home", lambda: empty_home)
-    library = build.LIBRARIES["decoder-float"]
-    if not (cpus := list(build.usable_cpus(library))):
+    if not (cpus := list(build.usable_cpus(build.LIBRARIES["decoder-float"]))):
         pytest.skip("no wheel has libraries for this CPU")
-    library.link(tmp_path / f"decoder-float-{cpus[0]}.so", *library.objects(tmp_path, cpus[0], "-O0"))
+    shutil.copy(build.load_library("decoder-float")._name, tmp_path / f"decoder-float-{cpus[0]}.so")
+    monkeypatch.setattr(build, "home", lambda: empty_home)
     monkeypatch.setattr(build, "_FROM_WHEEL", tmp_path)
     monkeypatch.setenv("PATH", "")
     assert build.load_library("decoder-float").decoder_step

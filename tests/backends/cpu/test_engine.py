@@ -88,7 +88,7 @@ has_begun.wait()
 """
 
 
-def test_a_program_may_end_while_its_engine_runs(tmp_path: Path, empty_home: Path) -> None:
+def test_a_program_may_end_while_its_engine_runs(tmp_path: Path, home_for_processes: Path) -> None:
     spec = tiny_spec("llama")
     folder = write_folder(tmp_path / "m", spec, tiny_weights(spec))
     ended = subprocess.run([sys.executable, "-c", LEAVING, folder], capture_output=True, check=False)

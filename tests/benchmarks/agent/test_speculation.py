@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from benchmarks.agent.speculation import (
     Pace,
+    Taken,
     is_read_only,
     measure_predictions,
     read_runs,
@@ -84,10 +85,30 @@ def test_tools_that_write_are_never_started():
             Message("assistant", "ok"),
         ]
 
-    figures = measure_predictions([talk(number) for number in range(40)], num_learn=30, threshold=0.01)
+    figures = measure_predictions([talk(number) for number in range(40)], num_learn=30, taken=Taken(threshold=0.01))
     assert figures.num_calls == 10
     assert figures.guesses.num_started == figures.num_read_only == 0
     assert figures.hidden == figures.coverage == figures.precision == 0
+
+
+def test_what_is_kept_and_trusted_hides_more():
+    """The model says something, hears the user, and only then asks for what was expected before."""
+
+    def talk(number: int) -> list[Message]:
+        order = f"W{number:03}A1"
+        asked = [user(f"find {number}"), *step("list_orders", {}, {"orders": [order]}, "a")]
+        pause = [Message("assistant", "This one?"), user("yes")] if number % 2 else []
+        return [*asked, *pause, *step("get_order", {"id": order}, "sent", "b")]
+
+    runs = [talk(number) for number in range(60)]
+    plain, trusted, kept, both = (
+        measure_predictions(runs, num_learn=40, taken=Taken(trusted=trusted, cache_s=cache_s))
+        for cache_s in (0.0, 60.0)
+        for trusted in (False, True)
+    )
+    assert plain.coverage == kept.coverage < trusted.coverage <= both.coverage
+    assert trusted.waste > both.waste
+    assert trusted.hidden < both.hidden
 
 
 def test_durations_are_drawn_around_their_median():

@@ -22,7 +22,7 @@ def host_turned(rng: random.Random, num_blocks: int, num_host_blocks: int, **cha
     return Turned(rng, num_blocks=num_blocks, num_host_blocks=num_host_blocks, **changes)
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(st.integers(0, 1 << 32), st.booleans(), st.integers(20, 40), st.sampled_from([3, 10, 60]))
 def test_an_engine_over_both_says_what_it_says_over_one(
     seed: int, can_fail: bool, num_blocks: int, num_host_blocks: int

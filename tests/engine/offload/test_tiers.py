@@ -185,14 +185,14 @@ seldom = st.sampled_from([0.0, 0.01])
 troubles = st.builds(Troubles, abort=shares, step=seldom, copy=shares, disk=shares, stall=seldom)
 
 
-@settings(max_examples=16)
+@settings(max_examples=10)
 @given(st.integers(0, 1 << 32), troubles, st.sampled_from([1 << 20, 2000]))
 def test_an_engine_over_all_three_says_what_it_says_over_one(seed: int, troubles: Troubles, max_bytes: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         serve_twice(seed, troubles, Path(folder), max_bytes=max_bytes)
 
 
-@settings(max_examples=16)
+@settings(max_examples=10)
 @given(st.integers(0, 1 << 32), troubles, st.integers(2, 16), st.sampled_from([0, 2, 20]))
 def test_hybrids_too(seed: int, troubles: Troubles, num_states: int, num_host_states: int) -> None:
     slots = {"num_states": num_states, "num_host_states": num_host_states}

@@ -34,6 +34,7 @@ _PRIOR_TRIES = 2.0  # how many tries of a narrow context outweigh what the wider
 
 _Count = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 Number = Annotated[int, msgspec.Meta(ge=0)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 
 _MAX_EXPLANATIONS = 8
 _MAX_SAID = 20  # messages of the user that are looked through
@@ -81,7 +82,7 @@ class Candidate(NamedTuple):
     """A call that may come next. `rank` counts those of its recipe that were not made yet; None: it was.
 
     `is_safe` if no argument is a value that only a tool's result has: whoever writes a web page or a file that a tool
-    reads must not choose what is called next.
+    reads must not choose what is called next. Results of tools that are trusted may be used.
     """
 
     name: str
@@ -113,8 +114,8 @@ class Recipe(msgspec.Struct, forbid_unknown_fields=True):
             if any(call.key == key for call in history.calls):
                 made.append(Candidate(tool, arguments, key, None, is_safe=True))
             else:
-                found = [arguments[name] for name, source in self.sources if source.kind == "result"]
-                is_safe = all(map(history.has_used, found))
+                found = [(source, arguments[name]) for name, source in self.sources if source.kind == "result"]
+                is_safe = all(source.where in history.trusted or history.has_used(value) for source, value in found)
                 fresh.append(Candidate(tool, arguments, key, len(fresh), is_safe))
             if len(fresh) == _MAX_CANDIDATES:
                 break
@@ -204,6 +205,8 @@ class Argument(msgspec.Struct, forbid_unknown_fields=True):
 class Habits(msgspec.Struct, forbid_unknown_fields=True):
     recipes: list[Recipe] = []
     arguments: dict[str, Argument] = {}
+    took_s: Seconds | None = None
+    """What a call of it takes, lately."""
 
     def learn(self, call: PastCall, history: History, run: int) -> list[tuple[Recipe, Candidate]]:
         """Find how this call could have been made from what was said before; the recipes that are new."""

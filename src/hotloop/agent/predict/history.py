@@ -24,6 +24,7 @@ MAX_TEXT_CHARS = 8_000
 MAX_DEPTH = 8
 MAX_LEAVES = 2_000
 MAX_VALUE_CHARS = 128
+_MAX_SHAPES = 3
 _MANY_KEYS = 24  # an object with more is a map from data, not a record with names
 
 Leaves = dict[str, list[Any]]
@@ -72,13 +73,15 @@ class History:
     """Of the user and of the model, message by message: single ones, and what stands in quotes."""
     trail: list[str] = field(default_factory=list)
     """What happened, without its values: `user`, the name of a tool, or `name!` where the tool failed."""
+    trusted: frozenset[str] = frozenset()
+    """Tools of whose results any value may be an argument of a call that nobody has asked for."""
     _messages: list[Message] = field(default_factory=list)
 
     def follow(self, messages: Sequence[Message]) -> "History":
         """Read what is new; everything, if the past was rewritten."""
         known = len(self._messages)
         if known > len(messages) or any(a is not b for a, b in zip(self._messages, messages, strict=False)):
-            self.__init__()  # type: ignore[misc]
+            self.__init__(trusted=self.trusted)  # type: ignore[misc]
             known = 0
         for message in messages[max(known, len(messages) - MAX_MESSAGES) :]:
             self._read(message)
@@ -87,12 +90,20 @@ class History:
 
     def after(self, call: ToolCall) -> "History":
         """This history and one more call, whose result is not known yet."""
-        return History([*self.calls, PastCall(call)], self.said, self.answered, self.words, self.trail)
+        calls = [*self.calls, PastCall(call)]
+        return History(calls, self.said, self.answered, self.words, self.trail, self.trusted)
 
     def has_used(self, value: Any) -> bool:
         """Whether the user or the model has said a value, or the model has given it to a tool."""
         text = str(value)
         return any(text in words for words in self.words) or any(text in call.given for call in self.calls)
+
+    @property
+    def unused_shapes(self) -> list[str]:
+        """What the values look like that the user has just given and no call has had yet."""
+        tokens = self.said[-1] if self.said else ()
+        given = set().union(*(call.given for call in self.calls)) if tokens else set()
+        return sorted({shape for shape, token in tokens if shape != "quoted" and token not in given})[:_MAX_SHAPES]
 
     def latest(self, name: str) -> PastCall | None:
         return next((call for call in reversed(self.calls) if call.name == name and not call.is_error), None)

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
-from hotloop.agent.predict.habits import Candidate, Habits, Number, Recipe, Tally
+from hotloop.agent.predict.habits import Candidate, Habits, Number, Recipe, Seconds, Tally
 from hotloop.agent.predict.history import History, PastCall
 from hotloop.core.errors import ConfigError
 from hotloop.core.files import named_errors, write_private
@@ -28,6 +28,8 @@ _NUM_BUCKETS = 10
 _CAUTION = 0.9  # what a promise is worth while there is no experience with it
 _PRIOR_TRIES = 8.0
 _MAX_NAME_CHARS = 128
+_WEIGHT = 0.2  # of the last time that was taken, beside those before
+_MAX_S = 1e6
 _ORDER = 3  # how many of the last events a context has at most
 _MAX_RANK = 3  # later items of a list are alike
 
@@ -36,13 +38,19 @@ _PRIORS: dict[Question, float] = {"next": 0.1, "named": 0.3}
 
 
 class Prediction(NamedTuple):
-    """A call, and the chance that it is the next. `expected` is that chance before it was calibrated."""
+    """A call, and the chance that it is the next. `expected` is that chance before it was calibrated; `hidden_s` what
+    is saved if it comes: what the tool takes, as far as the model is still writing meanwhile."""
 
     name: str
     arguments: dict[str, Any]
     key: str
     expected: float
     confidence: float
+    hidden_s: float
+
+    def is_worth(self, wasted_call_s: float) -> bool:
+        """Whether it may be expected to save more than it costs, if a call for nothing costs as much as this."""
+        return self.confidence * self.hidden_s >= (1 - self.confidence) * wasted_call_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +93,13 @@ class Calibrations(msgspec.Struct, forbid_unknown_fields=True):
         return self.bucket(question, expected).rate(expected * _CAUTION, _PRIOR_TRIES)
 
 
+class Pace(msgspec.Struct, forbid_unknown_fields=True):
+    """How fast the model is, lately: from a turn's beginning to its first call's name, and for a character after it."""
+
+    first_s: Seconds = 0.4
+    char_s: Seconds = 1 / 240
+
+
 class Predictor(msgspec.Struct, forbid_unknown_fields=True):
     """One for all runs of an agent. `learn` from whole runs, or turn by turn while they run."""
 
@@ -93,6 +108,7 @@ class Predictor(msgspec.Struct, forbid_unknown_fields=True):
     calibrations: Calibrations = msgspec.field(
         default_factory=lambda: Calibrations(*([Tally() for _ in range(_NUM_BUCKETS)] for _ in range(2)))
     )
+    pace: Pace = msgspec.field(default_factory=Pace)
     tools: dict[str, Habits] = {}
 
     def learn(self, messages: Sequence[Message]) -> None:
@@ -121,6 +137,18 @@ class Predictor(msgspec.Struct, forbid_unknown_fields=True):
             self._score("named", history, [call.name], {past.key})
             self._learn_call(past, history, run)
             history = history.after(call)
+
+    def learn_pace(self, first_s: float | None, num_chars: int, written_s: float) -> None:
+        """A call's arguments were written in `written_s`, `first_s` after its turn began if it was the first."""
+        if first_s is not None:
+            self.pace.first_s = _blend(self.pace.first_s, first_s)
+        if num_chars:
+            self.pace.char_s = _blend(self.pace.char_s, written_s / num_chars)
+
+    def learn_time(self, name: str, took_s: float) -> None:
+        """A call of a tool took as long."""
+        if habits := self.tools.get(name):
+            habits.took_s = _blend(habits.took_s, took_s)
 
     def patterns(self) -> list[Pattern]:
         """All that was learned, the most often right first."""
@@ -153,9 +181,17 @@ class Predictor(msgspec.Struct, forbid_unknown_fields=True):
                 best[guess.candidate.key] = guess
         found = []
         for key, guess in best.items():
+            name, arguments = guess.candidate.name, guess.candidate.arguments
             confidence = self.calibrations.confidence(question, guess.expected)
-            found.append(Prediction(guess.candidate.name, guess.candidate.arguments, key, guess.expected, confidence))
+            hidden_s = self._hidden_s(question, name, len(key) - len(name))
+            found.append(Prediction(name, arguments, key, guess.expected, confidence, hidden_s))
         return sorted(found, key=lambda prediction: -prediction.confidence)
+
+    def _hidden_s(self, question: Question, name: str, num_chars: int) -> float:
+        """What a hit saves. A tool that was never timed is taken to be slow: then its first call tells."""
+        writes_s = num_chars * self.pace.char_s + (self.pace.first_s if question == "next" else 0.0)
+        took_s = self.tools[name].took_s
+        return writes_s if took_s is None else min(took_s, writes_s)
 
     def _score(self, question: Question, history: History, names: Iterable[str], came: set[str | None]) -> None:
         guesses = self._guess(question, history, names)
@@ -176,11 +212,18 @@ class Predictor(msgspec.Struct, forbid_unknown_fields=True):
             self.tools.pop(next(iter(self.tools)))
 
 
+def _blend(known: float | None, seen: float) -> float:
+    seen = min(max(seen, 0.0), _MAX_S)
+    return seen if known is None else known + _WEIGHT * (seen - known)
+
+
 def _contexts(question: Question, candidate: Candidate, history: History) -> tuple[str, ...]:
-    """From the widest to the narrowest: which item of a list it is, and what happened last."""
+    """From the widest to the narrowest: which item of a list it is, what happened last, and what the user has given."""
     item = "again" if candidate.rank is None else f"#{min(candidate.rank, _MAX_RANK) + 1}"
     trail = ["start", *history.trail][-_ORDER:]
     tails = [" → ".join(trail[-length:]) for length in range(1, len(trail) + 1)]
+    if trail[-1] == "user":
+        tails.append(f"{tails[-1]} with {'+'.join(history.unused_shapes)}")
     return (f"{question} {item}", *(f"{question} {item} after {tail}" for tail in tails))
 
 

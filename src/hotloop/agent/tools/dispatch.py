@@ -14,7 +14,7 @@ import asyncio
 import logging
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import InitVar, dataclass, field, replace
 from functools import partial
@@ -53,6 +53,8 @@ class EarlyCall:
     key: str
     cost: float
     task: "asyncio.Task[Outcome]"
+    where: Hashable = None
+    """In the `ResultCache`, where its tool has its results kept."""
     began_at: float = field(default_factory=time.monotonic)
 
 

@@ -163,8 +163,12 @@ class RunResults:
         self._fresh = fresh
 
     def find(self, tool: AgentTool, arguments: str, run_context: RunContext) -> Reuse | None:
-        key, _ = self._key(tool, arguments, run_context)
+        key = self.key(tool, arguments, run_context)
         return self.cache.find(key, tool.traits.group) if key and not self._fresh else None
+
+    def key(self, tool: AgentTool, arguments: str, run_context: RunContext) -> Hashable | None:
+        """Equal for two calls if one's result may answer the other; None of a call that is never kept."""
+        return self._key(tool, arguments, run_context)[0]
 
     async def fetch(
         self, tool: AgentTool, arguments: str, run_context: RunContext, fetch: Callable[[], Awaitable[Outcome]]

@@ -86,6 +86,9 @@ class ToolOptions:
     """Calling it changes nothing, so that it may run before the model has asked for it."""
     open_world: bool = False
     """What it is given goes to others, as with a web search: so only a call the model has made before may run ahead."""
+    trusted: bool = False
+    """What it answers was written by nobody else, such as ids of your own database: so a value that only its result has
+    may be an argument of a call that runs before the model has asked for it."""
     idempotent: bool = False
     """Calling it twice is as good as once, so that it may be tried again."""
     timeout_s: float | None = 60.0
@@ -196,6 +199,7 @@ def tool(
     name: str | None = None,
     read_only: bool = False,
     open_world: bool = False,
+    trusted: bool = False,
     idempotent: bool = False,
     timeout_s: float | None = 60.0,
     max_concurrency: int | None = None,

@@ -21,10 +21,14 @@ def choose_approval(approval: Approval | None, view: "View", *, has_own: bool) -
     if approval is None and not sys.stdin.isatty():
         return _answer_nobody
 
-    async def answer_all(call: "ToolCall") -> bool:
-        return approval == "all" and not _is_uncertain(call)
+    return _Asking(view) if approval in (None, "ask") else answer_all(is_yes=approval == "all")
 
-    return answer_all if approval in ("all", "none") else _Asking(view)
+
+def answer_all(*, is_yes: bool) -> "Approve":
+    async def answer(call: "ToolCall") -> bool:
+        return is_yes and not _is_uncertain(call)
+
+    return answer
 
 
 async def _answer_nobody(call: "ToolCall") -> str:

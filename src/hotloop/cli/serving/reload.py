@@ -9,13 +9,13 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Generic, TypeVar
 
 from hotloop.cli.tracing import load_prices
-from hotloop.core.config import RELOADABLE, RouterConfig, ServerConfig, TraceConfig
+from hotloop.core.config import RELOADABLE, ListenerConfig, TraceConfig
 from hotloop.http.keys import ApiKeys, Keys, read_keys
 from hotloop.http.logs import start_logging
 from hotloop.http.tls import certificate_of
 from hotloop.trace.content import Content
 
-Listener = TypeVar("Listener", bound=ServerConfig | RouterConfig)
+Listener = TypeVar("Listener", bound=ListenerConfig)
 
 _UNTOLD = frozenset({"api_key", "api_key_file", "replica", "max_connections"})
 """Told by what they change, which are keys and replicas."""

@@ -66,6 +66,11 @@ class ChatWriter:
                 if delta := self._deltas.render(event):
                     yield self._chunk(delta)
 
+    def note(self, facts: Json) -> bytes:
+        """A chunk that says nothing, but to who knows the field `hotloop`."""
+        choice = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": None}
+        return write_data({**self._envelope, "choices": [choice], "hotloop": facts})
+
     def fail(self, error: RemoteError) -> bytes:
         """Nothing follows it, so that no client takes half an answer for a whole one."""
         return write_data(render_chat_failure(error)[1])

@@ -268,6 +268,10 @@ class ResponsesWriter:
         begun = [] if self._has_begun else self._begin(Begun())
         return b"".join(self.number([*begun, self._tell("response.failed")]))
 
+    def note(self, facts: Json) -> bytes:
+        """That it goes on; who knows the field `hotloop` is told how."""
+        return b"".join(self.number([{**self._tell("response.in_progress"), "hotloop": facts}]))
+
     def whole(self, events: Iterable[Event]) -> Json:
         for event in events:
             self.tell(event)

@@ -1,0 +1,1 @@
+"""An agent behind HTTP: OpenAI's chat completions and responses, and MCP."""
