@@ -446,7 +446,7 @@ CONFIG_CLASSES: tuple[type, ...] = (
     AgentServerConfig,
     TraceConfig,
 )
-Config = TypeVar("Config", EngineConfig, ServerConfig)
+Config = TypeVar("Config", EngineConfig, ServerConfig, RouterConfig)
 
 
 def without(config: Config, disabled: Iterable[str]) -> Config:
