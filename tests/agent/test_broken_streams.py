@@ -140,8 +140,27 @@ async def test_a_server_that_breaks_off_every_time_is_given_up() -> None:
         async def stream(self, ask: Ask) -> AsyncGenerator[WireEvent, None]:
             async for event in super().stream(ask):
                 yield event
-                raise RemoteError("it died", can_retry=True)
+                raise RemoteError("it died", can_retry=True, retry_after_s=0)
 
     model = Dying(SCRIPT)
     events = await listen(Agent(model))
-    assert (end_of(events).end, str(end_of(events).error), len(model.asks)) == ("failed", "it died", 6)
+    assert (end_of(events).end, str(end_of(events).error), len(model.asks)) == ("failed", "it died", 10)
+
+
+async def test_who_has_broken_off_and_cannot_be_reached_is_waited_for() -> None:
+    """Its process was killed, and is started again."""
+
+    class Restarting(Breaking):
+        num_away = 3
+
+        async def stream(self, ask: Ask) -> AsyncGenerator[WireEvent, None]:
+            if self.asks and self.num_away:
+                self.num_away -= 1
+                raise RemoteError("cannot be reached", can_retry=True, retry_after_s=0)
+            async for event in super().stream(ask):
+                yield event
+
+    model, tools = Restarting(SCRIPT, after=8), Tools()
+    events = await listen(Agent(model, [tool(read_only=True)(tools.look)]))
+    assert (end_of(events).output, model.num_away) == ("Fine.", 0)
+    assert sorted(tools.looked) == ["home", "work"]

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -166,3 +167,21 @@ def test_a_store_from_before_journals_is_given_their_tables(tmp_path: Path):
     begin(tracer)
     assert [each.run_id for each in tracer.journal.list(5).result()] == ["run-1"]
     tracer.close()
+
+
+def test_work_that_is_not_wanted_any_more_stops_nothing(tracer: StoreTracer):
+    """Whoever waits for it may be cancelled at any moment, and the future with it."""
+    held, go_on = threading.Event(), threading.Event()
+
+    def hold(connection: object) -> None:
+        held.set()
+        assert go_on.wait(60)
+
+    first = tracer.submit(hold)
+    assert held.wait(60)
+    unwanted = tracer.submit(lambda connection: 1)
+    assert unwanted.cancel()
+    assert not first.cancel()
+    go_on.set()
+    first.result(60)
+    assert tracer.submit(lambda connection: 2).result(60) == 2

@@ -276,6 +276,7 @@ class Engine:
                 num_cached=1800 + 250 * n,
                 num_output=0 if n % 3 else 7 * i % 60,
                 age_s=0.4 + n / 3,
+                above=((), (), (), ("main",), ("session-02",), ("main", "session-03"))[n],
             )
             for n in range(6)
         )

@@ -38,6 +38,17 @@ class TestOverview:
         page.wait_for_selector(".tile polyline.line", state="attached")
         assert page.locator("#pulse").text_content() == "live"
 
+    def test_sessions_stand_below_those_they_work_for(self, tab: Browsing, full_server: PageServer):
+        page = tab.open(full_server.url)
+        page.wait_for_selector("table.requests tbody tr")
+        cells = [text.replace("\u00a0", " ") for text in page.locator("table.requests td.mono").all_text_contents()]
+        assert cells[0] == "session-00"
+        assert cells[2:] == ["session-02", "└ session-04", "main", "└ session-03", "  └ session-05"]
+        rows = page.locator("table.requests tbody tr")
+        assert rows.count() == 7
+        assert rows.nth(4).locator("td").nth(1).text_content() == "between requests"
+        assert rows.get_by_label("session-05, works for main → session-03").count() == 1
+
     def test_a_store_tells_where_to_look_instead(self, tab: Browsing, serve: Callable[..., PageServer]):
         page = tab.open(serve(*FEW).url)
         page.wait_for_selector("text=These are recorded runs.")

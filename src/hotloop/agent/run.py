@@ -62,8 +62,9 @@ UNKNOWN_WINDOW_TOKENS = 131_072
 """The context window that is assumed when the model's server does not report one."""
 
 _HEED_EVERY_S = 0.5
-_BROKEN_STREAMS = Retries(max_tries=6, first_pause_s=0.2)
-"""How often an answer is asked for that breaks off behind its first words: who sent it has died, others may live."""
+_BROKEN_STREAMS = Retries(max_tries=10, first_pause_s=0.2)
+"""How often an answer is asked for that breaks off behind its first words: who sent it has died, others may live, or it
+is started again, which takes a minute at most."""
 
 Emit = Callable[[events.Event], None]
 HandTo = Callable[[Handoff], Awaitable[Equipment]]
@@ -518,14 +519,15 @@ class RunLoop:
     async def _listen(self, turn: int) -> list[Pending]:
         """The model's answer, and its calls. One that breaks off is asked for again, unless it has called what may not
         be called twice: then it ends where it broke off, with the calls that were whole."""
-        telling = Retelling(self._emit, turn, self._restart)
+        telling, has_broken = Retelling(self._emit, turn, self._restart), False
         for num_tries in itertools.count(1):
             self._answer, self._begun, self._num_partial, self._num_written = PartialAnswer(), [], 0, 0
             try:
                 await self._hear(turn, telling)
                 return self._begun
             except RemoteError as error:
-                if not (error.can_retry and self._answer.has_begun):
+                has_broken = has_broken or self._answer.has_begun
+                if not (error.can_retry and has_broken):  # one that never began was asked for often enough
                     raise
                 log.warning("the answer of turn %d broke off: %s", turn, error)
                 if not all(self._can_repeat(each.call) for each in self._begun):

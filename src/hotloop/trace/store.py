@@ -149,6 +149,8 @@ class StoreTracer:
         return future
 
     def _do(self, work: Callable[[sqlite3.Connection], T], future: "Future[T]", is_synced: bool) -> None:
+        if not future.set_running_or_notify_cancel():  # who asked for it has been cancelled meanwhile
+            return
         try:
             self._connection.execute(f"PRAGMA synchronous = {'FULL' if is_synced else 'NORMAL'}")
             with transaction(self._connection):

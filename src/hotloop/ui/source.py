@@ -46,6 +46,8 @@ class LiveRequest:
     num_cached: int
     num_output: int
     age_s: float
+    above: tuple[str, ...] = ()
+    """The sessions that this one works for, the root first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
