@@ -28,6 +28,7 @@ def has_router(request: pytest.FixtureRequest) -> Iterator[bool]:
     """Whether servers that are started have a router before them."""
     Serving.is_routed = getattr(request, "param", False) or request.config.getoption("--through-router")
     Serving.is_apart = request.config.getoption("--apart")
+    Serving.num_fronts = request.config.getoption("--fronts")
     yield Serving.is_routed
     Serving.is_routed = False
 
