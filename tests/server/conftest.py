@@ -23,3 +23,4 @@ def client(serving: Serving) -> Iterator[openai.OpenAI]:
 def route_if_asked(pytestconfig: pytest.Config) -> None:
     Serving.is_routed = pytestconfig.getoption("--through-router")
     Serving.is_apart = pytestconfig.getoption("--apart")
+    Serving.num_fronts = pytestconfig.getoption("--fronts")
