@@ -34,12 +34,12 @@ FIGURES = ROOT / "docs" / "figures" / "pipeline.json"
 FIRST_TOKEN_S, TOKENS_PER_S, CHARS_PER_TOKEN = 0.3, 60.0, 4.0
 PROMPT = "Is it warmer in Rome or in Oslo, and how do I get there from Paris?"
 ROME, OSLO = ScriptedCall("weather", city="Rome"), ScriptedCall("weather", city="Oslo")
-SCRIPT = [
+SCRIPT: Script = [
     [ROME, OSLO, ScriptedCall("trains", origin="Paris", destination="Rome")],
     ["Rome is warmer.\n", ROME, ScriptedCall("what_to_pack", prompt="A week in Rome, by train from Paris.")],
     "It is warmer in Rome: 23 degrees, and 6 in Oslo. The train from Paris takes nine hours and costs 55 euros.\n",
 ]
-HELPER = [[ROME], "Light clothes, and something against the sun.\n"]
+HELPER: Script = [[ROME], "Light clothes, and something against the sun.\n"]
 ON = {"early": True, "parallel": True, "kept": True, "ahead": True}
 NEW = ON | {"ahead": False}
 PARTS = {

@@ -127,11 +127,6 @@ def test_the_picture_of_the_pipeline_is_up_to_date() -> None:
         assert (DOCS / name).read_text("utf-8") == pipeline_parts.draw(colours, figures), "run `make docs`"
 
 
-async def test_the_parts_of_the_pipeline_are_on_and_off() -> None:
-    everything, nothing = [
-        await pipeline_parts.run_with(pipeline_parts.PARTS[name]) for name in ("everything on", "none of these")
-    ]
-    kinds = [[bar[0] for bar in run["bars"]] for run in (everything, nothing)]
-    assert [kind.count("model") for kind in kinds] == [3, 3]
-    assert kinds[0].count("kept") == 1
-    assert {"ahead", "kept"}.isdisjoint(kinds[1])
+async def test_the_run_of_that_picture_can_be_taken_anew() -> None:
+    kinds = [kind for kind, *_ in (await pipeline_parts.run_with(pipeline_parts.ON))["bars"]]
+    assert (kinds.count("model"), kinds.count("kept")) == (3, 1)
