@@ -148,6 +148,7 @@ test-deploy: $(STAMP) ## Check images, compose, the Helm chart and units: linted
 docs: $(STAMP) ## Write the generated pages (command line, configuration, Python API, llms.txt) and the README's picture
 	$(BIN)/python -m docs.reference
 	$(BIN)/python -m docs.prefix_map
+	$(BIN)/python -m docs.pipeline_parts
 
 docs-site: $(STAMP) ## Build the documentation as a site in build/site; a link that leads nowhere fails
 	@$(PIP) install mkdocs-material -c constraints.txt
