@@ -28,8 +28,9 @@ class Turned:
         grammars = Grammars(TOKENIZER, VOCAB_SIZE, 1)
         self._snapshotter = Snapshotter(self.core, lambda: count_up(self.core, grammars))
 
-    def ask(self, name: str, prompt: list[int], *, session: str = "", max_tokens: int = 4) -> None:
+    def ask(self, name: str, prompt: list[int], *, session: str = "", parent: str = "", max_tokens: int = 4) -> None:
         request = make_request(prompt, name, sampling=greedy(max_tokens), session_id=session)
+        request.parent_id = parent
         request.max_tokens = max_tokens
         self.core.add(request, Listener())
 
@@ -44,6 +45,17 @@ class Turned:
         while not self.core.is_idle:
             self.core.step()
         return self.snapshot()
+
+
+def test_it_tells_which_sessions_those_of_its_requests_work_for():
+    engine = Turned()
+    engine.ask("a", [1, 2, 3], session="agent", parent="main")
+    engine.finish()
+    engine.ask("b", [1, 2, 3], session="deep", parent="agent")
+    engine.ask("c", [1, 2, 3], parent="agent")
+    engine.ask("d", [1, 2, 3], session="other")
+    engine.ask("e", [1, 2, 3])
+    assert engine.snapshot().above == {"b": ("main", "agent"), "c": ("main", "agent"), "d": (), "e": ()}
 
 
 class TestTotals:

@@ -21,6 +21,7 @@ from hotloop.engine.offload.host import HostStats
 from hotloop.engine.offload.moves import MoveStats
 from hotloop.engine.scheduler.scheduler import Scheduler
 from hotloop.engine.sessions.index import PREFIX
+from hotloop.engine.sessions.tree import SessionTree
 
 FRESH_S = 0.5  # a snapshot that is no older is given to the next caller as well
 
@@ -64,6 +65,7 @@ class EngineSnapshot:
     stats: EngineStats
     totals: Usage  # since the engine started, by what has ended and what runs
     requests: tuple[Request, ...]  # what runs and what waits, to be read at once: they go on
+    above: Mapping[str, tuple[str, ...]]  # the sessions that a request's session works for, the root first, by its id
     blocks: Mapping[str | None, BlockCount]  # all that are not free, by session; None: several have used them
 
 
@@ -94,7 +96,9 @@ class Snapshotter:
         requests = (*scheduler.running.values(), *scheduler.waiting.values())
         counted = Usage.total(self._core.usage, *map(_so_far, requests))
         self._totals = Usage._make(map(max, self._totals, counted))
-        return EngineSnapshot(time.monotonic(), self._stats(), self._totals, requests, count_blocks(scheduler))
+        above = {request.id: _above(request, scheduler.sessions.names) for request in requests}
+        blocks = count_blocks(scheduler)
+        return EngineSnapshot(time.monotonic(), self._stats(), self._totals, requests, above, blocks)
 
     def _answer(self, pending: Future[EngineSnapshot]) -> None:
         try:
@@ -143,6 +147,12 @@ def count_blocks(scheduler: Scheduler) -> dict[str | None, BlockCount]:
         own = takewhile(lambda block_id: not scheduler.pool.is_kept[block_id], reversed(request.block_ids))
         used[request.session_id] += sum(1 for _ in own)
     return {session: BlockCount(used[session], kept[session]) for session in used.keys() | kept.keys()}
+
+
+def _above(request: Request, names: SessionTree) -> tuple[str, ...]:
+    """A request without a session works for the session that it has named as its parent."""
+    is_named = request.session_id or not request.parent_id
+    return names.above(request.session_id) if is_named else (*names.above(request.parent_id), request.parent_id)
 
 
 def _is_fresh(taken: Future[EngineSnapshot]) -> bool:

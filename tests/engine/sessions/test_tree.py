@@ -14,6 +14,7 @@ def test_a_session_has_the_root_of_its_parent() -> None:
     assert tree.add("", "a1") == "root", "a request without a session is its parent's"
     assert tree.add("", "") == ""
     assert sorted(tree.below("a")) == ["a", "a1"]
+    assert (tree.above("root"), tree.above("a1"), tree.above("unknown")) == ((), ("root", "a"), ())
     tree.forget("a1")
     assert tree.below("a") == ["a"]
 

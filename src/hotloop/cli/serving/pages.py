@@ -70,7 +70,7 @@ async def live_of_engine(engine: "Engine", max_running: int, *, patience_s: floa
         waiting={priority.name.lower(): count for priority, count in stats.num_waiting.items()},
         totals=snapshot.totals._asdict(),
         kv=_kv_use(snapshot, engine.block_size),
-        requests=tuple(map(_live_request, snapshot.requests[:_MAX_LISTED])),
+        requests=tuple(_live_request(each, snapshot.above[each.id]) for each in snapshot.requests[:_MAX_LISTED]),
     )
 
 
@@ -113,7 +113,7 @@ async def live_of_router(app: "RouterApp") -> Live:
     )
 
 
-def _live_request(request: Request) -> LiveRequest:
+def _live_request(request: Request, above: tuple[str, ...]) -> LiveRequest:
     is_prefilling = request.first_token_at is None
     return LiveRequest(
         session=request.session_id,
@@ -123,4 +123,5 @@ def _live_request(request: Request) -> LiveRequest:
         num_cached=request.num_cached,
         num_output=request.num_output,
         age_s=time.monotonic() - request.arrived_at,
+        above=above,
     )

@@ -55,7 +55,7 @@ def serve(
     Baseline for comparisons (no prefix cache, no batching): --disable prefix_cache --max-running 1. SIGHUP reads the
     settings again and applies what can change at run time: API keys and the log level.
     """
-    from hotloop.cli.serving.fronts import run_with_front, wants_front
+    from hotloop.cli.serving.fronts import count_fronts, run_with_fronts
     from hotloop.cli.serving.http import Served, serve_http
     from hotloop.http.listen import bind
     from hotloop.http.logs import start_logging
@@ -76,8 +76,8 @@ def serve(
     served.check()
     listener = bind(server.host, server.port)  # before the model is loaded: a taken port is told at once
     with listener, load_engine(served.model, served.engine) as loaded:
-        if wants_front(server.fronts, loaded):
-            run_with_front(loaded, served, listener, read if reread else None)
+        if num_fronts := count_fronts(server.fronts, loaded):
+            run_with_fronts(num_fronts, loaded, served, listener, read if reread else None)
         else:
             serve_http(loaded, served, listener, read if reread else None)
     if isinstance(loaded.failure, DeviceLost):
@@ -103,6 +103,7 @@ def _hold_hangups() -> None:
 def route(
     *,
     router: RouterFlags = RouterConfig(),
+    disable: Disable = (),
     trace: TraceFlags = TRACED,
     config: ConfigFile = None,
     reread: Reread = None,
@@ -121,7 +122,7 @@ def route(
     def read() -> "Settings[RouterConfig]":
         assert reread
         now = reread()
-        return Settings(now["router"], now["trace"])
+        return Settings(without(now["router"], now["disable"]), now["trace"])
 
     def read_replicas(router: RouterConfig) -> "RoutingConfig":
         return read_routing(router, config or (Path(CONFIG_FILE) if Path(CONFIG_FILE).exists() else None), os.environ)
@@ -142,6 +143,7 @@ def route(
 
     if reread:
         _hold_hangups()
+    router = without(router, disable)
     start_logging(router)
     reload, routing = Reload(Settings(router, trace), read), read_replicas(router)
     with tracing(trace) as tracer, opened_store(trace) as store:

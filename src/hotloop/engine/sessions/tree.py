@@ -24,7 +24,11 @@ class SessionTree:
             if name not in line and len(line) < MAX_DEPTH:
                 self._parents[name] = parent
         lowest = name or parent
-        return [lowest, *self._above(lowest)][-1]
+        return (*self.above(lowest), lowest)[0]
+
+    def above(self, name: str) -> tuple[str, ...]:
+        """The sessions that it works for, the root first."""
+        return tuple(self._above(name))[::-1]
 
     def below(self, name: str) -> list[str]:
         """The session and all that work for it."""

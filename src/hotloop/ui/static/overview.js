@@ -158,14 +158,40 @@ function requests(list) {
   if (!list.length) return panel("Requests", "", empty("Nothing is being answered at the moment."));
   const head = [["session"], ["class", "rather"], ["state"], ["prompt", "num rather"], ["cached", "num"],
     ["output", "num"], ["for", "num rather"]].map(([name, kind = ""]) => el("th", { class: kind }, name));
-  const rows = list.map((each) => el("tr", {},
-    el("td", { class: "mono cut" }, each.session || "–"), el("td", { class: "rather" }, each.priority),
-    el("td", {}, state(each.state)), el("td", { class: "num rather" }, count(each.num_prompt)),
+  const rows = inTrees(list).map(({ name, above, each }) => el("tr", {}, sessionCell(name, above), each
+    ? [el("td", { class: "rather" }, each.priority),
+      el("td", {}, state(each.state)), el("td", { class: "num rather" }, count(each.num_prompt)),
       el("td", { class: "num" }, percent(each.num_cached, each.num_prompt)),
-    el("td", { class: "num" }, count(each.num_output)),
-    el("td", { class: "num rather" }, duration(1000 * each.age_s))));
-  return panel("Requests", plural(list.length, "request"), el("table", {}, el("thead", {}, el("tr", {}, head)),
-    el("tbody", {}, rows)));
+      el("td", { class: "num" }, count(each.num_output)),
+      el("td", { class: "num rather" }, duration(1000 * each.age_s))]
+    : el("td", { class: "muted", colspan: head.length - 1 }, "between requests")));
+  return panel("Requests", plural(list.length, "request"), el("table", { class: "requests" },
+    el("thead", {}, el("tr", {}, head)), el("tbody", {}, rows)));
+}
+
+function sessionCell(name, above) {
+  const branch = above.length ? `${"\u00a0\u00a0".repeat(above.length - 1)}└ ` : "";
+  const works = above.length ? `${name || "no session"}, works for ${above.join(" → ")}` : null;
+  return el("td", { class: "mono cut", "aria-label": works, title: works },
+    el("span", { class: "muted", "aria-hidden": "true" }, branch), name || "–");
+}
+
+/** Each request below the session it works for; a session that has none at the moment has a line all the same. */
+function inTrees(list) {
+  const top = { below: new Map(), requests: [], path: [] };
+  for (const each of list) {
+    let node = top;
+    for (const name of [...each.above, each.session]) {
+      if (!node.below.has(name)) node.below.set(name, { below: new Map(), requests: [], path: [...node.path, name] });
+      node = node.below.get(name);
+    }
+    node.requests.push(each);
+  }
+  const lines = ({ below, requests: own, path }) => {
+    const line = (each) => ({ name: path.at(-1), above: path.slice(0, -1), each });
+    return [...(own.length ? own.map(line) : [line(null)]), ...[...below.values()].flatMap(lines)];
+  };
+  return [...top.below.values()].flatMap(lines);
 }
 
 const GOOD = { up: "good", decode: "good", prefill: "busy", down: "bad", lost: "bad", failed: "bad" };
