@@ -14,7 +14,7 @@ from hotloop.core.config import DEFAULT_MODEL
 from hotloop.core.home import home
 from hotloop.models.model import pull
 
-LONGEST = ("tests/fuzz/test_greedy.py", "tests/router/test_clients.py")
+LONGEST = ("tests/fuzz/test_greedy.py",)
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tests.server.serving import Serving
 
+from hotloop.cli.serving.http import shorten_pauses
 from hotloop.core.config import ServerConfig
 from hotloop.trace.content import Content
 from hotloop.trace.store import Bounds, StoreTracer
@@ -23,6 +24,7 @@ def serve(folder: str) -> None:
     content = Content.parse(True, [r"[\w.]+@[\w.]+"])
     tracer = StoreTracer(Path(folder) / "trace.db", bounds=Bounds(max_bytes=STORE_BYTES), content=content)
     with Serving(ServerConfig(port=0), tracer=tracer) as serving:
+        shorten_pauses()  # as `hotloop serve` does
         print(serving.url, flush=True)
         sys.stdin.read()
     tracer.close()

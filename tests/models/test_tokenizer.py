@@ -19,7 +19,7 @@ from tests.models.tiny import (
     write_folder,
     write_json,
 )
-from tokenizers import models, normalizers, pre_tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from hotloop.core.errors import ModelError
 from hotloop.models.gguf import GgufFile
@@ -327,3 +327,10 @@ def test_no_token_stands_for_more_bytes_than_the_longest(text: str) -> None:
     text = unicodedata.normalize("NFD", text).encode(errors="replace").decode()
     for tokenizer in map(Tokenizer, (plain, composing)):
         assert len(text.encode()) <= tokenizer.max_token_bytes * len(tokenizer.encode(text))
+
+
+def test_a_byte_level_token_in_letters_of_its_own_is_its_text() -> None:
+    inner = tokenizers.Tokenizer(models.BPE({"Ġa": 0, "b": 1, "日本": 2, "ł": 3, "c": 4}, []))
+    inner.pre_tokenizer, inner.decoder = pre_tokenizers.ByteLevel(), decoders.ByteLevel()
+    tokenizer = Tokenizer(inner)
+    assert [tokenizer.token_bytes(i) for i in range(-1, 6)] == [b"", b" a", b"b", "日本".encode(), b"\xa0", b"c", b""]

@@ -3,11 +3,13 @@
 import json
 from typing import Any
 
+import pytest
 from tests.router.conftest import Mirror
 
 from hotloop.router.config import ReplicaConfig
 from hotloop.router.request import parse_request
 from hotloop.router.stabilise import StablePrompts
+from hotloop.wire.usage import ApiUsage
 
 CHAT = "/v1/chat/completions"
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("b", "a")]
@@ -48,6 +50,24 @@ async def test_every_replica_is_sent_what_begins_as_before(mirror: Mirror, route
     page = (await router.client.get("/metrics")).text
     assert 'hotloop_router_stabilised_total{change="tools"}' in page
     assert "hotloop_router_stabilised_tokens_total" in page
+
+
+def test_what_is_saved_is_told_in_money_where_there_is_a_price() -> None:
+    def cost(model: str, usage: ApiUsage) -> float:
+        assert model == "own-name"
+        return (usage.num_prompt - 0.9 * (usage.num_cached or 0)) / 1e6
+
+    stable = StablePrompts(cost)
+    for number in range(3):
+        done = stable.apply(parse_request(CHAT, {"x-session-id": "s"}, json.dumps(talk(number)).encode()), ())
+    assert done.num_saved > 1000
+    assert done.money_saved == pytest.approx(0.9 * done.num_saved / 1e6)
+    assert f"; money={done.money_saved:.6f}; " in done.render().decode()
+    assert stable.money_saved == pytest.approx(0.9 * stable.num_saved / 1e6)
+    assert (
+        "money"
+        not in StablePrompts().apply(parse_request(CHAT, {}, json.dumps(talk(1)).encode()), ()).render().decode()
+    )
 
 
 async def test_without_it_bodies_pass_byte_for_byte(mirror: Mirror, route: Any) -> None:

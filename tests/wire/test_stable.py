@@ -42,7 +42,7 @@ def rewritten(
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The whole body, and what was done to it."""
     fields, changes = stabiliser.rewrite(api, deepcopy(body), **options)
-    assert bool(fields) == bool(changes)
+    assert fields or not changes
     whole = {name: value for name, value in {**body, **fields}.items() if value is not None}
     return msgspec.json.decode(msgspec.json.encode(whole)), changes
 

@@ -427,6 +427,8 @@ class TraceConfig:
     """Maximum size of the file; the oldest runs are deleted first."""
     trace_max_age_days: float = 30.0
     """Days for which a run is kept."""
+    trace_tags: tuple[str, ...] = ()
+    """Tags that runs recorded from here are given, such as `nightly` or `prompt-v2`, to find and compare them by."""
     trace_otlp: str | None = None
     """Address of an OpenTelemetry collector to send spans to, such as http://127.0.0.1:4318 (extra `otel`)."""
 
@@ -434,6 +436,9 @@ class TraceConfig:
         parse_bytes(self.trace_max_size)
         if not self.trace_max_age_days > 0:
             raise ConfigError(f"trace_max_age_days must be above zero, not {self.trace_max_age_days}")
+        for tag in self.trace_tags:
+            if not re.fullmatch(r"[\w.:/=+-]{1,64}", tag):
+                raise ConfigError(f"a tag has at most 64 letters, digits and ._:/=+-; {tag!r:.100} is none")
         if self.trace_otlp and not self.trace_otlp.startswith(("http://", "https://")):
             raise ConfigError(f"trace_otlp must begin with http:// or https://, not {self.trace_otlp!r}")
 
@@ -446,7 +451,7 @@ CONFIG_CLASSES: tuple[type, ...] = (
     AgentServerConfig,
     TraceConfig,
 )
-Config = TypeVar("Config", EngineConfig, ServerConfig)
+Config = TypeVar("Config", EngineConfig, ServerConfig, RouterConfig)
 
 
 def without(config: Config, disabled: Iterable[str]) -> Config:

@@ -6,6 +6,7 @@ is over. Neither headers nor bodies nor query strings are logged: no line has a 
 
 import json
 import logging
+import re
 import time
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
@@ -100,6 +101,7 @@ def _write(level: int, facts: Facts) -> None:
 
 
 _HEAD = ("method", "path", "status")
+_PLAIN = re.compile(r"[!#-<>-~]*")
 
 
 def _short(value: Any) -> Any:
@@ -109,7 +111,7 @@ def _short(value: Any) -> Any:
 def _word(value: Any) -> str:
     """As one word: what a client chose may hold anything, a line break too."""
     text = str(value)
-    return text if text.isascii() and text.isprintable() and not {" ", '"', "="} & {*text} else json.dumps(text)
+    return text if _PLAIN.fullmatch(text) else json.dumps(text)
 
 
 def _ms(duration_s: float) -> float:

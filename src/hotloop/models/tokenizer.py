@@ -8,8 +8,9 @@ bytes in GPT-2's alphabet, and SentencePiece ones, which write a space as ▁ an
 import json
 import re
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from itertools import accumulate
 from typing import Any
 
 import tokenizers
@@ -23,6 +24,7 @@ _END_OF_ANSWER = ("<|return|>", "<|call|>")
 MAX_VOCAB = 1 << 24
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _MAX_SHRINK = 3  # what a text may lose of its bytes when it is normalised: Hangul, composed, has a third of them
+_SPELLED_AT_ONCE = 4096
 _LARGE_CHARS = 1 << 18
 _large_texts = threading.BoundedSemaphore(2)  # at a time: each takes some 400 bytes of memory a token
 
@@ -41,6 +43,26 @@ def _gpt2_alphabet() -> dict[int, int]:
 _BYTE_OF = _gpt2_alphabet()
 
 
+def _spell_letters(pieces: Sequence[str]) -> list[bytes]:
+    """Of a byte-level vocabulary: a letter is a byte. All at once, since there are hundreds of thousands."""
+    try:
+        data = "".join(pieces).translate(_BYTE_OF).encode("latin-1")
+    except UnicodeEncodeError:  # one is written in letters of its own
+        if len(pieces) == 1:
+            return [pieces[0].encode()]
+        return [data for piece in pieces for data in _spell_letters([piece])]
+    ends = [*accumulate(map(len, pieces))]
+    return [data[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+
+
+def _spell_pieces(pieces: Sequence[str]) -> list[bytes]:
+    bytes_alone = map(_BYTE_PIECE.fullmatch, pieces)
+    return [
+        bytes.fromhex(byte[1]) if byte else piece.replace("▁", " ").encode()
+        for piece, byte in zip(pieces, bytes_alone, strict=True)
+    ]
+
+
 class Tokenizer:
     """A `tokenizers.Tokenizer` and what a server needs to know beside it."""
 
@@ -52,7 +74,6 @@ class Tokenizer:
         eos_ids: Iterable[int] = (),
         wants_bos: bool = False,
     ) -> None:
-        self._bytes: dict[int, bytes] = {}  # of tokens that were asked for
         self._inner = inner
         vocab = inner.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocab.values(), default=-1) + 1
@@ -75,6 +96,7 @@ class Tokenizer:
         self._has_space_prefix = "Strip" in steps or "Metaspace" in steps
         if not self._is_byte_level and not steps & {"ByteFallback", "Metaspace", "Replace"}:
             raise ModelError("the tokenizer is neither byte-level nor SentencePiece")
+        self._bytes = self._spell_all(vocab)
         self._cuts = _cut_pattern([token for token in added.values() if not token.normalized])
         self._special_ids = named
         is_exact = b"".join(map(self.token_bytes, self.encode("a b"))) == b"a b"
@@ -117,26 +139,19 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """The exact bytes a token stands for; none for special tokens and for ids that have no token."""
-        known = self._bytes.get(token_id)
-        if known is None and 0 <= token_id < self.vocab_size:
-            known = self._bytes[token_id] = self._spell(token_id)
-        return known or b""
+        return self._bytes[token_id] if 0 <= token_id < self.vocab_size else b""
 
-    def _spell(self, token_id: int) -> bytes:
-        if token_id in self._special:
-            return b""
-        if token_id in self._verbatim:
-            return self._verbatim[token_id].encode()
-        piece = self._inner.id_to_token(token_id)
-        if piece is None:
-            return b""
-        if self._is_byte_level:
-            try:
-                return piece.translate(_BYTE_OF).encode("latin-1")
-            except UnicodeEncodeError:  # it is written in letters of its own
-                return piece.encode()
-        byte = _BYTE_PIECE.fullmatch(piece)
-        return bytes.fromhex(byte[1]) if byte else piece.replace("▁", " ").encode()
+    def _spell_all(self, vocab: Mapping[str, int]) -> list[bytes]:
+        spelled = [b""] * self.vocab_size
+        for token_id, content in self._verbatim.items():
+            spelled[token_id] = content.encode()
+        own = [(piece, i) for piece, i in vocab.items() if i not in self._special and i not in self._verbatim]
+        spell = _spell_letters if self._is_byte_level else _spell_pieces
+        for begin in range(0, len(own), _SPELLED_AT_ONCE):
+            part = own[begin : begin + _SPELLED_AT_ONCE]
+            for (_, token_id), data in zip(part, spell([piece for piece, _ in part]), strict=True):
+                spelled[token_id] = data
+        return spelled
 
     def visible_bytes(self, token_id: int) -> bytes:
         """As `token_bytes`, but special tokens are their name, unless they end a turn."""

@@ -130,7 +130,7 @@ class RouterApp:
         self.is_draining = False
         self.replica_set = ReplicaSet(config)
         self.recorder = RouteRecorder(tracer or NullTracer())
-        self._stable = StablePrompts()
+        self._stable = StablePrompts(self._cost)
         self.spending = open_spending(config.router.spend_file, self._cost)
         self.metrics = RouterMetrics(
             self.replica_set, lambda: self._tiered.saved, self.recorder.tracer, self._stable, self.spending

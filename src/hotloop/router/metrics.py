@@ -134,6 +134,8 @@ class _StateCollector(Collector):
         yield from self._collect_spending()
         about = "Prompt tokens found thanks to stable prompts, by estimate."
         yield CounterMetricFamily("hotloop_router_stabilised_tokens", about, stable.num_saved)
+        about = "What these would have cost beyond what they did, by the prices known."
+        yield CounterMetricFamily("hotloop_router_stabilised_money", about, stable.money_saved)
         yield GaugeMetricFamily("hotloop_router_saved_money", money, saved.money)
         yield GaugeMetricFamily("hotloop_router_saved_seconds", seconds, saved.time_s)
 

@@ -15,12 +15,14 @@ from msgspec.json import decode, encode
 from hotloop.core.errors import HotloopError, RequestError
 from hotloop.router.placement.index import HASH_BYTES
 from hotloop.router.request import BLOCK_TOKENS, RoutedRequest, change
+from hotloop.router.spending.spending import Cost
 from hotloop.wire.event import gather
 from hotloop.wire.formats import FORMATS
 from hotloop.wire.part import Api as Format
 from hotloop.wire.reader import name_call
 from hotloop.wire.sse import EventReader
 from hotloop.wire.stable import Stabiliser
+from hotloop.wire.usage import ApiUsage
 
 HEADER = b"x-hotloop-stabilised"
 _FIELDS = ("tools", "system", "instructions", "messages", "input", "prompt_cache_key")
@@ -34,17 +36,23 @@ class Stabilised:
     changes: tuple[str, ...] = ()
     num_saved: int = 0
     """Tokens of the prompt that would not have been found, by estimate."""
+    money_saved: float = 0.0
 
     def render(self) -> bytes:
-        about = "; ".join(change.partition(":")[2].strip() or change for change in self.changes)
-        return f"saved={self.num_saved}; {about}".encode("ascii", "replace")[:1000]
+        about = [change.partition(":")[2].strip() or change for change in self.changes]
+        money = [f"money={self.money_saved:.6f}"] if self.money_saved else []
+        return "; ".join((f"saved={self.num_saved}", *money, *about)).encode("ascii", "replace")[:1000]
 
 
 class StablePrompts:
-    def __init__(self) -> None:
+    """`cost` tells what an answer of a model costs."""
+
+    def __init__(self, cost: Cost = lambda model, usage: 0.0) -> None:
+        self._cost = cost
         self.num_changes: Counter[str] = Counter()
         """Requests by what was changed in them."""
         self.num_saved = 0
+        self.money_saved = 0.0
         self._stabiliser = Stabiliser()
         self._keys: LRUCache[str, tuple[bytes, bytes]] = LRUCache(_MAX_SESSIONS)
         """The keys of each session's last prompt, as it came and as it was sent."""
@@ -64,13 +72,15 @@ class StablePrompts:
                 pays_marks="anthropic" in kinds,
                 cache_key=_cache_key(request) if "openai" in kinds else "",
             )
-            sent = request.with_body(encode(change(given, fields))) if changes else request
+            sent = request.with_body(encode(change(given, fields))) if fields else request
         except (TypeError, ValueError, RecursionError, AttributeError) as error:
             raise RequestError(f"the body cannot be read: {error}") from None
         num_saved = self._count_saved(request, sent)
         self.num_changes.update(change.partition(":")[0].partition("[")[0] for change in changes)
         self.num_saved += num_saved
-        return Stabilised(sent, changes, num_saved)
+        money = [self._cost(request.model, ApiUsage(num_saved, num_cached, 0)) for num_cached in (0, num_saved)]
+        self.money_saved += money[0] - money[1]
+        return Stabilised(sent, changes, num_saved, money[0] - money[1])
 
     def may_learn(self, answer: bytes | bytearray) -> bool:
         """Whether there are calls in an answer, for somebody who stabilises prompts."""

@@ -67,7 +67,7 @@ class Stabiliser:
     def __init__(self) -> None:
         self._nonces = Nonces(learns=True)
         self._arguments = WrittenArguments()
-        self._tools: LruCache[tuple[str, bytes], Raw] = LruCache(_MAX_TOOL_BYTES)
+        self._tools: LruCache[tuple[str, bytes], tuple[Raw, bool]] = LruCache(_MAX_TOOL_BYTES)
         self._lock = threading.Lock()
 
     def rewrite(
@@ -85,10 +85,11 @@ class Stabiliser:
         `pays_marks`: where nothing is marked, marks are placed; `cache_key` is OpenAI's, where the body has none."""
         fields, changes = Json(), list[str]()
         given = msgspec.json.encode(body.get("tools"))
-        tools = self._sort_tools(given, scope)
+        tools, has_moved = self._sort_tools(given, scope)
         is_marked = not pays_marks or _MARKED in given or _has_marks({**body, "tools": None})
-        if bytes(tools) != given:
+        if bytes(tools) != given:  # be it by its spaces alone: placement compares bytes
             fields["tools"] = tools
+        if has_moved:
             changes.append("tools: put into one order")
         said = "input" if api == "responses" else "messages"
         if api == "chat" and _word_late_system(body):
@@ -112,17 +113,18 @@ class Stabiliser:
             if call.id not in answer.cut:
                 self._arguments.keep(call.id, call.arguments, scope=scope)
 
-    def _sort_tools(self, given: bytes, scope: str) -> Raw:
-        """They are the same from request to request, and many."""
+    def _sort_tools(self, given: bytes, scope: str) -> tuple[Raw, bool]:
+        """The tools in one form, and whether they were in another order. They are the same from request to request, and
+        many."""
         with self._lock:
-            tools = self._tools.find((scope, given))
-        if tools is None:
+            found = self._tools.find((scope, given))
+        if found is None:
             listed = msgspec.json.decode(given)
             in_order = sort_tools({"tools": listed})["tools"]
-            tools = Raw(given if json.dumps(in_order) == json.dumps(listed) else msgspec.json.encode(in_order))
+            found = Raw(msgspec.json.encode(in_order)), json.dumps(in_order) != json.dumps(listed)
             with self._lock:
-                self._tools.put((scope, given), tools, 2 * len(given))
-        return tools
+                self._tools.put((scope, given), found, 2 * len(given))
+        return found
 
     def _restore(self, api: Api, body: Json, scope: str) -> bool:
         num_restored = 0

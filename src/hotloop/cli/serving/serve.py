@@ -103,6 +103,7 @@ def _hold_hangups() -> None:
 def route(
     *,
     router: RouterFlags = RouterConfig(),
+    disable: Disable = (),
     trace: TraceFlags = TRACED,
     config: ConfigFile = None,
     reread: Reread = None,
@@ -121,7 +122,7 @@ def route(
     def read() -> "Settings[RouterConfig]":
         assert reread
         now = reread()
-        return Settings(now["router"], now["trace"])
+        return Settings(without(now["router"], now["disable"]), now["trace"])
 
     def read_replicas(router: RouterConfig) -> "RoutingConfig":
         return read_routing(router, config or (Path(CONFIG_FILE) if Path(CONFIG_FILE).exists() else None), os.environ)
@@ -142,6 +143,7 @@ def route(
 
     if reread:
         _hold_hangups()
+    router = without(router, disable)
     start_logging(router)
     reload, routing = Reload(Settings(router, trace), read), read_replicas(router)
     with tracing(trace) as tracer, opened_store(trace) as store:

@@ -123,10 +123,10 @@ class ReplicaSet:
     async def claim(self, request: RoutedRequest, tried: Collection[str], known: Mapping[str, int]) -> Place:
         """A place, at a replica that was not tried if there is one. Raises RouteError if no replica has the model, or
         there was no place in time; Overloaded if too many wait."""
-        self._check_served(request)
         place = self.try_claim(request, tried, known)
         if place:
             return place
+        self._check_served(request)
         try:
             async with asyncio.timeout(self.config.router.queue_timeout_s):
                 return await self.room.wait(
