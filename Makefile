@@ -53,8 +53,8 @@ test-apart: model ## Run the server's tests with the engine behind a link, as in
 	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 3 --dist worksteal --apart tests/server
 	@# what is remembered from one request to the next, with two servers that take them in turn
 	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 3 --dist worksteal --fronts 2 $(addprefix tests/server/, batches test_anthropic_agents.py \
-	    test_explain.py test_holds.py test_late_tools.py test_metrics.py test_responses_client.py test_responses_lifecycle.py \
-	    test_responses_store.py test_round_trips.py test_sessions.py test_tenants.py test_tool_changes.py test_written_calls.py)
+	    test_holds.py test_late_tools.py test_metrics.py test_responses_client.py test_responses_store.py test_round_trips.py \
+	    test_sessions.py test_tenants.py test_tool_changes.py test_written_calls.py)
 
 test-page: model ## Run the dashboard's tests in Chromium, which is installed where Debian's packages can be
 	@$(PIP) install playwright -c constraints.txt

@@ -202,7 +202,7 @@ class _Stage:
         except httpx.ConnectError:
             return self._refused("connection refused")
         except (httpx.HTTPError, ValueError, KeyError) as error:
-            if front in self.killed or (front is None and self.killed_at > began_at):
+            if front in self.killed or not (front or self.router or self.killed_at < began_at):
                 return self._refused("its front was killed" if front else "a front was killed before it was admitted")
             self.report.findings.append(f"{number}/{turn}: {error!r:.200}")
             return "lost"
