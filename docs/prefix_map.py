@@ -14,10 +14,10 @@ ROOT = Path(__file__).parents[1]
 REQUESTS = ROOT / "examples" / "clock.requests.jsonl"
 
 _WIDTH, _LEFT, _BAR, _GAP = 860, 96, 18, 8
-_LIGHT = ("#3d8f5f", "#c8543c", "#8a8f98", "#1c2128", "#ffffff")
-_DARK = ("#4fae78", "#ec6a4c", "#767d8a", "#e4e6ea", "#0d1117")
+LIGHT = ("#3d8f5f", "#c8543c", "#8a8f98", "#1c2128", "#ffffff")
+DARK = ("#4fae78", "#ec6a4c", "#767d8a", "#e4e6ea", "#0d1117")
 """What is found, recomputed and new, the text, and what is behind it."""
-PICTURES = {"prefix-map.svg": _LIGHT, "prefix-map-dark.svg": _DARK}
+PICTURES = {"prefix-map.svg": LIGHT, "prefix-map-dark.svg": DARK}
 _STYLE = "font-family='system-ui, sans-serif' font-size='13'"
 
 

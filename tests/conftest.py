@@ -14,7 +14,7 @@ from hotloop.core.config import DEFAULT_MODEL
 from hotloop.core.home import home
 from hotloop.models.model import pull
 
-LONGEST = ("tests/fuzz/test_greedy.py", "tests/router/test_clients.py")
+LONGEST = ("tests/fuzz/test_greedy.py",)
 
 
 @pytest.fixture(scope="session")
@@ -70,6 +70,7 @@ def pytest_collection_finish() -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--through-router", action="store_true", help="Talk to servers through a router.")
     parser.addoption("--apart", action="store_true", help="Have a link between servers and their engines.")
+    parser.addoption("--fronts", type=int, default=1, help="How many servers each engine has.")
     parser.addoption("--random-calls", type=int, default=400, help="How many calls a random model makes.")
 
 

@@ -1,6 +1,7 @@
 """The manual: every link leads somewhere, every page is in its index, and what the README shows is what happens."""
 
 import ast
+import json
 import os
 import re
 import subprocess
@@ -8,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from docs import pipeline_parts
 from docs.prefix_map import PICTURES, draw
 
 import hotloop.server.errors as server
@@ -116,3 +118,15 @@ def test_what_the_readme_shows_of_the_linter_is_what_it_says() -> None:
 def test_the_picture_of_the_readme_is_up_to_date() -> None:
     for name, colours in PICTURES.items():
         assert (DOCS / name).read_text("utf-8") == draw(colours), "run `make docs`"
+
+
+def test_the_picture_of_the_pipeline_is_up_to_date() -> None:
+    figures = json.loads(pipeline_parts.FIGURES.read_text("utf-8"))
+    assert figures["runs"].keys() == pipeline_parts.PARTS.keys()
+    for name, colours in pipeline_parts.PICTURES.items():
+        assert (DOCS / name).read_text("utf-8") == pipeline_parts.draw(colours, figures), "run `make docs`"
+
+
+async def test_the_run_of_that_picture_can_be_taken_anew() -> None:
+    kinds = [kind for kind, *_ in (await pipeline_parts.run_with(pipeline_parts.ON))["bars"]]
+    assert (kinds.count("model"), kinds.count("kept")) == (3, 1)

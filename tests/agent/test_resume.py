@@ -339,3 +339,35 @@ async def test_a_store_that_cannot_be_written_stops_effects(tracer: StoreTracer)
     with pytest.raises(HotloopError, match="journal cannot be written"):
         await agent.run("go")
     assert effects.done == []
+
+
+async def test_a_resumed_run_has_its_prefix_read_while_its_calls_run(tracer: StoreTracer) -> None:
+    """The journal has the session and what was said, by which the server finds the prefix, or prefills it anew."""
+    was_read = asyncio.Event()
+
+    class Reading(ScriptedModel):
+        async def prefill(self, ask: Ask) -> None:
+            await super().prefill(ask)
+            was_read.set()
+
+    model = Reading([["Now. ", ScriptedCall("write", line="a")], "ok"])
+    seen: list[int] = []
+
+    @tool(needs_approval=True)
+    async def write(line: str) -> str:
+        await was_read.wait()  # it does not wait for the call
+        seen.append(len(model.asks))
+        return f"wrote {line}"
+
+    agent = Agent(model, [write], "Be brief.", approve=lambda call: Approval.later(), tracer=tracer)
+    with pytest.raises(ApprovalPending) as pending:
+        await agent.run("go")
+    [call] = pending.value.calls
+    model.reads.clear()
+    result = await agent.resume(pending.value.run_id, approvals={call.id: True})
+    assert result.output == "ok"
+    assert seen == [1], "before the first turn was asked for"
+    [read] = model.reads
+    assert [m.content for m in read.messages] == ["Be brief.", "go", "Now. "]
+    assert read.session_id == model.asks[0].session_id == model.asks[1].session_id
+    assert read.tools == model.asks[1].tools

@@ -294,7 +294,7 @@ def without_limits(tool: Tool) -> Tool:
 
 
 @every_family
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(case=tools_and_calls(), prose=st.sampled_from(["", "Well.", "a < b"]))
 def test_what_is_accepted_is_read_back(
     name: str, case: tuple[tuple[Tool, ...], list[tuple[Tool, dict[str, Any]]]], prose: str
@@ -320,7 +320,7 @@ SPACES = st.text(" \t\r\n", max_size=3)
 
 
 @fenced_families
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(case=tools_and_calls(), prose=st.sampled_from(["", "Well.", "`a`"]), space=SPACES, has_label=st.booleans())
 def test_what_is_accepted_in_fences_is_read_back(
     name: str,

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Self
 
 import httpx
@@ -23,6 +25,7 @@ from hotloop.backends.backend import Backend, Batch
 from hotloop.backends.null import NullBackend
 from hotloop.core.config import EngineConfig, RouterConfig, ServerConfig, parse_bytes
 from hotloop.engine.engine import Engine
+from hotloop.http.listen import bind, url_of
 from hotloop.http.page import Application
 from hotloop.models.template import ChatTemplate
 from hotloop.models.tokenizer import Tokenizer
@@ -30,8 +33,8 @@ from hotloop.router.app import RouterApp
 from hotloop.router.config import ReplicaConfig, RoutingConfig
 from hotloop.router.serve import RouterServer
 from hotloop.server.app import HttpServer
-from hotloop.server.engine_metrics import EngineMetrics
 from hotloop.server.fronts.host import EngineHost
+from hotloop.server.fronts.hub import Hub
 from hotloop.server.fronts.remote import EngineFacts, RemoteEngine
 from hotloop.trace.tracer import Tracer
 
@@ -128,9 +131,9 @@ class Routing:
 class Hosting:
     """An engine's end of a link in a thread with an event loop of its own, as in the engine's process."""
 
-    def __init__(self, engine: Engine, sock: socket.socket) -> None:
+    def __init__(self, engine: Engine, *socks: socket.socket) -> None:
         self._engine = engine
-        self._sock = sock
+        self._socks = socks
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
@@ -147,7 +150,7 @@ class Hosting:
 
     @property
     def num_hosted(self) -> int:
-        return self._host.num_hosted
+        return sum(host.num_hosted for host in self._hosts)
 
     def break_off(self) -> None:
         """As if the process had been killed."""
@@ -157,20 +160,30 @@ class Hosting:
 
     async def _run(self) -> None:
         self._loop, self._gone = asyncio.get_running_loop(), asyncio.Event()
-        metrics = EngineMetrics(self._engine, self._engine.name)
-        self._host = EngineHost(self._engine, metrics, self._sock, on_gone=self._gone.set)
-        self._host.start()
+        self.hub = Hub(self._engine, self._engine.name, num_fronts=len(self._socks))
+        num_left = count(len(self._socks) - 1, -1)
+
+        def note_gone() -> None:
+            if not next(num_left):
+                self._gone.set()
+
+        self._hosts = [EngineHost(self._engine, self.hub, sock, on_gone=note_gone) for sock in self._socks]
+        for host in self._hosts:
+            host.start()
         self._is_ready.set()
         await self._gone.wait()
-        await self._host.close()
+        for host in self._hosts:
+            await host.close()
 
 
 class Serving:
     """The server in a thread, and ways to talk to it; with `pytest --through-router`, through one, and with `pytest
-    --apart` with a link between server and engine, as between two processes."""
+    --apart` with a link between server and engine, as between two processes. With `--fronts` there are so many servers,
+    and each request goes to any of them."""
 
     is_routed = False
     is_apart = False
+    num_fronts = 1
 
     def __init__(
         self,
@@ -186,6 +199,7 @@ class Serving:
         tracer: Tracer | None = None,
         backend: Backend | None = None,
         page: Callable[[Engine], Application] | None = None,
+        num_fronts: int | None = None,
     ) -> None:
         self.gate = Gate()
         self.notices: list[str] = []
@@ -195,31 +209,67 @@ class Serving:
         chat_template = ChatTemplate(template, bos_token="", eos_token="<|im_end|>") if has_template else None
         engine_config = engine_config or EngineConfig(debug_checks=True, draft_history_tokens=10_000)
         self.engine = Engine(tokenizer, backend, engine_config, name=MODEL, template=chat_template)
-        self._front, self._routed = ExitStack(), ExitStack()
-        self.server = HttpServer(
-            self._engine_apart(engine_config) if self.is_apart else self.engine,
-            config or ServerConfig(port=0),
-            tracer=tracer,
-            page=page(self.engine) if page else None,
-            on_ready=self._on_ready,
-            on_drain=self._on_drain,
-        )
-        self._is_ready = threading.Event()
-        self._thread = threading.Thread(target=self.server.run)
+        self._hosted, self._routed = ExitStack(), ExitStack()
+        self.num_fronts = num_fronts or self.num_fronts
+        self.is_apart = self.is_apart or self.num_fronts > 1
+        folder = Path(self._hosted.enter_context(TemporaryDirectory()))
+        self.servers = [
+            HttpServer(
+                each,
+                config or ServerConfig(port=0),
+                tracer=tracer,
+                page=page(self.engine) if page else None,
+                on_ready=self._on_ready,
+                on_drain=self._on_drain,
+                own_socket=folder / str(i) if self.num_fronts > 1 else None,
+            )
+            for i, each in enumerate(self._engines_apart(engine_config) if self.is_apart else [self.engine])
+        ]
+        self._num_ready = threading.Semaphore(0)
+        self._threads: list[threading.Thread] = []
 
-    def _engine_apart(self, config: EngineConfig) -> RemoteEngine:
-        ours, theirs = socket.socketpair()
-        self._hosting = Hosting(self.engine, ours)
-        facts = EngineFacts.of(self.engine)
+    def _engines_apart(self, config: EngineConfig) -> list[RemoteEngine]:
+        pairs = [socket.socketpair() for _ in range(self.num_fronts)]
+        self._hosting = Hosting(self.engine, *(ours for ours, _ in pairs))
+        facts = EngineFacts.of(self.engine, num_fronts=self.num_fronts)
+        model = self.engine.tokenizer, self.engine.template
         grammar_bytes = parse_bytes(config.grammar_memory)
-        return RemoteEngine(theirs, facts, self.engine.tokenizer, self.engine.template, grammar_bytes=grammar_bytes)
+        return [RemoteEngine(theirs, facts, *model, grammar_bytes=grammar_bytes) for _, theirs in pairs]
+
+    def _start(self) -> None:
+        """Several accept from one listener, and each from one of its own."""
+        shared = bind(self.server.config.host, self.server.config.port)
+        self.urls = []
+        for server in self.servers:
+            sockets = [shared.dup()]
+            if self.num_fronts > 1:
+                server.config.headers.append(("connection", "close"))  # so the next one may go to another
+                sockets.append(bind("127.0.0.1", 0))
+                self.urls.append(url_of(sockets[1]))
+            thread = threading.Thread(target=server.run, args=(sockets,))
+            thread.start()
+            self._threads.append(thread)
+        for _ in self.servers:
+            assert self._num_ready.acquire(timeout=30)
+        shared.close()
+
+    @property
+    def server(self) -> HttpServer:
+        return self.servers[0]
+
+    @property
+    def hub(self) -> Hub:
+        return self._hosting.hub
+
+    @property
+    def num_hosted(self) -> int:
+        return self._hosting.num_hosted
 
     def __enter__(self) -> Self:
         self.engine.start()
         if self.is_apart:
-            self._front.enter_context(self._hosting)
-        self._thread.start()
-        assert self._is_ready.wait(30)
+            self._hosted.enter_context(self._hosting)
+        self._start()
         if self.is_routed:
             self.url = self._routed.enter_context(Routing(self.url))
         self.http = http_at(self.url)
@@ -228,10 +278,14 @@ class Serving:
     def __exit__(self, *_: object) -> None:
         self.http.close()
         self._routed.close()
-        self.server.stop()
+        self.stop()
         self.join()
-        self._front.close()
+        self._hosted.close()
         self.engine.close()
+
+    def stop(self) -> None:
+        for server in self.servers:
+            server.stop()
 
     @property
     def app(self) -> Starlette:
@@ -242,8 +296,9 @@ class Serving:
         return app
 
     def join(self) -> None:
-        self._thread.join(30)
-        assert not self._thread.is_alive()
+        for thread in self._threads:
+            thread.join(30)
+            assert not thread.is_alive()
 
     def openai(self, api_key: str = "none") -> openai.OpenAI:
         return openai_at(self.url, api_key)
@@ -256,7 +311,7 @@ class Serving:
 
     def _on_ready(self, url: str, curl: str) -> None:
         self.url, self.curl = url, curl
-        self._is_ready.set()
+        self._num_ready.release()
 
     def _on_drain(self, num_running: int) -> None:
         self.notices.append(f"draining {num_running}")

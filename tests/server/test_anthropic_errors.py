@@ -171,7 +171,7 @@ def test_a_failure_within_a_stream_is_its_last_event() -> None:
             begun = []
             while "event: message_start" not in begun:  # a comment goes before it, which says nothing of an answer
                 begun.append(next(lines))
-            serving.server.stop()
+            serving.stop()
             text = "\n".join([*begun, *lines]) + "\n"
     *_, last = read_events(text)
     assert (last["type"], last["error"]["type"]) == ("error", "api_error")
@@ -183,7 +183,7 @@ def test_the_client_hears_of_a_failure_within_a_stream() -> None:
         extra = {"ignore_eos": True}
         with client.messages.stream(model=MODEL, messages=HELLO, max_tokens=3000, extra_body=extra) as stream:
             next(iter(stream))
-            serving.server.stop()
+            serving.stop()
             with pytest.raises(anthropic.APIStatusError, match="shutting down"):
                 stream.until_done()
 

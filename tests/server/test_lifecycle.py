@@ -135,7 +135,7 @@ def test_a_drain_lets_everything_finish_and_admits_nothing() -> None:
         answers = [pool.submit(serving.chat, **LONG, **only(letter), stream=letter == "a") for letter in "ab"]
         until(lambda: serving.engine.stats().num_running == 2)
         with serving.gate:
-            serving.server.stop()
+            serving.stop()
             until(lambda: serving.notices == ["draining 2"])
         streamed, whole = (answer.result(30) for answer in answers)
         assert streamed_text(streamed.content) == "a" * 2000
@@ -153,10 +153,10 @@ def test_a_drain_that_takes_too_long_or_a_second_stop_ends_streams_with_an_error
         with serving.http.stream("POST", "/v1/chat/completions", json=ENDLESS | {"stream": True}) as response:
             lines = response.iter_lines()
             next(lines)
-            serving.server.stop()
+            serving.stop()
             if is_stopped_twice:
                 until(lambda: bool(serving.notices))
-                serving.server.stop()
+                serving.stop()
             last = [line for line in lines if line][-1]
         assert json.loads(last.removeprefix("data: "))["error"]["code"] == "shutting_down"
         serving.join()

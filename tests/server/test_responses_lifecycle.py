@@ -257,7 +257,7 @@ def test_a_stream_that_the_server_ends() -> None:
         with serving.http.stream("POST", "/v1/responses", json=body) as response:
             lines = response.iter_lines()
             next(lines)
-            serving.server.stop()
+            serving.stop()
             last = json.loads([line for line in lines if line][-1].removeprefix("data: "))
         serving.join()
     assert last["type"] == "response.failed"

@@ -13,7 +13,7 @@ import pytest
 from hotloop.core.errors import ConfigError
 from hotloop.trace.journal import Entry, JournalRow, RunTaken
 from hotloop.trace.span import new_span_id, new_trace_id
-from hotloop.trace.store import Bounds, StoreTracer, bound
+from hotloop.trace.store import Bounds, StoreTracer, TraceStore, bound
 from hotloop.trace.tables import open_to_write
 
 ROOT = Path(__file__).parents[2]
@@ -138,7 +138,7 @@ def test_runs_that_can_be_gone_on_with_are_deleted_last(tmp_path: Path):
     connection = open_to_write(path)
     sums = ", ".join(["0"] * 18)
     connection.execute(
-        f"INSERT INTO runs SELECT trace_id, began_ns, began_ns, '', '', '', '', '', {sums} FROM journals"
+        f"INSERT INTO runs SELECT trace_id, began_ns, began_ns, '', '', '', '', '', '', {sums} FROM journals"
     )
     bound(connection, Bounds(max_bytes=150_000), 10)
     assert [found[0] for found in connection.execute("SELECT run_id FROM journals")] == ["run-1"]
@@ -155,14 +155,18 @@ def test_what_cannot_be_written_is_told(tracer: StoreTracer):
         tracer.journal.write("run-1", Entry("called", b"1")).result()
 
 
-def test_a_store_from_before_journals_is_given_their_tables(tmp_path: Path):
+@pytest.mark.parametrize("version", [4, 5])
+def test_a_store_of_an_earlier_version_is_given_what_it_lacks(tmp_path: Path, version: int):
     path = tmp_path / "trace.db"
     StoreTracer(path).close()
     connection = open_to_write(path)
-    for table in ("journals", "entries"):
+    for table in ("journals", "entries") if version == 4 else ():
         connection.execute(f"DROP TABLE {table}")
-    connection.execute("PRAGMA user_version = 4")
+    connection.execute("ALTER TABLE runs DROP COLUMN tags")
+    connection.execute(f"PRAGMA user_version = {version}")
     connection.close()
+    with TraceStore(path) as store:  # a reader has it done, too
+        assert store.runs() == []
     tracer = StoreTracer(path)
     begin(tracer)
     assert [each.run_id for each in tracer.journal.list(5).result()] == ["run-1"]

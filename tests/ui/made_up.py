@@ -3,7 +3,7 @@ time. The same seed makes the same run. With `content`, what was said is there a
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -242,9 +242,9 @@ def hostile_run() -> list[Span]:
     return run.agent_run(12)
 
 
-def fill_store(path: Path, *runs: list[Span]) -> Path:
+def fill_store(path: Path, *runs: list[Span], tags: Sequence[str] = ()) -> Path:
     bounds = Bounds(max_age_days=36_500)  # they were long ago, or will be
-    tracer = StoreTracer(path, bounds=bounds, content=Content(is_kept=True))
+    tracer = StoreTracer(path, bounds=bounds, content=Content(is_kept=True), tags=tags)
     for spans in runs:
         for span in spans:
             tracer.record(span)

@@ -136,6 +136,21 @@ def test_since_leaves_out_what_began_before(source: StoreSource):
     assert now.summary(SummaryFilter(since_s=1e-3))["num_runs"] == 0
 
 
+def test_runs_are_found_and_summed_up_by_their_tags(tmp_path: Path):
+    path = tmp_path / "trace.db"
+    for i, tags in enumerate([("nightly", "prompt-v2"), ("nightly",), ()]):
+        fill_store(path, Run(i, "flight desk").agent_run(2), tags=tags)
+    with TraceStore(path) as store:
+        source = StoreSource(store, title="here", clock=lambda: START_NS + 10**12)
+        found = source.runs(RunFilter(text="prompt-v2"))["runs"]
+        run = source.run(found[0]["id"])
+        summary = source.summary(SummaryFilter(by="tag"))
+        roots = [span for span in store.spans(found[0]["id"]) if "tags" in span.attributes]
+    assert [each["tags"] for each in found] == [run["tags"]] == ["nightly prompt-v2"]
+    assert {row["name"]: row["num_runs"] for row in summary["groups"]} == {"nightly": 2, "prompt-v2": 1, "": 1}
+    assert {span.parent_id for span in roots} == {None}
+
+
 def test_by_replica_requests_are_summed_up(tmp_path: Path):
     runs = [Run(i, "flight desk").agent_run(4) for i in range(3)]
     with TraceStore(fill_store(tmp_path / "trace.db", *runs)) as store:

@@ -20,7 +20,7 @@ values = st.recursive(
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
     max_leaves=4,
 )
-_slow = settings(max_examples=40)
+_slow = settings(max_examples=20)
 
 
 def parse(api: Api, body: Any) -> ApiRequest:

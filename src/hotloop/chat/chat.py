@@ -27,6 +27,7 @@ from hotloop.core.grammar import Grammar
 from hotloop.core.message import Message
 from hotloop.core.reasoning import Reasoning
 from hotloop.core.retention import Pin
+from hotloop.core.sharing import UNSHARED, Sharing
 from hotloop.models.template import ChatTemplate
 from hotloop.models.tokenizer import Tokenizer
 
@@ -77,6 +78,7 @@ class Chat:
         find_violation: FindViolation,
         config: ServerConfig,
         max_context: int,
+        sharing: Sharing = UNSHARED,
     ) -> None:
         self.tokenizer = tokenizer
         self._find_violation = find_violation
@@ -85,7 +87,9 @@ class Chat:
         self._format = choose_format(template, tokenizer, config.tool_format)
         self._relaxer = SchemaRelaxer(self._format, compiler)
         self.reasoning = choose_reasoning(template, tokenizer, config.thinking_format)
-        self.prompts = Prompts(template, tokenizer, self._format, config, self.reasoning, max_context=max_context)
+        self.prompts = Prompts(
+            template, tokenizer, self._format, config, self.reasoning, max_context=max_context, sharing=sharing
+        )
 
     def prepare(self, given: ChatInput | TextInput, *, scope: str = "") -> Prepared:
         """Raises RequestError, and PromptTooLong for a text far beyond the context. No grammar is compiled for a prompt

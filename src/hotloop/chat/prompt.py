@@ -24,6 +24,7 @@ from hotloop.chat.tools import Calling
 from hotloop.core.config import ServerConfig
 from hotloop.core.errors import PromptTooLong, RequestError
 from hotloop.core.message import Message, Tool
+from hotloop.core.sharing import UNSHARED, Sharing
 from hotloop.models.template import ChatTemplate
 from hotloop.models.tokenizer import Tokenizer
 from hotloop.stable.nonces import Nonces
@@ -106,6 +107,7 @@ class Prompts:
         reasoning: ReasoningFormat | None = None,
         *,
         max_context: int | None = None,
+        sharing: Sharing = UNSHARED,
     ) -> None:
         """`rules` say what may be done to a prompt so that it begins as the one before it did. Prompts far beyond
         `max_context` are refused before they are tokenized."""
@@ -115,13 +117,13 @@ class Prompts:
         self._reasoning = reasoning
         self.source = template.source if template else ""
         self._rules = rules or ServerConfig()
-        self._splicer = Splicer(tokenizer, self._rules.prompt_memory_tokens, max_context)
-        self._nonces = Nonces()
-        self._calls = WrittenCalls()
+        self._splicer = Splicer(tokenizer, self._rules.prompt_memory_tokens, max_context, sharing)
+        self._nonces = Nonces(sharing=sharing)
+        self._calls = WrittenCalls(sharing)
         keeps_late_system = template is not None and keeps_system_turns(template)
         self._words_late_system = self._rules.late_system_as_user and template is not None and not keeps_late_system
         self._tells_late_tools = self._rules.late_tools and (self._words_late_system or keeps_late_system)
-        self._tool_history = ToolHistory()
+        self._tool_history = ToolHistory(sharing)
         self._tool_words = ToolWords(self._word_head)
 
     def chat(self, conversation: ChatInput, *, scope: str = "") -> Prompt:

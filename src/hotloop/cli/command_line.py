@@ -51,7 +51,7 @@ _GROUPS: dict[str, tuple[str, ...]] = {
     "Security": ("api_key", "api_key_file", "tls_cert", "tls_key", "allowed_hosts", "cors_origins", "cache_isolation"),
     "Observability": (
         *("log_level", "log_format", "explanations", "explain_memory_tokens", "debug_checks", "trace", "trace_content"),
-        *("trace_redact", "trace_max_size", "trace_max_age_days", "trace_otlp"),
+        *("trace_redact", "trace_max_size", "trace_max_age_days", "trace_tags", "trace_otlp"),
     ),
 }
 SETTING_GROUPS = {

@@ -38,7 +38,6 @@ CacheIsolation = Literal["auto", "none", "key"]
 Explanations = Literal["words", "causes", "off"]
 PolicyName = Literal["prefix", "session", "least_load", "round_robin", "random"]
 LogLevel = Literal["debug", "info", "warning", "error"]
-Fronts = Literal["auto", "0", "1"]
 LogFormat = Literal["text", "json"]
 Feature = Literal[
     "prefix_cache",
@@ -293,9 +292,9 @@ class ServerConfig(ListenerConfig):
     port: int = 8700
     served_name: str | None = None
     """Model name that clients use; the model's own name if not given."""
-    fronts: Fronts = "auto"
-    """Processes for HTTP, prompts and answers apart from the engine's: 1, or 0 to have all in one process. `auto` is 1
-    with a GPU and four or more CPU cores, else 0."""
+    fronts: str = "auto"
+    """Processes for HTTP, prompts and answers apart from the engine's; 0 has all in one process. `auto` is 0 without a
+    GPU or with fewer than four CPU cores, else one for each 48 of max_running, at most one for every four cores."""
     cors_origins: tuple[str, ...] = ()
     """Origins a browser may call from; none by default."""
     tool_format: ToolFormatName = "auto"
@@ -310,7 +309,8 @@ class ServerConfig(ListenerConfig):
     exact_turns: bool = True
     """The exact tokens of a generated answer are reused when it comes back in the history."""
     prompt_memory_tokens: int = 4_000_000
-    """Number of tokens of past prompts and answers to remember, so that they need not be tokenized again."""
+    """Number of tokens of past prompts and answers to remember, so that they need not be tokenized again; in each of
+    `fronts`."""
     canonical_tools: bool = True
     """Tools are sorted by name, and the keywords of their schemas put into one order."""
     move_volatile_lines: bool = True
@@ -331,7 +331,12 @@ class ServerConfig(ListenerConfig):
     """Explain why tokens were recomputed: by cause and in words of the prompt (`words`), by cause alone (`causes`), or
     not (`off`)."""
     explain_memory_tokens: int = 2_000_000
-    """Number of tokens of past prompts and answers to remember for explanations."""
+    """Number of tokens of past prompts and answers to remember for explanations; in each of `fronts`."""
+
+    def __post_init__(self) -> None:
+        ListenerConfig.__post_init__(self)
+        if self.fronts != "auto" and not (self.fronts.isascii() and self.fronts.isdigit() and int(self.fronts) <= 64):
+            raise ConfigError(f"fronts must be auto or a number up to 64, not {self.fronts!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -422,6 +427,8 @@ class TraceConfig:
     """Maximum size of the file; the oldest runs are deleted first."""
     trace_max_age_days: float = 30.0
     """Days for which a run is kept."""
+    trace_tags: tuple[str, ...] = ()
+    """Tags that runs recorded from here are given, such as `nightly` or `prompt-v2`, to find and compare them by."""
     trace_otlp: str | None = None
     """Address of an OpenTelemetry collector to send spans to, such as http://127.0.0.1:4318 (extra `otel`)."""
 
@@ -429,6 +436,9 @@ class TraceConfig:
         parse_bytes(self.trace_max_size)
         if not self.trace_max_age_days > 0:
             raise ConfigError(f"trace_max_age_days must be above zero, not {self.trace_max_age_days}")
+        for tag in self.trace_tags:
+            if not re.fullmatch(r"[\w.:/=+-]{1,64}", tag):
+                raise ConfigError(f"a tag has at most 64 letters, digits and ._:/=+-; {tag!r:.100} is none")
         if self.trace_otlp and not self.trace_otlp.startswith(("http://", "https://")):
             raise ConfigError(f"trace_otlp must begin with http:// or https://, not {self.trace_otlp!r}")
 

@@ -14,7 +14,7 @@ from typing import Any
 from hotloop.core.config import ListenerConfig
 from hotloop.http.keys import METRICS_PATH
 from hotloop.http.page import Application
-from hotloop.http.requests import OPEN_PATHS
+from hotloop.http.requests import OPEN_PATHS, is_from_front
 
 Facts = Mapping[str, Any]
 FACTS = "access"
@@ -58,7 +58,7 @@ class AccessLog:
         self.app = app
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
-        level = logging.DEBUG if scope.get("path") in _QUIET else logging.INFO
+        level = logging.DEBUG if scope.get("path") in _QUIET or is_from_front(scope) else logging.INFO
         if scope["type"] != "http" or not log.isEnabledFor(level):
             await self.app(scope, receive, send)
             return

@@ -38,6 +38,11 @@ def is_for_anthropic(scope: Mapping[str, Any]) -> bool:
     return is_models and any(name == VERSION_HEADER.encode() for name, _ in scope["headers"])
 
 
+def is_from_front(scope: Mapping[str, Any]) -> bool:
+    """Whether another front of the same server asks, for a client of its own: only clients have addresses."""
+    return scope.get("client", ()) is None
+
+
 def render_ids(scope: Mapping[str, Any], request_id: str) -> list[tuple[bytes, bytes]]:
     """The headers with the id of a request that whatever answers it must have."""
     names = (REQUEST_ID_HEADER, *([MESSAGES_REQUEST_ID] if is_for_anthropic(scope) else []))

@@ -20,6 +20,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from ipaddress import ip_address
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -38,6 +39,7 @@ log = logging.getLogger("hotloop.http")
 _KEEP_ALIVE_S = 75  # an agent comes back on its connection after its tool has run
 _CLOSE = (b"connection", b"close")
 _TICK_S = 0.05
+_RETRY_S = 1.0
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # of glibc's malloc.h
 _LARGE_BLOCK = 1 << 20
 _MAX_ARENAS = 2
@@ -62,14 +64,18 @@ class ApiServer(uvicorn.Server):
         log_level: str | None = None,
         reload: Callable[[], str] | None = None,
         certificate: Certificate | None = None,
+        own_socket: Path | None = None,
     ) -> None:
         """`is_open`: there is no key, so only names of its own are answered to, and those allowed. `reload` applies the
-        settings as they are now and says what came of it; it raises ConfigError, and then nothing has changed."""
+        settings as they are now and says what came of it; it raises ConfigError, and then nothing has changed.
+        `own_socket`: other processes accept from the same listener, and reach this one there."""
         limits = limits or ConnectionLimits()
         self._is_open = is_open
         self._drain_delay_s = drain_delay_s
         self._reload = reload
         self._certificate = certificate
+        self._own_socket = own_socket
+        self._connecting: set[asyncio.Task[None]] = set()
         logged = AccessLog(app)
         served = WithPage(logged, page) if page else logged
         protocol: Any = partial(
@@ -110,12 +116,58 @@ class ApiServer(uvicorn.Server):
                     address,
                 )
         try:
-            await super().startup(sockets)
+            await super().startup([] if self._own_socket else sockets)
+            if self._own_socket:
+                await self._join(sockets or [], self._own_socket)
         except OSError as error:  # the port was free when it was bound, but another listens there by now
             raise ConfigError(f"cannot listen on {self.config.host}:{self.config.port}: {error.strerror}") from None
         if self._reload and threading.current_thread() is threading.main_thread():
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._hang_up, has_terminal())
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # one that came while loading counts
+
+    async def _join(self, listeners: Sequence[socket.socket], own: Path) -> None:
+        loop = asyncio.get_running_loop()
+        self.servers.append(await loop.create_unix_server(self._make_protocol, own))
+        for listener in listeners:
+            listener.listen(self.config.backlog)
+            listener.setblocking(False)
+            loop.add_reader(listener.fileno(), self._accept_one, listener)
+
+    def _accept_one(self, listener: socket.socket) -> None:
+        """One at a time, so that whoever has nothing else to do takes the next."""
+        try:
+            connected, _ = listener.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return
+        except OSError as error:  # no file for it: it waits
+            log.warning("a connection cannot be accepted: %s", error.strerror)
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(listener.fileno())
+            loop.call_later(_RETRY_S, self._accept_again, listener)
+            return
+        self._begin_connection(connected)
+
+    def _accept_again(self, listener: socket.socket) -> None:
+        if listener.fileno() >= 0:
+            asyncio.get_running_loop().add_reader(listener.fileno(), self._accept_one, listener)
+
+    def _begin_connection(self, connected: socket.socket) -> None:
+        connecting = asyncio.create_task(self._connect(connected))
+        self._connecting.add(connecting)
+        connecting.add_done_callback(self._connecting.discard)
+
+    async def _connect(self, connected: socket.socket) -> None:
+        with suppress(OSError):  # it is gone already, or has not shaken hands
+            connected.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.connect_accepted_socket(self._make_protocol, connected, ssl=self.config.ssl)
+
+    def _make_protocol(self) -> asyncio.Protocol:
+        protocol: Any = self.config.http_protocol_class
+        made: asyncio.Protocol = protocol(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return made
 
     async def main_loop(self) -> None:
         """Once told to stop: not ready, but still serving until load balancers have noticed. Clients are told to leave
@@ -142,10 +194,13 @@ class ApiServer(uvicorn.Server):
         waiting = [connected for listener in sockets for connected in _accept_all(listener)]
         for server in self.servers:
             server.close()
-        protocol: Any = self.config.http_protocol_class
-        known = {"config": self.config, "server_state": self.server_state, "app_state": self.lifespan.state}
+        for listener in sockets if self._own_socket else ():
+            asyncio.get_running_loop().remove_reader(listener.fileno())
+            listener.close()
         for connected in waiting:
-            await asyncio.get_running_loop().connect_accepted_socket(partial(protocol, **known), connected)
+            self._begin_connection(connected)
+        if self._connecting:  # which takes a moment, and with TLS as long as the client likes
+            await asyncio.wait(self._connecting, timeout=_RETRY_S)
         await asyncio.sleep(_TICK_S)  # for those that were just accepted to be among the connections
 
     def begin_drain(self) -> None:

@@ -25,6 +25,7 @@ from starlette.routing import Route
 from hotloop.core.config import ServerConfig
 from hotloop.core.errors import ConfigError, HotloopError
 from hotloop.engine.engine import Engine
+from hotloop.http.connection import ConnectionLimits
 from hotloop.http.keys import ApiKeys, Keys, read_keys
 from hotloop.http.page import Application
 from hotloop.http.requests import HELLO_PATHS, REQUEST_ID_HEADER
@@ -37,6 +38,7 @@ from hotloop.server.batches.store import BatchStore
 from hotloop.server.border import KeyCheck, RequestIds
 from hotloop.server.engine_client import EngineClient, LocalEngine
 from hotloop.server.errors import on_bug, on_error
+from hotloop.server.fronts.elsewhere import Elsewhere
 from hotloop.server.openai.chat import chat_completions
 from hotloop.server.openai.completions import completions
 from hotloop.server.responses import api as responses
@@ -69,10 +71,14 @@ ROUTES = (
 
 
 def create_app(
-    engine: Engine | EngineClient, config: ServerConfig, tracer: Tracer | None = None, keys: ApiKeys | None = None
+    engine: Engine | EngineClient,
+    config: ServerConfig,
+    tracer: Tracer | None = None,
+    keys: ApiKeys | None = None,
+    own_socket: Path | None = None,
 ) -> Starlette:
     """The whole API over one started engine, here or in another process. `app.state.service` is what its endpoints
-    share. `keys` are those of the config unless given."""
+    share. `keys` are those of the config unless given; `own_socket` is where other fronts reach this one."""
     keys = keys or ApiKeys(read_keys(config.api_key, config.api_key_file))
     client = LocalEngine(engine, config.served_name or engine.name) if isinstance(engine, Engine) else engine
     _check_isolation(client, config, keys.current)
@@ -83,11 +89,13 @@ def create_app(
         shown = (REQUEST_ID_HEADER, "retry-after")
         middleware.append(Middleware(CORSMiddleware, allow_origins=config.cors_origins, expose_headers=shown, **cors))
     middleware.append(Middleware(KeyCheck, keys=keys))
+    if own_socket:
+        middleware.append(Middleware(Elsewhere, own=own_socket, engine=client))
     handlers = {HotloopError: on_error, HTTPException: on_error, ClientDisconnect: on_error, Exception: on_bug}
     routes = (*ROUTES, *(kv.ROUTES if client.kv_segments else ()), *info.NOT_SERVED)
     app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
     app.state.service = service
-    app.state.responses = ResponseStore()
+    app.state.responses = ResponseStore(sharing=client.sharing)
     app.state.description = openapi.describe(ROUTES)
     app.state.batches = None
     if config.batch_dir:
@@ -111,7 +119,7 @@ _MAX_JOBS = 32  # prompts and grammars in the making
 
 class HttpServer(ApiServer):
     """It ends also when the engine is lost. `on_ready` gets the address and a curl line to try, `on_drain` how many
-    still run; `on_closing` is awaited before the listener is closed.
+    still run; `on_closing` is awaited before the listener is closed. With `own_socket` it is one front of several.
     """
 
     def __init__(
@@ -126,8 +134,9 @@ class HttpServer(ApiServer):
         on_ready: Callable[[str, str], None] = lambda url, curl: None,
         on_drain: Callable[[int], None] = lambda num_running: None,
         on_closing: Callable[[], Awaitable[None]] | None = None,
+        own_socket: Path | None = None,
     ) -> None:
-        app = create_app(engine, config, tracer, keys)
+        app = create_app(engine, config, tracer, keys, own_socket)
         service: Service = app.state.service
         # The drain ends every stream by itself; the time beyond is for a client that does not read what it is sent.
         self._has_key = bool(config.api_key or config.api_key_file)
@@ -140,9 +149,10 @@ class HttpServer(ApiServer):
             drain_delay_s=config.drain_delay_s,
             is_open=not self._has_key,
             allowed_hosts=config.allowed_hosts,
-            limits=replace(limits_of(config), num_held_bytes=lambda: service.body_room.num_held_bytes),
+            limits=_limits(service, config),
             reload=reload,
             certificate=certificate_of(config),
+            own_socket=own_socket,
         )
         self._batches: BatchRunner | None = app.state.batches
         self._engine = service.engine
@@ -203,6 +213,13 @@ class HttpServer(ApiServer):
     async def _abort(self) -> None:
         await self._aborting.wait()
         self._service.bridge.abort_all()
+
+
+def _limits(service: Service, config: ServerConfig) -> ConnectionLimits:
+    """Those of a server are divided among its fronts."""
+    limits = limits_of(config)
+    max_body_bytes = limits.max_body_bytes // service.engine.num_fronts
+    return replace(limits, max_body_bytes=max_body_bytes, num_held_bytes=lambda: service.body_room.num_held_bytes)
 
 
 def curl_line(url: str, *, is_chat: bool, has_key: bool) -> str:

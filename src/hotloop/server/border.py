@@ -11,7 +11,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hotloop.http.bodies import JsonBody
 from hotloop.http.keys import AccessDenied, ApiKeys
-from hotloop.http.requests import OPEN_PATHS, REQUEST_ID_HEADER, is_for_anthropic, parse_request_id, render_ids
+from hotloop.http.requests import (
+    OPEN_PATHS,
+    REQUEST_ID_HEADER,
+    is_for_anthropic,
+    is_from_front,
+    parse_request_id,
+    render_ids,
+)
 from hotloop.server.errors import HttpError, error_response
 from hotloop.server.metrics import Metrics
 
@@ -35,7 +42,7 @@ class RequestIds:
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message["headers"], *ids]
-                if message["status"] >= 400:
+                if message["status"] >= 400 and not is_from_front(scope):
                     self._metrics.count_http_error(message["status"])
             await send(message)
 

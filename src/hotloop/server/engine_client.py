@@ -1,14 +1,16 @@
 """What the server needs of an engine, be it in this process (`LocalEngine`) or in another (`fronts.remote`)."""
 
 import asyncio
+import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from hotloop.core.config import ClassLimits
 from hotloop.core.errors import DeviceLost
 from hotloop.core.request import Request
 from hotloop.core.retention import Hold
+from hotloop.core.sharing import UNSHARED, Sharing
 from hotloop.engine.core import OnEvents
 from hotloop.engine.engine import Engine
 from hotloop.engine.grammar.matcher import Grammars
@@ -16,6 +18,7 @@ from hotloop.engine.offload.disk.store import Segments
 from hotloop.models.template import ChatTemplate
 from hotloop.models.tokenizer import Tokenizer
 from hotloop.server.engine_metrics import EngineMetrics
+from hotloop.server.metrics import Counts
 
 
 class EngineClient(Protocol):
@@ -55,6 +58,17 @@ class EngineClient(Protocol):
 
     @property
     def cache_refill_s(self) -> float: ...
+    @property
+    def started_at(self) -> int:
+        """Unix time."""
+
+    @property
+    def num_fronts(self) -> int:
+        """Processes that serve one address with it, this one among them."""
+
+    @property
+    def sharing(self) -> Sharing:
+        """With these."""
 
     def start(self) -> None:
         """On the event loop, once, before anything is submitted."""
@@ -87,6 +101,16 @@ class EngineClient(Protocol):
 
     async def drain(self, timeout_s: float) -> None: ...
 
+    async def catch_up(self) -> None:
+        """Returns when this process knows all that the others have told by now. So whoever has heard an answer from one
+        of them can go on at this one."""
+
+    def offer_counts(self, count: Callable[[], Counts]) -> None:
+        """How the others learn what was counted here."""
+
+    async def other_counts(self) -> Counts:
+        """What was counted in the others, and in those that have gone."""
+
 
 async def read_kv(engine: Engine, salt: str, token_ids: "array[int]") -> memoryview | None:
     """As `EngineClient.read_kv`."""
@@ -95,10 +119,14 @@ async def read_kv(engine: Engine, salt: str, token_ids: "array[int]") -> memoryv
 
 
 class LocalEngine:
-    """An engine in this process."""
+    """An engine in this process, which serves alone."""
+
+    num_fronts = 1
+    sharing = UNSHARED
 
     def __init__(self, engine: Engine, model: str) -> None:
         self.name = engine.name
+        self.started_at = int(time.time())
         self.tokenizer = engine.tokenizer
         self.template = engine.template
         self.grammars = engine.grammars
@@ -151,3 +179,12 @@ class LocalEngine:
 
     async def metrics(self) -> bytes:
         return self._metrics.render()
+
+    async def catch_up(self) -> None:
+        """There are no others."""
+
+    def offer_counts(self, count: Callable[[], Counts]) -> None:
+        """Nobody asks."""
+
+    async def other_counts(self) -> Counts:
+        return []

@@ -17,6 +17,7 @@ from cachetools import FIFOCache
 from hotloop.core.message import Message
 from hotloop.core.request import FinishReason, Request
 from hotloop.core.retention import Hold, HoldKind, Pin
+from hotloop.core.sharing import UNSHARED, Sharing
 from hotloop.core.stream import CallOpened
 from hotloop.engine.kvcache.tool_gaps import MAX_S, USUAL_S, best_wait_s
 from hotloop.server.engine_client import EngineClient
@@ -33,24 +34,36 @@ class ToolGaps:
     prefix too long rather than too short. Bounded; used from any thread.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, sharing: Sharing = UNSHARED) -> None:
         self._clock = clock
         self._lock = threading.Lock()
         self._open: FIFOCache[str, tuple[str, float]] = FIFOCache(_MAX_OPEN)
         self._recent: FIFOCache[str, deque[float]] = FIFOCache(_MAX_TOOLS)
+        self._note_left = sharing.share("call_left", tuple[str, str, float], self._put_open)
+        self._note_back = sharing.share("call_back", tuple[str, float], self._put_back)
 
     def leave(self, call_id: str, tool_name: str) -> None:
-        with self._lock:
-            self._open[_key(call_id)] = tool_name, self._clock()
+        self._note_left((_key(call_id), tool_name, self._clock()))
 
     def come_back(self, call_ids: Iterable[str]) -> None:
         """Results of these calls are here; those that were here before are known, and those of other servers not."""
         with self._lock:
-            for call_id in call_ids:
-                if opened := self._open.pop(_key(call_id), None):
-                    tool_name, left_at = opened
-                    recent = self._recent.get(tool_name, ())
-                    self._recent[tool_name] = deque([*recent, self._clock() - left_at], _MAX_RECENT)
+            known = [key for key in map(_key, call_ids) if key in self._open]
+        for key in known:
+            self._note_back((key, self._clock()))
+
+    def _put_open(self, left: tuple[str, str, float]) -> None:
+        key, tool_name, left_at = left
+        with self._lock:
+            self._open[key] = tool_name, left_at
+
+    def _put_back(self, back: tuple[str, float]) -> None:
+        key, back_at = back
+        with self._lock:
+            if opened := self._open.pop(key, None):
+                tool_name, left_at = opened
+                recent = self._recent.get(tool_name, ())
+                self._recent[tool_name] = deque([*recent, back_at - left_at], _MAX_RECENT)
 
     def patience_s(self, tool_names: Iterable[str], cache_refill_s: float) -> float:
         """How long to wait for calls of these tools, made together; 0 if it does not pay for one of them."""
@@ -72,7 +85,7 @@ def _key(call_id: str) -> str:
 
 class RetentionHints:
     def __init__(self, engine: EngineClient) -> None:
-        self.gaps = ToolGaps()
+        self.gaps = ToolGaps(sharing=engine.sharing)
         self._engine = engine
 
     def begin(self, messages: Sequence[Message]) -> bool:

@@ -58,7 +58,7 @@ async def version(request: Request) -> Response:
 
 async def metrics(request: Request) -> Response:
     service = Service.of(request)
-    page = await service.engine.metrics() + service.metrics.render()
+    page = await service.engine.metrics() + service.metrics.render(await service.engine.other_counts())
     return Response(page, headers={"content-type": CONTENT_TYPE})
 
 
@@ -127,4 +127,4 @@ def _make_prompt(body: Json, options: TokenizeBody, service: Service, scope: str
 
 
 def _model(service: Service) -> ServedModel:
-    return ServedModel(service.model, service.started_at, service.engine.max_context)
+    return ServedModel(service.model, service.engine.started_at, service.engine.max_context)

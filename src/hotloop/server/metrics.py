@@ -4,8 +4,8 @@ name is documented in docs/metrics.md, and a test holds the two together.
 
 import time
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, chain
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, core, disable_created_metrics, generate_latest
 from prometheus_client.registry import Collector
@@ -24,6 +24,23 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LATENCIES = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _GAPS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
 _RATIOS = (0.1, 0.25, 0.5, 0.75, 0.9, 1, 1.25, 1.5, 2, 4, 10)
+
+
+Counts = list[tuple[str, str, str, list[tuple[str, dict[str, str], float]]]]
+"""Metrics that can be added up: of each its name, what it is, its type, and its samples by name and labels."""
+
+
+def add_counts(*counts: Counts) -> Counts:
+    families: dict[str, tuple[str, str, dict[tuple[str, tuple[tuple[str, str], ...]], float]]] = {}
+    for name, text, kind, samples in chain.from_iterable(counts):
+        _, _, sums = families.setdefault(name, (text, kind, {}))
+        for sample, labels, value in samples:
+            key = sample, tuple(labels.items())
+            sums[key] = sums.get(key, 0) + value
+    return [
+        (name, text, kind, [(sample, dict(labels), value) for (sample, labels), value in sums.items()])
+        for name, (text, kind, sums) in families.items()
+    ]
 
 
 class Metrics:
@@ -45,8 +62,20 @@ class Metrics:
         self._request = self._histogram("request_seconds", "From arrival to the end.", _LATENCIES)
         self._queue = self._histogram("queue_seconds", "From arrival to the first step.", _LATENCIES)
 
-    def render(self) -> bytes:
-        return generate_latest(self.registry)
+    def count(self) -> Counts:
+        return [
+            (
+                family.name,
+                family.documentation,
+                family.type,
+                [(each.name, each.labels, each.value) for each in family.samples],
+            )
+            for family in self.registry.collect()
+        ]
+
+    def render(self, others: Counts) -> bytes:
+        """One page for this process and others."""
+        return generate_latest(_Sum(add_counts(self.count(), others)))
 
     def observe_gaps(self, gaps: Mapping[tuple[float, int], int]) -> None:
         """How many streams have waited so long for so many tokens. Tokens that came together share the time."""
@@ -83,6 +112,19 @@ class Metrics:
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
         return Histogram(f"hotloop_{name}", text, labels, buckets=buckets, registry=self.registry)
+
+
+class _Sum(CollectorRegistry):
+    def __init__(self, counts: Counts) -> None:
+        super().__init__()
+        self._counts = counts
+
+    def collect(self) -> Iterable[core.Metric]:
+        for name, text, kind, samples in self._counts:
+            metric = core.Metric(name, text, kind)
+            for sample in samples:
+                metric.add_sample(*sample)
+            yield metric
 
 
 class _GapCollector(Collector):

@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -44,8 +43,15 @@ class Service:
         self.model = config.served_name or engine.name
         self.metrics = Metrics(engine.class_limits, tracer)
         self.chat = Chat(
-            engine.template, engine.tokenizer, engine.grammars, first_violation, config, engine.max_context
+            engine.template,
+            engine.tokenizer,
+            engine.grammars,
+            first_violation,
+            config,
+            engine.max_context,
+            engine.sharing,
         )
+        engine.offer_counts(self.metrics.count)
         self.bridge = EventBridge(engine, self.metrics)
         self.keeper = RetentionHints(engine)
         self.explainer = Explainer(
@@ -54,15 +60,15 @@ class Service:
             block_size=engine.block_size,
             level=config.explanations,
             memory_tokens=config.explain_memory_tokens,
+            sharing=engine.sharing,
         )
-        self.recorder = RequestRecorder(tracer, self.explainer, self.model)
+        self.recorder = RequestRecorder(tracer, self.explainer, self.model, engine.sharing)
         self.strict_tools = config.strict_tools
         self.jobs = Jobs(self.chat, self.explainer, self.keeper, strict_tools=config.strict_tools)
         self.fingerprint = f"fp_{hashlib.sha256(f'{__version__} {engine.name}'.encode()).hexdigest()[:10]}"
-        self.started_at = int(time.time())
         self._isolation = config.cache_isolation
         self._max_body_bytes = parse_bytes(config.max_body)
-        body_memory = parse_bytes(config.body_memory)
+        body_memory = parse_bytes(config.body_memory) // engine.num_fronts
         self.body_room = BodyRoom(body_memory // _DECODED_SHARE, body_memory, trim_memory)
 
     @property
@@ -80,6 +86,7 @@ class Service:
     async def reading(self, http: HttpRequest) -> AsyncIterator[Json]:
         """The body, for as long as it takes to make a job of it. A model that is not named is the one there is."""
         data = await read_json(http, self._max_body_bytes)
+        await self.engine.catch_up()
         if self.recorder.tracer.keeps_content:
             http.state.body = data
         async with self.body_room.hold(len(data)):

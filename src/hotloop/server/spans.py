@@ -18,6 +18,7 @@ from starlette.requests import Request as HttpRequest
 from hotloop.chat.compare import find_position, find_words
 from hotloop.core.errors import HotloopError
 from hotloop.core.request import FinishReason, Priority, Request
+from hotloop.core.sharing import UNSHARED, Sharing
 from hotloop.server.account import Cause
 from hotloop.server.explain.inquiry import Explainer
 from hotloop.server.job import Job
@@ -36,12 +37,12 @@ _BAD = frozenset({FinishReason.ERROR, FinishReason.ABORT})
 
 
 class RequestRecorder:
-    def __init__(self, tracer: Tracer, explainer: Explainer, model: str) -> None:
+    def __init__(self, tracer: Tracer, explainer: Explainer, model: str, sharing: Sharing = UNSHARED) -> None:
         self.tracer = tracer
         self.service = f"server:{model}"
         self.model = model
         self._explainer = explainer
-        self._recent = RecentTraces()
+        self._recent = RecentTraces(sharing=sharing)
 
     def listen_at(self, port: int) -> None:
         """Which of several servers of this model it is."""

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from hotloop.core.lru import LruCache
 from hotloop.core.message import Message
+from hotloop.core.sharing import UNSHARED, Sharing
 from hotloop.stable.system import word_note
 
 _MAX_CHARS = 1_000_000
@@ -99,13 +100,15 @@ class Nonces:
     line of the system's is taken for one, too, when it was seen twice with nothing else changed than its times and ids.
     """
 
-    def __init__(self, *, learns: bool = False) -> None:
+    def __init__(self, *, learns: bool = False, sharing: Sharing = UNSHARED) -> None:
         self._learns = learns
         self._read: LruCache[tuple[str, tuple[str, ...]], _Lines] = LruCache(_MAX_CHARS)
         self._lines: LruCache[bytes, tuple[tuple[str, ...], frozenset[int]]] = LruCache(_MAX_CHARS)
         self._notes: LruCache[bytes, str] = LruCache(_MAX_CHARS)
         self._times: LruCache[bytes, tuple[str, bool]] = LruCache(_MAX_CHARS)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._keep_note = sharing.share("note", tuple[bytes, str], self._put_note)
+        self._keep_time = sharing.share("time", tuple[bytes, str, bool], self._put_time)
 
     def settle(self, messages: Sequence[Message], *, scope: str = "") -> tuple[Turns, tuple[str, ...]]:
         """The messages as they are read, and what was done to them."""
@@ -169,10 +172,22 @@ class Nonces:
             return False
         place = _digest(scope, timeless)
         with self._lock:
-            before, is_changing = self._times.find(place) or (news, False)
+            known = self._times.find(place)
+            before, is_changing = known or (news, False)
             is_changing = is_changing or before != news
-            self._times.put(place, (news, is_changing), len(news))
+            if known != (news, is_changing):
+                self._keep_time((place, news, is_changing))
         return is_changing
+
+    def _put_time(self, seen: tuple[bytes, str, bool]) -> None:
+        place, news, is_changing = seen
+        with self._lock:
+            self._times.put(place, (news, is_changing), len(news))
+
+    def _put_note(self, moved: tuple[bytes, str]) -> None:
+        place, news = moved
+        with self._lock:
+            self._notes.put(place, news, len(news))
 
     def move(self, messages: Turns, news: str, *, scope: str = "") -> Turns:
         """The news behind the newest message; and behind older ones what was put there when they were the newest."""
@@ -186,7 +201,7 @@ class Nonces:
             is_newest = i == places[-1]
             with self._lock:
                 if is_newest and news != last:
-                    self._notes.put(chain.digest(), news, len(news))
+                    self._keep_note((chain.digest(), news))
                 note = self._notes.find(chain.digest())
             if note and note != last:
                 moved[i] = replace(message, content=f"{message.content}\n\n{word_note(note)}")

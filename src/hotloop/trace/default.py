@@ -1,6 +1,7 @@
 """Where runs are recorded that nobody said anything about: the store that `hotloop run` writes to.
 
     HOTLOOP_TRACE           off, a file, or auto: `trace.db` in HOTLOOP_HOME
+    HOTLOOP_TRACE_TAGS      tags that its runs are given, separated by spaces
     HOTLOOP_TRACE_CONTENT   1 to record what was said, too; what matches HOTLOOP_TRACE_REDACT is redacted
 
 It is opened when the first run begins, once in each process, and written to the end when the program ends.
@@ -31,7 +32,7 @@ def open_store(config: TraceConfig) -> Tracer:
     if path is None:
         return NullTracer()
     bounds = Bounds(max_bytes=parse_bytes(config.trace_max_size), max_age_days=config.trace_max_age_days)
-    return StoreTracer(path, bounds=bounds, content=content)
+    return StoreTracer(path, bounds=bounds, content=content, tags=config.trace_tags)
 
 
 def default_tracer() -> Tracer:
@@ -61,6 +62,7 @@ def _read_environ() -> TraceConfig:
         trace=os.environ.get("HOTLOOP_TRACE") or usual.trace,
         trace_content=os.environ.get("HOTLOOP_TRACE_CONTENT", "").lower() in ("1", "true", "yes"),
         trace_redact=tuple(os.environ.get("HOTLOOP_TRACE_REDACT", "").split()),
+        trace_tags=tuple(os.environ.get("HOTLOOP_TRACE_TAGS", "").split()),
         trace_max_size=os.environ.get("HOTLOOP_TRACE_MAX_SIZE") or usual.trace_max_size,
         trace_max_age_days=_number("HOTLOOP_TRACE_MAX_AGE_DAYS", usual.trace_max_age_days),
     )

@@ -28,6 +28,8 @@ NUM_TURNS: Final = "num_turns"
 NUM_CALLS: Final = "num_calls"
 MONEY: Final = "money"
 
+TAGS: Final = "tags"  # of a trace's first span: what it was tagged with where it was recorded
+
 # Of a turn, counted from 1, and everything in it.
 INDEX: Final = "turn"
 

@@ -18,6 +18,7 @@ import msgspec
 from cachetools import FIFOCache
 
 from hotloop.core.errors import ConfigError
+from hotloop.core.sharing import UNSHARED, Sharing
 
 TRACEPARENT = "traceparent"  # the header
 
@@ -144,10 +145,17 @@ class RecentTraces:
     from one thread. The longest unused session is forgotten; one that never ends begins another trace some time.
     """
 
-    def __init__(self, *, max_idle_s: float = MAX_IDLE_S, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        *,
+        max_idle_s: float = MAX_IDLE_S,
+        clock: Callable[[], float] = time.monotonic,
+        sharing: Sharing = UNSHARED,
+    ) -> None:
         self._max_idle_s = max_idle_s
         self._clock = clock
         self._traces: FIFOCache[str, tuple[str, float, int]] = FIFOCache(MAX_SESSIONS)
+        self._keep = sharing.share("trace", tuple[str, tuple[str, float, int]], self._put)
 
     def join(self, header: str | None, session: str, tenant: str = "") -> tuple[TraceContext, str | None]:
         """A span of one's own to begin, and its parent: as the client says, else in its session's trace, else alone.
@@ -163,5 +171,9 @@ class RecentTraces:
         trace_id, used_at, num_requests = self._traces.get(session, ("", 0.0, 0))
         if not trace_id or now - used_at > self._max_idle_s or num_requests >= MAX_REQUESTS:
             trace_id, num_requests = new_trace_id(), 0
-        self._traces[session] = trace_id, now, num_requests + 1
+        self._keep((session, (trace_id, now, num_requests + 1)))
         return trace_id
+
+    def _put(self, used: tuple[str, tuple[str, float, int]]) -> None:
+        session, trace = used
+        self._traces[session] = trace

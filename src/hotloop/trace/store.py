@@ -13,7 +13,7 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -55,7 +55,7 @@ _BOUND_EVERY_S = 10.0
 _DAY_NS = 24 * 3600 * 10**9
 _LAST = "last"
 _AS_STORED = (
-    "trace_id", "start_ns", "end_ns", "session", "tenant", "agent", "model", "end", "num_spans", "num_errors",
+    "trace_id", "start_ns", "end_ns", "session", "tenant", "agent", "model", "end", "tags", "num_spans", "num_errors",
     "num_recomputed", "num_aborted", "num_lost_prompt", "num_lost_output", "error",
 )  # fmt: skip
 
@@ -100,8 +100,16 @@ class StoreTracer:
 
     is_on = True
 
-    def __init__(self, path: Path | str, *, bounds: Bounds | None = None, content: Content | None = None) -> None:
+    def __init__(
+        self,
+        path: Path | str,
+        *,
+        bounds: Bounds | None = None,
+        content: Content | None = None,
+        tags: Sequence[str] = (),
+    ) -> None:
         self.path = Path(path)
+        self._tags = {names.TAGS: list(tags)} if tags else {}
         self._num_dropped = 0
         self._num_failed = 0
         self._content = content or Content()
@@ -130,6 +138,8 @@ class StoreTracer:
         return Losses(self._num_dropped + self._pending.num_dropped, self._num_failed)
 
     def record(self, span: Span) -> None:
+        if self._tags and span.is_root:
+            span = msgspec.structs.replace(span, attributes={**span.attributes, **self._tags})
         self._pending.put(span)
         if not self._has_news.is_set():
             self._has_news.set()
@@ -326,6 +336,7 @@ class RunSummary:
     num_output: int
     num_recomputed: int  # prompt tokens that were recomputed, as far as a server of ours tells
     money: float
+    tags: str = ""  # separated by spaces
     error: str = ""  # what went wrong last; of a run that failed, why
     replica: str = ""  # of one request that a router passed on
 

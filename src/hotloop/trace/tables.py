@@ -26,8 +26,11 @@ class StoreDamaged(ConfigError):
     """What is at that path is no database, or one that cannot be read any more."""
 
 
-VERSION = 5
-_WITHOUT_JOURNALS = 4  # a store of this version is given the tables that it lacks
+class _Outdated(ConfigError):
+    """Of an earlier version, which can be given what it lacks."""
+
+
+VERSION = 6
 BUSY_S = 5.0  # how long a writer waits for another; each holds the lock for a few milliseconds
 
 _LAYERS = {names.CHAT: "chat", names.ROUTE: "route", names.REQUEST: "request"}
@@ -42,7 +45,8 @@ CREATE TABLE spans (
 ) WITHOUT ROWID;
 CREATE TABLE runs (
     trace_id TEXT PRIMARY KEY, start_ns INTEGER NOT NULL, end_ns INTEGER NOT NULL, session TEXT NOT NULL,
-    tenant TEXT NOT NULL, agent TEXT NOT NULL, model TEXT NOT NULL, end TEXT NOT NULL, money REAL NOT NULL,
+    tenant TEXT NOT NULL, agent TEXT NOT NULL, model TEXT NOT NULL, end TEXT NOT NULL, tags TEXT NOT NULL,
+    money REAL NOT NULL,
     {", ".join(f"{name} INTEGER NOT NULL" for name in _SUMS)}
 ) WITHOUT ROWID;
 CREATE INDEX runs_by_start ON runs (start_ns);
@@ -50,7 +54,7 @@ CREATE INDEX runs_by_end ON runs (end_ns);
 CREATE INDEX runs_by_session ON runs (session, start_ns);
 CREATE INDEX runs_by_tenant ON runs (tenant, start_ns);
 """
-_JOURNAL_SCHEMA = f"""
+_JOURNAL_SCHEMA = """
 CREATE TABLE journals (
     run_id TEXT PRIMARY KEY, root_id TEXT NOT NULL, caller_id TEXT NOT NULL, call_id TEXT NOT NULL,
     trace_id TEXT NOT NULL, span_id TEXT NOT NULL, agent TEXT NOT NULL, session TEXT NOT NULL, source TEXT NOT NULL,
@@ -64,14 +68,16 @@ CREATE INDEX journals_by_root ON journals (root_id);
 CREATE INDEX journals_by_caller ON journals (caller_id, call_id);
 CREATE INDEX journals_by_trace ON journals (trace_id);
 CREATE INDEX journals_by_start ON journals (began_ns);
-PRAGMA user_version = {VERSION};
 """
+_TAGS_SCHEMA = "ALTER TABLE runs ADD COLUMN tags TEXT NOT NULL DEFAULT '';"
+_STEPS = {0: _SCHEMA + _JOURNAL_SCHEMA, 4: _JOURNAL_SCHEMA + _TAGS_SCHEMA, 5: _TAGS_SCHEMA}
+"""What a store of an earlier version lacks."""
 
 SPAN_COLUMNS = ", ".join(Span.__struct_fields__)
 _INSERT = f"INSERT OR IGNORE INTO spans ({SPAN_COLUMNS}) VALUES ({', '.join('?' * len(Span.__struct_fields__))})"
 _REPLACE = _INSERT.replace("IGNORE", "REPLACE")
 _FIND = f"SELECT {SPAN_COLUMNS} FROM spans WHERE trace_id = ? AND span_id = ?"
-_WORDS = ("session", "tenant", "agent", "model", "end")
+_WORDS = ("session", "tenant", "agent", "model", "end", "tags")
 _RUN_COLUMNS = ("trace_id", "start_ns", "end_ns", *_WORDS, "money", *_SUMS)
 _UPSERT = f"""
 INSERT INTO runs ({", ".join(_RUN_COLUMNS)}) VALUES ({", ".join(f":{name}" for name in _RUN_COLUMNS)})
@@ -101,7 +107,12 @@ def open_to_read(path: Path) -> sqlite3.Connection:
     """Raises ConfigError, also where there is none."""
     if not path.exists():
         raise ConfigError(f"there is no trace store at {path}: nothing was recorded there yet")
-    return _connect(path, f"{path.resolve().as_uri()}?mode=ro", _check_version)
+    address = f"{path.resolve().as_uri()}?mode=ro"
+    try:
+        return _connect(path, address, _check_version)
+    except _Outdated:
+        open_to_write(path).close()
+        return _connect(path, address, _check_version)
 
 
 def _connect(path: Path, address: str, prepare: Callable[[sqlite3.Connection, Path], None]) -> sqlite3.Connection:
@@ -152,9 +163,9 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     with transaction(connection):  # two processes may find it empty at once
         if not _version(connection) and connection.execute("SELECT 1 FROM sqlite_master").fetchone():
             raise ConfigError(f"{path} is a database of another program: name another file")
-        schema = {0: _SCHEMA + _JOURNAL_SCHEMA, _WITHOUT_JOURNALS: _JOURNAL_SCHEMA}.get(_version(connection), "")
-        for statement in filter(str.strip, schema.split(";")):
-            connection.execute(statement)
+        if (version := _version(connection)) in _STEPS:
+            for statement in filter(str.strip, f"{_STEPS[version]} PRAGMA user_version = {VERSION}".split(";")):
+                connection.execute(statement)
         _check_version(connection, path)
 
 
@@ -164,7 +175,8 @@ def _version(connection: sqlite3.Connection) -> int:
 
 def _check_version(connection: sqlite3.Connection, path: Path) -> None:
     if (version := _version(connection)) != VERSION:
-        raise ConfigError(f"{path} is not a trace store of this version ({version}, not {VERSION}): name another file")
+        kind = _Outdated if version and version in _STEPS else ConfigError
+        raise kind(f"{path} is not a trace store of this version ({version}, not {VERSION}): name another file")
 
 
 @contextmanager
@@ -247,6 +259,8 @@ def _sum_up(spans: Iterable[Span], replaced: Iterable[Span]) -> Iterable[dict[st
         run["session"] = run["session"] or span.session
         run["tenant"] = run["tenant"] or span.tenant
         run["model"] = run["model"] or _word(span.attributes, names.MODEL)
+        if span.is_root and isinstance(tags := span.attributes.get(names.TAGS), list):
+            run["tags"] = _text(" ".join(map(str, tags)))
         if _is_root_run(span):
             run["agent"], run["end"] = _word(span.attributes, names.AGENT), _word(span.attributes, names.END)
         _count(run, span, 1)

@@ -84,7 +84,7 @@ class RunFilter:
     """Which runs are listed, newest first."""
 
     text: str = ""
-    """Part of the session, agent, model, or the beginning of the id; in any case."""
+    """Part of the session, agent, model, tags, or the beginning of the id; in any case."""
     end: End | None = None
     min_wall_s: Annotated[float, Meta(ge=0)] = 0.0
     since_s: Annotated[float, Meta(gt=0)] | None = None
@@ -95,8 +95,8 @@ class RunFilter:
     """What the page before this one said: go on there."""
 
 
-GroupBy = Literal["agent", "model", "session", "key", "replica"]
-"""By replica single requests are summed up, each as its router passed it on."""
+GroupBy = Literal["agent", "model", "session", "key", "tag", "replica"]
+"""A run with several tags counts for each. By replica single requests are summed up, as the router passed them on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -97,7 +97,9 @@ class StoreSource:
     def run(self, run_id: str, tenant: str | None = None) -> Json | None:
         """A run as `draw_run` gives it, and its state."""
         run, spans = self._store.run(run_id, tenant), self._store.spans(run_id)
-        return draw_run(spans, self._prices) | _state(run, self._clock()) if run and spans else None
+        if not run or not spans:
+            return None
+        return draw_run(spans, self._prices) | {"tags": run.tags} | _state(run, self._clock())
 
     def lint(self, run_id: str, tenant: str | None = None) -> Sequence[LintLine] | None:
         """The linter's findings; None where there is no linter here, or no such run."""
@@ -125,5 +127,5 @@ def _is_wanted(run: RunSummary, end: str, wanted: RunFilter) -> bool:
     if run.wall_s < wanted.min_wall_s:
         return False
     text = wanted.text.casefold()
-    words = (run.session, run.agent, run.model)
+    words = (run.session, run.agent, run.model, run.tags)
     return not text or run.trace_id.startswith(text) or any(text in word.casefold() for word in words)

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from hotloop.trace.store import RunSummary
 from hotloop.ui.source import GroupBy, Json
 
-_NAMES: Mapping[GroupBy, Callable[[RunSummary], str]] = {
-    "agent": lambda run: run.agent,
-    "model": lambda run: run.model,
-    "session": lambda run: run.session,
-    "key": lambda run: run.tenant[:8],
-    "replica": lambda run: run.replica,
+_NAMES: Mapping[GroupBy, Callable[[RunSummary], Sequence[str]]] = {
+    "agent": lambda run: (run.agent,),
+    "model": lambda run: (run.model,),
+    "session": lambda run: (run.session,),
+    "key": lambda run: (run.tenant[:8],),
+    "tag": lambda run: run.tags.split() or ("",),
+    "replica": lambda run: (run.replica,),
 }
 _NUM_BUCKETS = 48
 _MAX_GROUPS = 50
@@ -20,10 +21,11 @@ _BAD = frozenset({"failed", "cancelled"})
 
 def summarise(runs: Sequence[RunSummary], by: GroupBy, since_ns: int, now_ns: int) -> Json:
     """The groups with most runs first; of many, the others are one. Runs that go on count for tokens, not for times."""
-    name_of = _NAMES[by]
+    names_of = _NAMES[by]
     groups: dict[str, list[RunSummary]] = {}
     for run in runs:
-        groups.setdefault(name_of(run), []).append(run)
+        for name in names_of(run):
+            groups.setdefault(name, []).append(run)
     ordered = sorted(groups.items(), key=lambda item: -len(item[1]))
     rows = [_figures(members) | {"name": name} for name, members in ordered[:_MAX_GROUPS]]
     rest = [run for _, members in ordered[_MAX_GROUPS:] for run in members]

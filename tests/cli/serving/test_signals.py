@@ -50,7 +50,7 @@ class Process:
         try:
             assert process.stdout
             async for line in process.stdout:
-                if found := re.search(rb"is at (http://\S+)", line):
+                if found := re.search(rb"is at (https?://\S+)", line):
                     self.url = found[1].decode()
                     break
             else:

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from hotloop.core.lru import LruCache
 from hotloop.core.message import Message, Tool
+from hotloop.core.sharing import UNSHARED, Sharing
 
 _MAX_CHARS = 4_000_000  # of tools that are remembered
 _MAX_PLACES = 2_000_000  # bytes, of where they stand
@@ -134,11 +135,13 @@ def tell_late(late: Late) -> tuple[str, ...]:
 class ToolHistory:
     """Remembers which tools stood in the head of a conversation, and where others came. Used from any thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, sharing: Sharing = UNSHARED) -> None:
         self._tools: LruCache[bytes, Tool] = LruCache(_MAX_CHARS)
         self._known: LruCache[bytes, _Known] = LruCache(_MAX_PLACES)
         self._places: LruCache[bytes, bytes] = LruCache(_MAX_PLACES)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._keep_tool = sharing.share("tool", tuple[bytes, Tool], self._put_tool)
+        self._keep_known = sharing.share("tools", tuple[_Known, bytes, bytes], self._put_known)
 
     def settle(self, messages: Sequence[Message], tools: Tools, *, scope: str = "") -> Placement:
         """Where these tools are told of. The same conversation with the same tools is placed as before; one that goes
@@ -200,12 +203,22 @@ class ToolHistory:
     def _keep(self, known: _Known, digests: Mapping[bytes, Tool], place: bytes, group: bytes) -> None:
         for digest, tool in digests.items():
             if not self._tools.find(digest):
-                self._tools.put(digest, tool, len(repr(tool)))
+                self._keep_tool((digest, tool))
+        self._keep_known((known, place, group))
+
+    def _put_tool(self, given: tuple[bytes, Tool]) -> None:
+        digest, tool = given
+        with self._lock:
+            self._tools.put(digest, tool, len(repr(tool)))
+
+    def _put_known(self, placed: tuple[_Known, bytes, bytes]) -> None:
+        known, place, group = placed
         key = _digest(repr(known))
         num_removed = sum(len(name) for _, _, removed in known.late for name in removed)
-        self._known.put(key, known, _SIZE * (1 + len([*_all_digests(known)])) + num_removed)
-        for each in (place, place + group):
-            self._places.put(each, key, 2 * _SIZE)
+        with self._lock:
+            self._known.put(key, known, _SIZE * (1 + len([*_all_digests(known)])) + num_removed)
+            for each in (place, place + group):
+                self._places.put(each, key, 2 * _SIZE)
 
 
 def _places(messages: Sequence[Message], scope: str) -> list[bytes]:

@@ -13,6 +13,7 @@ from hotloop.chat.stream import CallParser, WrappedParser
 from hotloop.core.errors import RequestError
 from hotloop.core.lru import LruCache
 from hotloop.core.message import Message, ToolCall
+from hotloop.core.sharing import UNSHARED, Sharing
 from hotloop.core.stream import CallDelta, CallOpened, StreamEvent, TextDelta
 from hotloop.stable.arguments import call_key, is_same_json
 
@@ -43,14 +44,15 @@ class _Answer:
 class WrittenCalls:
     """Answers with calls, by the ids of the calls. Used from any thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, sharing: Sharing = UNSHARED) -> None:
         self._answers: LruCache[str, _Answer] = LruCache(_MAX_CHARS)
         self._lock = threading.Lock()
+        self.keep = sharing.share("answer", _Answer, self._keep)
 
     def watch(self, parser: CallParser) -> CallParser:
         return _Watched(parser, self)
 
-    def keep(self, answer: _Answer) -> None:
+    def _keep(self, answer: _Answer) -> None:
         with self._lock:
             for call in answer.calls:
                 self._answers.put(call_key(call.id), answer, len(answer.text))
@@ -107,7 +109,8 @@ class _Watched(WrappedParser):
 
     def finish(self, *, is_cut: bool = False) -> list[StreamEvent]:
         events = super().finish(is_cut=is_cut)
-        self._written.keep(self._answer)
+        if self._answer.calls:
+            self._written.keep(self._answer)
         return events
 
     def _pass(self, events: list[StreamEvent]) -> list[StreamEvent]:

@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from hotloop.core.errors import PromptTooLong
 from hotloop.core.lru import LruCache
+from hotloop.core.sharing import UNSHARED, Sharing
 from hotloop.models.tokenizer import Tokenizer, readable
 
 _MAX_TURNS = 64  # answers kept for one place: as many agents may have begun in the same words
@@ -57,7 +58,13 @@ class Splicer:
     Of a prompt of more than `max_prompt` tokens nothing is remembered.
     """
 
-    def __init__(self, tokenizer: Tokenizer, max_tokens: int = 4_000_000, max_prompt: int | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        max_tokens: int = 4_000_000,
+        max_prompt: int | None = None,
+        sharing: Sharing = UNSHARED,
+    ) -> None:
         self._tokenizer = tokenizer
         self._max_prompt = max_prompt
         self._pieces: LruCache[tuple[str, str], array[int]] = LruCache(max_tokens // 2)
@@ -65,6 +72,8 @@ class Splicer:
         self._lock = threading.Lock()
         self._news: deque[tuple[str, Sequence[int], Sequence[int]]] = deque()
         self._news_lock = threading.Lock()
+        self._is_shared = not sharing.is_alone
+        self._keep_run = sharing.share("run", tuple[bytes, list[int]], self._keep)
         self._can_split = tokenizer.can_split
         self._num_unchecked = _NUM_CHECKED
 
@@ -105,11 +114,12 @@ class Splicer:
         return Encoded(token_ids, text, starts, num_exact)
 
     def remember(self, prompt_ids: Sequence[int], output_ids: Sequence[int], *, scope: str = "") -> None:
-        """An answer, whatever ended it, and the prompt it answers. Looked into by the thread that next needs it."""
+        """An answer, whatever ended it, and the prompt it answers. Looked into by the thread that next needs it, and at
+        once where that may be in another process."""
         if not self._can_split or not output_ids:
             return
         self._news.append((scope, prompt_ids, output_ids))
-        if len(self._news) > _MAX_NEWS:
+        if self._is_shared or len(self._news) > _MAX_NEWS:
             self._take_news()
 
     def _take_news(self) -> None:
@@ -130,10 +140,12 @@ class Splicer:
             if not is_special(token_id):
                 run.append(token_id)
                 continue
-            self._keep(chain.digest(), run)
+            if run:
+                self._keep_run((chain.digest(), run))
             chain.update(array("i", [*run, token_id]))
             run = []
-        self._keep(chain.digest(), run)
+        if run:
+            self._keep_run((chain.digest(), run))
 
     def _check_length(self, text: str) -> None:
         num_bytes = len(text.encode())
@@ -175,7 +187,8 @@ class Splicer:
         num_tokens, num_bytes = self._whole_tokens(turn, num_bytes)
         return turn.token_ids[:num_tokens], data[num_bytes:].decode()
 
-    def _keep(self, place: bytes, run: Sequence[int]) -> None:
+    def _keep(self, placed: tuple[bytes, list[int]]) -> None:
+        place, run = placed
         turn = self._readable_turn(run)
         if not turn.data:
             return

@@ -2,9 +2,11 @@
 numbers of open sockets. `hotloop serve` starts it.
 """
 
+import os
 import socket
 import sys
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -26,7 +28,7 @@ class _Front:
         told = msgspec.msgpack.decode(read_one(link), type=Told)
         begin = msgspec.convert(told.value, Begin)
         self._served = self._latest = begin.served
-        self._can_reload = begin.can_reload
+        self._begin = begin
         self._listener = listener
         self._server: HttpServer | None = None
         start_logging(self._served.server)
@@ -41,10 +43,12 @@ class _Front:
             self._engine,
             self._served,
             self._listener,
-            (lambda: self._latest) if self._can_reload else None,
+            (lambda: self._latest) if self._begin.can_reload else None,
             on_made=self._use,
             on_ready=lambda: self._engine.tell("ready"),
             on_closing=self._close_listener,
+            own_socket=Path(self._begin.folder) / str(os.getpid()) if self._begin.folder else None,
+            is_first=self._begin.is_first,
         )
 
     def _use(self, server: HttpServer) -> None:

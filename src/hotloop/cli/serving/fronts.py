@@ -1,36 +1,39 @@
-"""The engine's process of `hotloop serve` with a front: it starts the front, and another one if that ends too early.
+"""The engine's process of `hotloop serve` with fronts: it starts them, and another one for each that ends too early.
 
-SIGTERM, SIGINT   told to the front, which drains; this process ends when the front has
-SIGHUP            settings are read here, and told to the front, which applies them
+SIGTERM, SIGINT   told to the fronts, which drain; this process ends when they have
+SIGHUP            settings are read here, and told to the fronts, which apply them
 """
 
 import asyncio
 import logging
+import math
 import os
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from hotloop.cli.serving.http import Served, shorten_pauses
 from hotloop.cli.serving.pages import live_of_engine
-from hotloop.core.config import Fronts
 from hotloop.core.errors import ConfigError, DeviceLost, HotloopError
 from hotloop.engine.engine import Engine
 from hotloop.http.logs import start_logging
 from hotloop.http.serving import has_terminal, log_reload
-from hotloop.server.engine_metrics import EngineMetrics
 from hotloop.server.fronts.host import EngineHost
+from hotloop.server.fronts.hub import Hub
 from hotloop.server.fronts.remote import EngineFacts
 
 log = logging.getLogger("hotloop.fronts")
 
-_MIN_CORES = 4
+_CORES_OF_ONE = 4
+_STREAMS_OF_ONE = 48
 _MAX_STARTS = 3  # of fronts that end before they are ready
 _MAX_EXIT_S = 15.0  # beyond the time a drain may take
 
@@ -44,10 +47,9 @@ class Begin(msgspec.Struct, frozen=True):
     trace: Any
     facts: EngineFacts
     can_reload: bool
-
-    @classmethod
-    def of(cls, served: Served, facts: EngineFacts, *, can_reload: bool) -> "Begin":
-        return cls(served.model, served.engine, served.server, served.trace, facts, can_reload)
+    folder: str
+    """Where the fronts listen to each other; empty if there is but one."""
+    is_first: bool
 
     @property
     def served(self) -> Served:
@@ -58,63 +60,104 @@ def read_served(told: Any) -> Served:
     return msgspec.convert(told, Served)
 
 
-def wants_front(fronts: Fronts, engine: Engine) -> bool:
-    has_cores = len(os.sched_getaffinity(0)) >= _MIN_CORES if hasattr(os, "sched_getaffinity") else False
-    return fronts == "1" or (fronts == "auto" and engine.leaves_cpu_free and has_cores)
+def count_fronts(fronts: str, engine: Engine) -> int:
+    """How many a server is to have: as many as were asked for or, of its own accord, as its streams can keep busy."""
+    if fronts != "auto":
+        return int(fronts)
+    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
+    return usual_fronts(engine.config.max_running, num_cores) if engine.leaves_cpu_free else 0
 
 
-def run_with_front(engine: Engine, served: Served, listener: socket.socket, read: Callable[[], Served] | None) -> None:
-    """Blocks until a front has ended because it was to, or the engine has failed."""
+def usual_fronts(max_running: int, num_cores: int) -> int:
+    return min(math.ceil(max_running / _STREAMS_OF_ONE), num_cores // _CORES_OF_ONE)
+
+
+def run_with_fronts(
+    num_fronts: int, engine: Engine, served: Served, listener: socket.socket, read: Callable[[], Served] | None
+) -> None:
+    """Blocks until the fronts have ended because they were to, or the engine has failed."""
     shorten_pauses()
-    asyncio.run(_Supervisor(engine, served, listener, read).run())
+    with tempfile.TemporaryDirectory(prefix="hotloop-", ignore_cleanup_errors=True) as folder:
+        asyncio.run(_Supervisor(num_fronts, engine, served, listener, read, Path(folder)).run())
 
 
 class _Supervisor:
     def __init__(
-        self, engine: Engine, served: Served, listener: socket.socket, read: Callable[[], Served] | None
+        self,
+        num_fronts: int,
+        engine: Engine,
+        served: Served,
+        listener: socket.socket,
+        read: Callable[[], Served] | None,
+        folder: Path,
     ) -> None:
         self._engine = engine
         self._served = served
         self._listener = listener
         self._read = read
-        self._metrics = EngineMetrics(engine, served.server.served_name or engine.name)
-        self._host: EngineHost | None = None
+        self._folder = folder
+        self._facts = EngineFacts.of(engine, num_fronts=num_fronts)
+        self._hub = Hub(engine, served.server.served_name or engine.name, num_fronts=num_fronts)
+        self._reloaded: Served | None = None
         self._is_stopping = False
-        self._is_ready = False
 
     async def run(self) -> None:
         self._take_signals()
-        num_failed = 0
+        fronts = [asyncio.create_task(self._keep_front(i)) for i in range(self._hub.num_fronts)]
+        await asyncio.wait(fronts, return_when=asyncio.FIRST_EXCEPTION)
+        for front in fronts:
+            front.cancel()  # one of them cannot be started: that ends the others
+        for ended in await asyncio.gather(*fronts, return_exceptions=True):
+            if isinstance(ended, Exception):
+                raise ended
+
+    async def _keep_front(self, number: int) -> None:
+        """The first of them says where all listen, once."""
+        num_failed, is_told = 0, number > 0
         while not self._has_ended():
-            self._is_ready = False
-            code = await self._run_front()
+            is_ready, code = await self._run_front(is_first=not is_told)
+            is_told = is_told or is_ready
             if self._has_ended():
                 return
-            num_failed = 0 if self._is_ready else num_failed + 1
+            num_failed = 0 if is_ready else num_failed + 1
             if num_failed == _MAX_STARTS:
-                raise HotloopError(f"the HTTP process ended {num_failed} times before it was ready; its log says why")
-            log.error("the HTTP process has ended with code %d; its requests were aborted, another one starts", code)
+                raise HotloopError(f"an HTTP process ended {num_failed} times before it was ready; its log says why")
+            log.error("an HTTP process has ended with code %d; its requests were aborted, another one starts", code)
 
     def _has_ended(self) -> bool:
         return self._is_stopping or isinstance(self._engine.failure, DeviceLost)
 
-    async def _run_front(self) -> int:
+    async def _run_front(self, *, is_first: bool) -> tuple[bool, int]:
+        """Whether it was ready, and what it ended with."""
         ours, theirs = socket.socketpair()
-        gone = asyncio.Event()
-        answers = {"live": self._live, "ready": self._note_ready, "close_listener": self._close_listener}
-        self._host = host = EngineHost(self._engine, self._metrics, ours, answers=answers, on_gone=gone.set)
+        gone, ready = asyncio.Event(), asyncio.Event()
+
+        async def note_ready(_: Any) -> None:
+            ready.set()
+
+        answers = {"live": self._live, "ready": note_ready, "close_listener": self._close_listener}
+        host = EngineHost(self._engine, self._hub, ours, answers=answers, on_gone=gone.set)
         process = _start(theirs, self._listener)
         try:
+            host.tell("begin", self._begin(is_first=is_first))
             host.start()
-            facts = EngineFacts.of(self._engine)
-            host.tell("begin", Begin.of(self._served, facts, can_reload=self._read is not None))
+            if self._reloaded:
+                host.tell("reload", self._reloaded)
+            if self._is_stopping:
+                host.tell("stop")
             await gone.wait()
-            return await asyncio.to_thread(_end, process)
+            return ready.is_set(), await asyncio.to_thread(_end, process)
         finally:
             await host.close()
             if process.poll() is None:
                 process.kill()
                 process.wait()
+            (self._folder / str(process.pid)).unlink(missing_ok=True)
+
+    def _begin(self, *, is_first: bool) -> Begin:
+        served, folder = self._served, str(self._folder) if self._hub.num_fronts > 1 else ""
+        settings = served.model, served.engine, served.server, served.trace
+        return Begin(*settings, self._facts, self._read is not None, folder, is_first)
 
     def _take_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -126,8 +169,11 @@ class _Supervisor:
 
     def _stop(self) -> None:
         self._is_stopping = True
-        if self._host:
-            self._host.tell("stop")
+        self._tell("stop")
+
+    def _tell(self, what: str, value: Any = None) -> None:
+        for host in self._hub.hosts:
+            host.tell(what, value)
 
     def _hang_up(self, had_terminal: bool) -> None:
         if had_terminal and not has_terminal():
@@ -136,7 +182,7 @@ class _Supervisor:
             self._reload()
 
     def _reload(self) -> None:
-        """What is wrong with the settings is told here, what they change by the front."""
+        """What is wrong with the settings is told here, what they change by the fronts."""
         assert self._read
         try:
             now = self._read()
@@ -150,17 +196,14 @@ class _Supervisor:
             log_reload(refuse)
             return
         start_logging(now.server)
-        if self._host:
-            self._host.tell("reload", now)
+        self._reloaded = now
+        self._tell("reload", now)
 
     async def _live(self, _: Any) -> Any:
         return await live_of_engine(self._engine, self._served.engine.max_running)
 
-    async def _note_ready(self, _: Any) -> None:
-        self._is_ready = True
-
     async def _close_listener(self, _: Any) -> None:
-        """The front closes its own next: from then on nobody is kept waiting for an answer."""
+        """The fronts close theirs next: from then on nobody is kept waiting for an answer."""
         if self._is_stopping:
             self._listener.close()
 

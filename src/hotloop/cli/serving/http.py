@@ -5,6 +5,7 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
@@ -48,8 +49,11 @@ def serve_http(
     on_made: Callable[[HttpServer], None] = lambda server: None,
     on_ready: Callable[[], None] = lambda: None,
     on_closing: Callable[[], Awaitable[None]] | None = None,
+    own_socket: Path | None = None,
+    is_first: bool = True,
 ) -> None:
-    """Blocks until the server has ended. `read` gives the settings a start would run with now."""
+    """Blocks until the server has ended. `read` gives the settings a start would run with now. Of several fronts, of
+    which each has its `own_socket`, the first says where they listen."""
     server = served.server
     reload = Reload(served.settings, lambda: (read or _nothing)().settings)
     name = server.served_name or engine.name
@@ -58,12 +62,14 @@ def serve_http(
         def announce(url: str, curl: str) -> None:
             dashboard = f"\ndashboard: {url}/ui" if store else ""
             room = f"context {engine.max_context:,} tokens, KV for {engine.num_kv_tokens:,} tokens"
+            on_ready()
+            if not is_first:
+                return
             print(
                 f"{name} is at {url}\n{engine.device_note}\n{room}, precision {served.model.precision}{dashboard}\n"
                 f"try: {curl}",
                 flush=True,
             )
-            on_ready()
 
         async def show() -> Live:
             if isinstance(engine, Engine):
@@ -85,6 +91,7 @@ def serve_http(
             on_ready=announce,
             on_drain=_say_draining,
             on_closing=on_closing,
+            own_socket=own_socket,
         )
         on_made(http)
         http.run([listener])

@@ -55,7 +55,7 @@ def serve(
     Baseline for comparisons (no prefix cache, no batching): --disable prefix_cache --max-running 1. SIGHUP reads the
     settings again and applies what can change at run time: API keys and the log level.
     """
-    from hotloop.cli.serving.fronts import run_with_front, wants_front
+    from hotloop.cli.serving.fronts import count_fronts, run_with_fronts
     from hotloop.cli.serving.http import Served, serve_http
     from hotloop.http.listen import bind
     from hotloop.http.logs import start_logging
@@ -76,8 +76,8 @@ def serve(
     served.check()
     listener = bind(server.host, server.port)  # before the model is loaded: a taken port is told at once
     with listener, load_engine(served.model, served.engine) as loaded:
-        if wants_front(server.fronts, loaded):
-            run_with_front(loaded, served, listener, read if reread else None)
+        if num_fronts := count_fronts(server.fronts, loaded):
+            run_with_fronts(num_fronts, loaded, served, listener, read if reread else None)
         else:
             serve_http(loaded, served, listener, read if reread else None)
     if isinstance(loaded.failure, DeviceLost):

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 trace = CommandLine(name="trace", help="Analyse recorded runs: time, tokens, cache.", config=Sources(only=TraceConfig))
 
-Format = Literal["jsonl", "perfetto", "otlp"]
+Format = Literal["jsonl", "transcript", "traffic", "perfetto", "otlp"]
 _LOOPBACK = "127.0.0.1"
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -119,14 +119,20 @@ def diff(old: Run, new: Run, *, store: Store = _DEFAULTS, as_json: Json = False)
 def export(
     run: Run = "last",
     *,
-    format: Annotated[Format, Parameter(help="jsonl and perfetto write a file, otlp sends to a collector.")] = "jsonl",  # noqa: A002
+    format: Annotated[  # noqa: A002
+        Format,
+        Parameter(
+            help="jsonl for `trace import`, transcript for `lint` and `bench replay`, traffic for `simulate`; "
+            "otlp sends to a collector."
+        ),
+    ] = "jsonl",
     output: Annotated[Path | None, Parameter(alias="-o", help="Output file; stdout if not given.")] = None,
     endpoint: Annotated[
         str, Parameter(env_var="OTEL_EXPORTER_OTLP_ENDPOINT", help="Address of the collector, for otlp.")
     ] = "http://127.0.0.1:4318",
     store: Store = _DEFAULTS,
 ) -> None:
-    """Export a run as JSON lines, a Perfetto trace, or to an OpenTelemetry collector."""
+    """Export a run as JSON lines, a transcript, traffic, a Perfetto trace, or to an OpenTelemetry collector."""
     with _open(store) as opened:
         spans = opened.spans(opened.find(run))
     if format == "otlp":
@@ -210,10 +216,16 @@ def _send(spans: "Sequence[Span]", endpoint: str) -> None:
 
 def _render(spans: "Sequence[Span]", wanted: Format) -> bytes:
     from hotloop.trace.perfetto import render_perfetto
+    from hotloop.trace.recordings import render_traffic, render_transcripts
     from hotloop.trace.span import render_line
 
-    if wanted == "perfetto":
-        return json.dumps(render_perfetto(spans)).encode() + b"\n"
+    match wanted:
+        case "perfetto":
+            return json.dumps(render_perfetto(spans)).encode() + b"\n"
+        case "transcript":
+            return render_transcripts(spans)
+        case "traffic":
+            return render_traffic(spans)
     return b"".join(map(render_line, spans))
 
 

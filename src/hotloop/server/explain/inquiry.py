@@ -24,10 +24,11 @@ from hotloop.chat.prompt import Prompt
 from hotloop.core.config import Explanations
 from hotloop.core.lru import LruCache
 from hotloop.core.request import FinishReason, Request
+from hotloop.core.sharing import UNSHARED, Sharing
 from hotloop.models.tokenizer import Tokenizer
 from hotloop.server.account import PromptAccount, account_for
 from hotloop.server.errors import UnknownExplanation
-from hotloop.server.explain.past import Past, PastPrompt, is_same
+from hotloop.server.explain.past import PackedPrompt, Past, PastPrompt, is_same
 from hotloop.server.metrics import Metrics
 from hotloop.server.tenants import NOBODY, Caller
 
@@ -109,7 +110,7 @@ class CacheExplanation:
 
     def begin(self, answer_id: str, requests: Sequence[Request]) -> None:
         if self._explainer:
-            self._explainer.callers[answer_id] = self._caller
+            self._explainer.note_caller((answer_id, self._caller))
             self._answer_id, self._num_open = answer_id, len(requests)
             self._requests = requests[:: len(requests) // len(self._prompts)]
 
@@ -134,7 +135,8 @@ class CacheExplanation:
             self.compare()  # before it is among those it is compared with
         if request.finish_reason is not FinishReason.ERROR and request.num_computed_at_end:
             token_ids = token_array(request.token_ids[: request.num_computed_at_end])
-            self._explainer.past.add(PastPrompt(self._answer_id, self._caller, token_ids, request.num_prompt))
+            prompt = PastPrompt(self._answer_id, self._caller, token_ids, request.num_prompt)
+            self._explainer.note_prompt(prompt.packed)
         self._num_open -= 1
         if not self._num_open and self._is_prefilled:
             compared = [question.earlier.answer_id for question in self.compare() if question.earlier]
@@ -195,10 +197,19 @@ class Explainer:
     """Compares prompts with earlier ones. `past` may be used from any thread, the rest only on the event loop."""
 
     def __init__(
-        self, tokenizer: Tokenizer, metrics: Metrics, *, block_size: int, level: Explanations, memory_tokens: int
+        self,
+        tokenizer: Tokenizer,
+        metrics: Metrics,
+        *,
+        block_size: int,
+        level: Explanations,
+        memory_tokens: int,
+        sharing: Sharing = UNSHARED,
     ) -> None:
         self.past = Past(memory_tokens)
-        self.callers: FIFOCache[str, Caller] = FIFOCache(_MAX_CALLERS)
+        self.note_prompt = sharing.share("past", PackedPrompt, lambda packed: self.past.add(PastPrompt.unpack(packed)))
+        self._callers: FIFOCache[str, Caller] = FIFOCache(_MAX_CALLERS)
+        self.note_caller = sharing.share("caller", tuple[str, Caller], self._put_caller)
         self.level = level
         self.spell = speller(tokenizer)
         self._metrics = metrics
@@ -234,8 +245,12 @@ class Explainer:
     def name_beneficiary(self, request_id: str, viewer: Caller) -> str | None:
         """The answer that a request was made for, if it is the viewer's own."""
         answer_id = request_id.rpartition("-")[0]
-        caller = self.callers.get(answer_id)
+        caller = self._callers.get(answer_id)
         return answer_id if caller and (viewer.tenant.is_admin or is_same(caller, viewer)) else None
+
+    def _put_caller(self, asked: tuple[str, Caller]) -> None:
+        answer_id, caller = asked
+        self._callers[answer_id] = caller
 
     def ask(self, prompt: Prompt, caller: Caller, named: str | None, asked_at: float) -> Question:
         """On any thread; takes a moment."""

@@ -27,6 +27,17 @@ _ENTRY_COST = 64  # what a prompt costs beside its tokens
 _MAX_NEWS = 256
 
 
+@dataclass(frozen=True, slots=True)
+class PackedPrompt:
+    """A `PastPrompt` as it is told to other processes."""
+
+    answer_id: str
+    caller: Caller
+    data: bytes
+    num_prompt: int
+    added_at: float
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class PastPrompt:
     """A prompt and its answer, as far as they were computed."""
@@ -40,6 +51,15 @@ class PastPrompt:
     @property
     def cost(self) -> int:
         return len(self.token_ids) + _ENTRY_COST
+
+    @property
+    def packed(self) -> PackedPrompt:
+        return PackedPrompt(self.answer_id, self.caller, self.token_ids.tobytes(), self.num_prompt, self.added_at)
+
+    @classmethod
+    def unpack(cls, packed: PackedPrompt) -> "PastPrompt":
+        token_ids = np.frombuffer(packed.data, np.int32)
+        return cls(packed.answer_id, packed.caller, token_ids, packed.num_prompt, packed.added_at)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

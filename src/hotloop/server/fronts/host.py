@@ -8,20 +8,22 @@ import socket
 from array import array
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import msgspec
 
-from hotloop.core.errors import HotloopError
+from hotloop.core.errors import EngineClosed, HotloopError
 from hotloop.core.request import UNCOUNTED, Request, TokenEvent
 from hotloop.engine.engine import Engine
 from hotloop.server.engine_client import read_kv
-from hotloop.server.engine_metrics import EngineMetrics
+from hotloop.server.fronts.hub import Hub
 from hotloop.server.fronts.link import Link
 from hotloop.server.fronts.messages import (
     Abort,
     Admitted,
     Ask,
+    Change,
     ErrorData,
     Event,
     Facts,
@@ -59,20 +61,22 @@ class EngineHost:
     def __init__(
         self,
         engine: Engine,
-        metrics: EngineMetrics,
+        hub: Hub,
         sock: socket.socket,
         *,
         answers: Mapping[str, Answer] | None = None,
         on_gone: Callable[[], None] = lambda: None,
     ) -> None:
         self._engine = engine
-        self._metrics = metrics
+        self._hub = hub
         self._answers = {
             "is_ready": self._is_ready,
             "metrics": self._page,
             "close_session": self._close_session,
             "read_kv": self._read_kv,
             "drain": self._drain,
+            "catch_up": self._catch_up,
+            "counts": self._count_others,
             **(answers or {}),
         }
         self._on_gone = on_gone
@@ -80,15 +84,35 @@ class EngineHost:
         self._decoder = msgspec.msgpack.Decoder(FrontMessage)
         self._hosted: dict[str, _Hosted] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._numbers = count()
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
 
     def start(self) -> None:
         self._link.start()
-        self._engine.on_failure = self._fail
+        self._hub.join(self)
         if self._engine.failure:
-            self._fail(self._engine.failure)
+            self.fail(self._engine.failure)
 
     def tell(self, what: str, value: Any = None) -> None:
         self._link.send(Told(what, value))
+
+    def send_frame(self, body: bytes) -> None:
+        self._link.send_frame(body)
+
+    def read_sent(self) -> None:
+        self._link.read_sent()
+
+    async def ask(self, what: str) -> Any:
+        """Raises EngineClosed if the front is gone."""
+        number = next(self._numbers)
+        reply = self._waiting[number] = asyncio.get_running_loop().create_future()
+        self._link.send(Ask(number, what))
+        try:
+            if not self._link.is_open:
+                raise _gone()
+            return await reply
+        finally:
+            del self._waiting[number]
 
     async def close(self) -> None:
         """Returns when nothing of the front's is left to be admitted or answered."""
@@ -112,6 +136,10 @@ class EngineHost:
                 self._hosted.pop(request_id, None)
             case Ask() as asked:
                 self._start(self._answer(asked))
+            case Change():
+                self._hub.pass_on(frame, self)
+            case Reply(number, value) if (waiting := self._waiting.get(number)) and not waiting.done():
+                waiting.set_result(value)
 
     def _submit(self, number: int, new: Sequence[NewRequest]) -> None:
         requests = []
@@ -205,8 +233,8 @@ class EngineHost:
             self._engine.cache_refill_s,
         )
 
-    def _fail(self, error: Exception) -> None:
-        """On the engine's thread."""
+    def fail(self, error: Exception) -> None:
+        """On any thread."""
         self._link.send(Failed(ErrorData.of(error)))
 
     async def _answer(self, asked: Ask) -> None:
@@ -222,7 +250,13 @@ class EngineHost:
         return self._engine.is_running
 
     async def _page(self, _: Any) -> bytes:
-        return self._metrics.render()
+        return self._hub.render_metrics()
+
+    async def _catch_up(self, _: Any) -> None:
+        self._hub.read_sent(self)
+
+    async def _count_others(self, own: Any) -> Any:
+        return await self._hub.count(self, own)
 
     async def _close_session(self, name: Any) -> int:
         return await asyncio.wrap_future(self._engine.close_session(str(name)))
@@ -243,7 +277,15 @@ class EngineHost:
         """The front is gone, and with it all who wait for its requests."""
         self._engine.abort(*self._hosted)
         self._hosted.clear()
+        self._hub.leave(self)
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(_gone())
         self._on_gone()
+
+
+def _gone() -> EngineClosed:
+    return EngineClosed("the front's process has ended")
 
 
 def _make_request(new: NewRequest) -> Request:

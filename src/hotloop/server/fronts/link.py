@@ -61,7 +61,9 @@ class Link:
         self._loop.add_reader(self._sock.fileno(), self._read)
 
     def send(self, message: msgspec.Struct) -> None:
-        body = _encoder.encode(message)
+        self.send_frame(_encoder.encode(message))
+
+    def send_frame(self, body: bytes) -> None:
         data = memoryview(len(body).to_bytes(_HEAD, "little") + body)
         with self._lock:
             if not self.is_open:
@@ -122,11 +124,17 @@ class Link:
         except OSError:
             return len(data)
 
-    def _read(self) -> None:
+    def read_sent(self) -> None:
+        """Take all that the other end has sent by now. Not while a message is taken."""
+        while self.is_open and self._read():
+            pass
+
+    def _read(self) -> bool:
+        """Whether there was something."""
         try:
             data = self._sock.recv(_READ)
         except (BlockingIOError, InterruptedError):
-            return
+            return False
         except OSError:
             data = b""
         try:
@@ -136,6 +144,7 @@ class Link:
             data = b""
         if not data:
             self.close()
+        return bool(data)
 
 
 def read_one(sock: socket.socket) -> bytes:

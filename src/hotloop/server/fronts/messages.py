@@ -3,7 +3,8 @@
     front   Submit ──> Admitted | Refused                   engine
             Abort                  Stepped, one a step
             HoldPrefix, Release <─ after a request's end
-            Ask ─────> Reply
+            Ask ─────> Reply       Reply <── Ask
+            Change ──> to the other fronts as it is
                        Failed, Told
 
 Invariant: of each request that was admitted exactly one event has a finish reason, unless the link breaks.
@@ -102,12 +103,27 @@ class Release(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Either end may ask."""
+
     number: int
     what: str
     value: Any = None
 
 
-FrontMessage = Submit | Abort | HoldPrefix | Release | Ask
+class Reply(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    number: int
+    value: Any = None
+    error: ErrorData | None = None
+
+
+class Change(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Of what all fronts know (`core.sharing`). The engine's process passes it on without looking into it."""
+
+    topic: str
+    value: msgspec.Raw
+
+
+FrontMessage = Submit | Abort | HoldPrefix | Release | Ask | Reply | Change
 
 
 class Facts(msgspec.Struct, frozen=True, array_like=True):
@@ -155,12 +171,6 @@ class Stepped(msgspec.Struct, frozen=True, array_like=True, tag=True):
     events: list[Event]
 
 
-class Reply(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    number: int
-    value: Any = None
-    error: ErrorData | None = None
-
-
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The engine will never run again."""
 
@@ -174,4 +184,4 @@ class Told(msgspec.Struct, frozen=True, array_like=True, tag=True):
     value: Any = None
 
 
-EngineMessage = Admitted | Refused | Stepped | Reply | Failed | Told
+EngineMessage = Admitted | Refused | Stepped | Ask | Reply | Change | Failed | Told

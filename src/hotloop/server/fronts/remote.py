@@ -6,6 +6,7 @@ is counted and detokenised here.
 
 import asyncio
 import socket
+import time
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from hotloop.core.config import ClassLimits
 from hotloop.core.errors import DeviceLost, EngineClosed, HotloopError
 from hotloop.core.request import FinishReason, Request, TokenEvent, Usage, Wait
 from hotloop.core.retention import Hold
+from hotloop.core.sharing import UNSHARED, Sharing
 from hotloop.engine.core import OnEvents
 from hotloop.engine.engine import Engine
 from hotloop.engine.grammar.matcher import Grammars
@@ -30,6 +32,7 @@ from hotloop.server.fronts.messages import (
     Abort,
     Admitted,
     Ask,
+    Change,
     EngineMessage,
     Event,
     Facts,
@@ -43,6 +46,8 @@ from hotloop.server.fronts.messages import (
     Submit,
     Told,
 )
+from hotloop.server.fronts.sharing import FrontSharing
+from hotloop.server.metrics import Counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +64,11 @@ class EngineFacts:
     publishes_kv: bool
     kv_segments: Segments | None
     kv_peers: tuple[str, ...]
+    started_at: int
+    num_fronts: int
 
     @classmethod
-    def of(cls, engine: Engine) -> "EngineFacts":
+    def of(cls, engine: Engine, *, num_fronts: int = 1) -> "EngineFacts":
         return cls(
             engine.name,
             engine.device_note,
@@ -73,6 +80,8 @@ class EngineFacts:
             engine.kv_events is not None,
             engine.kv_segments,
             engine.config.kv_peers,
+            int(time.time()),
+            num_fronts,
         )
 
 
@@ -103,6 +112,8 @@ class RemoteEngine:
         self.max_context = facts.max_context
         self.class_limits = facts.class_limits
         self.publishes_kv = facts.publishes_kv
+        self.started_at = facts.started_at
+        self.num_fronts = facts.num_fronts
         self.kv_segments = facts.kv_segments
         self.kv_peers = facts.kv_peers
         self.tokenizer = tokenizer
@@ -112,6 +123,9 @@ class RemoteEngine:
         self.failure: Exception | None = None
         self._on_told = on_told
         self._link = Link(sock, self._take, self._lose)
+        self._shared = FrontSharing(self._link.send) if facts.num_fronts > 1 else None
+        self.sharing: Sharing = self._shared or UNSHARED
+        self._count: Callable[[], Counts] = list
         self._decoder = msgspec.msgpack.Decoder(EngineMessage)
         self._numbers = count()
         self._mirrors: dict[int, _Mirror] = {}
@@ -190,6 +204,17 @@ class RemoteEngine:
         if self._link.is_open:
             await self.ask("drain", timeout_s)
 
+    async def catch_up(self) -> None:
+        if self._shared:
+            await self.ask("catch_up")
+
+    def offer_counts(self, count: Callable[[], Counts]) -> None:
+        self._count = count
+
+    async def other_counts(self) -> Counts:
+        counts: Counts = await self.ask("counts", self._count())
+        return counts
+
     def _check(self) -> None:
         if not self._link.is_open:
             raise EngineClosed("the engine's process has ended")
@@ -211,6 +236,10 @@ class RemoteEngine:
             case Refused(number, error) | Reply(number, error=error):
                 assert error
                 self._answer(number, error=error.to_error())
+            case Change() as change if self._shared:
+                self._shared.take(change)
+            case Ask(number):  # there is but one question
+                self._link.send(Reply(number, self._count()))
             case Failed(error):
                 self.failure = error.to_error()
             case Told(what, value):

@@ -242,9 +242,10 @@ async def _finish(run: RunningResponse, store: ResponseStore) -> None:
     except HotloopError as error:
         last = run.composer.stop(error)
     finally:
-        store.settle(run)  # who hears of the end may ask for the response at once
+        events = [*run.composer.number(last)] if run.log else []
+        store.settle(run, events)  # who hears of the end may ask for the response at once
         if run.log:
-            run.log.add(run.composer.number(last))
+            run.log.add(events)
             run.log.end()
 
 

@@ -15,9 +15,17 @@ class EventLog:
         self._is_over = False
         self._news = asyncio.Event()
 
+    @classmethod
+    def of(cls, events: Iterable[bytes]) -> "EventLog":
+        """One that has ended."""
+        log = cls()
+        log.add(events)
+        log.end()
+        return log
+
     @property
-    def num_bytes(self) -> int:
-        return sum(map(len, self._events))
+    def events(self) -> tuple[bytes, ...]:
+        return tuple(self._events)
 
     def add(self, events: Iterable[bytes]) -> None:
         self._events += events

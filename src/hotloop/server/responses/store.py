@@ -15,6 +15,7 @@ import msgspec
 from hotloop.core.errors import RequestError
 from hotloop.core.lru import LruCache
 from hotloop.core.message import Message
+from hotloop.core.sharing import UNSHARED, Sharing
 from hotloop.http.keys import Tenant
 from hotloop.server.delivery import OutputCollector
 from hotloop.server.errors import UnknownPrevious, UnknownResponse
@@ -70,7 +71,12 @@ class EndedResponse:
     status: str
     body: bytes
     is_background: bool = False
-    log: EventLog | None = None
+    events: tuple[bytes, ...] | None = None
+    """All of them, if it was streamed in the background."""
+
+    @property
+    def log(self) -> EventLog | None:
+        return None if self.events is None else EventLog.of(self.events)
 
     def encode(self) -> bytes:
         return self.body
@@ -78,7 +84,7 @@ class EndedResponse:
     @property
     def num_bytes(self) -> int:
         """Items are shared along a chain of responses, and counted for each: the bound holds whoever goes first."""
-        num_logged = self.log.num_bytes if self.log else 0
+        num_logged = sum(map(len, self.events or ()))
         return (
             num_logged + len(self.body) + sum(200 + len(msgspec.json.encode(item)) for item in self.items + self.output)
         )
@@ -87,10 +93,14 @@ class EndedResponse:
 class ResponseStore:
     """Finds responses by id. Every lookup raises UnknownResponse where there is nothing to find."""
 
-    def __init__(self, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(
+        self, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES, sharing: Sharing = UNSHARED
+    ) -> None:
         self._running: dict[str, RunningResponse] = {}
         self._ended: LruCache[str, EndedResponse] = LruCache(max_bytes, max_responses)
         self.items = ItemStore()
+        self._keep = sharing.share("response", tuple[str, EndedResponse], self._put)
+        self._drop = sharing.share("response_gone", str, self._pop)
 
     def __len__(self) -> int:
         return len(self._ended)
@@ -102,18 +112,24 @@ class ResponseStore:
     def start(self, run: RunningResponse) -> None:
         self._running[run.composer.id] = run
 
-    def settle(self, run: RunningResponse) -> bytes:
-        """The response has ended; keep it if it is one to keep. Returns the object as it is to be sent."""
+    def settle(self, run: RunningResponse, last: Iterable[bytes] = ()) -> bytes:
+        """The response has ended; keep it if it is one to keep. Returns the object as it is to be sent. `last` are the
+        events that its log will end with."""
         self.forget(run)
         response = run.composer.render()
         body = msgspec.json.encode(response)
         if run.is_stored:
             output, status = keep_items(response["output"]), response["status"]
-            ended = EndedResponse(run.owner, run.items, output, status, body, run.is_background, run.log)
-            self._ended.put(run.composer.id, ended, ended.num_bytes)
-            if status not in _NOT_CONTINUED:
-                self.items.keep(output, run.owner)
+            events = (*run.log.events, *last) if run.log else None
+            ended = EndedResponse(run.owner, run.items, output, status, body, run.is_background, events)
+            self._keep((run.composer.id, ended))
         return body
+
+    def _put(self, settled: tuple[str, EndedResponse]) -> None:
+        response_id, ended = settled
+        self._ended.put(response_id, ended, ended.num_bytes)
+        if ended.status not in _NOT_CONTINUED:
+            self.items.keep(ended.output, ended.owner)
 
     def forget(self, run: RunningResponse) -> None:
         self._running.pop(run.composer.id, None)
@@ -140,8 +156,12 @@ class ResponseStore:
         return found.items + found.output
 
     def delete(self, response_id: str, tenant: Tenant) -> None:
-        self.items.drop(self.find_ended(response_id, tenant).output)
-        self._ended.pop(response_id, None)
+        self.find_ended(response_id, tenant)
+        self._drop(response_id)
+
+    def _pop(self, response_id: str) -> None:
+        if ended := self._ended.pop(response_id, None):
+            self.items.drop(ended[0].output)
 
     def find_ended(self, response_id: str, tenant: Tenant) -> EndedResponse:
         ended = self._ended.find(response_id)

@@ -3,7 +3,7 @@
 import { ask } from "./api.js";
 import { el, panel, stack, swatch } from "./dom.js";
 import { NONE, count, duration, longMoment, money, percent, short, shortId } from "./format.js";
-import { backToRuns, runState } from "./runs.js";
+import { backToRuns, runState, tagsOf } from "./runs.js";
 import { inOrder, kindOf, labelOf } from "./run/parts.js";
 
 const SAME = 0.005; // of a figure; a smaller difference is none
@@ -33,7 +33,7 @@ const FIGURES = [
 function figures(runs) {
   const head = el("tr", {}, el("th", {}), runs.map((run, i) => el("th", { class: "num" }, name(run, i))), el("th", { class: "num" },
     "B beside A"));
-  const about = [["ended", (run) => runState(run, Boolean(run.error))], ["began", (run) => longMoment(run.start_ms)],
+  const about = [["ended", (run) => runState(run, Boolean(run.error))], ["tags", (run) => tagsOf(run)], ["began", (run) => longMoment(run.start_ms)],
     ["models", (run) => [...new Set(run.turns.map((turn) => turn.model))].filter(Boolean).join(", ") || NONE]];
   const said = about.map(([label, tell]) => el("tr", {}, el("td", { class: "muted" }, label),
     runs.map((run) => el("td", { class: "num cut" }, tell(run))), el("td", {})));

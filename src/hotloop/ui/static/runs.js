@@ -48,7 +48,7 @@ function picking(id) {
 }
 
 function filters(filter, list, signal) {
-  const search = el("input", { type: "search", placeholder: "Search: session, agent, model, id   ( / )",
+  const search = el("input", { type: "search", placeholder: "Search: session, agent, model, tag, id   ( / )",
     "aria-label": "Search runs", value: filter.get("q") ?? "" });
   const end = choice(ENDS, filter.get("end"), "How it ended");
   const slower = choice(SLOWER, filter.get("min_wall_s"), "How long it took");
@@ -228,6 +228,11 @@ function runsHead() {
   return el("div", { class: "runs-head", "aria-hidden": "true" }, names);
 }
 
+/** What a run was tagged with where it was recorded. */
+export function tagsOf(run) {
+  return run.tags.split(" ").filter(Boolean).map((tag) => el("span", { class: "tag" }, tag));
+}
+
 /** `base` is what stands before the id in the row's address. */
 function runRow(run, base = "#/runs/") {
   const tip = () => [run.agent || run.model || "a request", ["run", run.id], ["began", longMoment(run.start_ms)],
@@ -245,7 +250,7 @@ function runRow(run, base = "#/runs/") {
   return el("a", { class: "run-row", href: base + run.id, "aria-label": label, tip, onclick: choose },
     el("span", { class: "muted rather" }, moment(run.start_ms)),
     el("span", {}, run.agent || el("span", { class: "muted" }, run.model || shortId(run.id)),
-      run.error && el("span", { class: "why" }, ` ${run.error}`)),
+      tagsOf(run), run.error && el("span", { class: "why" }, ` ${run.error}`)),
     el("span", { class: "mono wide muted" }, run.session || NONE),
     runState(run, run.num_errors > 0),
     el("span", { class: "num rather" }, count(run.num_turns)),

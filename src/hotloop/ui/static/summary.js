@@ -4,7 +4,7 @@ import { ask } from "./api.js";
 import { bar, el, empty, panel, svg } from "./dom.js";
 import { NONE, count, duration, moment, money, percent, plural, short } from "./format.js";
 
-const BY = [["agent", "by agent"], ["model", "by model"], ["session", "by session"], ["key", "by key"],
+const BY = [["agent", "by agent"], ["model", "by model"], ["session", "by session"], ["key", "by key"], ["tag", "by tag"],
   ["replica", "by replica"]];
 const SINCE = [["3600", "the last hour"], ["86400", "the last day"], ["604800", "the last week"],
   ["2592000", "the last 30 days"]];

@@ -5,7 +5,7 @@ import { ask } from "../api.js";
 import { el, empty, panel, refill, tile } from "../dom.js";
 import { NONE, duration, longMoment, money, percent, plural, short, shortId } from "../format.js";
 import { followLive, ticking } from "../live.js";
-import { backToRuns, runState } from "../runs.js";
+import { backToRuns, runState, tagsOf } from "../runs.js";
 import { findingsPanel } from "./findings.js";
 import { partsPanel } from "./parts.js";
 import { pathPanel } from "./path.js";
@@ -60,7 +60,7 @@ function head(shown) {
   const place = el("div", { class: "run-head" });
   shown.draw((run) => refill(place,
     el("h1", {}, el("bdi", {}, run.agent || run.prompt?.slice(0, 80) || "Request")),
-    runState(run, Boolean(run.error)), el("code", { title: run.id }, shortId(run.id)),
+    runState(run, Boolean(run.error)), tagsOf(run), el("code", { title: run.id }, shortId(run.id)),
     run.session && el("span", { class: "muted cut" }, "session ",
       el("bdi", { class: "mono" }, run.session.slice(0, 80))),
     el("span", { class: "muted" }, longMoment(run.start_ms)),
