@@ -294,7 +294,7 @@ class ServerConfig(ListenerConfig):
     """Model name that clients use; the model's own name if not given."""
     fronts: str = "auto"
     """Processes for HTTP, prompts and answers apart from the engine's; 0 has all in one process. `auto` is 0 without a
-    GPU or with fewer than four CPU cores, else one for each 48 of max_running, at most one for every four cores."""
+    GPU or with fewer than four CPU cores, else one for each 256 of max_running, at most one for every four cores."""
     cors_origins: tuple[str, ...] = ()
     """Origins a browser may call from; none by default."""
     tool_format: ToolFormatName = "auto"

@@ -33,7 +33,7 @@ from hotloop.server.fronts.remote import EngineFacts
 log = logging.getLogger("hotloop.fronts")
 
 _CORES_OF_ONE = 4
-_STREAMS_OF_ONE = 48
+_STREAMS_OF_ONE = 256  # it takes half a core for so many agents on an H200
 _MAX_STARTS = 3  # of fronts that end before they are ready
 _MAX_EXIT_S = 15.0  # beyond the time a drain may take
 
