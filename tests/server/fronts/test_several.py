@@ -145,12 +145,12 @@ def test_tools_that_appear_are_told_of_where_they_came_whichever_front_is_asked(
 
 
 def test_a_call_comes_back_as_it_was_written_and_its_tool_is_learnt_at_every_front() -> None:
-    pretty = '<tool_call>\n{"name":  "weather", "arguments":  {"city":  "Rome",  "days": 1}}\n</tool_call>'
+    pretty = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome", "days": 1}}\n</tool_call>'
     with saying(pretty, "Rain.") as serving:
         apart = Apart(serving)
         messages: list[Any] = [*HELLO]
         for http in apart.fronts:
-            body = {"messages": messages, "tools": CHAT_TOOLS, "max_tokens": 200, "session_id": "s"}
+            body = {"messages": messages, "tools": CHAT_TOOLS, "max_tokens": 200, "session_id": "s", "temperature": 0}
             answer = http.post("/v1/chat/completions", json=body).json()
             said = answer["choices"][0]["message"]
             for call in said.get("tool_calls") or ():
