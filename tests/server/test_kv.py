@@ -3,19 +3,22 @@
 import hashlib
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from starlette.requests import ClientDisconnect
 from tests.server.serving import Serving, check_error
 
 from hotloop.core.config import EngineConfig, ServerConfig
 from hotloop.core.errors import ConfigError
 from hotloop.engine.offload.moves import PATH
 from hotloop.http.keys import Key, Keys, Tenant, tenant_id
-from hotloop.server.kv import is_peer
+from hotloop.server.kv import SegmentsResponse, is_peer
+from hotloop.server.service import Service
 
 PEERS = ("http://127.0.0.1:*",)
 PROMPT = "The quick brown fox jumps over the lazy dog. " * 30  # a token is a byte
@@ -128,6 +131,24 @@ def test_what_is_sent_is_named_and_has_a_digest(pair: tuple[Serving, Serving]) -
     assert page.content[28:60] == hashlib.sha256(page.content[60:size]).digest()
     rest = old.http.post(PATH, json=asked(old, begin=2)).content
     assert rest == page.content[2 * size :], "it goes on where one left off"
+
+
+async def test_a_place_is_given_back_where_the_client_has_gone_before_a_piece_was_read() -> None:
+    service = cast(Service, SimpleNamespace(num_kv_sent=1))
+
+    async def no_pieces() -> AsyncIterator[bytes]:
+        yield b""
+
+    async def receive() -> dict[str, str]:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        raise OSError
+
+    with suppress(ClientDisconnect):
+        scope = {"type": "http", "asgi": {"spec_version": "2.4"}}
+        await SegmentsResponse(service, b"", no_pieces())(scope, receive, send)
+    assert service.num_kv_sent == 0
 
 
 def test_kv_of_another_layout_is_refused(pair: tuple[Serving, Serving]) -> None:

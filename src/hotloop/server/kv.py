@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from hotloop.core.errors import Overloaded
 from hotloop.core.request import KvSource
@@ -43,7 +44,7 @@ async def send_segments(http: HttpRequest) -> Response:
         first = await anext(pieces, None)
         if first is None:
             raise HttpError(404, "there is no KV of this prompt here")
-        return StreamingResponse(_send(service, first, pieces), media_type="application/octet-stream")
+        return SegmentsResponse(service, first, pieces)
     except BaseException:
         service.num_kv_sent -= 1
         raise
@@ -73,13 +74,24 @@ def _check_may_ask(tenant: Tenant) -> None:
         raise AccessDenied(403, "forbidden", "KV is of all tenants: it needs an API key of the role admin")
 
 
-async def _send(service: Service, first: bytes, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    try:
-        yield first
-        async for piece in pieces:
-            yield piece
-    finally:
-        service.num_kv_sent -= 1
+class SegmentsResponse(StreamingResponse):
+    """Gives its place back however it ends: of one whose client has gone no piece is ever asked for."""
+
+    def __init__(self, service: Service, first: bytes, pieces: AsyncIterator[bytes]) -> None:
+        super().__init__(_chain(first, pieces), media_type="application/octet-stream")
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._service.num_kv_sent -= 1
+
+
+async def _chain(first: bytes, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    async for piece in pieces:
+        yield piece
 
 
 async def _read_pieces(service: Service, asked: AskedKv) -> AsyncIterator[bytes]:
