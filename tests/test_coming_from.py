@@ -1,18 +1,17 @@
 """The agents of docs/coming-from.md, side by side: each that is installed here asks the same, and answers."""
 
 import importlib.util
-import json
 import os
 import re
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.chat_server import Call, ChatServer
 
 PAGE = Path(__file__).parents[1] / "docs" / "coming-from.md"
 BLOCKS = re.findall(r"## (.*?)\n```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
@@ -21,50 +20,19 @@ NEEDED = {"hotloop": "hotloop", "pydantic-ai": "pydantic_ai"}
 
 SOURCES = os.pathsep.join(filter(None, sys.path))
 CALL = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
-USAGE = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
 
 
-class Server(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Answers)
-        self.bodies: list[dict[str, Any]] = []
-
-
-class Answers(BaseHTTPRequestHandler):
+class Server(ChatServer):
     """First a call of the weather, then an answer made of its result."""
 
-    protocol_version = "HTTP/1.1"
+    def __init__(self) -> None:
+        super().__init__(self._answer)
+        self.bodies: list[dict[str, Any]] = []
 
-    def do_GET(self) -> None:
-        self._send(json.dumps({"object": "list", "data": [{"id": "any", "object": "model"}]}).encode())
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        assert isinstance(self.server, Server)
-        self.server.bodies.append(body)
+    def _answer(self, body: dict[str, Any]) -> str | list[Call]:
+        self.bodies.append(body)
         results = [message["content"] for message in body["messages"] if message["role"] == "tool"]
-        said = {"role": "assistant", "content": f"It is {results[0]}." if results else None}
-        said |= {} if results else {"tool_calls": [CALL | ({"index": 0} if body.get("stream") else {})]}
-        choice = {"index": 0, "finish_reason": "stop" if results else "tool_calls", "logprobs": None}
-        whole = {"id": "c", "created": 1, "model": "any", "usage": USAGE}
-        if body.get("stream"):
-            chunk = whole | {"object": "chat.completion.chunk", "choices": [choice | {"delta": said}]}
-            self._send(f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n".encode(), "text/event-stream")
-        else:
-            self._send(
-                json.dumps(whole | {"object": "chat.completion", "choices": [choice | {"message": said}]}).encode()
-            )
-
-    def _send(self, data: bytes, kind: str = "application/json") -> None:
-        self.send_response(200)
-        self.send_header("content-type", kind)
-        self.send_header("content-length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *_: object) -> None: ...
+        return f"It is {results[0]}." if results else [CALL]
 
 
 @pytest.fixture

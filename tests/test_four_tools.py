@@ -1,25 +1,22 @@
 """The agents of examples/four_tools that are installed: the same work, and what becomes of it after a kill."""
 
 import importlib.util
-import json
 import os
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.chat_server import Call, ChatServer
 
 FOLDER = Path(__file__).parents[1] / "examples" / "four_tools"
 NEEDED = {"with_hotloop": "hotloop", "with_pydantic_ai": "pydantic_ai", "with_agents_sdk": "agents"}
 INSTALLED = [name for name, package in NEEDED.items() if importlib.util.find_spec(package)]
 NUM_PAYMENTS_AFTER_A_KILL = {"with_hotloop": 1, "with_pydantic_ai": 2, "with_agents_sdk": 2}
 SOURCES = os.pathsep.join(filter(None, sys.path))
-USAGE = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
 FIRST = {"stock": "{}", "price": "{}", "archive": "{}"}
 
 
@@ -32,65 +29,28 @@ def next_calls(messages: list[dict[str, Any]]) -> dict[str, str]:
     return left or ({} if "pay" in done else {"pay": '{"amount": 5}'})
 
 
-class Server(ThreadingHTTPServer):
-    daemon_threads = True
+class Server(ChatServer):
+    """Its model makes three calls, then the payment, then the answer. `hold`: what is waited for behind the payment."""
 
     def __init__(self, hold: threading.Event | None = None) -> None:
-        super().__init__(("127.0.0.1", 0), Answers)
-        self.url = f"http://127.0.0.1:{self.server_port}/v1"
+        super().__init__(self._answer)
         self.hold = hold
-        """Before the answer that comes behind the payment."""
         self.has_paid = threading.Event()
         self.num_asked = 0
 
-
-class Answers(BaseHTTPRequestHandler):
-    """The model: three calls, then the payment, then the answer."""
-
-    protocol_version = "HTTP/1.1"
-
-    def do_GET(self) -> None:
-        self._send(json.dumps({"object": "list", "data": [{"id": "m", "object": "model"}]}).encode())
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        assert isinstance(self.server, Server)
-        self.server.num_asked += 1
+    def _answer(self, body: dict[str, Any]) -> str | list[Call]:
+        self.num_asked += 1
         calls = next_calls(body["messages"])
         if not calls:
-            self.server.has_paid.set()
-            if self.server.hold:
-                self.server.hold.wait(60)
+            self.has_paid.set()
+            if self.hold:
+                self.hold.wait(60)
+            return "Ordered."
         salt = len(body["messages"])
-        made = [
+        return [
             {"id": f"call_{salt}_{name}", "type": "function", "function": {"name": name, "arguments": arguments}}
             for name, arguments in calls.items()
         ]
-        said: dict[str, Any] = {"role": "assistant", "content": None if calls else "Ordered."}
-        is_stream = body.get("stream")
-        if made:
-            said["tool_calls"] = [call | ({"index": i} if is_stream else {}) for i, call in enumerate(made)]
-        choice = {"index": 0, "finish_reason": "tool_calls" if calls else "stop", "logprobs": None}
-        whole = {"id": "c", "created": 1, "model": "m", "usage": USAGE}
-        if is_stream:
-            chunk = whole | {"object": "chat.completion.chunk", "choices": [choice | {"delta": said}]}
-            self._send(f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n".encode(), "text/event-stream")
-        else:
-            answer = whole | {"object": "chat.completion", "choices": [choice | {"message": said}]}
-            self._send(json.dumps(answer).encode())
-
-    def _send(self, data: bytes, kind: str = "application/json") -> None:
-        self.send_response(200)
-        self.send_header("content-type", kind)
-        self.send_header("content-length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *_: object) -> None: ...
-
-    def handle(self) -> None:
-        with suppress(ConnectionError):  # its client was killed
-            super().handle()
 
 
 Serve = Callable[..., Server]

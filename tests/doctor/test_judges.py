@@ -7,7 +7,7 @@ import pytest
 from hotloop.doctor import advice, judges
 from hotloop.doctor.facts import (
     Batched,
-    Called,
+    CallCounts,
     Connected,
     ExposureProbe,
     HungUp,
@@ -118,21 +118,27 @@ def test_whoever_is_sent_away_is_not_batched():
     assert finding.trouble == advice.REFUSED_AT_ONCE
 
 
-FREE = Called(4, 2, 2)
+FREE = CallCounts(4, 2, 2)
 
 
 @pytest.mark.parametrize(
     ("demanded", "offered", "verdict", "words", "trouble"),
     [
-        (Called(4, 4, 4), FREE, OK, "4 of 4 demanded calls kept", ""),
-        (Called(4, 4, 4), Called(4, 0, 0), OK, "of the model's own choice none was called", ""),
-        (Called(4, 4, 3, 'set_lamp {"colour": "purple"}'), FREE, FAILURE, "purple", ""),
-        (Called(4, 0, 0), FREE, FAILURE, "0 came", ""),
-        (Called(4, 0, 0, refusal="answered 400: no"), FREE, FAILURE, "not taken: answered 400", advice.NO_CALLS),
-        (Called(4, 4, 4), Called(4, 0, 0, refusal="answered 400: no"), FAILURE, "own choice is not", advice.NO_CALLS),
+        (CallCounts(4, 4, 4), FREE, OK, "4 of 4 demanded calls kept", ""),
+        (CallCounts(4, 4, 4), CallCounts(4, 0, 0), OK, "of the model's own choice none was called", ""),
+        (CallCounts(4, 4, 3, 'set_lamp {"colour": "purple"}'), FREE, FAILURE, "purple", ""),
+        (CallCounts(4, 0, 0), FREE, FAILURE, "0 came", ""),
+        (CallCounts(4, 0, 0, refusal="answered 400: no"), FREE, FAILURE, "not taken: answered 400", advice.NO_CALLS),
         (
-            Called(4, 4, 4),
-            Called(4, 3, 2, "purple"),
+            CallCounts(4, 4, 4),
+            CallCounts(4, 0, 0, refusal="answered 400: no"),
+            FAILURE,
+            "own choice is not",
+            advice.NO_CALLS,
+        ),
+        (
+            CallCounts(4, 4, 4),
+            CallCounts(4, 3, 2, "purple"),
             FAILURE,
             "own choice 2 of 3; one was purple",
             advice.LOOSE_FREE_CALLS,
@@ -140,7 +146,9 @@ FREE = Called(4, 2, 2)
     ],
     ids=["kept", "nothing called", "broken", "not called", "not taken", "choice not taken", "choice broken"],
 )
-def test_strict_calls_are_all_valid(demanded: Called, offered: Called, verdict: Verdict, words: str, trouble: str):
+def test_strict_calls_are_all_valid(
+    demanded: CallCounts, offered: CallCounts, verdict: Verdict, words: str, trouble: str
+):
     finding = judges.judge_calls(demanded, offered)
     check(finding, verdict, words)
     assert finding.trouble == trouble

@@ -41,11 +41,11 @@ _MAX_REFUSALS = 5
 _MAX_RETRY_AFTER_S = 15.0
 
 
-class Answered(RemoteError):
+class ErrorAnswer(RemoteError):
     """It answered with an error."""
 
 
-class Refused(Answered):
+class Refused(ErrorAnswer):
     """It has too much to do, and said to come again later."""
 
     retry_after_s: float
@@ -134,7 +134,7 @@ class Deployment:
                 await response.aclose()
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise RemoteError(self._hide(str(broke_off(self.url, error)))) from None
-        except Answered:
+        except ErrorAnswer:
             raise
         except HotloopError as error:
             raise RemoteError(self._hide(str(error))) from None
@@ -151,7 +151,7 @@ class Deployment:
         try:
             async with self.open(messages, max_tokens=1, is_streamed=False):
                 return 200
-        except Answered as error:
+        except ErrorAnswer as error:
             return error.status
         except RemoteError:
             return None
@@ -174,7 +174,7 @@ class Deployment:
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise RemoteError(f"cannot reach {self.url}: {str(error) or type(error).__name__}") from None
         if status != 200:
-            raise Answered(self._quote(status, body, location), status=status)
+            raise ErrorAnswer(self._quote(status, body, location), status=status)
         models = parse_page(status, body, _Models)
         if models is None:
             raise RemoteError(self._hide(f"{self.url}/v1/models is no list of models: {read_words(status, body)}"))
@@ -196,7 +196,7 @@ class Deployment:
         """An answer that is one. Some models have another name for how long it may be, and say so."""
         try:
             return await self._post({**body, self._limit: max_tokens})
-        except Answered as error:
+        except ErrorAnswer as error:
             if error.status != 400 or "max_completion_tokens" not in str(error) or self._limit != "max_tokens":
                 raise
         self._limit = "max_completion_tokens"
@@ -215,14 +215,14 @@ class Deployment:
             raise await self._failed(response)
         return response
 
-    async def _failed(self, response: httpx.Response) -> Answered:
+    async def _failed(self, response: httpx.Response) -> ErrorAnswer:
         status, headers = response.status_code, response.headers
         said = self._quote(status, await read_whole(response), headers.get("location", ""))
         await response.aclose()
         if status == 429 or (status == 503 and "retry-after" in headers):
             retry_after_s = read_retry_after_s(headers.get("retry-after", ""))
             return Refused(said, status=status, retry_after_s=retry_after_s)
-        return Answered(said, status=status)
+        return ErrorAnswer(said, status=status)
 
     async def _page(self, method: str, path: str, **options: Any) -> tuple[int, bytes]:
         """The status is 0 where nobody answers in time."""

@@ -98,7 +98,7 @@ class Batched(NamedTuple):
         return self.together_rate / self.alone_rate if self.alone_rate else 0.0
 
 
-class Called(NamedTuple):
+class CallCounts(NamedTuple):
     """Calls of a strict tool whose schema does not allow what the user asks for."""
 
     num_demanded: int

@@ -12,7 +12,16 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from hotloop.doctor import advice
-from hotloop.doctor.facts import Batched, Called, Connected, ExposureProbe, HungUp, Repeated, TimedAnswer, TurnsProbe
+from hotloop.doctor.facts import (
+    Batched,
+    CallCounts,
+    Connected,
+    ExposureProbe,
+    HungUp,
+    Repeated,
+    TimedAnswer,
+    TurnsProbe,
+)
 
 
 class Verdict(StrEnum):
@@ -131,7 +140,7 @@ def judge_batching(batched: Batched) -> Judged:
     return Judged(OK if batched.speedup >= _MIN_SPEEDUP else WARNING, measured)
 
 
-def judge_calls(demanded: Called, offered: Called) -> Judged:
+def judge_calls(demanded: CallCounts, offered: CallCounts) -> Judged:
     """A call that agents get is one the model chose to make; a call that is demanded is the easier case."""
     if demanded.refusal:
         return Judged(FAILURE, f"a demanded call is not taken: {demanded.refusal}", advice.NO_CALLS)

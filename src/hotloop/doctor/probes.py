@@ -17,10 +17,10 @@ import msgspec
 
 from hotloop.core.errors import RemoteError
 from hotloop.doctor import prompts
-from hotloop.doctor.deployment import Answered, ChatMessages, Deployment, Json
+from hotloop.doctor.deployment import ChatMessages, Deployment, ErrorAnswer, Json
 from hotloop.doctor.facts import (
     Batched,
-    Called,
+    CallCounts,
     Connected,
     ExposureProbe,
     HungUp,
@@ -93,12 +93,12 @@ async def probe_batching(target: Target, alone: Sequence[TimedAnswer]) -> Batche
     return Batched(alone, together, time.perf_counter() - began_at)
 
 
-async def probe_calls(target: Target) -> tuple[Called, Called]:
+async def probe_calls(target: Target) -> tuple[CallCounts, CallCounts]:
     """Calls that are demanded, and calls that the model may make, as agents have it."""
     return await _call(target, prompts.DEMAND_LAMP), await _call(target, prompts.OFFER_LAMP)
 
 
-async def _call(target: Target, options: Json) -> Called:
+async def _call(target: Target, options: Json) -> CallCounts:
     answers: list[TimedAnswer] = []
     began_at = time.perf_counter()
     for messages in prompts.wishes():
@@ -106,13 +106,13 @@ async def _call(target: Target, options: Json) -> Called:
             break
         try:
             answers += [await target.deployment.ask(messages, max_tokens=_CALL_TOKENS, is_streamed=False, **options)]
-        except Answered as error:
+        except ErrorAnswer as error:
             if error.status not in _NOT_TAKEN:
                 raise
-            return Called(len(answers) + 1, 0, 0, refusal=str(error))
+            return CallCounts(len(answers) + 1, 0, 0, refusal=str(error))
     calls = [call for each in answers for call in each.calls]
     invalid = [f"{name} {arguments}" for name, arguments in calls if not prompts.is_lamp_call(name, arguments)]
-    return Called(len(answers), len(calls), len(calls) - len(invalid), invalid[0] if invalid else "")
+    return CallCounts(len(answers), len(calls), len(calls) - len(invalid), invalid[0] if invalid else "")
 
 
 async def probe_turns(target: Target) -> TurnsProbe:

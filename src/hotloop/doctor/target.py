@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from hotloop.doctor import prompts
-from hotloop.doctor.deployment import Answered, Deployment
+from hotloop.doctor.deployment import Deployment, ErrorAnswer
 from hotloop.doctor.facts import TimedAnswer
 from hotloop.router.kinds import METRICS_PATHS, ReplicaKind, kind_by_metrics, kind_by_url, read_load
 
@@ -113,13 +113,13 @@ async def _ask_first(deployment: Deployment, text: str) -> TimedAnswer:
     messages = [prompts.user(text)]
     try:
         return await deployment.ask(messages, max_tokens=8)
-    except Answered as error:
+    except ErrorAnswer as error:
         if error.status not in _ABSENT or deployment.api == "messages":
             raise
         deployment.api = "messages"
         try:
             return await deployment.ask(messages, max_tokens=8)
-        except Answered as other:
+        except ErrorAnswer as other:
             raise error if other.status in _ABSENT else other from None
 
 

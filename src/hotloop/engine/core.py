@@ -191,7 +191,7 @@ class EngineCore:
         return None
 
     def publish(self) -> None:
-        """A listener that fails has disconnected: the requests it was told of are aborted, the others go on."""
+        """A listener that raises has disconnected: its requests are aborted, the others go on."""
         while self._events:
             on_events = self._events[0][0].on_events
             told: list[tuple[_Listener, TokenEvent]] = []

@@ -22,7 +22,7 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class FigureChange:
     name: str
     before: float
     after: float
@@ -45,11 +45,11 @@ def measure(runs: Sequence[LintedRun], price_of: PriceOf) -> Figures:
     )
 
 
-def compare(before: Figures, after: Figures, tolerance: float) -> tuple[Change, ...]:
+def compare(before: Figures, after: Figures, tolerance: float) -> tuple[FigureChange, ...]:
     """Worse is what grew by more than that share. Prompt tokens are told, and are no reason to fail."""
 
-    def change(name: str, old: float, new: float, *, counts: bool = True) -> Change:
-        return Change(name, old, new, counts and new > old * (1 + tolerance))
+    def change(name: str, old: float, new: float, *, counts: bool = True) -> FigureChange:
+        return FigureChange(name, old, new, counts and new > old * (1 + tolerance))
 
     changes = [
         change("steps", before.steps, after.steps),
@@ -61,7 +61,7 @@ def compare(before: Figures, after: Figures, tolerance: float) -> tuple[Change, 
     return tuple(changes)
 
 
-def render_markdown(changes: Sequence[Change]) -> str:
+def render_markdown(changes: Sequence[FigureChange]) -> str:
     """A summary for a pull request."""
     worse = [each.name for each in changes if each.is_worse]
     title = f"**Worse: {', '.join(worse)}**" if worse else "**No worse than the baseline**"
@@ -72,11 +72,11 @@ def render_markdown(changes: Sequence[Change]) -> str:
     return "\n".join(["### hotloop check", title, "", "| | baseline | now | change |", "|---|---|---|---|", *rows])
 
 
-def _figure(value: float, change: Change) -> str:
+def _figure(value: float, change: FigureChange) -> str:
     return f"${value:,.4f}" if change.name == "cost" else f"{value:,.0f}"
 
 
-def _more(change: Change) -> str:
+def _more(change: FigureChange) -> str:
     share = f" ({change.more / change.before:+.0%})" if change.before else ""
     sign = "-" if change.more < 0 else "+"
     return f"{sign}{_figure(abs(change.more), change)}{share}{' ❌' if change.is_worse else ''}"

@@ -69,7 +69,7 @@ def end_of(ended: events.RunEnded) -> wire.Ended:
 
 
 def describe(event: events.Event) -> Json | None:
-    """What a client is told of a step: which tool, for how long, and no more."""
+    """The progress event of a step: the tool and how long it took, not its arguments or result."""
     match event:
         case events.CallDispatched():
             return {"event": "call_dispatched", "turn": event.turn, "call_id": event.call_id, "name": event.name}

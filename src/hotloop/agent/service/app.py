@@ -142,7 +142,7 @@ class AgentApp:
         return self._agent.stream(prompt, conversation=conversation, context=self._context)
 
     async def _check_run(self, run_id: str, tenant: Tenant) -> None:
-        """Raises RemoteError where there is none of that id for this client: others' are not told of."""
+        """Raises RemoteError if this client has no run of that id. Runs of other clients are not found."""
         journal = (self._agent.settings.tracer or default_tracer()).journal
         if journal:
             with suppress(HotloopError):

@@ -45,7 +45,7 @@ class _File(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class Charge:
     """One answer, in tokens and money."""
 
     num_prompt: int
@@ -76,7 +76,7 @@ class SpendBook:
             self._roots[session] = root
         return root
 
-    def add(self, month: str, key: str, model: str, tree: str, answered: Answered) -> None:
+    def add(self, month: str, key: str, model: str, tree: str, answered: Charge) -> None:
         place = month, key, model, tree
         if place not in self._lines and tree and self._trees[month] >= MAX_TREES:
             place = month, key, model, OTHERS

@@ -8,7 +8,7 @@ from hotloop.core.request import Priority
 from hotloop.http.keys import KeyLimits
 from hotloop.router.errors import RouteError
 from hotloop.router.request import RoutedRequest
-from hotloop.router.spending.book import Answered, SpendBook
+from hotloop.router.spending.book import Charge, SpendBook
 from hotloop.router.spending.quotas import Admitted, Quotas
 from hotloop.router.summary import AnswerSummary
 from hotloop.wire.hints import PRIORITY_HEADER
@@ -75,7 +75,7 @@ class Spending:
             return
         key, num_cached = request.tenant.label, usage.num_cached or 0
         tree = self.book.root(request.session_name, request.parent)
-        answered = Answered(usage.num_prompt, num_cached, usage.num_output, money)
+        answered = Charge(usage.num_prompt, num_cached, usage.num_output, money)
         self.book.add(metered.admitted.month, key, request.model, tree, answered)
         place = (key, request.model) if len(self.totals) < _MAX_PAIRS else _OTHERS
         place = (key, request.model) if (key, request.model) in self.totals else place

@@ -23,7 +23,6 @@ from hotloop.server.fronts.messages import (
     Abort,
     Admitted,
     Ask,
-    Change,
     ErrorData,
     Event,
     Facts,
@@ -34,6 +33,7 @@ from hotloop.server.fronts.messages import (
     Refused,
     Release,
     Reply,
+    SharedChange,
     Stepped,
     Submit,
     Told,
@@ -136,7 +136,7 @@ class EngineHost:
                 self._hosted.pop(request_id, None)
             case Ask() as asked:
                 self._start(self._answer(asked))
-            case Change():
+            case SharedChange():
                 self._hub.pass_on(frame, self)
             case Reply(number, value) if (waiting := self._waiting.get(number)) and not waiting.done():
                 waiting.set_result(value)

@@ -4,7 +4,7 @@
             Abort                  Stepped, one a step
             HoldPrefix, Release <─ after a request's end
             Ask ─────> Reply       Reply <── Ask
-            Change ──> to the other fronts as it is
+            SharedChange ──> to the other fronts as it is
                        Failed, Told
 
 Invariant: of each request that was admitted exactly one event has a finish reason, unless the link breaks.
@@ -116,14 +116,14 @@ class Reply(msgspec.Struct, frozen=True, array_like=True, tag=True):
     error: ErrorData | None = None
 
 
-class Change(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class SharedChange(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Of what all fronts know (`core.sharing`). The engine's process passes it on without looking into it."""
 
     topic: str
     value: msgspec.Raw
 
 
-FrontMessage = Submit | Abort | HoldPrefix | Release | Ask | Reply | Change
+FrontMessage = Submit | Abort | HoldPrefix | Release | Ask | Reply | SharedChange
 
 
 class Facts(msgspec.Struct, frozen=True, array_like=True):
@@ -184,4 +184,4 @@ class Told(msgspec.Struct, frozen=True, array_like=True, tag=True):
     value: Any = None
 
 
-EngineMessage = Admitted | Refused | Stepped | Ask | Reply | Change | Failed | Told
+EngineMessage = Admitted | Refused | Stepped | Ask | Reply | SharedChange | Failed | Told

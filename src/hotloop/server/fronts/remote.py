@@ -32,7 +32,6 @@ from hotloop.server.fronts.messages import (
     Abort,
     Admitted,
     Ask,
-    Change,
     EngineMessage,
     Event,
     Facts,
@@ -42,6 +41,7 @@ from hotloop.server.fronts.messages import (
     Refused,
     Release,
     Reply,
+    SharedChange,
     Stepped,
     Submit,
     Told,
@@ -236,7 +236,7 @@ class RemoteEngine:
             case Refused(number, error) | Reply(number, error=error):
                 assert error
                 self._answer(number, error=error.to_error())
-            case Change() as change if self._shared:
+            case SharedChange() as change if self._shared:
                 self._shared.take(change)
             case Ask(number):  # there is but one question
                 self._link.send(Reply(number, self._count()))

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from hotloop.core.sharing import Value
-from hotloop.server.fronts.messages import Change
+from hotloop.server.fronts.messages import SharedChange
 
 log = logging.getLogger("hotloop.fronts")
 
@@ -38,11 +38,11 @@ class FrontSharing:
             except (TypeError, ValueError, OverflowError, RecursionError) as error:
                 log.debug("a change of %s is not shared: %s", topic, error)
             else:
-                self._send(Change(topic, msgspec.Raw(data)))
+                self._send(SharedChange(topic, msgspec.Raw(data)))
 
         return apply_everywhere
 
-    def take(self, change: Change) -> None:
+    def take(self, change: SharedChange) -> None:
         """What another front has changed."""
         decoder, apply = self._topics[change.topic]
         apply(decoder.decode(change.value))
