@@ -1,8 +1,10 @@
 """Runs that go on from their journal: after a failure, an approval that came late, or in another process."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.agent.runs import end_of, listen, of
@@ -12,12 +14,12 @@ from hotloop.agent.compaction import Compaction
 from hotloop.agent.events import CallFinished, Compacted, RunStarted, TurnStarted
 from hotloop.agent.journal import ApprovalPending, Uncertain, cancel, read_past
 from hotloop.agent.model import Ask
-from hotloop.agent.scripted import ScriptedCall, ScriptedModel
+from hotloop.agent.scripted import Part, ScriptedCall, ScriptedModel
 from hotloop.agent.tools.consent import Approval
 from hotloop.agent.tools.tool import tool
 from hotloop.core.errors import ConfigError, HotloopError, RemoteError
 from hotloop.core.message import ToolCall
-from hotloop.trace.journal import RunTaken
+from hotloop.trace.journal import Entry, Journal, RunTaken
 from hotloop.trace.store import StoreTracer
 from hotloop.wire.event import Event as WireEvent
 
@@ -48,6 +50,31 @@ class Failing(ScriptedModel):
             raise RemoteError("nobody is there")
         async for event in super().stream(ask):
             yield event
+
+
+class Holding:
+    """A journal in which results of tools are not committed before `release`."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._held: list[Callable[[], None]] = []
+        self.has_come = asyncio.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._journal, name)
+
+    def write(self, run_id: str, entry: Entry, *, is_synced: bool = False) -> "Future[None]":
+        written = self._journal.write(run_id, entry, is_synced=is_synced)
+        if entry.kind != "returned":
+            return written
+        future: Future[None] = Future()
+        self._held.append(lambda: future.set_result(written.result()))
+        self.has_come.set()
+        return future
+
+    def release(self) -> None:
+        for commit in self._held:
+            commit()
 
 
 def run_id_of(events: object) -> str:
@@ -90,6 +117,27 @@ async def test_a_run_that_failed_goes_on_where_it_was(tracer: StoreTracer) -> No
     ]
     assert result.spent.num_turns == 2
     assert await state_of(tracer, run_id_of(events)) == "done"
+
+
+@pytest.mark.parametrize("read_only", [True, False])
+async def test_the_model_hears_of_no_change_before_the_journal(tracer: StoreTracer, read_only: bool) -> None:
+    num_asked: list[int] = []
+
+    def answer(ask: Ask) -> Part:
+        num_asked.append(len(ask.messages))
+        return "Done." if len(num_asked) > 1 else ScriptedCall("write", line="a")
+
+    tracer.journal = journal = Holding(tracer.journal)  # type: ignore[assignment]
+    writer = tool(read_only=read_only)(Effects().write)
+    run = asyncio.create_task(Agent(ScriptedModel(answer), [writer], tracer=tracer).run("go"))
+    await journal.has_come.wait()
+    if read_only:
+        assert (await run).output == "Done."
+        return
+    await asyncio.wait([run], timeout=0.2)  # it would be done long since
+    assert len(num_asked) == 1
+    journal.release()
+    assert (await run).output == "Done."
 
 
 async def test_a_run_that_is_done_leaves_nothing_that_was_said(tracer: StoreTracer) -> None:

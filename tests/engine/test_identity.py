@@ -21,7 +21,7 @@ from hotloop.core.request import SamplingParams
 
 @pytest.fixture(scope="module")
 def undisturbed() -> list[list[int]]:
-    return [list(run_alone(prompt, greedy(12)).token_ids) for prompt in PROMPTS]
+    return [list(run_alone(prompt, greedy(40)).token_ids) for prompt in PROMPTS]
 
 
 @pytest.mark.parametrize(
@@ -34,16 +34,16 @@ def undisturbed() -> list[list[int]]:
         {"max_step_tokens": 1},
         {"max_step_tokens": 7},
         {"max_step_tokens": 16, "prefix_cache": False},
-        {"num_blocks": 26},
-        {"num_blocks": 26, "prefix_cache": False},
-        {"num_blocks": 30, "max_step_tokens": 9, "admission": False},
+        {"num_blocks": 34},
+        {"num_blocks": 34, "prefix_cache": False},
+        {"num_blocks": 34, "max_step_tokens": 9, "admission": False},
     ],
     ids=str,
 )
 def test_the_same_is_said_however_it_is_computed(changes: dict[str, Any], undisturbed: list[list[int]]) -> None:
     stats = check_prompts(make_engine(**changes), undisturbed)
     assert stats.num_blocks_used == 0
-    assert (stats.num_preemptions > 0) == ("num_blocks" in changes)
+    assert (stats.num_preemptions > 0) == ("num_blocks" in changes), "what they say fills a small engine several times"
 
 
 def test_random_tokens_do_not_depend_on_the_batch_either() -> None:

@@ -107,9 +107,10 @@ def run_alone(prompt: Sequence[int], sampling: SamplingParams) -> Completion:
 
 def check_prompts(engine: Engine, expected: list[list[int]]) -> EngineStats:
     """What it says to `PROMPTS` is this, and again from the cache."""
+    sampling = greedy(len(expected[0]))
     with engine:
-        assert run_together(engine, PROMPTS, greedy(12)) == expected
-        assert run_together(engine, PROMPTS, greedy(12)) == expected, "and again, from the cache"
+        assert run_together(engine, PROMPTS, sampling) == expected
+        assert run_together(engine, PROMPTS, sampling) == expected, "and again, from the cache"
         return engine.stats()
 
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 from starlette.requests import ClientDisconnect
-from tests.server.serving import Serving, check_error
+from tests.server.serving import Serving, check_error, until
 
 from hotloop.core.config import EngineConfig, ServerConfig
 from hotloop.core.errors import ConfigError
@@ -319,6 +319,7 @@ def test_a_request_that_is_given_up_while_it_waits_leaves_nothing(pair: tuple[Se
         with new.http.stream("POST", "/v1/completions", json=body, headers={"x-hotloop-kv-source": url}) as response:
             assert response.status_code == 200
             assert is_asked.wait(60)
+        until(lambda: new.engine.stats().num_finished.get("abort") == 1)
         is_over.set()
     assert ask(new)[1] == 0
     new.engine._core.check()

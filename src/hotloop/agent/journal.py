@@ -3,9 +3,10 @@
     began ( called* [asked called*] [answered] returned* turned  |
               replaced | handed over | added | sent | speculated )* ended
 
-`called` is on the disk before a tool that may change something begins, and `returned` follows its end. So of a process
-that was killed it is known of each call that it never began, that it ended and how, or that it was running: only then
-is it `Uncertain` whether it did anything. `answered` is the model's whole answer; a turn without one was being written.
+`called` is on the disk before a tool that may change something begins, and `returned` is written before the model hears
+of its end. So of a process that was killed it is known of each call that it never began, that it ended and how, or that
+it was running: only then is it `Uncertain` whether it did anything. `answered` is the model's whole answer; a turn
+without one was being written.
 """
 
 import asyncio
@@ -220,9 +221,18 @@ class RunJournal:
         written = self._journal.write(self._run_id, _entry(note, call.id), is_synced=waits)
         self._watch(written)
         if waits:
-            await self.settle(written)
+            await self._settle(written)
 
-    async def settle(self, written: "Future[None]") -> None:
+    async def returned(self, note: Returned, *, waits: bool) -> None:
+        """A tool has ended; with `waits` that is committed then. Raises HotloopError if it cannot be."""
+        if not self._journal:
+            return
+        written = self._journal.write(self._run_id, _entry(note, note.call_id))
+        self._watch(written)
+        if waits:
+            await self._settle(written)
+
+    async def _settle(self, written: "Future[None]") -> None:
         """Until it is written. What came before it is written then, too."""
         await asyncio.wait({asyncio.wrap_future(written)})
         if self._failure:

@@ -215,7 +215,7 @@ class Dispatcher:
         duration_s = time.monotonic() - began_at
         outcome = await self._fit(outcome)
         returned = Returned(turn, call.id, outcome.text, outcome.is_error, outcome.num_tries, outcome.attachments)
-        self.journal.note(returned, call.id)
+        await self.journal.returned(returned, waits=tool is not None and tool.traits.may_be_uncertain)
         finished = CallFinished(turn, call.id, call.name, outcome.text, outcome.is_error, duration_s, outcome.num_tries)
         cut: dict[str, Any] = {"num_chars_cut": outcome.num_chars_cut, "traceback": outcome.traceback}
         self._tell(replace(finished, saved_s=saved_s, **cut))
@@ -238,7 +238,7 @@ class Dispatcher:
             began_at = time.monotonic()
             if not tool.traits.can_repeat:
                 self._lasting.add(asyncio.current_task())
-            await self.called(call, not (tool.traits.can_repeat or tool.traits.resumable))
+            await self.called(call, tool.traits.may_be_uncertain)
             self._tell(CallDispatched(turn, call.id, call.name, call.arguments))
             things = RunContext((self._caller(tool, call, turn), *self.run_context.things))
             run = partial(carry_out, tool, call.arguments, things)

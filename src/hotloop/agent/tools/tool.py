@@ -116,6 +116,11 @@ class ToolOptions:
         """Whether another try does no harm."""
         return self.read_only or self.idempotent
 
+    @property
+    def may_be_uncertain(self) -> bool:
+        """Whether nobody can tell what a call of it that was broken off has done."""
+        return not (self.can_repeat or self.resumable)
+
     def __post_init__(self) -> None:
         if self.timeout_s is not None and self.timeout_s <= 0:
             raise ConfigError(f"timeout_s must be above zero, not {self.timeout_s}")
