@@ -38,8 +38,8 @@ def _add_answering(server: MCPServer) -> None:
 
     @server.tool(structured_output=False)
     def paper() -> list[TextContent | EmbeddedResource]:
-        bill, archive = _resource(b"%PDF-1.7", "application/pdf", "bill.pdf"), _resource(b"PK", "application/zip", "a.zip")
-        return [TextContent(text="Here it is:"), bill, archive]
+        bill = _resource(b"%PDF-1.7", "application/pdf", "bill.pdf")
+        return [TextContent(text="Here it is:"), bill, _resource(b"PK", "application/zip", "a.zip")]
 
     @server.tool(structured_output=False)
     def broken_picture() -> ImageContent:
