@@ -148,10 +148,9 @@ def generate(path: str, client: Client, rng: random.Random) -> Asked:
     body |= {"model": "tiny", "temperature": 0} if path not in QUESTIONS else {"model": "tiny"}
     if path.startswith("/v1/responses") and client.responses and rng.random() < 0.2:
         body["previous_response_id"] = client.latest(client.responses[:50], rng)
-    if rng.random() < 0.5:
-        body[rng.choice(["session_id", "user"]) if path != "/v1/messages" else "session_id"] = (
-            f"session {rng.randrange(3)}"
-        )
+    name = rng.choice(["session_id", "user"]) if path != "/v1/messages" else "session_id"
+    if rng.random() < 0.5 and not path.endswith("/compact"):  # a summary is sampled: what closing frees would be, too
+        body[name] = f"session {rng.randrange(3)}"
     if path not in QUESTIONS and not body.get("background") and rng.random() < 0.2:
         body["stream"] = True
     return "POST", path, body

@@ -5,6 +5,7 @@ from hypothesis import given
 from tests.engine.turning import Loop, make_scheduler, prompt
 
 from hotloop.core.request import Priority, Request
+from hotloop.core.retention import Hold, HoldKind
 from hotloop.engine.sessions.tree import MAX_DEPTH, MAX_SESSIONS, SessionTree
 
 
@@ -90,6 +91,29 @@ def test_what_a_session_alone_has_is_free_once_it_is_closed_and_what_others_have
     assert len(tree.peek(add(loop, "again", 0, "", length=40).token_ids)) == 5, "the twenty tokens that b has as well"
     assert not tree.peek(add(loop, "sub again", 500, "", length=40).token_ids), "who worked for it is closed as well"
     assert loop.scheduler.sessions.close("nobody") == 0
+
+
+def test_all_of_its_conversations_are_free_once_a_session_is_closed() -> None:
+    loop = Loop(make_scheduler(num_blocks=256))
+    for i in range(5):
+        loop.finish_after(add(loop, f"a{i}", 100 * i, "a", length=40))
+    loop.finish_after(add(loop, "b", 300, "b", length=40))  # has one of them as well
+    assert loop.scheduler.sessions.close("a") >= 4 * 10
+    loop.scheduler.check()
+    peeked = [len(loop.scheduler.tree.peek(add(loop, f"c{i}", 100 * i, "", length=40).token_ids)) for i in range(5)]
+    assert peeked == [0, 0, 0, 10, 0]
+
+
+def test_what_is_pinned_outlives_its_session() -> None:
+    loop = Loop(make_scheduler(num_blocks=256))
+    loop.finish_after(add(loop, "a", 0, "a", length=40))
+    request = add(loop, "pin", 0, "a", length=20)
+    loop.finish_after(request)
+    pin = Hold(HoldKind.PINNED, loop.scheduler.tree.retention.now + 100)
+    loop.scheduler.sessions.hold(request.token_ids[:20], pin, "", "a")
+    assert loop.scheduler.sessions.close("a") > 0
+    loop.scheduler.check()
+    assert len(loop.scheduler.tree.peek(request.token_ids[:20])) == 5
 
 
 def test_a_session_with_a_request_goes_on() -> None:

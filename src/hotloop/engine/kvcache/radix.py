@@ -142,14 +142,15 @@ class RadixTree:
                 self._cut(node)
                 return
 
-    def release(self, token_ids: "array[int]", salt: str, session: str) -> None:
-        """Free what only this session has along these tokens, but for what a request uses or a client has pinned."""
-        for node in self.walk(token_ids.tobytes(), salt):
-            if node.session == session and self.num_idle(node) == len(node.block_ids):
-                held = (each.hold for each in subtree(node) if each.hold)
-                if not any(self.retention.kind(hold) is HoldKind.PINNED for hold in held):
-                    self._cut(node)
-                return
+    def release(self, session: str) -> None:
+        """Free what only this session has, but for what a request uses or a client has pinned."""
+        stack = [child for root in self._roots.values() for child in root.children.values()]
+        while stack:
+            node = stack.pop()
+            if node.session == session and self._is_free_to_go(node):
+                self._cut(node)
+            elif node.session in (session, None):  # below what is another's alone all is that one's
+                stack.extend(node.children.values())
 
     def allocate(
         self, count: int, beneficiary: str = "", *, most: Rank | None = None, num_spare: int = 0
@@ -235,6 +236,11 @@ class RadixTree:
             return 0
         num_users = self._pool_of(node).num_users
         return len(node.block_ids) - bisect_left(node.block_ids, True, key=lambda block_id: not num_users[block_id])
+
+    def _is_free_to_go(self, top: TreeNode) -> bool:
+        held = (node.hold for node in subtree(top) if node.hold)
+        is_pinned = any(self.retention.kind(hold) is HoldKind.PINNED for hold in held)
+        return not is_pinned and self.num_idle(top) == len(top.block_ids)
 
     def _append(self, parent: TreeNode, key: bytes, block_ids: list[int], session: str) -> None:
         """New blocks after `parent`, whose edge grows if it is a leaf of the same session with nothing at its end."""

@@ -162,15 +162,15 @@ class Admission:
         elif hold.kind is HoldKind.FINISHED:
             self._unseat(session)
 
-    def close(self, name: str) -> "list[tuple[array[int], str]]":
-        """A session is over, unless it has requests; the tokens of its last answers, each with its salt."""
+    def close(self, name: str) -> bool:
+        """A session is over, unless it has requests; whether it is."""
         session = self._known.get(name)
-        if session is None or not session.is_in_tool_gap:
-            return []
-        if session.admitted_at is not None:
+        if session and not session.is_in_tool_gap:
+            return False
+        if session and session.admitted_at is not None:
             self._unseat(session)
-        del self._known[name]
-        return [*session.tails]
+        self._known.pop(name, None)
+        return True
 
     def take_lost(self) -> list[Session]:
         """Sessions displaced by new ones since this was last asked."""

@@ -77,9 +77,8 @@ class Sessions:
         num_free = self.tree.pool.num_free
         for each in self.names.below(name):
             self.names.forget(each)
-            for token_ids, salt in self.admission.close(each):
-                self.tree.hold(token_ids, Hold(HoldKind.FINISHED), salt)
-                self.tree.release(token_ids, salt, each)
+            if self.admission.close(each):
+                self.tree.release(each)
         return self.tree.pool.num_free - num_free
 
     def _size(self, request: Request) -> int:
