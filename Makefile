@@ -136,7 +136,7 @@ test-wheel: wheel ## Check that the wheel runs with an old glibc, and run the ke
 	HOTLOOP_WHEEL=$$(ls -t dist/*.whl | head -1) PYTHONPATH=build/wheel $(BIN)/pytest tests/wheel tests/backends
 
 test-install: ## Install into fresh environments, and print what each takes
-	$(PYTHON) .ci/install.py $(EXTRAS)
+	WHEEL=$(WHEEL) $(PYTHON) .ci/install.py $(EXTRAS)
 
 test-images: model ## Run the steps of deploy/Dockerfile without Docker, each image in a root of its own, until it is healthy (root, Linux)
 	WHEEL=$(WHEEL) $(PYTHON) .ci/images.py

@@ -3,8 +3,10 @@
 make test-install                           prints a table, and how long a new user waits for the first finding about
                                             their own vLLM; a failure, or a light install that is too large, fails it
 make test-install EXTRAS='mcp ray'          these extras, each by itself
+make test-install WHEEL=dist/….whl          of this wheel, as `make wheel` made it; else of one without our libraries
 """
 
+import os
 import shutil
 import subprocess
 import sys
@@ -15,6 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 _MAX_LIGHT_MB = 60
+_WHEEL = os.environ.get("WHEEL", "")
 _NOBODY = "http://127.0.0.1:1"
 _EXTRAS = ("", "cpu", "fast", "hub", "kv-events", "mcp", "otel", "ray")
 _LIGHT = (
@@ -37,9 +40,7 @@ _VLLM = "from tests.vllm_server import VllmServer\nwith VllmServer() as server: 
 def main(extras: Sequence[str]) -> int:
     failed = []
     with tempfile.TemporaryDirectory(prefix="hotloop-wheel-") as wheels:
-        build = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-qq", "wheel", "--no-deps", "-w", wheels]
-        subprocess.run([*build, ROOT], check=True)
-        [wheel] = Path(wheels).glob("*.whl")
+        wheel = Path(_WHEEL).absolute() if _WHEEL else build(Path(wheels))
         for extra in extras:
             folder = Path(tempfile.mkdtemp(prefix="hotloop-install-"))
             try:
@@ -49,6 +50,13 @@ def main(extras: Sequence[str]) -> int:
     for failure in failed:
         print(failure, file=sys.stderr)
     return int(bool(failed))
+
+
+def build(folder: Path) -> Path:
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-qq", "wheel", "--no-deps", "-w", folder]
+    subprocess.run([*pip, ROOT], check=True)
+    [wheel] = folder.glob("*.whl")
+    return wheel
 
 
 def examine(folder: Path, wheel: Path, extra: str) -> list[str]:

@@ -1,8 +1,10 @@
 """What the router costs, and what it saves."""
 
+import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Literal
 
 import uvloop
@@ -23,6 +25,22 @@ from hotloop.cli.settings import Json
 from hotloop.core.config import DEFAULT_MODEL
 
 Scenario = Literal["overhead", "fleet"]
+
+_KEY, _OPERATOR = "sk-bench", "sk-operator"
+_KEYS = f"""
+[[keys]]
+name = "bench"
+key = "{_KEY}"
+requests_per_minute = 1_000_000
+tokens_per_minute = 1_000_000_000
+money_per_month = 1e9
+
+[[keys]]
+name = "operator"
+key = "{_OPERATOR}"
+role = "admin"
+"""
+"""Limits that no request reaches: all are counted against them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,14 +110,20 @@ def _measure_overhead(flags: RouteFlags, stubs: StubFlags) -> OverheadReport:
     with ExitStack() as stack:
         stub = stack.enter_context(StubProcess("stub-1", stubs.manner))
         ways: dict[str, StubProcess | RouterProcess] = {DIRECT: stub}
-        ways["hotloop"] = stack.enter_context(RouterProcess([stub.url]))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hotloop-bench-")))
+        (folder / "keys.toml").write_text(_KEYS, encoding="utf-8")
+        counted = ("--api-key-file", str(folder / "keys.toml"), "--spend-file", str(folder / "spent.json"))
+        ways["hotloop"] = stack.enter_context(RouterProcess([stub.url], ("--log-level", "warning")))
+        ways["with log and quotas"] = stack.enter_context(
+            RouterProcess([stub.url], ("--log-format", "json", *counted), key=_OPERATOR)
+        )
         lanes = [Lane(label, way.url, partial(cpu_s_of, way.pid)) for label, way in ways.items()]
         with progress() as bar:
             task = bar.add_task("overhead", total=len(lanes) * flags.rounds)
             return uvloop.run(
                 measure_overhead(
                     lanes,
-                    partial(agent_requests, seed=flags.seed),
+                    partial(agent_requests, seed=flags.seed, key=_KEY),
                     rate=stubs.rate,
                     round_s=flags.round_time,
                     num_rounds=flags.rounds,

@@ -206,13 +206,14 @@ class _Connection(asyncio.Protocol):
             self._exchange = None
 
 
-def render_request(target: str, body: Mapping[str, Any], *, session: str = "") -> bytes:
+def render_request(target: str, body: Mapping[str, Any], *, session: str = "", key: str = "") -> bytes:
     """A POST as it goes over the wire; the same for every server, so that all are asked alike."""
     data = msgspec.json.encode(body)
     session_line = f"x-session-id: {session}\r\n" if session else ""
+    key_line = f"authorization: Bearer {key}\r\n" if key else ""
     head = (
         f"POST {target} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\naccept: */*\r\n"
-        f"{session_line}content-length: {len(data)}\r\n\r\n"
+        f"{session_line}{key_line}content-length: {len(data)}\r\n\r\n"
     )
     return head.encode() + data
 

@@ -78,9 +78,10 @@ def run_stub(name: str, manner: Manner, pipe: Connection) -> None:
 
 
 class RouterProcess(ChildServer):
-    """`hotloop route` in front of replicas, which can be others after a reload."""
+    """`hotloop route` in front of replicas, which can be others after a reload. `key` is an operator's, if any."""
 
-    def __init__(self, urls: Iterable[str], flags: Sequence[str] = ()) -> None:
+    def __init__(self, urls: Iterable[str], flags: Sequence[str] = (), *, key: str = "") -> None:
+        self._headers = {"authorization": f"Bearer {key}"} if key else {}
         self._folder = tempfile.TemporaryDirectory(prefix="hotloop-bench-")
         self._file = Path(self._folder.name) / "replicas.toml"
         self._file.write_text(render_fleet(urls), encoding="utf-8")
@@ -98,7 +99,7 @@ class RouterProcess(ChildServer):
         """It listens before it knows its replicas."""
         deadline = time.monotonic() + _MAX_START_S
         while time.monotonic() < deadline:
-            replicas = httpx.get(f"{self.url}/router/replicas").json()["replicas"]
+            replicas = httpx.get(f"{self.url}/router/replicas", headers=self._headers).json()["replicas"]
             if all(replica["state"] == "up" for replica in replicas):
                 return
             time.sleep(_POLL_S)

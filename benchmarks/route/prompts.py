@@ -14,7 +14,7 @@ _WORDS = (
 
 
 def agent_requests(
-    *, seed: int = 0, num_agents: int = 32, num_turns: int = 8, system_chars: int = 6000
+    *, seed: int = 0, num_agents: int = 32, num_turns: int = 8, system_chars: int = 6000, key: str = ""
 ) -> Iterator[bytes]:
     """Each agent in turn; after its last turn another takes its place, with an id that was never seen."""
     rng = random.Random(seed)
@@ -25,7 +25,7 @@ def agent_requests(
         for place, (id_, messages) in enumerate(agents):
             messages.append({"role": "user", "content": _talk(rng, 300)})
             body = {"model": MODEL, "max_tokens": 64, "stream": True, "messages": messages}
-            yield render_request(CHAT, body, session=id_)
+            yield render_request(CHAT, body, session=id_, key=key)
             messages.append({"role": "assistant", "content": _talk(rng, 100)})
             if len(messages) > 2 * num_turns:
                 agents[place] = (next(ids), [system])

@@ -15,6 +15,7 @@ from tests.agent.wire.streams import Reply, WireServer
 from hotloop.agent.executor import ToolExecutor
 from hotloop.agent.tools.tool import Context, ToolError, tool
 from hotloop.core.errors import ConfigError
+from hotloop.core.message import Attachment
 
 MESSAGES = [{"role": "user", "content": "Paris?"}]
 
@@ -227,9 +228,33 @@ async def test_a_stream_that_is_no_answer_does_no_harm() -> None:
     turn = executor.watch(stream())
     assert len([chunk async for chunk in turn]) == 2
     assert (turn.calls, await turn.results()) == ([], [])
+    assert await turn.chat_messages() == [{"role": "assistant", "content": ""}]
+    assert await turn.anthropic_messages() == []
     await executor.close()
 
 
 def test_two_tools_of_a_name() -> None:
     with pytest.raises(ConfigError, match="two tools of one name"):
         ToolExecutor([*Tools().make(), *Tools().make()])
+
+
+async def test_images_in_results_are_in_the_messages() -> None:
+    cat = Attachment.of(b"\x89PNG", "image/png")
+
+    @tool(read_only=True)
+    def photograph(of: str) -> list[Any]:
+        return [f"The {of}:", cat]
+
+    async def stream() -> Any:
+        yield wires.opened(0, "a", "photograph", '{"of": "cat"}')
+        yield wires.chunk(finish="tool_calls")
+
+    async with ToolExecutor([photograph]) as executor:
+        turn = executor.watch(stream())
+        async for _ in turn:
+            pass
+        _, result, shown = await turn.chat_messages()
+        _, blocks = await turn.anthropic_messages()
+    assert result["content"].startswith("The cat:")
+    assert {"type": "image_url", "image_url": {"url": cat.url}} in shown["content"]
+    assert [block["type"] for block in blocks["content"][0]["content"]] == ["text", "image"]

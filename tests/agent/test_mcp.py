@@ -12,6 +12,7 @@ import pytest
 import pytest_asyncio
 from tests.agent.mcp_server import NUM_GUESTS
 from tests.agent.served_mcp import ServedMcp
+from tests.agent.wire.streams import OPENAI_TEXT, WireServer
 
 from hotloop.agent.agent import Agent
 from hotloop.agent.conversation import Conversation
@@ -23,6 +24,7 @@ from hotloop.agent.tools.dispatch import carry_out
 from hotloop.agent.tools.result import MAX_CHARS
 from hotloop.agent.tools.tool import AgentTool, FunctionTool, RunContext
 from hotloop.core.errors import ConfigError
+from hotloop.core.message import Attachment
 
 SERVER, PLAIN = (str(Path(__file__).with_name(name)) for name in ("mcp_server.py", "plain_mcp_server.py"))
 
@@ -69,7 +71,35 @@ async def test_results_are_text(tools: dict[str, AgentTool]):
     assert await call(tools["add"], '{"a": 1}') == ("3", False)
     assert await call(tools["listed"], "") == ('{"result":[{"id":1},{"id":2}]}', False)
     assert await call(tools["dotted_name"]) == ("one\ntwo", False)
-    assert await call(tools["picture"]) == ("[image, image/png, not shown]", False)
+    assert await call(tools["sound"]) == ("[audio, audio/wav, not shown]", False)
+
+
+@one_connection
+async def test_images_and_documents_are_attached(tools: dict[str, AgentTool]):
+    outcome = await carry_out(tools["picture"], "{}", RunContext())
+    assert outcome.text == "[image/png, attached]"
+    assert outcome.attachments == (Attachment.of(b"not really", "image/png"),)
+    outcome = await carry_out(tools["paper"], "{}", RunContext())
+    assert outcome.text == "Here it is:\n[bill.pdf, attached]\n[application/zip from file:///a.zip, not shown]"
+    assert outcome.attachments == (Attachment.of(b"%PDF-1.7", "application/pdf", "bill.pdf"),)
+    assert await call(tools["broken_picture"]) == ("[image, image/png, not shown]", False), "it would fail the run"
+
+
+async def test_a_model_is_shown_a_servers_image(served: ServedMcp):
+    conversation = Conversation()
+    script = ScriptedModel([ScriptedCall("picture"), "A cat."])
+    await Agent(script, [McpServer.http(served.url)]).run("Look.", conversation=conversation)
+    async with WireServer(OPENAI_TEXT) as server, Agent(f"{server.url}/v1#m") as agent:
+        await agent.run("What is it?", conversation=conversation)
+    [shown] = [each["content"] for each in server.bodies[0]["messages"] if isinstance(each["content"], list)]
+    assert shown[-1] == {"type": "image_url", "image_url": {"url": "data:image/png;base64,bm90IHJlYWxseQ=="}}
+
+
+async def test_files_are_only_named_where_the_model_cannot_see(served: ServedMcp):
+    async with AsyncExitStack() as stack:
+        opened = await McpServer.http(served.url, shows_files=False).open(stack)
+        outcome = await carry_out(next(each for each in opened if each.spec.name == "picture"), "{}", RunContext())
+    assert (outcome.text, outcome.attachments) == ("[image, image/png, not shown]", ())
 
 
 @one_connection

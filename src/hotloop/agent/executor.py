@@ -29,19 +29,20 @@ import pydantic_core
 from hotloop.agent.events import Event
 from hotloop.agent.journal import RunJournal
 from hotloop.agent.limits import Run, RunUsage
-from hotloop.agent.model import PartialAnswer
+from hotloop.agent.model import Ask, PartialAnswer
 from hotloop.agent.predict.history import call_key
 from hotloop.agent.speculation import RunSpeculation, SpeculativeTools
 from hotloop.agent.tools.consent import Approve, Consent
 from hotloop.agent.tools.dispatch import Dispatcher, EarlyCall, Pending
 from hotloop.agent.tools.results import ResultCache
 from hotloop.agent.tools.tool import AgentTool, FromContext, FunctionTool, RunContext, ToolError
+from hotloop.agent.wire import anthropic, openai
 from hotloop.core.errors import ConfigError, HotloopError, RemoteError
 from hotloop.core.message import Message, ToolCall
 from hotloop.wire.arguments import read_arguments
 from hotloop.wire.event import Event as WireEvent
 from hotloop.wire.formats import FORMATS
-from hotloop.wire.part import Api, Call, Text, ToolResult, Turn, render_block, text_of
+from hotloop.wire.part import Api, Call, Text, ToolResult, Turn, text_of
 from hotloop.wire.policy import Notes
 from hotloop.wire.reader import Reader, name_call
 from hotloop.wire.sse import EventReader, ServerEvent
@@ -264,34 +265,16 @@ class ExecutedTurn:
 
     async def chat_messages(self) -> list[dict[str, Any]]:
         """The answer and its results as the next request of OpenAI's chat completions has them."""
-        said = self._message
-        functions = [(call.id, {"name": call.name, "arguments": call.arguments}) for call in said.tool_calls]
-        calls = [{"id": call_id, "type": "function", "function": function} for call_id, function in functions]
-        results = [
-            {"role": "tool", "tool_call_id": each.tool_call_id, "content": each.content}
-            for each in await self.results()
-        ]
-        return [{"role": "assistant", "content": said.content, **({"tool_calls": calls} if calls else {})}, *results]
+        return list(openai.render_ask(await self._said(), "", is_plain=True)["messages"])
 
     async def anthropic_messages(self) -> list[dict[str, Any]]:
-        """The same for Anthropic's messages."""
-        said = self._message
-        content: list[dict[str, Any]] = [render_block(thought) for thought in said.thoughts]
-        content += [{"type": "text", "text": said.content}] if said.content else []
-        for call in said.tool_calls:
-            given = read_arguments(call.arguments) or {}
-            content.append({"type": "tool_use", "id": call.id, "name": call.name, "input": given})
-        results = [
-            {
-                "type": "tool_result",
-                "tool_use_id": each.tool_call_id,
-                "content": each.content,
-                "is_error": each.content.startswith("Error: "),
-            }
-            for each in await self.results()
-        ]
-        answer = [{"role": "assistant", "content": content}]
-        return [*answer, {"role": "user", "content": results}] if results else answer
+        """The same for Anthropic's messages, which refuse an answer without a word or a call."""
+        if self._message == Message("assistant"):
+            return []
+        return list(anthropic.render_ask(await self._said(), "", max_tokens=1)["messages"])
+
+    async def _said(self) -> Ask:
+        return Ask(messages=(self._message, *await self.results()))
 
     @property
     def _message(self) -> Message:

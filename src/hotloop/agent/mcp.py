@@ -7,18 +7,19 @@ whoever closes a run may be another. Many calls go over one connection at once.
 """
 
 import asyncio
+import base64
 import re
 import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from hotloop.agent.tools.result import cut, render_result
+from hotloop.agent.tools.result import Given, cut, render_result
 from hotloop.agent.tools.tool import AgentTool, RunContext, ToolCrashed, ToolError, ToolOptions, read_object
 from hotloop.core.errors import ConfigError
-from hotloop.core.message import Tool
+from hotloop.core.message import Attachment, Tool
 
 try:
     import httpx2
@@ -34,18 +35,21 @@ _MAX_PAGES = 100
 _MAX_ANSWER_BYTES = 64 << 20
 _MAX_CLOSE_S = 15.0  # the library gives a server 2 s to go by itself, and then stops it
 _MAX_ALIVE_S = 2.0  # one that has died fails at once
+_SHOWN = {"image/png", "image/jpeg", "image/gif", "image/webp", "application/pdf"}  # what all APIs take
 _HTTP_TIMEOUT = httpx2.Timeout(30.0, read=None)  # how long a call may take is the tool's to say
 
 
 @dataclass(frozen=True, slots=True)
 class McpServer:
-    """Where to find a server. `prefix` comes before the names of its tools, where two servers have the same."""
+    """Where to find a server. `prefix` comes before the names of its tools, where two servers have the same. Without
+    `shows_files` images and PDF in results are named, and not given to the model."""
 
     name: str
     connect: _Connect
     prefix: str
     timeout_s: float | None
     start_s: float
+    shows_files: bool = True
 
     @classmethod
     def stdio(
@@ -57,11 +61,12 @@ class McpServer:
         prefix: str = "",
         timeout_s: float | None = 60.0,
         start_s: float = 30.0,
+        shows_files: bool = True,
     ) -> "McpServer":
         """A server started for us. Of our environment it sees only what every program needs, and `env`."""
         parameters = StdioServerParameters(command=command, args=list(args), env=dict(env or {}), cwd=cwd)
         name = " ".join((command, *args))
-        return cls(name, lambda: _stdio(parameters), prefix, timeout_s, start_s)
+        return cls(name, lambda: _stdio(parameters), prefix, timeout_s, start_s, shows_files)
 
     @classmethod
     def http(
@@ -72,10 +77,11 @@ class McpServer:
         prefix: str = "",
         timeout_s: float | None = 60.0,
         start_s: float = 30.0,
+        shows_files: bool = True,
     ) -> "McpServer":
         """A server that runs somewhere, spoken to over streamable HTTP."""
         sent = dict(headers or {})
-        return cls(url, lambda: _http(url, sent), prefix, timeout_s, start_s)
+        return cls(url, lambda: _http(url, sent), prefix, timeout_s, start_s, shows_files)
 
     async def open(self, stack: AsyncExitStack) -> Sequence[AgentTool]:
         """Connect. Raises ConfigError if there is no server, or none that answers in time."""
@@ -88,7 +94,8 @@ class McpServer:
             raise ConfigError(f"the MCP server {self.name} did not answer within {self.start_s:g} s") from None
         except Exception as error:  # the library has no one kind for what goes wrong at the start
             raise ConfigError(f"the MCP server {self.name} cannot be used: {_reason(error)}") from None
-        return [McpTool(client, tool, prefix=self.prefix, timeout_s=self.timeout_s) for tool in tools]
+        about: dict[str, Any] = {"prefix": self.prefix, "timeout_s": self.timeout_s, "shows_files": self.shows_files}
+        return [McpTool(client, tool, **about) for tool in tools]
 
     async def is_alive(self, tools: Sequence[AgentTool]) -> bool:
         """Whether the server still answers: it is asked for its tools, since newer servers have no ping. A server that
@@ -111,8 +118,17 @@ class McpTool:
 
     wants = ()
 
-    def __init__(self, client: Client, tool: wire.Tool, *, prefix: str = "", timeout_s: float | None = 60.0) -> None:
+    def __init__(
+        self,
+        client: Client,
+        tool: wire.Tool,
+        *,
+        prefix: str = "",
+        timeout_s: float | None = 60.0,
+        shows_files: bool = True,
+    ) -> None:
         self.client = client
+        self._shows_files = shows_files
         self._name = tool.name
         name = re.sub(r"[^A-Za-z0-9_-]", "_", prefix + tool.name)  # what every API allows
         self.spec = Tool(name, tool.description or tool.title or "", tool.input_schema)
@@ -122,10 +138,9 @@ class McpTool:
         """The server keeps to its schema itself."""
         read_object(arguments)
 
-    async def run(self, arguments: str, run_context: RunContext) -> Any:
-        given = read_object(arguments)
+    async def run(self, arguments: str, run_context: RunContext) -> Given:
         try:
-            result = await self.client.call_tool(self._name, given)
+            result = await self.client.call_tool(self._name, read_object(arguments))
         except MCPError as error:
             if error.code == wire.CONNECTION_CLOSED:
                 raise ToolCrashed("the MCP server has gone") from None
@@ -133,10 +148,10 @@ class McpTool:
             raise kind(error.message) from None
         except ValueError:
             raise ToolError("the MCP server answered what is no result of a tool") from None
-        value = _read_value(result)
+        given = _read_value(result, shows_files=self._shows_files and not result.is_error)
         if result.is_error:
-            raise ToolError(render_result(value))
-        return value
+            raise ToolError(render_result(given.value))
+        return given
 
 
 class _Connection:
@@ -238,13 +253,32 @@ async def _list_tools(client: Client) -> AsyncIterator[wire.Tool]:
             return
 
 
-def _read_value(result: wire.CallToolResult) -> Any:
+def _read_value(result: wire.CallToolResult, *, shows_files: bool) -> Given:
     """A text alone is as it is; pieces are better read as the one value they were made from, where that is there."""
+    pieces = [_read_piece(piece) if shows_files else _render_piece(piece) for piece in result.content]
+    attached = tuple(piece for piece in pieces if isinstance(piece, Attachment))
     is_text = len(result.content) == 1 and isinstance(result.content[0], wire.TextContent)
     if result.structured_content is not None and not is_text:
-        return result.structured_content
-    pieces = [_render_piece(piece) for piece in result.content]
-    return pieces[0] if len(pieces) == 1 else "\n".join(cut(piece)[0] for piece in pieces)
+        return Given(result.structured_content, attached)
+    texts = [str(piece) for piece in pieces]
+    return Given(texts[0] if len(texts) == 1 else "\n".join(cut(text)[0] for text in texts), attached)
+
+
+def _read_piece(piece: wire.ContentBlock) -> str | Attachment:
+    """An image or a PDF as what it is; what no model could be given is named."""
+    match piece:
+        case wire.ImageContent(data=data, mime_type=kind):
+            name = ""
+        case wire.EmbeddedResource(resource=wire.BlobResourceContents(blob=data, mime_type=str(kind), uri=name)):
+            pass
+        case _:
+            return _render_piece(piece)
+    if kind not in _SHOWN:
+        return _render_piece(piece)
+    try:
+        return Attachment.of(base64.b64decode(data, validate=True), kind, PurePosixPath(str(name)).name)
+    except (ValueError, ConfigError):  # no base64, or too much of it
+        return _render_piece(piece)
 
 
 def _render_piece(piece: wire.ContentBlock) -> str:

@@ -4,19 +4,18 @@ Whatever happens, a run ends in exactly one `RunEnded`, and nothing of it runs o
 """
 
 import asyncio
-import itertools
 import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 from hotloop.agent import events
 from hotloop.agent.checks import check_guards
-from hotloop.agent.conversation import Conversation
+from hotloop.agent.conversation import Conversation, Mark
 from hotloop.agent.fallback import describe_kind
 from hotloop.agent.journal import (
     Added,
@@ -33,26 +32,22 @@ from hotloop.agent.journal import (
     StopAsked,
 )
 from hotloop.agent.limits import LimitReached, Run, RunUsage, price
-from hotloop.agent.model import Ask, PartialAnswer
-from hotloop.agent.predict.history import call_key
+from hotloop.agent.model import Ask
 from hotloop.agent.prefill_ahead import prefill_ahead, read_until
-from hotloop.agent.retelling import Retelling
+from hotloop.agent.retelling import Emit
 from hotloop.agent.settings import Equipment, RunSettings
 from hotloop.agent.spans import RunTrace
+from hotloop.agent.speculation import RunSpeculation
 from hotloop.agent.tools.consent import Consent
-from hotloop.agent.tools.dispatch import Caller, Dispatcher, EarlyCall, Pending, stop
+from hotloop.agent.tools.dispatch import Caller, Dispatcher, Pending, stop
 from hotloop.agent.tools.handoff import Handoff
-from hotloop.agent.tools.outcome import Outcome
 from hotloop.agent.tools.tool import RunContext, ToolError
-from hotloop.agent.wire.http import Retries
-from hotloop.core import stream
+from hotloop.agent.turn import Taken, Turn, known_outcomes
 from hotloop.core.errors import ConfigError, HotloopError, RemoteError
 from hotloop.core.message import Message, ToolCall
 from hotloop.core.request import Priority
 from hotloop.trace.journal import JournalRow, StopEnd
-from hotloop.wire import event as wire
-from hotloop.wire.arguments import read_arguments
-from hotloop.wire.event import Ended, EndReason
+from hotloop.wire.event import EndReason
 from hotloop.wire.hints import choose_class
 from hotloop.wire.usage import ApiUsage
 
@@ -62,14 +57,8 @@ UNKNOWN_WINDOW_TOKENS = 131_072
 """The context window that is assumed when the model's server does not report one."""
 
 _HEED_EVERY_S = 0.5
-_BROKEN_STREAMS = Retries(max_tries=10, first_pause_s=0.2)
-"""How often an answer is asked for that breaks off behind its first words: who sent it has died, others may live, or it
-is started again, which takes a minute at most."""
 
-Emit = Callable[[events.Event], None]
 HandTo = Callable[[Handoff], Awaitable[Equipment]]
-Taken = tuple[EndReason, Message, list[Pending]]
-"""How an answer ended, what it said, and its calls."""
 
 
 class Output(NamedTuple):
@@ -112,7 +101,6 @@ class RunLoop:
         self._run_context = RunContext([self._run, *context])
         equipment.check(self._run_context)
         self._hand_to = hand_to
-        self._mark = conversation.mark()  # after the last whole turn
         self._past = past
         begun = opening or (past.began.opening if past else ())
         self._prompt = prompt = next((each.content for each in reversed(begun) if each.role == "user"), "")
@@ -122,6 +110,7 @@ class RunLoop:
         self._journal = RunJournal(journal, run_id, past.num_told if past else 0)
         self._row = row or self._make_row(settings, run_id, within)
         self._began = Began(conversation.messages, conversation.num_tokens, tuple(opening), self.is_plan)
+        mark = conversation.mark()
         conversation.add(*opening)
         self._emit = self._trace.listening(_timed(emit))
         self._is_cut = self._is_over = False
@@ -131,15 +120,11 @@ class RunLoop:
         self._sent = [*past.sent] if past else []  # messages for the next turn
         self._beside: list[asyncio.Task[None]] = []  # what runs beside the turns: guards, and who listens to others
         self._guard: asyncio.Task[None] | None = None  # of what the run was asked, beside its first turn
-        self._num_written = self._num_partial = 0  # characters of this turn's calls, now and when last told of
-        self._begun: list[Pending] = []  # calls of this turn, until they are in the conversation
-        self._dropped: list[Pending] = []  # calls of this turn's earlier answers, which had broken off
-        self._answer = PartialAnswer()
         results = within.results if within else settings.results
         self._results = results.open(run_id, conversation.session_id, fresh=fresh)
-        self._equip(equipment)
+        self._equip(equipment, mark)
 
-    def _equip(self, equipment: Equipment) -> None:
+    def _equip(self, equipment: Equipment, mark: Mark) -> None:
         """Have turns taken with what this agent brings."""
         settings = replace(equipment.settings, model=self._trace.watch(equipment.settings.model))
         self._settings, self._final = settings, equipment.final
@@ -148,14 +133,16 @@ class RunLoop:
             final.validate = self._validate
         offered = sorted([*tools, *([final] if final else [])], key=lambda tool: tool.spec.name)
         self._tools = {tool.spec.name: tool for tool in offered}
-        ahead, past = settings.speculation, self._past
-        self._ahead = ahead and ahead.open(self._tools, self._run_context, self._note_speculated, self._results)
+        guesses, past = settings.speculation, self._past
+        self._ahead: RunSpeculation | None = None
+        if guesses:
+            self._ahead = guesses.open(self._tools, self._run_context, self._note_speculated, self._results)
         running = past.open.running if past and past.open else ()
         self._dispatcher = Dispatcher(
             self._tools,
             self._run_context,
             emit=_tell_both(self._emit, self._ahead.listen) if self._ahead else self._emit,
-            claim=self._claim,
+            claim=lambda call: self._turn.claim(call),
             count=partial(self.spent.count_call, self._run.limits),
             abort=self._abort,
             spent=self.spent,
@@ -166,6 +153,18 @@ class RunLoop:
             called=self._note_call,
             consent=Consent(settings.approve, settings.on_uncertain, frozenset(running), past.verdicts if past else {}),
             root_id=self._row.root_id,
+        )
+        self._turn = self._next_turn(mark)
+
+    def _next_turn(self, mark: Mark) -> Turn:
+        return Turn(
+            mark,
+            tools=self._tools,
+            final=self._final,
+            dispatcher=self._dispatcher,
+            ahead=self._ahead,
+            journal=self._journal,
+            emit=self._emit,
         )
 
     def _make_row(self, settings: RunSettings, run_id: str, within: Caller | None) -> JournalRow:
@@ -226,15 +225,12 @@ class RunLoop:
                 await self._ahead.close()
 
     def _keep_begun(self) -> None:
-        """Keep the calls of a turn that was broken off: whoever goes on must not make them again unknowingly. A turn
-        without any leaves the conversation as it was, so that it can be tried again."""
-        if not self._begun or any(each.waits_for for each in self._begun):
-            self.conversation.rewind(self._mark)
+        """Keep the calls of a turn that was broken off: whoever goes on must not make them again unknowingly."""
+        if left := self._turn.leave_behind():
+            self.conversation.add(*left)
+            self._charge(self._turn.answer.ended.usage, self._turn.begun)
         else:
-            calls, thoughts = (each.call for each in self._begun), self._answer.thoughts
-            said = Message("assistant", tool_calls=tuple(calls), thoughts=tuple(thoughts))
-            self.conversation.add(said, *(each.message for each in self._begun))
-            self._charge(self._answer.ended.usage, self._begun)
+            self.conversation.rewind(self._turn.mark)
 
     async def _end(self) -> events.RunEnded:
         deadline = self._deadline = asyncio.timeout(self._run.limits.time_s)
@@ -282,7 +278,7 @@ class RunLoop:
             if self._stop and not taken:
                 raise RunStopped(self._run.id, self._stop)
             taken = taken or await self._take_turn()
-            await self._hand_over(taken[2])
+            await self._hand_over(taken.calls)
             output = await self._read_output(*taken)
             taken = None
             if output is not None and not self._sent:
@@ -319,11 +315,10 @@ class RunLoop:
         if equipment.instructions:
             said.insert(0, Message("system", equipment.instructions))
         self.conversation.replace(said)
-        self._mark = self.conversation.mark()
         self._journal.note(HandedOver(handoff.spec.name, said))
         if self._ahead:
             await self._ahead.close()
-        self._equip(equipment)
+        self._equip(equipment, self.conversation.mark())
         self._emit(events.HandedOver(self.spent.num_turns, handoff.spec.name))
 
     async def _validate(self, output: Any) -> Any:
@@ -371,50 +366,40 @@ class RunLoop:
         self._journal.note(Added(messages))
 
     async def _take_turn(self) -> Taken:
-        turn = await self._begin_turn()
-        pending = await self._listen(turn)
-        said, ended = self._answer.message, self._answer.ended
-        self._journal.note(Answered(turn, said, ended.reason, ended.usage, self._settings.model.can_prefill_ahead))
-        await self._end_turn(turn, said, pending)
-        return ended.reason, said, pending
+        await self._begin_turn()
+        turn, settings = self._turn, self._settings
+        await turn.listen(settings.model, self._ask)
+        said, ended = turn.answer.message, turn.answer.ended
+        self._journal.note(Answered(turn.number, said, ended.reason, ended.usage, settings.model.can_prefill_ahead))
+        taken = Taken(ended.reason, said, turn.begun)
+        await self._end_turn(said, taken.calls)
+        return taken
 
     async def _reopen(self, past: Past) -> Taken | None:
         """The last turn of a run that goes on: its calls that have results keep them, and the others are made. One
         whose answer is not known is asked for again, if all that it has called may be called again."""
-        opened = past.open
+        opened, turn = past.open, self._turn
         if opened is None:
             return None
-        known = {
-            call_id: Outcome(each.text, each.is_error, each.num_tries, attachments=each.attachments)
-            for call_id, each in opened.outcomes.items()
-        }
-        if not opened.answer and all(map(self._can_repeat, opened.calls.values())):
-            calls = [call for call in opened.calls.values() if call.id in known]
-            self._dropped = [Pending.of(call, known[call.id]) for call in calls]
+        if not opened.answer and all(map(turn.can_repeat, opened.calls.values())):
+            known = known_outcomes(opened)
+            turn.dropped = [Pending.of(call, known[call.id]) for call in opened.calls.values() if call.id in known]
             self.spent.num_turns -= 1  # it is counted when it begins
             self._journal.ask_again(opened.number)
             return None
-        turn, said = opened.number, opened.message
-        self._emit(events.TurnStarted(turn))
+        turn.number, said = opened.number, opened.message
+        self._emit(events.TurnStarted(turn.number))
         warming = self._warm(past, said)
-        self._answer = PartialAnswer()
-        self._answer.ended = ended = (
-            Ended(opened.answer.reason, usage=opened.answer.usage) if opened.answer else Ended()
-        )
-        pending = [self._go_on(call, known.get(call.id), turn) for call in said.tool_calls]
-        self._begun = pending
+        turn.reopen(opened)
+        ended = turn.answer.ended
         if not opened.answer:
-            self._journal.note(Answered(turn, said, ended.reason, ended.usage))
+            self._journal.note(Answered(turn.number, said, ended.reason, ended.usage))
+        taken = Taken(ended.reason, said, turn.begun)
         try:
-            await self._end_turn(turn, said, pending, is_counted=opened.is_counted)
+            await self._end_turn(said, taken.calls, is_counted=opened.is_counted)
         finally:
             await stop(warming)
-        return ended.reason, said, pending
-
-    def _go_on(self, call: ToolCall, known: Outcome | None, turn: int) -> Pending:
-        if known and not (self._final and call.name == self._final.spec.name):
-            return Pending.of(call, known)
-        return self._dispatcher.start(call, turn)
+        return taken
 
     def _warm(self, past: Past, said: Message) -> "list[asyncio.Task[None]]":
         """Have the server prefill, or read from where it keeps it, what the next prompt begins with, meanwhile."""
@@ -422,38 +407,20 @@ class RunLoop:
             return []
         return [asyncio.create_task(read_until(self._settings.model, self._ask(said), None))]
 
-    def _can_repeat(self, call: ToolCall) -> bool:
-        """Whether a call does no harm if it is made again; one of an unknown tool does nothing."""
-        tool = self._tools.get(call.name)
-        return tool is None or tool.traits.can_repeat
-
     async def _note_call(self, call: ToolCall, waits: bool) -> None:
-        answer = self._answer
         if waits and self._guard:  # what may change something waits until what was asked is found good
             await asyncio.wait({self._guard})
             self._guard.result()
-        await self._journal.called(self.spent.num_turns, call, answer.text, answer.thoughts, waits=waits)
-
-    def _claim(self, call: ToolCall) -> EarlyCall | None:
-        """A call that runs already, or has its result: a speculative one, or one of an answer that broke off."""
-        early = self._ahead.claim(call) if self._ahead else None
-        if early or not self._dropped:
-            return early
-        key = call_key(call.name, read_arguments(call.arguments))
-        found = next((each for each in self._dropped if key and key == _key_of(each.call)), None)
-        if found is None or found.is_useless:
-            return None
-        self._dropped.remove(found)
-        return EarlyCall(key or "", 0.0, found.task)
+        await self._turn.note_call(call, waits=waits)
 
     def _note_speculated(self, event: events.CallSpeculated) -> None:
         self._journal.note(Speculated(event.turn, event.name, event.arguments))
         self._emit(event)
 
-    async def _begin_turn(self) -> int:
+    async def _begin_turn(self) -> None:
         self._run.check()
         self.spent.num_turns += 1
-        turn = self.spent.num_turns
+        self._turn.number = turn = self.spent.num_turns
         sent, self._sent = self._sent, []
         if sent:
             self.conversation.add(*sent)
@@ -464,33 +431,30 @@ class RunLoop:
             self._emit(events.MessageJoined(turn, message.content))
         if self._ahead:
             self._ahead.begin_turn(self.conversation.messages, turn)
-        return turn
 
-    async def _end_turn(
-        self, turn: int, said: Message | None, pending: Sequence[Pending], *, is_counted: bool = False
-    ) -> None:
-        """Wait for the calls; then what was said and their results are in the conversation."""
-        if said and pending:
+    async def _end_turn(self, said: Message | None, calls: Sequence[Pending], *, is_counted: bool = False) -> None:
+        """Wait for the calls; then what was said and their results are in the conversation, and the next turn may
+        begin."""
+        turn = self._turn
+        if said and calls:
             if self._settings.can_prefill_ahead:
-                await prefill_ahead(self._settings.model, pending, lambda results: self._ask(said, *results))
-            await asyncio.wait([each.task for each in pending])
-        if waits_for := [call for each in pending for call in each.waits_for]:
+                await prefill_ahead(self._settings.model, calls, lambda results: self._ask(said, *results))
+            await asyncio.wait([each.task for each in calls])
+        if waits_for := [call for each in calls for call in each.waits_for]:
             raise ApprovalPending(self._run.id, waits_for)
-        usage = self._answer.ended.usage
+        usage = turn.answer.ended.usage
         if said:
             self.conversation.add(said)
             self.conversation.num_tokens = usage.num_tokens or self.conversation.num_tokens
-            self.conversation.add(*(each.message for each in pending))
-            self._mark = self.conversation.mark()
-        made, self._begun = self._begun, []
-        await stop(each.task for each in self._dropped)
-        self._dropped = []
+            self.conversation.add(*(each.message for each in calls))
+        self._turn = self._next_turn(self.conversation.mark() if said else turn.mark)
+        await stop(each.task for each in turn.dropped)
         if self._ahead:
             self._ahead.end_turn(self.conversation.messages)
         if not is_counted:
-            self._charge(usage, made)
-        self._journal.turned(turn, self.spent)
-        self._emit(events.TurnFinished(turn, usage, len(pending)))
+            self._charge(usage, turn.begun)
+        self._journal.turned(turn.number, self.spent)
+        self._emit(events.TurnFinished(turn.number, usage, len(calls)))
 
     async def _compact(self, turn: int) -> None:
         compaction = self._settings.compaction
@@ -515,70 +479,6 @@ class RunLoop:
             except HotloopError as error:
                 log.info("the model's context window is not known: %s", error)
         return int(self._settings.max_result_share * (window or UNKNOWN_WINDOW_TOKENS))
-
-    async def _listen(self, turn: int) -> list[Pending]:
-        """The model's answer, and its calls. One that breaks off is asked for again, unless it has called what may not
-        be called twice: then it ends where it broke off, with the calls that were whole."""
-        telling, has_broken = Retelling(self._emit, turn, self._restart), False
-        for num_tries in itertools.count(1):
-            self._answer, self._begun, self._num_partial, self._num_written = PartialAnswer(), [], 0, 0
-            try:
-                await self._hear(turn, telling)
-                return self._begun
-            except RemoteError as error:
-                has_broken = has_broken or self._answer.has_begun
-                if not (error.can_retry and has_broken):  # one that never began was asked for often enough
-                    raise
-                log.warning("the answer of turn %d broke off: %s", turn, error)
-                if not all(self._can_repeat(each.call) for each in self._begun):
-                    return self._begun
-                self._dropped += self._begun
-                self._begun = []
-                await _BROKEN_STREAMS.wait(num_tries, error)
-                self._journal.ask_again(turn)
-                telling.restart(str(error))
-        raise AssertionError("the tries come to an end")
-
-    async def _hear(self, turn: int, telling: Retelling) -> None:
-        """One answer; each call is dispatched the moment it is whole."""
-        async with aclosing(self._settings.model.stream(self._ask())) as said:
-            async for received in said:
-                event = telling.rename(received)
-                if self._ahead:
-                    self._ahead.hear(event, turn)
-                if call := self._answer.push(event):
-                    self._begun.append(self._again(call, telling) or self._dispatcher.start(call, turn))
-                telling.tell(event)
-                self._tell_partial(event, turn)
-        telling.end()
-
-    def _tell_partial(self, event: wire.Event, turn: int) -> None:
-        """An answer that has a type, each time it has grown by an eighth: reading it every time would take long."""
-        if not self._final or not isinstance(event, stream.CallDelta):
-            return
-        self._num_written += len(event.arguments)
-        if self._num_written <= 1.125 * self._num_partial:
-            return
-        self._num_partial = self._num_written
-        name, arguments = self._answer.open_call(event.index)
-        if name == self._final.spec.name and (value := self._final.read_partial(arguments)) is not None:
-            self._emit(events.PartialOutput(turn, value))
-
-    def _restart(self) -> None:
-        """The answer that comes instead of one that broke off says something else, and the reader begins anew: of calls
-        that it has in common with the other is told again, of the others no more."""
-        self._dispatcher.silenced.update(each.task for each in self._dropped)
-        for each in self._begun:
-            self._dispatcher.tell_again(each, self.spent.num_turns)
-
-    def _again(self, call: ToolCall, telling: Retelling) -> Pending | None:
-        """The same call of an answer that broke off, as long as this one says the same."""
-        if not telling.has_told(call.id):
-            return None
-        found = next((each for each in self._dropped if each.call == call), None)
-        if found:
-            self._dropped.remove(found)
-        return found
 
     def _ask(self, *more: Message) -> Ask:
         settings = self._settings
@@ -628,10 +528,6 @@ def _make_run(
     usual = max(Priority.WORKFLOW, caller.priority) if caller else Priority.INTERACTIVE
     priority = choose_class(settings.priority, settings.task, usual=usual)
     return Run(run_id, conversation.session_id, settings.limits, spent, caller, priority)
-
-
-def _key_of(call: ToolCall) -> str | None:
-    return call_key(call.name, read_arguments(call.arguments))
 
 
 def _timed(emit: Emit) -> Emit:

@@ -26,7 +26,7 @@ app = CommandLine(
     result_action="return_value",
 )
 _WITH_SETTINGS = ("serve", "chat", "route", "serve-agent")
-_CONFIGS = {**dict.fromkeys(_WITH_SETTINGS, Sources()), "run": Sources(only=TraceConfig)}
+_CONFIGS = {**dict.fromkeys(_WITH_SETTINGS, Sources()), **dict.fromkeys(("run", "lint"), Sources(only=TraceConfig))}
 _GROUPS = {title: Group.create_ordered(title) for title in COMMANDS}
 for title, commands in COMMANDS.items():
     for name, (home, summary) in commands.items():

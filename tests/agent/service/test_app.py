@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -301,3 +302,47 @@ def test_more_runs_than_there_may_be(tracer: StoreTracer):
         desk.is_open.set()
         first.join(60)
         assert httpx.post(url, json=body).status_code == 200
+
+
+def scrape(url: str, key: str = "none") -> str:
+    response = httpx.get(f"{url}/metrics", headers={"authorization": f"Bearer {key}"})
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+    return response.text
+
+
+def test_what_is_measured_is_documented(tracer: StoreTracer):
+    with serve(make(tracer, SCRIPT)) as server:
+        exported = re.findall(r"^# HELP (\w+)", scrape(server.url), re.MULTILINE)
+    page = (Path(__file__).parents[3] / "docs" / "agents.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`hotloop_.*?) \|", page, re.MULTILINE)
+    assert sorted(name for row in rows for name in re.findall(r"`(\w+)`", row)) == sorted(exported)
+
+
+def test_runs_are_measured(tracer: StoreTracer):
+    inner = Agent(ScriptedModel([ScriptedCall("look", at="sea"), "Blue."]), [look], name="inner", tracer=tracer)
+    ask = [ScriptedCall("look", at="home"), ScriptedCall("made_up", x=1), ScriptedCall("ask", prompt="Sea?")]
+    agent = make(tracer, [ask, "It is there."], tools=(look, inner.as_tool("ask", "Knows the sea.")))
+    with serve(agent) as server, client(server.url) as openai_client:
+        openai_client.chat.completions.create(model="helper", messages=GO)
+        with pytest.raises(openai.BadRequestError):
+            openai_client.chat.completions.create(model="helper", messages=[])
+        lines = dict(line.rsplit(" ", 1) for line in scrape(server.url).splitlines() if not line.startswith("#"))
+    measured = {name.removeprefix("hotloop_agent_"): float(value) for name, value in lines.items()}
+    assert measured["runs_begun_total"] == measured['runs_ended_total{end="done"}'] == 1
+    assert measured["runs_running"] == 0
+    assert measured["run_seconds_count"] == 1
+    assert measured["turns_total"] == measured["time_to_first_token_seconds_count"] == 4
+    assert measured['calls_total{outcome="ok",tool="look"}'] == 2
+    assert measured['calls_total{outcome="error",tool=""}'] == 1, "a name that a model made up is no label"
+    assert measured['calls_total{outcome="ok",tool="ask"}'] == 1
+    assert measured['tokens_total{kind="output"}'] > 0
+    assert measured['http_errors_total{status="400"}'] == 1
+
+
+def test_a_tenant_does_not_see_what_is_measured(tracer: StoreTracer):
+    keys = Keys((Key(b"one"), Key(b"two"), Key(b"seen", "metrics")))
+    with serve(make(tracer, SCRIPT), keys) as server:
+        assert httpx.get(f"{server.url}/metrics", headers={"authorization": "Bearer one"}).status_code == 403
+        assert httpx.get(f"{server.url}/v1/models", headers={"authorization": "Bearer seen"}).status_code == 403
+        assert "hotloop_agent_runs_begun_total 0.0" in scrape(server.url, "seen")

@@ -16,7 +16,7 @@ from hotloop.trace.tracer import ListTracer
 
 
 def divide_by_nothing() -> None:
-    raise ValueError("the secret is 42")
+    raise ValueError("the secret is kumquat")
 
 
 @tool
@@ -38,15 +38,15 @@ async def test_the_traceback_is_in_the_log_and_the_trace(
     with caplog.at_level(logging.WARNING):
         events = await listen(Agent(ScriptedModel([[ScriptedCall(name)], "ok"]), [crashing], tracer=tracer))
     [finished] = of(CallFinished, events)
-    assert finished.result == "Error: ValueError: the secret is 42"
+    assert finished.result == "Error: ValueError: the secret is kumquat"
     assert f"the tool {name} crashed" in caplog.text
     assert "in divide_by_nothing" in caplog.text
-    assert "ValueError: the secret is 42" in caplog.text
+    assert "ValueError: the secret is kumquat" in caplog.text
     [span] = [span for span in tracer.spans if span.name == names.TOOL]
     assert span.attributes[names.TRACEBACK] == finished.traceback
     assert "in divide_by_nothing" in finished.traceback
     assert finished.traceback.endswith("ValueError")
-    assert "42" not in finished.traceback.replace("the secret is 42", "", 1), "only as the line of code"
+    assert "kumquat" not in finished.traceback.replace("the secret is kumquat", "", 1), "only as the line of code"
 
 
 async def test_every_try_is_logged(caplog: pytest.LogCaptureFixture) -> None:

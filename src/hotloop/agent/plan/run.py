@@ -23,9 +23,10 @@ from hotloop.agent.journal import Answered
 from hotloop.agent.model import Ask
 from hotloop.agent.plan.reference import BadReference, fill
 from hotloop.agent.plan.schema import MAX_STEPS, BadPlan, ElementReader, PlanStep, parse_step, plan_schema
-from hotloop.agent.run import RunLoop, Taken
+from hotloop.agent.run import RunLoop
 from hotloop.agent.tools.dispatch import Dispatcher, Pending, stop
 from hotloop.agent.tools.outcome import Outcome
+from hotloop.agent.turn import Taken
 from hotloop.core.errors import HotloopError
 from hotloop.core.message import Message, Tool, ToolCall
 from hotloop.core.stream import TextDelta
@@ -142,23 +143,24 @@ class PlannedRun(RunLoop):
     async def _take_turn(self) -> Taken:
         if self.spent.num_turns:
             return await super()._take_turn()
-        turn = await self._begin_turn()
+        await self._begin_turn()
+        turn = self._turn
         tools = {name: tool.spec for name, tool in self._tools.items() if tool is not self._final}
-        execution = Execution(tools, self._dispatcher, turn=turn, salt=len(self.conversation), emit=self._emit)
-        self._begun = execution.made
+        execution = Execution(tools, self._dispatcher, turn=turn.number, salt=len(self.conversation), emit=self._emit)
+        turn.begun = execution.made
         try:
-            await self._follow_plan(execution, tools, turn)
+            await self._follow_plan(execution, tools)
             await execution.begun()
             pending = execution.pending
             said = Message("assistant", tool_calls=tuple(each.call for each in pending))
             if pending:
-                self._journal.note(Answered(turn, said, "calls", self._answer.ended.usage))
-            await self._end_turn(turn, said if pending else None, pending)
+                self._journal.note(Answered(turn.number, said, "calls", turn.answer.ended.usage))
+            await self._end_turn(said if pending else None, pending)
         finally:
             await execution.close()
-        return ("calls", said, pending) if pending else await super()._take_turn()
+        return Taken("calls", said, pending) if pending else await super()._take_turn()
 
-    async def _follow_plan(self, execution: Execution, tools: Mapping[str, Tool], turn: int) -> None:
+    async def _follow_plan(self, execution: Execution, tools: Mapping[str, Tool]) -> None:
         """Begin the steps as they are written. What is wrong with a plan ends it, and not the run.
 
         As with calls, the end of a step is believed once another follows it, or the plan ends by itself.
@@ -169,12 +171,12 @@ class PlannedRun(RunLoop):
             async with aclosing(self._settings.model.stream(self._ask_for_plan(tools))) as events:
                 async for event in events:
                     if isinstance(event, Ended):
-                        self._answer.push(event)
+                        self._turn.answer.push(event)
                     elif isinstance(event, TextDelta):
                         held += reader.feed(event.text)
                         while len(held) > (not reader.is_in_element):
                             execution.add(held.pop(0))
-            if self._answer.ended.reason in CUT or (reader.has_list and not reader.is_closed):
+            if self._turn.answer.ended.reason in CUT or (reader.has_list and not reader.is_closed):
                 raise BadPlan("it was cut off")
             for element in held:
                 execution.add(element)
@@ -182,7 +184,7 @@ class PlannedRun(RunLoop):
                 raise BadPlan("it has no steps" if reader.has_list else "the model wrote no plan")
         except (BadPlan, HotloopError) as error:  # a server may refuse the schema; if it is down, the next turn says so
             execution.drop_waiting()
-            self._emit(PlanAbandoned(turn, str(error)))
+            self._emit(PlanAbandoned(self._turn.number, str(error)))
 
     def _ask_for_plan(self, tools: Mapping[str, Tool]) -> Ask:
         """The task stands at the end of the user's words, so that the prompt begins as the next turn's will."""

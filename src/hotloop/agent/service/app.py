@@ -1,6 +1,7 @@
 """An agent as an ASGI application.
 
     POST /v1/chat/completions   POST /v1/responses   POST /mcp   GET /v1/models   GET /health   GET /ready
+    GET /metrics
 
 The conversation is the client's, the tools are the agent's. Every answer names its run in `X-Hotloop-Run`; a request
 with that header goes on with a run that was cut off, paused or waits, whatever its body says.
@@ -26,13 +27,14 @@ from hotloop.agent.events import RunEnded, RunStarted
 from hotloop.agent.run_stream import RunStream
 from hotloop.agent.service import mcp
 from hotloop.agent.service.answers import AnswerStream, Writer, describe, line, render_output, whole_answer
+from hotloop.agent.service.metrics import CONTENT_TYPE, AgentMetrics
 from hotloop.agent.service.reading import read_request
 from hotloop.agent.service.running import Events, RunningAgents, as_failure
 from hotloop.core.config import AgentServerConfig, parse_bytes
 from hotloop.core.errors import HotloopError, RemoteError, RequestError
 from hotloop.core.version import __version__
 from hotloop.http.bodies import JsonBody
-from hotloop.http.keys import AccessDenied, ApiKeys, Tenant
+from hotloop.http.keys import METRICS_PATH, AccessDenied, ApiKeys, Tenant
 from hotloop.http.requests import HELLO_PATHS, OPEN_PATHS, REQUEST_ID_HEADER, parse_request_id
 from hotloop.trace.default import default_tracer
 from hotloop.wire.chat.parse import parse_request as parse_chat
@@ -58,7 +60,9 @@ class AgentApp:
         self, agent: Agent[Any], config: AgentServerConfig, *, context: Sequence[Any] = (), keys: ApiKeys | None = None
     ) -> None:
         self.name = agent.settings.name or "agent"
-        self.running = RunningAgents(config.max_runs)
+        self._tracer = agent.settings.tracer or default_tracer()
+        self.metrics = AgentMetrics(self._tracer)
+        self.running = RunningAgents(config.max_runs, self.metrics)
         self.is_draining = False
         self._agent = agent
         self._context = context
@@ -72,6 +76,7 @@ class AgentApp:
                 Route("/v1/models", self._models),
                 Route("/v1/models/{model:path}", self._models),
                 Route("/ready", self._ready),
+                Route(METRICS_PATH, lambda request: Response(self.metrics.render(), media_type=CONTENT_TYPE)),
                 Route("/version", lambda request: _json({"version": __version__})),
                 *(Route(path, lambda request: _json({"status": "ok"})) for path in ("/health", *HELLO_PATHS)),
             ],
@@ -88,6 +93,8 @@ class AgentApp:
 
         async def send_with_id(message: Any) -> None:
             if message["type"] == "http.response.start":
+                if message["status"] >= 400:
+                    self.metrics.count_http_error(message["status"])
                 message["headers"] = [*message["headers"], (REQUEST_ID_HEADER.encode(), request_id.encode("latin-1"))]
             await send(message)
 
@@ -143,8 +150,7 @@ class AgentApp:
 
     async def _check_run(self, run_id: str, tenant: Tenant) -> None:
         """Raises RemoteError if this client has no run of that id. Runs of other clients are not found."""
-        journal = (self._agent.settings.tracer or default_tracer()).journal
-        if journal:
+        if journal := self._tracer.journal:
             with suppress(HotloopError):
                 row, _ = await asyncio.wrap_future(journal.read(run_id, "ended"))
                 is_own = row.run_id == run_id and row.session.startswith(tenant.qualify(" ")[:-1])

@@ -13,6 +13,7 @@ from hotloop.agent.events import Event, RunEnded
 from hotloop.agent.journal import ApprovalPending, RunStopped
 from hotloop.agent.limits import LimitReached
 from hotloop.agent.run_stream import RunStream
+from hotloop.agent.service.metrics import AgentMetrics
 from hotloop.core.errors import ConfigError, HotloopError, RemoteError, RequestError
 
 Events = AsyncIterator[Event]
@@ -21,8 +22,9 @@ Events = AsyncIterator[Event]
 class RunningAgents:
     """All runs of a process, `max_runs` at a time."""
 
-    def __init__(self, max_runs: int) -> None:
+    def __init__(self, max_runs: int, metrics: AgentMetrics) -> None:
         self._max_runs = max_runs
+        self._metrics = metrics
         self._runs: dict[asyncio.Task[None], RunStream[Any]] = {}
         self.is_closing = False
 
@@ -34,7 +36,7 @@ class RunningAgents:
         if self.is_closing:
             raise RemoteError("the agent is shutting down", status=503)
         run, told = make(), asyncio.Queue[Event | Exception]()
-        task = asyncio.create_task(_read(run, told))
+        task = asyncio.create_task(_read(run, told, self._metrics.watch()))
         self._runs[task] = run
         task.add_done_callback(self._runs.pop)
         try:
@@ -57,9 +59,10 @@ class RunningAgents:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _read(run: RunStream[Any], told: "asyncio.Queue[Event | Exception]") -> None:
+async def _read(run: RunStream[Any], told: "asyncio.Queue[Event | Exception]", watch: Callable[[Event], None]) -> None:
     try:
         async for event in run:
+            watch(event)
             told.put_nowait(event)
     except Exception as error:
         told.put_nowait(error)
