@@ -1,13 +1,16 @@
 """One address: what it answers itself, what it passes on to the byte, and what it keeps to itself."""
 
+import asyncio
 import json
 import re
+from typing import Any
 
 import httpx
 import pytest
 from tests.router.conftest import MESSAGES, Page, replica_configs, with_key
 
-from hotloop.router.config import ReplicaConfig
+from hotloop.router.app import RouterApp
+from hotloop.router.config import ReplicaConfig, RouterConfig, RoutingConfig
 
 CHAT = "/v1/chat/completions"
 
@@ -280,3 +283,25 @@ async def test_a_field_that_nobody_reads_is_passed_on_where_replicas_publish_wha
     answer = await router.client.post(CHAT, content=body, headers={"content-type": "application/json"})
     assert answer.status_code == 200
     assert mirror.seen[-1]["raw"] == body
+
+
+async def test_whoever_watches_for_the_clients_end_takes_nothing_of_what_it_sends() -> None:
+    """The name of a session that is closed, in pieces."""
+    pieces = [b"{", b'"session_id"', b": ", b'"c"', b"}"]
+    told: list[Any] = []
+
+    async def receive() -> Any:
+        await asyncio.sleep(0)
+        if not pieces:
+            await asyncio.Event().wait()
+        return {"type": "http.request", "body": pieces.pop(0), "more_body": bool(pieces)}
+
+    async def send(message: Any) -> None:
+        told.append(message)
+
+    app = RouterApp(RoutingConfig(router=RouterConfig(), replicas=(ReplicaConfig(url="http://127.0.0.1:9", name="r"),)))
+    headers = [(b"content-type", b"application/json")]
+    path: dict[str, Any] = {"path": "/close_session", "raw_path": b"/close_session", "query_string": b""}
+    await app({"type": "http", "method": "POST", "headers": headers, **path}, receive, send)
+    assert told[0]["status"] == 200
+    assert json.loads(told[1]["body"]) == {"id": "c", "object": "session.closed", "replicas": []}

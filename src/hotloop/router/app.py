@@ -105,7 +105,7 @@ class ClientCall:
                 return body.take()
 
     async def do_unless_gone(self, work: Coroutine[Any, Any, None]) -> bool:
-        """Do the work unless the client hangs up first; whether it was done."""
+        """Do the work, for which the body is read already, unless the client hangs up first; whether it was done."""
         doing = asyncio.current_task()
         assert doing
         leaving = asyncio.create_task(self._hang_up(doing))
@@ -202,7 +202,8 @@ class RouterApp:
         elif by == "owner":
             await caller.do_unless_gone(self._ask_owner(method, path, query, caller))
         elif by == "sessions":
-            await caller.do_unless_gone(self._close_session(path, caller))
+            name = await self._closed_session(path, caller)
+            await caller.do_unless_gone(self._close_session(name, caller))
         elif by == "hotloop":
             await caller.do_unless_gone(self._ask_any(path, caller))
         elif path == METRICS_PATH:
@@ -326,14 +327,18 @@ class RouterApp:
                     return
         raise RouteError(404, "unknown_url", f"no replica that is a hotloop is up, and no other has {path}")
 
-    async def _close_session(self, path: str, caller: ClientCall) -> None:
-        """Tell all that keep sessions that one is over, by the name that each of them has for it."""
+    async def _closed_session(self, path: str, caller: ClientCall) -> str:
+        """By the path, or else the body."""
         match = CLOSING.fullmatch(path)
         given = match["id"] if match else None
         if not given and (body := parse_json(await caller.read_body(self._max_body), _ClosedSession)):
             given = body.session_id
         if not given:
             raise RequestError("session_id must be a text", param="session_id")
+        return given
+
+    async def _close_session(self, given: str, caller: ClientCall) -> None:
+        """Tell all that keep sessions that one is over, by the name that each of them has for it."""
         closed = []
         for replica in [each for each in self.replica_set.replicas.values() if each.state == "up"]:
             if not replica.kind.close_path:
