@@ -31,8 +31,8 @@ END = "<!-- figures: end -->"
 _INTRODUCTION = """## Published claims, reproduced
 ```bash
 make benchmarks
-make benchmarks CLAIMS='--only loop'      # one part, beside what is kept of the others
-python -m benchmarks.claims.gpu --keep    # the same rows by the same code, on a card
+python -m benchmarks.claims --keep --only loop    # one part, beside what is kept of the others
+python -m benchmarks.claims.gpu --keep            # the same rows by the same code, on a card
 ```
 measures all of this, keeps the figures in `docs/figures` and writes what follows from them; `python -m
 benchmarks.claims.page` writes the page anew. Claims are as they were published, on other machines and with other
