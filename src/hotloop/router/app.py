@@ -68,6 +68,7 @@ log = logging.getLogger("hotloop.router")
 
 TIER_HEADER = b"x-hotloop-tier"
 JSON = b"application/json"
+_BETA = b"anthropic-beta"
 _ID_HEADER = REQUEST_ID_HEADER.encode()
 
 
@@ -225,6 +226,10 @@ class RouterApp:
             caller.headers[PRIORITY_HEADER.encode()] = held.headers[PRIORITY_HEADER].encode()
         stable = self._stabilise(request)
         request = stable.request if stable else request
+        if stable and stable.betas:
+            caller.headers[_BETA] = b",".join(
+                filter(None, (caller.headers.get(_BETA), ",".join(stable.betas).encode()))
+            )
         metered = self.spending.admit(request)
         with self.recorder.open(request, caller.headers, caller.request_id) as span:
             caller.client.copy = span.answer
@@ -245,7 +250,10 @@ class RouterApp:
         route, is_on = self._tiered.config.route(request.model), self.replica_set.config.router.stabilise
         if not (is_on if route is None or route.stabilise is None else route.stabilise):
             return None
-        return self._stable.apply(request, self.replica_set.kinds_for(request)) if find_format(request) else None
+        if not find_format(request):
+            return None
+        tells_late_tools = self.replica_set.config.router.tell_late_tools
+        return self._stable.apply(request, self.replica_set.kinds_for(request), tells_late_tools=tells_late_tools)
 
     def _scope(self, tenant: Tenant) -> str:
         """Whose prefixes are not to be shared with others; empty where they are."""

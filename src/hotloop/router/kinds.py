@@ -12,6 +12,7 @@ from typing import Any, Literal
 from urllib.parse import quote, urlsplit
 
 from hotloop.wire.errors import read_failure
+from hotloop.wire.late import LateWay
 
 Api = Literal["chat", "completions", "responses", "messages", "compaction", "tokenize", "embeddings"]
 Auth = Literal["bearer", "x-api-key", "api-key"]
@@ -89,6 +90,8 @@ class ReplicaKind:
     """What its paths have in the place of `/v1`, behind its address; `{model}` is what it calls the model."""
     api_version: str = ""
     """For one that asks for `api-version`: the one that is named where the file names none."""
+    late_tools: LateWay = ""
+    """How it can be told of tools that come in mid-session, but for their place among the others."""
     salted: frozenset[Api] = frozenset()
     """The APIs in which a `cache_salt` keeps prefixes apart."""
 
@@ -121,6 +124,7 @@ _KINDS: tuple[ReplicaKind, ...] = (
         priority=int,
         class_step=1,
         resumes="message",
+        late_tools="words",  # its parsers read a call of any name
         salted=_SALTED,
     ),
     ReplicaKind(
@@ -167,6 +171,7 @@ _KINDS: tuple[ReplicaKind, ...] = (
         reads_threads=True,
         fixed_headers=((b"anthropic-version", b"2023-06-01"),),
         resumes="prefill",
+        late_tools="changes",
     ),
 )
 _HOSTED: dict[str, Any] = {"health_path": None, "models_path": None, "is_strict": True}
