@@ -76,7 +76,7 @@ class StablePrompts:
                 {name: given[name] if name == "tools" else decode(given[name]) for name in _FIELDS if name in given},
                 scope=_scope(request),
                 has_calls=any(word in request.raw for word in _CALLS),
-                pays_marks="anthropic" in kinds,
+                pays_marks=any(KINDS[name].pays_marks for name in kinds),
                 cache_key=_cache_key(request) if "openai" in kinds else "",
                 late_tools=way,
             )
