@@ -37,7 +37,7 @@ from hotloop.router.errors import RouteError, as_route_error, error_headers, ren
 from hotloop.router.kinds import PATHS, Api
 from hotloop.router.metrics import CONTENT_TYPE, RouterMetrics
 from hotloop.router.paths import CLOSING, EXPLAIN, OWNED, find_path, is_path
-from hotloop.router.proxy import BadAnswer, Proxy, is_redirect, kept_headers, relay, send_whole
+from hotloop.router.proxy import BadAnswer, ProxiedAnswer, Proxy, is_redirect, kept_headers, relay, send_whole
 from hotloop.router.replicas.replica import Replica
 from hotloop.router.replicas.replica_set import ReplicaSet
 from hotloop.router.request import NOBODY, RoutedRequest, parse_request
@@ -264,10 +264,10 @@ class RouterApp:
         if not self._tiered.is_route(request.model):
             await self._relay(request, span, caller, metered)
             return
-        request, choice, answer = await self._tiered.settle(request, span)
-        metered.request = request
+        settled = await self._tiered.settle(request, span)
+        metered.request, choice, answer = settled.request, settled.choice, settled.answer
         if answer is None:
-            await self._relay(request, span, caller, metered, choice)
+            await self._relay(settled.request, span, caller, metered, choice, settled.live)
             return
         kind = b"text/event-stream; charset=utf-8" if request.is_stream else JSON
         await caller.send_whole(200, [(b"content-type", kind), _tier_header(choice)], answer)
@@ -281,12 +281,14 @@ class RouterApp:
         caller: ClientCall,
         metered: Metered,
         tier: TierChoice | None = None,
+        live: ProxiedAnswer | None = None,
     ) -> None:
+        """`live` is its answer if that has begun."""
         begun_at = time.monotonic()
         if tier:
             caller.client.add_header(*_tier_header(tier))
         try:
-            begun = await self._proxy.begin(request, span, caller.client)
+            begun = live or await self._proxy.begin(request, span, caller.client)
         except HotloopError:
             if tier:
                 self._tiered.fail(request)
@@ -295,6 +297,8 @@ class RouterApp:
         span.begin(choice, begun.status)
         metered.has_begun, metered.is_refused = True, begun.status >= 300
         try:
+            if live:
+                await caller.client.begin(live.status, live.headers)
             if begun.status >= 500:
                 _log_failure(caller, begun.status, f"replica {replica.name} answered so")
             first_byte_s = time.monotonic() - begun_at
