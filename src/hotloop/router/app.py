@@ -31,13 +31,14 @@ from hotloop.http.requests import (
     parse_request_id,
     render_ids,
 )
+from hotloop.router.answer import ProxiedAnswer
 from hotloop.router.client_stream import ClientStream
 from hotloop.router.config import RoutingConfig
 from hotloop.router.errors import RouteError, as_route_error, error_headers, render_error, render_event
 from hotloop.router.kinds import PATHS, Api
 from hotloop.router.metrics import CONTENT_TYPE, RouterMetrics
 from hotloop.router.paths import CLOSING, EXPLAIN, OWNED, find_path, is_path
-from hotloop.router.proxy import BadAnswer, ProxiedAnswer, Proxy, is_redirect, kept_headers, relay, send_whole
+from hotloop.router.proxy import BadAnswer, Proxy, is_redirect, kept_headers, relay, send_whole
 from hotloop.router.replicas.replica import Replica
 from hotloop.router.replicas.replica_set import ReplicaSet
 from hotloop.router.request import NOBODY, RoutedRequest, parse_request

@@ -12,8 +12,9 @@ from typing import Any
 import msgspec
 
 from hotloop.core.errors import HotloopError
+from hotloop.router.answer import ProxiedAnswer
 from hotloop.router.kinds import CHAT
-from hotloop.router.proxy import ProxiedAnswer, Proxy
+from hotloop.router.proxy import Proxy
 from hotloop.router.request import RoutedRequest, parse_request
 from hotloop.router.spans import RouteSpan
 from hotloop.router.summary import AnswerSummary
