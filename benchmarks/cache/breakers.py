@@ -68,6 +68,14 @@ def say_late(body: Json, number: int) -> Json:
     return body | {"messages": [*messages[:place], {"role": "system", "content": _LATE}, *messages[place:]]}
 
 
+def offer_late(body: Json, number: int) -> Json:
+    """A third of the tools are there from the second turn on only; any may be called, or none."""
+    tools = body.get("tools", ())
+    is_first = all(message["role"] != "assistant" for message in body["messages"])
+    shown = tools[: -(-2 * len(tools) // 3)] if is_first else tools
+    return body | {"tools": shown, "tool_choice": "auto"} if tools else body
+
+
 def rewrite_arguments(body: Json, number: int) -> Json:
     """Arguments parsed and written anew, with other spaces than the model's."""
     return body | {"messages": [_rewrite_message(message) for message in body["messages"]]}
@@ -104,6 +112,7 @@ BREAKERS = (
     Breaker("time, unlisted", "timestamp", partial(top, _unlisted), can_help=False),
     Breaker("tools shuffled", "tools", shuffle_tools),
     Breaker("schema keys shuffled", "tools", shuffle_keys),
+    Breaker("tools late", "late-tools", offer_late),
     Breaker("late system turn", "late-system", say_late),
     Breaker("arguments rewritten", "retokenised", rewrite_arguments),
     # Hot enough that a model cuts words otherwise than its tokenizer would; cold ones seldom do.

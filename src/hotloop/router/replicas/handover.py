@@ -67,7 +67,7 @@ async def _hand(source: Replica, target: Replica, session: str) -> bool:
             offer = {**msgspec.to_builtins(told), "session": session, "source": source.config.url}
             page = await _post(target, KV_OFFER_PATH, offer)
     except (UpstreamFailed, TimeoutError) as failure:
-        log.warning("session not handed on: from=%s to=%s reason=%s", source.name, target.name, failure)
+        log.debug("session not handed on: from=%s to=%s reason=%s", source.name, target.name, failure)
         return False
     taken = parse_json(page, _Taken) if page else None
     return taken is not None and taken.tokens >= _SHARE * len(told.tokens)

@@ -306,9 +306,13 @@ class ReplicaSet:
         self._run_in_background(self._drain(replica))
 
     def _takers(self, replica: Replica) -> list[Replica]:
-        """Who may have the sessions of a replica that drains: others of its models."""
-        others = (each for each in self.replicas.values() if each.state == "up" and each.kind is replica.kind)
-        return [each for each in others if each is not replica and each.models.keys() >= replica.models.keys()]
+        """Who may have the sessions of a replica that drains: others of its models, of its pool if there are any."""
+        others = [
+            each
+            for each in self.replicas.values()
+            if each.state == "up" and each.kind is replica.kind and each.models.keys() >= replica.models.keys()
+        ]
+        return [each for each in others if each.config.pool == replica.config.pool] or others
 
     def _run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
