@@ -55,9 +55,7 @@ def test_a_huge_folder_is_refused_before_it_is_read(tmp_path: Path) -> None:
 
     limits = {"kv_bytes": 2 * GIB, "working_bytes": GIB, "free_bytes": 24 * GIB}
     with pytest.raises(ModelError) as caught:
-        check_fits_cpu(
-            "huge", held.__getitem__, "int8", [*held], kv_bytes=2 * GIB, working_bytes=GIB, free_bytes=24 * GIB
-        )
+        check_fits_cpu("huge", held_bytes, "int8", ["int8", "int4"], **limits)
     assert str(caught.value) == (
         "huge does not fit: weights 131.4 GiB + KV 2.0 GiB + working memory 1.0 GiB = 134.4 GiB, "
         "but this machine has only 24.0 GiB free; no setting changes that, only a smaller model or more memory"
@@ -77,9 +75,7 @@ def test_the_setting_that_helps_is_named(free_gib: int, advice: str | None) -> N
     limits = {"kv_bytes": 2 * GIB, "working_bytes": GIB, "free_bytes": free_gib * GIB}
 
     def check() -> None:
-        check_fits_cpu(
-            "m", held.__getitem__, "int8", [*held], kv_bytes=2 * GIB, working_bytes=GIB, free_bytes=free_gib * GIB
-        )
+        check_fits_cpu("m", held.__getitem__, "int8", [*held], **limits)
 
     if advice is None:
         check()
