@@ -1,6 +1,7 @@
 """Every view of the dashboard, in Chromium."""
 
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from hotloop.ui.store_source import StoreSource
 
 LONG, HOSTILE = long_run()[0].trace_id, hostile_run()[0].trace_id
 NUM_FAILED = sum(i % 9 == 4 and i % 7 != 3 for i in range(NUM_RUNS - 2))  # as `make_runs` has it
+DAY_NS = 24 * 3600 * 10**9
 FEW = [Run(i, "flight desk", "session-01").agent_run(6) for i in range(3)]
 
 
@@ -76,7 +78,24 @@ class TestSummary:
         assert page.locator("table.summary tbody tr").count() == 1
         assert page.locator("table.summary td").first.text_content() == "flight desk"
         assert page.locator("table.summary td").nth(1).text_content() == "3"
-        assert page.locator(".charts svg .mark").count() >= 3
+        captions = page.locator(".charts figcaption").all_text_contents()
+        assert captions == [
+            "Time to first token, p95",
+            "Queue, interactive, p95",
+            "Queue, workflow, p95",
+            "Wall time of a run, p95",
+            "Cached share of prompts",
+            "Tokens recomputed",
+            "Output tokens/s",
+            "Runs with errors",
+            "Cost",
+        ]
+        assert page.evaluate(
+            """() => [...document.querySelectorAll(".charts svg")].every((chart) =>
+                [...chart.querySelectorAll("text")].every((text) => text.getBBox().x >= 0))"""
+        )
+        for i in (0, 1, 2, 3, 4, 6):
+            assert page.locator(".charts figure").nth(i).locator(".mark").count(), captions[i]
         page.set_viewport_size({"width": 320, "height": 900})
         assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
         page.select_option("select >> nth=0", "session")
@@ -88,6 +107,27 @@ class TestSummary:
         page.wait_for_selector("td:text('tiny-1')")
         assert page.locator("table.summary th").nth(1).text_content() == "requests"
         assert page.get_by_text("18 requests").count() == 1
+
+    def test_days_narrow_it_and_the_list_of_runs(self, tab: Browsing, serve: Callable[..., PageServer]):
+        early, late = (Run(i, "flight desk", start_ns=START_NS + i * 3 * DAY_NS).agent_run(2) for i in range(2))
+        day = datetime.fromtimestamp(START_NS / 1e9).date().isoformat()
+        page = tab.open(f"{serve(early, late, clock=lambda: START_NS + 7 * DAY_NS).url}#/summary")
+        page.get_by_label("From day").fill(day)
+        page.wait_for_selector("text=2 runs")
+        page.get_by_label("To day").fill(day)
+        page.wait_for_selector("text=1 run")
+        page.reload()
+        page.wait_for_selector("text=1 run")
+        assert page.get_by_label("To day").input_value() == page.get_by_label("From day").input_value() == day
+        page.keyboard.press("2")
+        page.wait_for_selector("text=2 runs")
+        page.get_by_label("From day").fill(day)
+        page.get_by_label("To day").fill(day)
+        page.wait_for_selector("text=1 run")
+        assert page.locator(".run-row").get_attribute("href") == f"#/runs/{early[0].trace_id}"
+        assert "from_s=" in page.url
+        page.set_viewport_size({"width": 320, "height": 900})
+        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
 
     def test_where_nothing_ran_it_says_so(self, tab: Browsing, serve: Callable[..., PageServer]):
         tab.open(f"{serve(*FEW).url}#/summary?since_s=3600").wait_for_selector(
