@@ -2,14 +2,10 @@
 
 from collections.abc import Callable
 from datetime import datetime
-from pathlib import Path
 
 import pytest
 from tests.ui.conftest import NUM_RUNS, Browsing, PageServer
-from tests.ui.made_up import SCRIPT, START_NS, TOOLS, Run, fill_store, hostile_run, long_run
-
-from hotloop.trace.store import TraceStore
-from hotloop.ui.store_source import StoreSource
+from tests.ui.made_up import SCRIPT, START_NS, TOOLS, Run, hostile_run, long_run
 
 LONG, HOSTILE = long_run()[0].trace_id, hostile_run()[0].trace_id
 NUM_FAILED = sum(i % 9 == 4 and i % 7 != 3 for i in range(NUM_RUNS - 2))  # as `make_runs` has it
@@ -290,19 +286,18 @@ class TestCompare:
         page.keyboard.press("Escape")
         page.wait_for_selector(".run-row")
 
-    def test_tags_are_shown_wherever_the_run_is(self, tab: Browsing, tmp_path: Path):
-        path = fill_store(tmp_path / "tagged.db", FEW[0], tags=["nightly"])
-        with TraceStore(path) as store, PageServer(StoreSource(store, title="made up")) as server:
-            page = tab.open(f"{server.url}#/runs?q=nightly")
-            page.wait_for_selector(".run-row .tag")
-            run_id = FEW[0][0].trace_id
-            for address, wanted in {
-                f"#/runs/{run_id}": ".run-head .tag",
-                f"#/compare/{run_id}/{run_id}": "td .tag",
-            }.items():
-                page.goto(f"{server.url}{address}")
-                page.wait_for_selector(wanted)
-                assert page.locator(wanted).first.text_content() == "nightly"
+    def test_tags_are_shown_wherever_the_run_is(self, tab: Browsing, serve: Callable[..., PageServer]):
+        server = serve(FEW[0], tags=["nightly"])
+        page = tab.open(f"{server.url}#/runs?q=nightly")
+        page.wait_for_selector(".run-row .tag")
+        run_id = FEW[0][0].trace_id
+        for address, wanted in {
+            f"#/runs/{run_id}": ".run-head .tag",
+            f"#/compare/{run_id}/{run_id}": "td .tag",
+        }.items():
+            page.goto(f"{server.url}{address}")
+            page.wait_for_selector(wanted)
+            assert page.locator(wanted).first.text_content() == "nightly"
 
     def test_with_itself_a_run_is_the_same(self, tab: Browsing, serve: Callable[..., PageServer]):
         run_id = FEW[0][0].trace_id
