@@ -45,7 +45,7 @@ class Streamed:
 
 
 class Wire:
-    """A hotloop server, or another's that tells how much of a prompt was cached. An async context manager; connections are pooled."""
+    """A server that tells how much of a prompt was cached. An async context manager; connections are pooled."""
 
     def __init__(self, url: str, *, model: str | None = None, api_key: str | None = None) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
