@@ -1,7 +1,7 @@
 """What breaks a prefix, and what that costs."""
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
@@ -75,7 +75,7 @@ def _measure_all(
     """By setting of the server."""
     scripts = _load_scripts(flags)
     held: dict[str, dict[str, Held]] = {}
-    settings = dict.fromkeys(urls, ()) or {"protected": (), "unprotected": UNPROTECTED}
+    settings: Mapping[str, Sequence[str]] = dict.fromkeys(urls, ()) or {"protected": (), "unprotected": UNPROTECTED}
     for setting, server_flags in settings.items():
         with lend_server(setting if urls else None, flags.model, server_flags) as address:
             # One that we serve may be a file, and its name on the server another.

@@ -85,14 +85,6 @@ def _one_line(now: datetime) -> str:
     return f"Current date and time: {now:%A, %B %d, %Y, %I:%M:%S %p} +00:00\n\n"
 
 
-def _section(now: datetime) -> str:
-    return f"## Current Date & Time\n{now:%A, %Y-%m-%d %H:%M:%S} (UTC)\n\n"
-
-
-def _plain_date(now: datetime) -> str:
-    return f"The current date is {now:%Y-%m-%d %H:%M:%S}.\n\n"
-
-
 def _billing(now: datetime) -> str:
     return (
         f"x-anthropic-billing-header: cc_version=2.1.0; cc_entrypoint=cli; cch={int(now.timestamp()) % 0xFFFFF:05x};\n"
@@ -106,8 +98,6 @@ def _unlisted(now: datetime) -> str:
 BREAKERS = (
     Breaker("none", "none", leave),
     Breaker("time, one line", "timestamp", partial(top, _one_line)),
-    Breaker("time, a section", "timestamp", partial(top, _section)),
-    Breaker("time as a date", "timestamp", partial(top, _plain_date)),
     Breaker("billing header", "timestamp", partial(top, _billing)),
     Breaker("time, unlisted", "timestamp", partial(top, _unlisted), can_help=False),
     Breaker("tools shuffled", "tools", shuffle_tools),
