@@ -46,7 +46,11 @@ _HEAD = "| claim | published | baseline | on a CPU | on a GPU | does it hold? |\
 _DEVICES: Mapping[Device, str] = {"cpu": "CPU", "cuda": "GPU"}
 _GROWTH = {
     "claims-loop.svg": (TOKENS, "Prompt tokens prefilled in each turn of a loop", "tokens"),
-    "claims-steps.svg": (FLAT, "Time of each turn of a loop", "ms"),
+    "claims-steps.svg": (
+        FLAT,
+        "Time of each turn of one loop; measured at 1 to 5, 10, 18 and 26, straight lines between",
+        "ms",
+    ),
 }
 
 

@@ -1,4 +1,4 @@
-"""The page is what its command writes from the figures that are kept, and the README quotes nothing else."""
+"""The page is what its command writes from the figures that are kept."""
 
 import re
 from dataclasses import replace
