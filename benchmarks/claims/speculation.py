@@ -17,12 +17,11 @@ def measure_speculation(bench: Bench) -> Result:
     recorded, num_splits = bench.supplies.data, bench.scale.num_splits
     figures = _figures("workflows", bench.workflows, num_splits, Taken(threshold=0.8, trusted=True))
     figures += _figures("recorded runs", recorded, num_splits, Taken(threshold=0.8)) if recorded else []
-    runs = "generated office workflows, with tools marked `trusted`" + (
-        f", and {bench.runs}, without" if recorded else ""
-    )
+    others = f", and {bench.runs}, without" if recorded else ""
+    runs = f"generated office workflows, with tools marked `trusted`{others}; half of them learned from"
     return Result(
         claim=SPECULATION,
-        what=f"{runs}; half of them learned from; on a simulated clock: 60 tokens a second, tools of 0.4 s in the median",
+        what=f"{runs}, on a simulated clock: 60 tokens a second, tools of 0.4 s in the median",
         figures=figures,
     )
 
