@@ -150,7 +150,7 @@ POLICIES: Mapping[str, Policy] = {
 def _below_share(views: Sequence[ReplicaView], placing: PlacementRequest) -> Sequence[ReplicaView]:
     """Where a session may go that is new, or moves: what many begin with draws them all to one replica, and they stay.
     As long as there are hardly any, each goes where it is cheapest."""
-    num_sessions = sum([view.num_sessions for view in views]) + (not any([view.is_home for view in views]))
+    num_sessions = sum([view.num_sessions for view in views]) + (not any(view.is_home for view in views))
     if not placing.session or num_sessions < 2 * len(views):
         return views
     fair = MAX_SHARE * num_sessions / sum([view.weight for view in views])
