@@ -126,10 +126,10 @@ test-mutants: $(STAMP) ## Change an operator at a time in the modules that own i
 demo: $(STAMP) ## A few agents, naive and then hotloop
 	@$(BIN)/hotloop demo
 
-bench: model ## Measure hotloop against itself without reuse and batching, and the overhead of a step
-	@$(BIN)/python -m benchmarks.run
+bench: $(STAMP) ## Measure what a step costs beside the model
+	@$(BIN)/python -m benchmarks.overhead
 
-benchmarks: model ## Measure what is claimed in public, keep the figures and write docs/benchmarks.md (CLAIMS='--small A --large B ...')
+benchmarks: model ## Measure what is claimed in public, keep the figures and write docs/benchmarks.md (CLAIMS='--only loop --large B ...')
 	$(BIN)/python -m benchmarks.claims --keep $(CLAIMS)
 
 wheel: $(STAMP) ## Build a wheel for this machine, or for MACHINE=x86_64, aarch64 or arm64 (Apple's), with our libraries in it
