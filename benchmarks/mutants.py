@@ -74,6 +74,7 @@ TESTS: Mapping[str, list[str]] = {
     "agent/tools/dispatch.py": ["tests/agent/tools/test_dispatch.py", "tests/agent/test_run.py"],
 }
 _SHARED_AGAIN = "whole blocks that are shared already are shared once more, which does nothing"
+_AS_LONG_AS_BEFORE = "a step that took as long as was known teaches nothing, whatever its share"
 _NO_PLACE_AHEAD = "one that is past its prompt is compared for nothing: no place in it lies ahead"
 EQUIVALENT: Mapping[str, str] = {
     "engine/scheduler/scheduler.py: request.num_settled // self.block_size > part.begin // self.block_size -> "
@@ -81,6 +82,7 @@ EQUIVALENT: Mapping[str, str] = {
     "engine/scheduler/scheduler.py: request.num_settled // self.block_size -> request.num_settled * self.block_size": (
         _SHARED_AGAIN
     ),
+    "engine/drafting/payoff.py: duration_s < before_s -> duration_s <= before_s": _AS_LONG_AS_BEFORE,
     "engine/scheduler/scheduler.py: room <= 0 -> room < 0": (
         "one that runs may adopt what is cached a step earlier; it computes nothing, for there is no room"
     ),
