@@ -2,6 +2,8 @@
 
 import io
 import json
+import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -78,6 +80,39 @@ def test_a_run_that_is_given_up(clerk: str, hotloop: Command):
     code, _, said = hotloop("runs", "resume", row["run_id"])
     assert code == 2
     assert "nothing left to go on with" in said
+
+
+KILLED = """
+import os, signal
+from hotloop import Agent, Approval, ScriptedCall, ScriptedModel, tool
+
+@tool
+def send(to: str) -> str:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+model = ScriptedModel([ScriptedCall("send", to="Ann"), "All is sent."])
+agent = Agent(model, [send], approve=lambda call: Approval.later())
+"""
+
+
+def test_a_call_that_may_have_run_is_said_to(tmp_path: Path, hotloop: Command):
+    file, trace = tmp_path / "killed.py", str(tmp_path / "trace.db")
+    file.write_text(KILLED)
+    killed = subprocess.run([sys.executable, "-m", "hotloop", "run", str(file), "go", "--trace", trace], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    [row] = json.loads(hotloop("runs", "list", "--json")[1])
+    assert row["state"] == "interrupted"
+    run_id = row["run_id"]
+    [call] = json.loads(hotloop("runs", "show", run_id, "--json")[1])["calls"]
+    assert (call["state"], call["may_have_run"]) == ("cut off", True)
+
+    code, _, said = hotloop("runs", "resume", run_id)
+    assert (code, "which may have run before" in said) == (1, True), said
+    shown = hotloop("runs", "show", run_id)[1]
+    assert "waits" in shown
+    assert "(it may have run before)" in shown
+    assert hotloop("runs", "approve", run_id, call["id"], "--deny", "it was sent")[0] == 0
+    assert hotloop("runs", "resume", run_id)[:2] == (0, "All is sent.\n")
 
 
 @pytest.mark.parametrize(

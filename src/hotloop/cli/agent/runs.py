@@ -71,7 +71,9 @@ def show(run: Run, *, trace: TraceFlags = TRACED, as_json: Json = False) -> None
         asked = [message.content for message in past.began.opening if message.role == "user"]
         print(f"prompt  {shorten(' '.join(asked), _SHOWN_CHARS)}")
         for call in _calls(past):
-            print(f"  {call['state']:<8} {call['id']}  {call['name']} {shorten(call['arguments'], _SHOWN_CHARS)}")
+            doubt = "  (it may have run before)" if call["may_have_run"] else ""
+            shown = f"{call['name']} {shorten(call['arguments'], _SHOWN_CHARS)}"
+            print(f"  {call['state']:<8} {call['id']}  {shown}{doubt}")
 
 
 @runs.command
@@ -164,11 +166,23 @@ def _render(row: "JournalRow") -> dict[str, Any]:
     return {name: value for name, value in values.items() if name != "owner"}
 
 
-def _calls(past: "Past") -> "Iterator[dict[str, str]]":
+def _calls(past: "Past") -> "Iterator[dict[str, Any]]":
     opened = past.open
     for call in opened.message.tool_calls if opened else ():
         assert opened
-        returned = opened.outcomes.get(call.id)
-        known = ("failed" if returned.is_error else "done") if returned else ""
-        state = known or ("running" if call.id in opened.begun else "decided" if call.id in past.verdicts else "waits")
-        yield {"id": call.id, "name": call.name, "arguments": call.arguments, "state": state}
+        is_cut, returned = past.row.state != "running" and call.id in opened.running, opened.outcomes.get(call.id)
+        if returned:
+            state = "failed" if returned.is_error else "done"
+        elif call.id in past.verdicts:
+            state = "decided"
+        elif call.id in opened.waiting or call.id not in opened.begun:
+            state = "waits"
+        else:
+            state = "cut off" if is_cut else "running"
+        yield {
+            "id": call.id,
+            "name": call.name,
+            "arguments": call.arguments,
+            "state": state,
+            "may_have_run": is_cut,
+        }
