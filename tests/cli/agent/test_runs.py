@@ -82,6 +82,26 @@ def test_a_run_that_is_given_up(clerk: str, hotloop: Command):
     assert "nothing left to go on with" in said
 
 
+def test_a_call_of_a_sub_agent_is_shown_and_decided_on(tmp_path: Path, hotloop: Command):
+    lead = tmp_path / "lead.py"
+    asks = 'Agent(ScriptedModel([ScriptedCall("ask", prompt="send"), "It is done."]), [clerk.as_tool("ask", "Asks.")])'
+    lead.write_text(CLERK.format(effects=str(tmp_path / "effects")) + f"\nclerk = agent\nagent = {asks}\n")
+    assert hotloop("run", str(lead), "go")[0] == 1
+    [row] = json.loads(hotloop("runs", "list", "--json")[1])
+    [ask] = json.loads(hotloop("runs", "show", row["run_id"], "--json")[1])["calls"]
+    assert (ask["name"], ask["state"], ask["may_have_run"]) == ("ask", "waiting", False)
+    assert ask["run"]["prompt"] == "send"
+    ann, bob = ask["run"]["calls"]
+    assert [ann["state"], bob["state"]] == ["waits", "waits"]
+    assert hotloop("runs", "approve", row["run_id"], ann["id"])[0] == 0
+    assert hotloop("runs", "approve", ask["run"]["run_id"], bob["id"])[0] == 0
+    shown = hotloop("runs", "show", row["run_id"])[1]
+    assert ask["run"]["run_id"] in shown
+    assert shown.count("decided") == 2
+    assert hotloop("runs", "resume", row["run_id"])[:2] == (0, "It is done.\n")
+    assert sorted((tmp_path / "effects").read_text().split()) == ["Ann", "Bob"]
+
+
 KILLED = """
 import os, signal
 from hotloop import Agent, Approval, ScriptedCall, ScriptedModel, tool
