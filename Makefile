@@ -17,7 +17,7 @@ NODE_CLIENTS := @anthropic-ai/claude-code @openai/codex opencode-ai @qwen-code/q
     @earendil-works/pi-coding-agent @vibe-kit/grok-cli openai @anthropic-ai/sdk ai @ai-sdk/openai @ai-sdk/openai-compatible zod
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model check format test test-apart test-page test-ray test-clients test-kernels test-gpu test-mutants test-fuzz test-wheel test-install test-images test-deploy bench-gpu demo bench benchmarks wheel docs docs-site clean
+.PHONY: help setup model check format test test-apart test-page test-ray test-clients test-kernels test-arm test-gpu test-mutants test-fuzz test-wheel test-install test-images test-deploy bench-gpu demo bench benchmarks wheel docs docs-site clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -92,6 +92,12 @@ $(KERNELS)/.installed: pyproject.toml constraints.txt constraints-kernels.txt
 
 test-kernels: $(KERNELS)/.installed ## Run the CUDA backend's tests without a card, in Triton's interpreter
 	OMP_NUM_THREADS=1 $(KERNELS)/bin/python -m pytest -n 2 tests/backends/cuda
+
+test-arm: $(STAMP) ## Run ARM's products of bytes on an emulated CPU, installed where Debian's packages can be
+	@{ command -v qemu-aarch64 && command -v aarch64-linux-gnu-g++; } >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+	    && apt-get update -qq && apt-get install -y -qq --no-install-recommends qemu-user g++-aarch64-linux-gnu >/dev/null; } \
+	    || echo "install qemu-user and a cross compiler to test what is for ARM"
+	$(BIN)/pytest -n 0 tests/backends/cpu/test_arm.py
 
 $(CUDA)/.installed: pyproject.toml constraints.txt
 	@$(CUDA)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(CUDA)

@@ -40,7 +40,7 @@ _A100 = "naive 15–20, TGI 35–45, vLLM 55–65, SGLang 60–70, TensorRT-LLM 
 _PICTURES = {
     "claims.svg": "How many times better, published and measured",
     "claims-loop.svg": "Prompt tokens prefilled up to each step",
-    "claims-steps.svg": "Milliseconds of a step; measured at steps 1 to 5, 10, 18 and 26, straight lines between",
+    "claims-steps.svg": "Milliseconds of a step of one run, at steps 1 to 5, 10, 18 and 26; straight lines between",
 }
 
 

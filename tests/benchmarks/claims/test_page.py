@@ -1,6 +1,5 @@
-"""The page is what its command writes from the figures that are kept, and the README quotes nothing else."""
+"""The page is what its command writes from the figures that are kept."""
 
-import re
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -32,8 +31,6 @@ GROWING = Result(
     figures=[Figure("prefilled", "tokens", [3], [6])],
     growth={"without reuse": [1, 3, 6], "with it": [1, 2, 3]},
 )
-README = PAGE.parents[1] / "README.md"
-NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 
 
 def test_the_page_is_what_its_command_writes():
@@ -50,18 +47,6 @@ def test_every_kept_result_is_of_a_claim_and_says_where_it_was_taken():
         assert name in CLAIMS
         assert result.taken
         assert "/" not in result.taken.command, name
-
-
-def test_the_readme_quotes_figures_that_stand_on_a_page():
-    """Of the comparison; a quoted figure may be rounded."""
-    text = README.read_text("utf-8").partition("## Benchmarks")[2].partition("\n## ")[0]
-    text = re.sub(r"`[^`]*`|\]\([^)]*\)", "", text)
-    pages = PAGE.read_text("utf-8") + PAGE.with_name("gpu.md").read_text("utf-8")
-    standing = [float(number.replace(",", "")) for number in NUMBER.findall(pages)]
-    for quoted in NUMBER.findall(text):
-        digits = len(quoted.partition(".")[2])
-        value = float(quoted.replace(",", "").rstrip(","))
-        assert any(round(number, digits) == value for number in standing), f"{quoted} stands on no page"
 
 
 def test_a_claim_is_a_row_with_both_machines_and_whether_it_holds():
