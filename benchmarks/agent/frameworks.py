@@ -3,7 +3,7 @@
     python -m benchmarks.agent.frameworks
 
 The model is a server on loopback that writes three calls, a piece every so often, and then an answer; each tool sleeps.
-LangGraph (with langchain-openai) and the OpenAI Agents SDK are measured where they are installed.
+LangGraph (by langchain and langchain-openai) and the OpenAI Agents SDK are measured where they are installed.
 """
 
 import asyncio
@@ -125,7 +125,7 @@ def http_client(executor: ToolExecutor, is_executed: bool) -> Any:
 
 
 async def ask_langgraph(url: str, executor: ToolExecutor, is_executed: bool) -> str:
-    chat, prebuilt = importlib.import_module("langchain_openai"), importlib.import_module("langgraph.prebuilt")
+    chat, agents = importlib.import_module("langchain_openai"), importlib.import_module("langchain.agents")
     structured = importlib.import_module("langchain_core.tools").StructuredTool
     async with http_client(executor, is_executed) as http:
         model = chat.ChatOpenAI(model="m", base_url=url, api_key="none", streaming=True, http_async_client=http)
@@ -133,7 +133,7 @@ async def ask_langgraph(url: str, executor: ToolExecutor, is_executed: bool) -> 
             structured.from_function(coroutine=function, name=name, description="Look something up.")
             for name, function in functions(executor, is_executed)
         ]
-        graph = prebuilt.create_react_agent(model, tools)
+        graph = agents.create_agent(model, tools)
         state = await graph.ainvoke({"messages": [("user", "What is it?")]})
     return str(state["messages"][-1].content)
 
@@ -196,7 +196,7 @@ async def ask_pydantic(url: str, executor: ToolExecutor, is_executed: bool) -> s
 FRAMES = (
     Frame("openai", ask_openai),
     Frame("pydantic_ai", ask_pydantic),
-    Frame("langgraph", ask_langgraph),
+    Frame("langchain", ask_langgraph),
     Frame("agents", ask_agents),
 )
 
