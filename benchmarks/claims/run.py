@@ -40,6 +40,7 @@ class Scale:
     num_requests: int = 16
     num_user_turns: int = 4
     num_workers: int = 6
+    num_sub_agents: int = 4
     num_drafted: int = 64
     num_questions: int = 34
     """Of each of six kinds."""
@@ -57,6 +58,7 @@ QUICK = Scale(
     num_requests=4,
     num_user_turns=1,
     num_workers=1,
+    num_sub_agents=1,
     num_drafted=4,
     num_questions=1,
     num_jobs=1,
@@ -110,7 +112,7 @@ def _scenarios(scale: Scale, supplies: Supplies, data: Path) -> Mapping[str, Cal
         TOOLS: lambda: measure_gathering(scale.tool_s, repeats),
         SPECULATION: lambda: measure_speculation(data, runs, scale.num_lessons, scale.num_splits),
         BATCHING: lambda: measure_batching(scale.num_requests, repeats),
-        PRIORITY: lambda: measure_priority(scale.num_user_turns, scale.num_workers, repeats),
+        PRIORITY: lambda: measure_priority(scale.num_user_turns, scale.num_workers, scale.num_sub_agents, repeats),
         DRAFT: _paired(
             DRAFT, supplies, lambda small, large: measure_drafting(large, small, repeats, scale.num_drafted)
         ),

@@ -27,6 +27,7 @@ from hotloop.engine.kvcache.retention import Retention
 from hotloop.engine.kvcache.sliding_window import SlidingWindowCache
 from hotloop.engine.kvcache.slots import StateSlots, WindowSlots
 from hotloop.engine.scheduler.fairness import Fairness, urgency
+from hotloop.engine.scheduler.guests import GuestShare
 from hotloop.engine.scheduler.prefill_budget import PrefillBudget
 from hotloop.engine.scheduler.prompt_order import PromptOrder
 from hotloop.engine.sessions.admission import Admission
@@ -78,6 +79,7 @@ class Scheduler:
             max_solo_prefill,
             config.class_limits,
         )
+        self.guests = GuestShare(is_on=max_solo_prefill < math.inf)
         self._order = PromptOrder(self.budget, self.max_step_tokens)
         self.waiting: dict[str, Request] = {}
         self.running: dict[str, Request] = {}
@@ -107,18 +109,20 @@ class Scheduler:
         if self._flying and any(each.num_pending and (each.is_serial or each.has_draft) for each in running):
             return Step()
         self.fairness.begin_step(now, is_busy=bool(self.running))
+        self.guests.begin(now, running)
         self.retention.now = self.admission.now = now
-        plan = StepPlan()
-        behind = []
+        plan, behind, are_held = StepPlan(), [], self.guests.are_held
         for request in [*running]:
             num_tokens = len(request.token_ids) + request.num_pending
             if request.num_pending and request.is_about_to_end:
                 continue
             missing = num_tokens - request.num_computed
-            if missing == 1 and num_tokens <= len(request.block_ids) * self.block_size and request.id in self.running:
-                plan.slices[request.id] = Slice(request, request.num_computed, num_tokens, wants_token=True)
-            elif missing > (self.block_size if request.num_computed >= len(request.prompt_ids) else 1):
+            if missing > (self.block_size if request.num_computed >= len(request.prompt_ids) else 1):
                 behind.append(request)
+            elif are_held and request.rank:
+                continue
+            elif missing == 1 and num_tokens <= len(request.block_ids) * self.block_size and request.id in self.running:
+                plan.slices[request.id] = Slice(request, request.num_computed, num_tokens, wants_token=True)
             elif request.id in self.running:  # it may have given way to one before it
                 self._grant(plan, request, self.states.cut(request, missing))
         queue = self._queue(behind)
@@ -173,8 +177,10 @@ class Scheduler:
         """The step was computed, and the requests have the tokens that were chosen after it."""
         assert self._flying.popleft() is step
         self.retention.now = now
-        if took_s > 0 and (num_prefilled := self.budget.learn(step.slices, took_s)):
-            self.retention.learn(num_prefilled, max(0.0, took_s - self.budget.plain_s))
+        if took_s > 0:
+            self.guests.learn(step.slices, took_s, self.budget)
+            if num_prefilled := self.budget.learn(step.slices, took_s):
+                self.retention.learn(num_prefilled, max(0.0, took_s - self.budget.plain_s))
         for part in step.slices:
             request = part.request
             request.num_pending -= part.wants_token
@@ -271,7 +277,7 @@ class Scheduler:
     def _begin_budget(self, decoding: list[int], num_prompts: int, lacking: dict[Request, int]) -> None:
         prefills = [(each.rank, self.budget.rest_s(each, num)) for each, num in lacking.items()]
         lead = min((each.rank for each in self.running.values()), default=len(Priority))
-        self.budget.begin(self.fairness.now, decoding, prefills, num_prompts, lead)
+        self.budget.begin(self.fairness.now, decoding, prefills, num_prompts, lead, self.guests.chunks_s)
 
     def _can_join(self, queue: list[Request]) -> bool:
         """Whether the first of the waiting has room, so that none behind it takes it away."""
