@@ -115,6 +115,16 @@ def test_what_the_readme_shows_of_the_linter_is_what_it_says() -> None:
     assert said.stdout.strip() == shown[2].strip()
 
 
+def test_the_agent_of_the_readme_ends_soon_on_any_model() -> None:
+    """The default model may never come to an end by itself."""
+    [shown] = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
+    [agent] = [
+        each for each in ast.walk(ast.parse(shown)) if isinstance(each, ast.Call) and ast.unparse(each.func) == "Agent"
+    ]
+    limits = {each.arg: ast.literal_eval(each.value) for each in agent.keywords if each.arg == "max_tokens"}
+    assert 0 < limits["max_tokens"] <= 200
+
+
 def test_the_picture_of_the_readme_is_up_to_date() -> None:
     for name, colours in PICTURES.items():
         assert (DOCS / name).read_text("utf-8") == draw(colours), "run `make docs`"

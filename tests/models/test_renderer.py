@@ -158,7 +158,7 @@ def test_a_process_that_is_killed_at_work_costs_nobody_an_answer(stopped: tuple[
 @pytest.mark.parametrize("text", ["small", "large" * 1_000_000])
 def test_a_process_that_does_not_answer_is_killed_and_replaced(text: str) -> None:
     renderer = Renderer(max_wall_s=1)
-    while not renderer.idle_pids:  # on a busy machine even the start may take longer
+    while not renderer.idle_pids:  # on a busy machine even that may take longer
         with suppress(Unavailable):
             renderer.compile("")
     [pid] = renderer.idle_pids
@@ -167,6 +167,16 @@ def test_a_process_that_does_not_answer_is_killed_and_replaced(text: str) -> Non
         renderer.render("{{ x }}", {"messages": [], "x": text})
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+    assert renderer.idle_pids == []
+
+
+def test_a_process_that_does_not_start_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python may take its time to start, a task may not."""
+    (tmp_path / "sitecustomize.py").write_text("import signal\nsignal.pause()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    renderer = Renderer(max_wall_s=600, max_start_s=0.1)
+    with pytest.raises(Unavailable, match=r"the process for chat templates did not start within 0\.1 s"):
+        renderer.compile("")
     assert renderer.idle_pids == []
 
 

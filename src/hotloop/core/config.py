@@ -58,11 +58,17 @@ Feature = Literal[
 FEATURES: tuple[Feature, ...] = get_args(Feature)
 """What is on unless it is disabled. Each is a field of its name in a class below; outside, `disable` lists them."""
 
+CLASS_SETTINGS = (
+    *("interactive_wait_s", "workflow_wait_s", "background_wait_s"),
+    *("workflow_share", "background_share", "promotion_s"),
+)
+"""Fields of `EngineConfig` that may stand in the table [classes] of a file."""
 RELOADABLE = frozenset(
     {
         *("api_key", "api_key_file", "log_level", "log_format"),
         *("replica", "max_connections", "policy", "queue_timeout_s", "max_retries", "hedge_after_s", "stabilise"),
         *("pool_share", "pool_tokens"),
+        *CLASS_SETTINGS,
     }
 )
 """Settings that SIGHUP applies. Any other that has changed is reported, and waits for a restart."""
@@ -100,13 +106,6 @@ class ClassLimits:
     """It waits for them no longer, as long as there is room."""
     max_share: float = 1.0
     """Of the time, for prefilling its prompts."""
-
-
-CLASS_SETTINGS = (
-    *("interactive_wait_s", "workflow_wait_s", "background_wait_s"),
-    *("workflow_share", "background_share", "promotion_s"),
-)
-"""Fields of `EngineConfig` that may stand in the table [classes] of a file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

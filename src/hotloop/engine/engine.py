@@ -12,7 +12,7 @@ from array import array
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from queue import SimpleQueue
 from typing import Self, TypeVar
@@ -20,7 +20,16 @@ from typing import Self, TypeVar
 import numpy as np
 
 from hotloop.backends.backend import Backend, Copy
-from hotloop.core.config import DEFAULT_MODEL, Device, EngineConfig, LoadFormat, Precision, WeightFormat, parse_bytes
+from hotloop.core.config import (
+    CLASS_SETTINGS,
+    DEFAULT_MODEL,
+    Device,
+    EngineConfig,
+    LoadFormat,
+    Precision,
+    WeightFormat,
+    parse_bytes,
+)
 from hotloop.core.errors import BackendError, DeviceLost, EngineClosed, Overloaded, PromptTooLong, RequestError
 from hotloop.core.grammar import Grammar
 from hotloop.core.request import FinishReason, Priority, Request, SamplingParams, TokenEvent, TokenLogprob, Usage
@@ -190,6 +199,11 @@ class Engine:
         """Tell when a prefix, of that session, is wanted again, on the clock of `time.monotonic`."""
         tokens = array("i", token_ids)
         self._post(lambda: self._core.scheduler.sessions.hold(tokens, hold, salt, session))
+
+    def limit_classes(self, config: EngineConfig) -> None:
+        """What classes of requests may wait, and their shares, are from now on as in `config`."""
+        self.config = replace(self.config, **{name: getattr(config, name) for name in CLASS_SETTINGS})
+        self._do(lambda: self._core.scheduler.limit_classes(config))
 
     def close_session(self, name: str) -> "Future[int]":
         """A session is over, and all that work for it: what the cache has of theirs alone is freed. How many blocks."""

@@ -23,12 +23,14 @@ from hotloop.core.errors import Overloaded, Unavailable
 
 MAX_CPU_S = 2.0
 MAX_WALL_S = 10.0  # for a machine that is busy
+MAX_START_S = 60.0  # until Python runs and has its imports: from a cold disk that is longer than any task
 MAX_QUEUE_S = 10.0
 MAX_BYTES = 1 << 30  # of addresses
 NUM_PROCESSES = 4
 LARGE_BYTES = 64 << 10
 """A larger task may take long enough to be felt. One process is kept from these, so that small ones need not wait."""
 RENDERED, FAILED = b"+", b"-"  # how an answer begins
+READY = b"!"  # what a process says first
 _CHILD = "hotloop.models.rendering"
 _KEPT_VARIABLES = ("PYTHONHOME", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TZ")
 """Where Python and its libraries are; and the time zone, for templates that write the date."""
@@ -46,6 +48,7 @@ class Renderer:
         *,
         max_cpu_s: float = MAX_CPU_S,
         max_wall_s: float = MAX_WALL_S,
+        max_start_s: float = MAX_START_S,
         max_queue_s: float = MAX_QUEUE_S,
         max_bytes: int = MAX_BYTES,
         num_processes: int = NUM_PROCESSES,
@@ -53,6 +56,7 @@ class Renderer:
         assert num_processes >= 2, "one of them is for small tasks"
         self._max_cpu_s = max_cpu_s
         self._max_wall_s = max_wall_s
+        self._max_start_s = max_start_s
         self._max_queue_s = max_queue_s
         self._limits = [str(max_cpu_s), str(max_bytes)]
         self._places = threading.BoundedSemaphore(num_processes)
@@ -133,17 +137,15 @@ class Renderer:
         return self._start()
 
     def _start(self) -> "_Process":
-        return _Process(self._limits, self._max_wall_s)
+        return _Process(self._limits, self._max_start_s, self._max_wall_s)
 
 
 class _Process:
-    """One process and the connection to it."""
+    """One process and the connection to it. It has begun when it is made: what a task may take is for the task."""
 
-    def __init__(self, limits: list[str], max_wall_s: float) -> None:
+    def __init__(self, limits: list[str], max_start_s: float, max_wall_s: float) -> None:
         ours, theirs = socket.socketpair()
-        timeval = struct.pack("ll", int(max_wall_s), int(max_wall_s % 1 * 1e6))
-        for direction in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-            ours.setsockopt(socket.SOL_SOCKET, direction, timeval)
+        _wait_at_most(ours, max_start_s)
         environment = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
         with theirs:
             self._process = subprocess.Popen(
@@ -153,8 +155,23 @@ class _Process:
                 stderr=subprocess.DEVNULL,
                 env=environment | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             )
-        self._connection = Connection(ours.detach())
         self.pid = self._process.pid
+        self._connection = Connection(os.dup(ours.fileno()))
+        with ours:
+            self._await_start(max_start_s)
+            _wait_at_most(ours, max_wall_s)
+
+    def _await_start(self, max_start_s: float) -> None:
+        """One that ends instead is found out by its first task."""
+        try:
+            with suppress(EOFError, ConnectionError):
+                self._connection.recv_bytes()
+        except BlockingIOError:
+            self.kill()
+            raise Unavailable(f"the process for chat templates did not start within {max_start_s:g} s") from None
+        except BaseException:
+            self.kill()
+            raise
 
     @property
     def is_alive(self) -> bool:
@@ -178,6 +195,12 @@ class _Process:
         self._connection.close()
         self._process.kill()
         return self._process.wait()
+
+
+def _wait_at_most(connection: socket.socket, seconds: float) -> None:
+    timeval = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
+    for direction in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        connection.setsockopt(socket.SOL_SOCKET, direction, timeval)
 
 
 _shared: Renderer

@@ -23,7 +23,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from hotloop.models.renderer import FAILED, RENDERED
+from hotloop.models.renderer import FAILED, READY, RENDERED
 
 MAX_CHARS = 128 << 20
 
@@ -133,6 +133,7 @@ def main(max_cpu_s: float, max_bytes: int) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
     connection = Connection(0)
     with contextlib.suppress(EOFError, OSError):
+        connection.send_bytes(READY)
         while task := connection.recv_bytes():
             signal.setitimer(signal.ITIMER_PROF, max_cpu_s)  # nobody handles this signal: it ends the process
             answer = _answer(task)

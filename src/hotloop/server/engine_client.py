@@ -132,7 +132,6 @@ class LocalEngine:
         self.grammars = engine.grammars
         self.block_size = engine.block_size
         self.max_context = engine.max_context
-        self.class_limits = engine.config.class_limits
         self.publishes_kv = engine.kv_events is not None
         self.kv_segments = engine.kv_segments
         self.kv_peers = engine.config.kv_peers
@@ -140,6 +139,10 @@ class LocalEngine:
         self._metrics = EngineMetrics(engine, model)
         self.abort = engine.abort
         self.drain = engine.drain
+
+    @property
+    def class_limits(self) -> Sequence[ClassLimits]:
+        return self._engine.config.class_limits
 
     @property
     def failure(self) -> Exception | None:

@@ -4,7 +4,7 @@ name is documented in docs/metrics.md, and a test holds the two together.
 
 import time
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, core, disable_created_metrics, generate_latest
@@ -44,7 +44,7 @@ def add_counts(*counts: Counts) -> Counts:
 
 
 class Metrics:
-    def __init__(self, class_limits: Sequence[ClassLimits], tracer: Tracer | None = None) -> None:
+    def __init__(self, class_limits: Callable[[], Sequence[ClassLimits]], tracer: Tracer | None = None) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(TraceCollector(tracer or NullTracer()))
         self._gap = _GapCollector()
@@ -56,7 +56,7 @@ class Metrics:
         self._waits = self._counter("wait_seconds", "What requests waited for.", "reason")
         ratio = "Wait for a turn, divided by the class's maximum."
         self._turn_wait = self._histogram("class_wait_ratio", ratio, _RATIOS, "priority")
-        self._limits = class_limits
+        self._limits_now = class_limits
         first_token = "From arrival to the first token."
         self._first_token = self._histogram("time_to_first_token_seconds", first_token, _LATENCIES)
         self._request = self._histogram("request_seconds", "From arrival to the end.", _LATENCIES)
@@ -88,7 +88,7 @@ class Metrics:
         if request.first_scheduled_at is not None:
             self._queue.observe(request.first_scheduled_at - request.arrived_at)
         if request.turn_wait_s is not None:
-            ratio = request.turn_wait_s / self._limits[request.priority].max_wait_s
+            ratio = request.turn_wait_s / self._limits_now()[request.priority].max_wait_s
             self._turn_wait.labels(request.priority.name.lower()).observe(ratio)
         for wait, wait_s in request.usage.waits_s.items():
             self._waits.labels(wait.value).inc(wait_s)

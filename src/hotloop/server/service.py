@@ -41,7 +41,7 @@ class Service:
         self._keys = keys or ApiKeys()
         self.is_draining = False
         self.model = config.served_name or engine.name
-        self.metrics = Metrics(engine.class_limits, tracer)
+        self.metrics = Metrics(lambda: engine.class_limits, tracer)
         self.chat = Chat(
             engine.template,
             engine.tokenizer,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hotloop.cli.serving.reload import Reload, Settings
-from hotloop.core.config import RELOADABLE, EngineConfig, RouterConfig, ServerConfig, TraceConfig
+from hotloop.core.config import CLASS_SETTINGS, RELOADABLE, EngineConfig, RouterConfig, ServerConfig, TraceConfig
 from hotloop.core.errors import ConfigError
 from hotloop.http.keys import read_keys
 
@@ -39,7 +39,7 @@ def test_what_is_applied_is_told_apart_from_what_waits(log_level: logging.Logger
 def test_the_settings_in_force_are_what_is_applied() -> None:
     given: list[RouterConfig] = []
     new = router(port=2, replica=("http://a", "http://b"), queue_timeout_s=5.0)
-    Reload(router(port=1), lambda: new)(lambda config: given.append(config) or ["replicas added: a, b"])
+    Reload(router(port=1), lambda: new)(lambda new: given.append(new.listener) or ["replicas added: a, b"])
     assert given == [RouterConfig(port=1, replica=("http://a", "http://b"), queue_timeout_s=5.0)]
 
 
@@ -64,7 +64,7 @@ def test_what_is_refused_changes_nothing(tmp_path: Path, log_level: logging.Logg
 
 
 def test_an_error_of_the_fleet_changes_nothing(log_level: logging.Logger) -> None:
-    def refuse(config: RouterConfig) -> list[str]:
+    def refuse(settings: Settings[RouterConfig]) -> list[str]:
         raise ConfigError("there is no replica")
 
     reloaded, level = Reload(router(api_key="old"), lambda: router(api_key="new", log_level="error")), log_level.level
@@ -73,7 +73,13 @@ def test_an_error_of_the_fleet_changes_nothing(log_level: logging.Logger) -> Non
     assert (reloaded.keys.current, log_level.level) == (read_keys("old", None), level)
 
 
-def test_settings_of_the_engine_wait_for_a_restart() -> None:
-    old, new = (Settings(ServerConfig(), TraceConfig(), (EngineConfig(max_running=num),)) for num in (1, 2))
-    assert Reload(old, lambda: new)() == "changed: nothing; needs a restart: max_running"
-    assert not RELOADABLE & {*EngineConfig.__slots__, *TraceConfig.__slots__}
+def test_of_the_engine_only_what_classes_may_wait_is_applied() -> None:
+    was, now = EngineConfig(max_running=1), EngineConfig(max_running=2, workflow_wait_s=0.25, background_share=0.3)
+    old, new = (Settings(ServerConfig(), TraceConfig(), (config,)) for config in (was, now))
+    given: list[EngineConfig] = []
+    reloaded = Reload(old, lambda: new)
+    told = reloaded(lambda settings: given.extend(settings.others) or [])
+    assert told == "changed: background_share=0.3, workflow_wait_s=0.25; needs a restart: max_running"
+    assert given == [EngineConfig(max_running=1, workflow_wait_s=0.25, background_share=0.3)]
+    assert reloaded() == "changed: nothing; needs a restart: max_running"
+    assert {*CLASS_SETTINGS} == RELOADABLE & {*EngineConfig.__slots__, *TraceConfig.__slots__}

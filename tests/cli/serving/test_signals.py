@@ -131,6 +131,13 @@ async def test_a_hangup_reloads_and_a_stop_keeps_answering_until_the_delay_is_ov
                 assert "changed: API keys, log_level=warning; needs a restart: max_body" in line
                 assert [line async for line in lines if line][-1] == "data: [DONE]"
 
+                if process.argv[0] == "serve":
+                    config.write_text(config.read_text() + "[classes]\nworkflow_wait_s = 1.5\n")
+                    process.process.send_signal(signal.SIGHUP)
+                    assert "changed: workflow_wait_s=1.5" in await process.until_logged("workflow_wait_s")
+                    page = (await http.get("/metrics", headers={"authorization": "Bearer newer"})).text
+                    assert 'hotloop_class_max_wait_seconds{priority="workflow"} 1.5' in page
+
             process.process.terminate()
             await until(http, "/ready", 503)
             assert (await http.get("/health")).status_code == 200

@@ -262,6 +262,16 @@ def test_a_draft_that_is_right_every_other_time_is_not_waited_for() -> None:
     assert part.request.has_draft is False
 
 
+def test_who_runs_ahead_does_not_wait_for_a_draft_that_would_not_pay() -> None:
+    speculator, part = make_speculator(Proposal([5], 3)), make_slice()
+    part.request.num_pending = 1
+    speculator._look_ahead([part])
+    assert part.request.has_draft is True
+    speculator._cost = cost_of((1, 1.0), (8, 8.0), (72, 72.0))  # a step costs by the token
+    speculator._look_ahead([part])
+    assert part.request.has_draft is False
+
+
 def test_the_likeliest_drafts_of_all_come_first_while_they_pay() -> None:
     speculator = make_speculator()
     likely, unlikely = make_draft(), make_draft()

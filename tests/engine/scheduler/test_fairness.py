@@ -150,3 +150,12 @@ def test_what_a_class_waits_and_when_it_is_promoted_are_settings() -> None:
     turn.now = 5.0
     turn.order(waiting, [])
     assert waiting[0].rank == Priority.WORKFLOW
+
+
+def test_new_limits_hold_for_those_who_wait_already() -> None:
+    turn = Fairness(EngineConfig(background_wait_s=2.0))
+    turn.now = 11.0
+    waiting = [request("first", Priority.BACKGROUND, at=10.0)]
+    assert turn.order(waiting, [running(Priority.INTERACTIVE)]) == []
+    turn.limit(EngineConfig(background_wait_s=0.5))
+    assert names(turn.order(waiting, [running(Priority.INTERACTIVE)])) == ["first"]

@@ -37,6 +37,14 @@ def test_there_is_work_for_who_runs_and_who_waits_but_not_for_who_waits_for_its_
     assert loop.scheduler.has_work, "though who waits only waits for its blocks"
 
 
+def test_a_session_is_charged_for_each_token_of_its_prompt_once_however_it_is_chunked() -> None:
+    loop = Loop(make_scheduler(max_step_tokens=8))
+    loop.add("a", prompt(20), session="s")
+    chunks = [loop.step()["a"] for _ in range(3)]
+    assert chunks == [(0, 8), (8, 16), (16, 20)]
+    assert loop.scheduler.fairness.attained("s") == pytest.approx(20, rel=0.01)
+
+
 def test_drafts_have_rows_of_their_own() -> None:
     loop = Loop(make_scheduler())
     decoding(loop, "a", "b", "c")

@@ -25,8 +25,8 @@ class LintFlags:
     format: Format = "text"
     """Output format: for people, programs, code scanners, or a pull request."""
     tokenizer: str | None = None
-    """Tokenizer to count with (`default`, model name, GGUF file or folder). Estimated at 4 bytes per token if not
-    given."""
+    """Tokenizer to count with (`default`, model name, GGUF file or folder). Estimated from words, digits and signs
+    if not given."""
     prefill_speed: float | None = None
     """Prefill speed of the server, tokens/s; measured if the input has times."""
     prices: Path | None = None

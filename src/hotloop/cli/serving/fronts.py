@@ -196,6 +196,7 @@ class _Supervisor:
             log_reload(refuse)
             return
         start_logging(now.server)
+        self._engine.limit_classes(now.engine)
         self._reloaded = now
         self._tell("reload", now)
 

@@ -5,6 +5,7 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -81,13 +82,19 @@ def serve_http(
             names = (server.host, *server.allowed_hosts)
             page = page_of(store, "hotloop serve", show, model=name, keys=reload.keys, names=names)
         shorten_pauses()
+
+        def apply(settings: Settings[ServerConfig]) -> list[str]:
+            _, config = settings.others
+            engine.limit_classes(config)
+            return []
+
         http = HttpServer(
             engine,
             server,
             tracer=tracer,
             page=page,
             keys=reload.keys,
-            reload=reload if read else None,
+            reload=partial(reload, apply) if read else None,
             on_ready=announce,
             on_drain=_say_draining,
             on_closing=on_closing,

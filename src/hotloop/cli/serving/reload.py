@@ -36,14 +36,25 @@ class Settings(Generic[Listener]):
         certificate_of(self.listener)
         return read_keys(self.listener.api_key, self.listener.api_key_file)
 
-    def changed(self, new: "Settings[Listener]") -> set[str]:
+    def reloaded(self, new: "Settings[Listener]") -> "Settings[Listener]":
+        """These, with what a reload applies as it is in the new ones."""
+        others = tuple(map(_reloaded, self.others, new.others))
+        return Settings(_reloaded(self.listener, new.listener), self.trace, others)
+
+    def changed(self, new: "Settings[Listener]") -> dict[str, Any]:
+        """Each that is another in the new ones, as it is there."""
         pairs = zip((self.listener, self.trace, *self.others), (new.listener, new.trace, *new.others), strict=True)
         return {
-            each.name
+            each.name: getattr(after, each.name)
             for before, after in pairs
             for each in fields(before)
             if getattr(before, each.name) != getattr(after, each.name)
         }
+
+
+def _reloaded(before: Any, after: Any) -> Any:
+    names = RELOADABLE & {each.name for each in fields(before)}
+    return replace(before, **{name: getattr(after, name) for name in names})
 
 
 class Reload(Generic[Listener]):
@@ -54,22 +65,20 @@ class Reload(Generic[Listener]):
         self._settings = settings
         self._read = read
 
-    def __call__(self, apply: Callable[[Listener], list[str]] = lambda listener: []) -> str:
+    def __call__(self, apply: Callable[[Settings[Listener]], list[str]] = lambda settings: []) -> str:
         """What has changed, and what needs a restart. `apply` is given the settings that will be in force and says what
         it changed. Both raise ConfigError, and then nothing has changed."""
         new = self._read()
-        keys, changed = new.check(), self._settings.changed(new)
-        pending = changed - RELOADABLE
+        keys, settings = new.check(), self._settings.reloaded(new)
+        applied, pending = self._settings.changed(settings), settings.changed(new)
         if bool(keys) != bool(self.keys.current):  # who is let in without a key is settled at the start
-            pending.add("api_key")
+            pending["api_key"] = None
             keys = self.keys.current
-        applied = {name: getattr(new.listener, name) for name in changed & RELOADABLE}
-        listener = replace(self._settings.listener, **applied)
-        told = apply(listener)
+        told = apply(settings)
         told += ["API keys"] if keys != self.keys.current else []
         told += [f"{name}={value}" for name, value in sorted(applied.items()) if name not in _UNTOLD]
-        self._settings = replace(self._settings, listener=listener)
+        self._settings = settings
         self.keys.current = keys
-        start_logging(listener)
+        start_logging(settings.listener)
         waiting = f"; needs a restart: {', '.join(sorted(pending))}" if pending else ""
         return f"changed: {', '.join(told) or 'nothing'}{waiting}"

@@ -53,7 +53,7 @@ def serve(
     """Serve a model over the OpenAI and Anthropic APIs.
 
     Baseline for comparisons (no prefix cache, no batching): --disable prefix_cache --max-running 1. SIGHUP reads the
-    settings again and applies what can change at run time: API keys and the log level.
+    settings again and applies what can change at run time: API keys, what classes may wait, and the log level.
     """
     from hotloop.cli.serving.fronts import count_fronts, run_with_fronts
     from hotloop.cli.serving.http import Served, serve_http
@@ -128,7 +128,7 @@ def route(
         return read_routing(router, config or (Path(CONFIG_FILE) if Path(CONFIG_FILE).exists() else None), os.environ)
 
     def apply(app: "RouterApp") -> str:
-        return reload(lambda router: app.reload(read_replicas(router)))
+        return reload(lambda settings: app.reload(read_replicas(settings.listener)))
 
     def announce(url: str) -> None:
         names = ", ".join(each.name for each in routing.replicas)

@@ -32,11 +32,14 @@ class Fairness:
 
     def __init__(self, config: EngineConfig = EngineConfig()) -> None:
         self._attained: FIFOCache[str, tuple[float, float]] = FIFOCache(MAX_SESSIONS)
-        self._limits = config.class_limits
-        self._promotion_s = config.promotion_s
+        self.limit(config)
         self.now = 0.0
         self.step_s = 0.0
         """How long it may be until the next step begins."""
+
+    def limit(self, config: EngineConfig) -> None:
+        self._limits = config.class_limits
+        self._promotion_s = config.promotion_s
 
     def begin_step(self, now: float, *, is_busy: bool) -> None:
         """`is_busy`: somebody ran in the step before."""

@@ -62,7 +62,7 @@ class PrefillBudget:
         self.pair_s = 0.0
         self.least = least
         """Tokens: a step prefills as many or none, since fewer take as long."""
-        self._max_shares = [each.max_share for each in limits]
+        self.limit(limits)
         self._left_s = math.inf
         self._class_left_s = [math.inf] * len(Priority)  # below 0: they had more than their share
         self._guests_left_s = math.inf
@@ -71,6 +71,9 @@ class PrefillBudget:
         self._max_solo_prefill = max_solo_prefill
         self._most = _FEW
         self._sums = (0.0, 0.0, 0.0, 0.0, 0.0)
+
+    def limit(self, limits: Sequence[ClassLimits]) -> None:
+        self._max_shares = [each.max_share for each in limits]
 
     def learn(self, parts: Iterable[Slice], took_s: float) -> int:
         """A step of these took that long; returns how many tokens it prefilled."""

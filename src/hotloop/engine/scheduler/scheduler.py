@@ -96,6 +96,10 @@ class Scheduler:
         """How long it takes, lately, to prefill as many tokens as the cache holds, host memory included."""
         return self.retention.token_s * self.admission.num_tokens
 
+    def limit_classes(self, config: EngineConfig) -> None:
+        self.fairness.limit(config)
+        self.budget.limit(config.class_limits)
+
     def add(self, request: Request) -> None:
         assert self.states.num_blocks_for(request.num_tokens) <= self.pool.num_blocks, "it could never run"
         request.is_serial = request.is_guided or request.sampling.has_penalties

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from hotloop.core.config import ClassLimits
+from hotloop.core.config import ClassLimits, EngineConfig
 from hotloop.core.errors import DeviceLost, EngineClosed, HotloopError
 from hotloop.core.request import FinishReason, Request, TokenEvent, Usage, Wait
 from hotloop.core.retention import Hold
@@ -135,6 +135,10 @@ class RemoteEngine:
     @property
     def is_lost(self) -> bool:
         return not self._link.is_open or isinstance(self.failure, DeviceLost)
+
+    def limit_classes(self, config: EngineConfig) -> None:
+        """They are in force where the engine is; here they are measured against."""
+        self.class_limits = config.class_limits
 
     def start(self) -> None:
         self._link.start()
