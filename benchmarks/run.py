@@ -7,7 +7,6 @@ from rich.console import Console
 
 from benchmarks.overhead import measure_overhead
 from benchmarks.serving import replay_child
-from hotloop.bench.replay import Progress
 from hotloop.bench.report import json_of, table_of
 from hotloop.bench.serving import NAIVE, exit_on_sigterm
 from hotloop.bench.workload import generate_jobs
@@ -23,15 +22,8 @@ def main() -> int:
     num_turns = sum(len(job.turns) for job in jobs)
     summaries = []
     for label, flags in (("naive", NAIVE), ("hotloop", ())):
-        with Console(stderr=True).status(f"{label}: {NUM_AGENTS} agents, {num_turns} turns ...") as status:
-            num_done = 0
-
-            def watch(progress: Progress) -> None:
-                nonlocal num_done
-                num_done += bool(progress.step or progress.error)
-                status.update(f"{label}: {num_done} of {num_turns} turns")  # noqa: B023
-
-            summaries.append(replay_child(label, flags, jobs, num_agents=NUM_AGENTS, gap_s=GAP_S, watch=watch))
+        with Console(stderr=True).status(f"{label}: {NUM_AGENTS} agents, {num_turns} turns ..."):
+            summaries.append(replay_child(label, flags, jobs, num_agents=NUM_AGENTS, gap_s=GAP_S))
     overhead = measure_overhead()
     if "--json" in sys.argv:
         print(json.dumps(json_of(summaries) | {"overhead": overhead.to_json()}))

@@ -12,6 +12,7 @@ from typing import Any
 from benchmarks.claims.published import PRIORITY
 from benchmarks.claims.result import Figure, Result
 from hotloop.bench.client import ChatClient
+from hotloop.bench.report import percentile
 from hotloop.bench.serving import ChildServer
 from hotloop.bench.workload import AgentJob, generate_jobs
 from hotloop.core.errors import RemoteError
@@ -33,13 +34,8 @@ class Shared:
     def tokens_per_s(self) -> float:
         return self.num_tokens / self.wall_s if self.wall_s else 0.0
 
-    def turn_s(self, share: float) -> float:
-        """So many of the user's turns take no longer."""
-        return sorted(self.turns_s)[round(share * (len(self.turns_s) - 1))]
 
-
-Fleet = Sequence[tuple[AgentJob, str]]
-"""Who works beside the user, and in which class."""
+Fleet = Sequence[tuple[AgentJob, str]]  # and their classes
 
 
 async def share(client: ChatClient, user: AgentJob, fleet: Fleet, salt: str = "") -> Shared:
@@ -100,15 +96,12 @@ def measure_priority(num_turns: int, num_workers: int, num_sub_agents: int, num_
 
     with ChildServer(_FLAGS) as server:
         found = asyncio.run(run(server.url))
-    turns = {way: [[each.turn_s(share) for each in found[way]] for share in (0.5, 0.95)] for way in ways}
     rates = [[each.tokens_per_s for each in found[way]] for way in ("classes", "alone")]
     figures = [Figure("throughput", "tokens/s", *rates)]
     for way, suffix in (("classes", ""), ("one class", " if all are of one class")):
-        for name, ours, alone in zip(("interactive turn", "its p95"), turns[way], turns["alone"], strict=True):
-            figures.append(Figure(f"{name}{suffix}", "s", ours, alone))
+        for name, rank in (("interactive turn", 0.5), ("its p95", 0.95)):
+            times = [[percentile(each.turns_s, rank) for each in found[kind]] for kind in (way, "alone")]
+            figures.append(Figure(f"{name}{suffix}", "s", *times))
     beside = f"{num_workers} background agents and {num_sub_agents} sub-agents"
-    return Result(
-        claim=PRIORITY,
-        what=f"a user's turns of 16 tokens beside {beside}; target: at most 1.25 times as long, at p95 too",
-        figures=figures,
-    )
+    what = f"a user's turns of 16 tokens beside {beside}; target: at most 1.25 times as long, at p95 too"
+    return Result(claim=PRIORITY, what=what, figures=figures)

@@ -106,7 +106,6 @@ async def test_a_user_goes_before_the_fleet():
         async with ChatClient(server.url) as client:
             shared = await share(client, user, list(zip(jobs, ("background", "workflow"), strict=True)))
     assert len(shared.turns_s) == 10
-    assert shared.turn_s(0.5) <= shared.turn_s(0.95) == sorted(shared.turns_s)[-1]
     asked = list(zip(server.session_ids, (body["priority"] for body in server.bodies), strict=True))
     assert {priority for session, priority in asked if session == user.id} == {"interactive"}
     assert {each for each in asked if each[0] != user.id} <= {(jobs[0].id, "background"), (jobs[1].id, "workflow")}
