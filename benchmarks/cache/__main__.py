@@ -1,7 +1,7 @@
 """What breaks a prefix, and what that costs."""
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
@@ -45,8 +45,9 @@ _DEFAULTS = CacheFlags()
 def cache(
     *,
     url: Annotated[
-        str | None, Parameter(help="A running hotloop; without it one is started with its protections, one without.")
-    ] = None,
+        tuple[str, ...],
+        Parameter(help="A running server or router, or several; without, hotloops with protections and without."),
+    ] = (),
     flags: Annotated[CacheFlags, Parameter(name="*")] = _DEFAULTS,
     api_key: ApiKey = None,
     as_json: Json = False,
@@ -69,21 +70,18 @@ def _load_scripts(flags: CacheFlags) -> list[Script]:
 
 
 def _measure_all(
-    url: str | None, api_key: str | None, groups: Collection[str], flags: CacheFlags
+    urls: Sequence[str], api_key: str | None, groups: Collection[str], flags: CacheFlags
 ) -> dict[str, dict[str, Held]]:
     """By setting of the server."""
     scripts = _load_scripts(flags)
     held: dict[str, dict[str, Held]] = {}
-    for setting, server_flags in _settings(url).items():
-        with lend_server(url, flags.model, server_flags) as address:
+    settings: Mapping[str, Sequence[str]] = dict.fromkeys(urls, ()) or {"protected": (), "unprotected": UNPROTECTED}
+    for setting, server_flags in settings.items():
+        with lend_server(setting if urls else None, flags.model, server_flags) as address:
             # One that we serve may be a file, and its name on the server another.
-            wire = partial(Wire, address, model=flags.model if url else None, api_key=api_key)
+            wire = partial(Wire, address, model=flags.model if urls else None, api_key=api_key)
             held[setting] = asyncio.run(_measure(setting, wire, scripts, groups, flags))
     return held
-
-
-def _settings(url: str | None) -> dict[str, Sequence[str]]:
-    return {"protected": (), "unprotected": UNPROTECTED} if url is None else {"as it is": ()}
 
 
 async def _measure(

@@ -68,6 +68,14 @@ def say_late(body: Json, number: int) -> Json:
     return body | {"messages": [*messages[:place], {"role": "system", "content": _LATE}, *messages[place:]]}
 
 
+def offer_late(body: Json, number: int) -> Json:
+    """A third of the tools are there from the second turn on only; any may be called, or none."""
+    tools = body.get("tools", ())
+    is_first = all(message["role"] != "assistant" for message in body["messages"])
+    shown = tools[: -(-2 * len(tools) // 3)] if is_first else tools
+    return body | {"tools": shown, "tool_choice": "auto"} if tools else body
+
+
 def rewrite_arguments(body: Json, number: int) -> Json:
     """Arguments parsed and written anew, with other spaces than the model's."""
     return body | {"messages": [_rewrite_message(message) for message in body["messages"]]}
@@ -75,14 +83,6 @@ def rewrite_arguments(body: Json, number: int) -> Json:
 
 def _one_line(now: datetime) -> str:
     return f"Current date and time: {now:%A, %B %d, %Y, %I:%M:%S %p} +00:00\n\n"
-
-
-def _section(now: datetime) -> str:
-    return f"## Current Date & Time\n{now:%A, %Y-%m-%d %H:%M:%S} (UTC)\n\n"
-
-
-def _plain_date(now: datetime) -> str:
-    return f"The current date is {now:%Y-%m-%d %H:%M:%S}.\n\n"
 
 
 def _billing(now: datetime) -> str:
@@ -98,12 +98,11 @@ def _unlisted(now: datetime) -> str:
 BREAKERS = (
     Breaker("none", "none", leave),
     Breaker("time, one line", "timestamp", partial(top, _one_line)),
-    Breaker("time, a section", "timestamp", partial(top, _section)),
-    Breaker("time as a date", "timestamp", partial(top, _plain_date)),
     Breaker("billing header", "timestamp", partial(top, _billing)),
     Breaker("time, unlisted", "timestamp", partial(top, _unlisted), can_help=False),
     Breaker("tools shuffled", "tools", shuffle_tools),
     Breaker("schema keys shuffled", "tools", shuffle_keys),
+    Breaker("tools late", "late-tools", offer_late),
     Breaker("late system turn", "late-system", say_late),
     Breaker("arguments rewritten", "retokenised", rewrite_arguments),
     # Hot enough that a model cuts words otherwise than its tokenizer would; cold ones seldom do.

@@ -81,7 +81,7 @@ def _figures_by_name(by_name: Mapping[str, Held]) -> dict[str, Figures]:
 def cache_table(held: Mapping[str, Mapping[str, Held]]) -> Table:
     """Breakers down, and across the figures of each setting of the server."""
     broken = {setting: _figures_by_name(by_name) for setting, by_name in held.items()}
-    titles = ("recomputed", "cause", "TTFT")
+    titles = ("cached", "recomputed", "cause", "TTFT")
     table = figures_table("breaker", (each for setting in broken for each in (f"{setting}: prefilled", *titles)))
     for name in next(iter(broken.values())):
         table.add_row(name, *(cell for by_name in broken.values() for cell in _cells(by_name[name])))
@@ -90,4 +90,8 @@ def cache_table(held: Mapping[str, Mapping[str, Held]]) -> Table:
 
 def _cells(figures: Figures) -> Sequence[str]:
     cause = max(figures.causes, key=lambda name: figures.causes[name], default="")
-    return f"{figures.num_prefilled:,d}", f"{figures.recomputed_share:.2%}", cause, f"{figures.ttft_p50_s:.3f} s"
+    cached = f"{1 - figures.num_prefilled / max(1, figures.num_prompt):.1%}"
+    return (
+        *(f"{figures.num_prefilled:,d}", cached, f"{figures.recomputed_share:.2%}"),
+        *(cause, f"{figures.ttft_p50_s:.3f} s"),
+    )

@@ -45,7 +45,7 @@ class Streamed:
 
 
 class Wire:
-    """A hotloop server. An async context manager; connections are pooled."""
+    """A server that tells how much of a prompt was cached. An async context manager; connections are pooled."""
 
     def __init__(self, url: str, *, model: str | None = None, api_key: str | None = None) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
@@ -88,8 +88,8 @@ class Wire:
         """Why tokens of its prompt, which had this salt, were recomputed."""
         try:
             response = await self._http.get(f"{self.url}/v1/cache/explain/{answer_id}", params={"cache_salt": salt})
-            if response.status_code != 200:
-                raise refused(self.url, response.status_code, response.content)
+            if response.status_code != 200:  # other engines do not say
+                return Explanation(answer_id)
             return msgspec.json.decode(response.content, type=Explanation)
         except httpx.HTTPError as error:
             raise broke_off(self.url, error) from None

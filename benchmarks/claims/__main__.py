@@ -4,17 +4,18 @@ import shlex
 import sys
 from dataclasses import replace
 from itertools import pairwise
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 from cyclopts.types import PositiveInt
 from rich.table import Table
 from rich.text import Text
 
-from benchmarks.claims.page import PAGE, write_page
-from benchmarks.claims.published import CLAIMS
+from benchmarks.claims.bench import CARD, FULL, QUICK, Supplies, open_bench
+from benchmarks.claims.page import KEPT, PAGE, write_page
+from benchmarks.claims.published import CLAIMS, LINEAR, SPECULATION
 from benchmarks.claims.result import Result, plain_of, taken_here, write_results
-from benchmarks.claims.run import FULL, GROUPS, QUICK, WITHOUT_MODEL, Supplies, run_claims
+from benchmarks.claims.run import GROUPS, run_claims
 from benchmarks.command import main
 from hotloop.bench.serving import exit_on_sigterm
 from hotloop.cli.loading import console, pull_model
@@ -24,11 +25,13 @@ from hotloop.core.config import DEFAULT_MODEL
 from hotloop.core.errors import ConfigError
 
 _NOTHING = Supplies()
+_WITHOUT_MODEL = frozenset({"tokens", SPECULATION, LINEAR})
 
 
 def claims(
     *,
     only: str | None = None,
+    device: Literal["cpu", "cuda"] = "cpu",
     keep: Annotated[bool, Parameter(negative="", show_default=False)] = False,
     machine: str = "",
     repeats: PositiveInt = 3,
@@ -44,33 +47,35 @@ def claims(
     ----------
     only
         Which parts, separated by commas, such as "loop,tiers"; all if not given.
+    device
+        What the models run on; python -m benchmarks.claims.gpu is short for cuda.
     keep
         Keep the figures in docs/figures, in place of those of the same claims, and write docs/benchmarks.md anew.
     machine
         What to call this machine; its number of cores and their kind if not given.
     repeats
-        How often each figure is taken.
+        How often each figure is taken; fewer than three are no verdict.
     quick
         A little of everything, to see that it works; the figures mean nothing.
     """
-    wanted = GROUPS if only is None else pick_names(only, GROUPS, "part")
+    wanted = GROUPS if only is None else pick_names(only, list(GROUPS), "part")
     if quick and keep:
         raise ConfigError("--quick gives figures that mean nothing: they are not kept")
     exit_on_sigterm()
-    if not WITHOUT_MODEL.issuperset(wanted):
+    if not _WITHOUT_MODEL.issuperset(wanted):
         pull_model(DEFAULT_MODEL)
     taken = taken_here(shlex.join(["python", "-m", "benchmarks.claims", *_public(sys.argv[1:])]), machine)
+    scale = QUICK if quick else replace(CARD if device == "cuda" else FULL, repeats=repeats, num_splits=max(5, repeats))
     results = []
-    with console.status("claims ...") as status:
-        scale = QUICK if quick else replace(FULL, repeats=repeats)
-        for result in run_claims(scale, supplies, only=wanted, watch=lambda name: status.update(f"{name} ...")):
+    with open_bench(device, scale, supplies) as bench, console.status("claims ...") as status:
+        for result in run_claims(bench, only=wanted, watch=lambda name: status.update(f"{name} ...")):
             console.print(f"{result.claim}: {_measured(result)}", markup=False)
             results.append(result)
             if keep and result.figures:
-                write_results(PAGE.with_name("figures") / "claims-cpu.json", [result], taken)
+                write_results(PAGE.with_name("figures") / KEPT[device], [result], taken)
     if keep:
         write_page()
-    show({"claims": [plain_of(result) for result in results]}, _table(results), as_json)
+    show({"claims": [plain_of(result) for result in results]}, _table(results, device), as_json)
     return int(any(result.missing.startswith("failed") for result in results))
 
 
@@ -80,14 +85,14 @@ def _public(argv: list[str]) -> list[str]:
     return [flag.strip("-").upper() if "/" in word else word for flag, word in kept]
 
 
-def _table(results: list[Result]) -> Table:
+def _table(results: list[Result], device: Literal["cpu", "cuda"]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for title in ("claim", "published", "measured here", "holds"):
         table.add_column(title, overflow="fold")
     for result in results:
         claim = CLAIMS.get(result.claim)
-        holds = "" if claim is None or not result.figures else "yes" if claim.holds(result) else "no"
-        table.add_row(*map(Text, (result.claim, claim.published if claim else "", _measured(result), holds)))
+        verdict = claim.verdict(result, device) if claim and result.figures else ""
+        table.add_row(*map(Text, (result.claim, claim.published if claim else "", _measured(result), verdict)))
     return table
 
 

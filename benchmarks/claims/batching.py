@@ -12,16 +12,15 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
+from benchmarks.claims.bench import Bench
 from benchmarks.claims.published import CONTINUOUS, DYNAMIC, STATIC
 from benchmarks.claims.result import Figure, Result
 from hotloop.bench.client import ChatClient
-from hotloop.bench.serving import ChildServer
 
 Way = Literal["unbatched", "static", "dynamic", "continuous"]
 WAYS: tuple[Way, ...] = ("unbatched", "static", "dynamic", "continuous")
 _CLAIMS: Mapping[Way, str] = {"static": STATIC, "dynamic": DYNAMIC, "continuous": CONTINUOUS}
 
-_FLAGS = ("--disable", "drafts")  # drafts learn from answers: whoever comes last would be faster for it
 _WINDOW_S = 0.1
 
 
@@ -43,9 +42,7 @@ Ask = Callable[[Arrival], Awaitable[None]]
 """Returns when all tokens of the request are there."""
 
 
-def draw_arrivals(
-    count: int, *, rate: float = 20.0, outputs: Sequence[int] = (8, 12, 16, 24, 96), seed: int = 0
-) -> list[Arrival]:
+def draw_arrivals(count: int, *, rate: float, outputs: Sequence[int], seed: int = 0) -> list[Arrival]:
     """Most are short and a few are long, as answers of agents are."""
     rng = random.Random(seed)
     at_s, arrivals = 0.0, []
@@ -117,20 +114,23 @@ def _columns(served: Mapping[Way, Sequence[Served]], way: Way, name: str) -> tup
     return ours, baseline
 
 
-def measure_batching(count: int, num_repeats: int) -> list[Result]:
+def measure_batching(bench: Bench) -> list[Result]:
+    scale = bench.scale
+
     async def run(url: str) -> dict[Way, list[Served]]:
         served: dict[Way, list[Served]] = {way: [] for way in WAYS}
         async with ChatClient(url) as client:
             await client.find_model()
-            for repeat in range(num_repeats):
-                arrivals = draw_arrivals(count, seed=repeat)
+            for repeat in range(scale.repeats):
+                arrivals = draw_arrivals(scale.num_requests, rate=scale.rate, outputs=scale.outputs, seed=repeat)
                 for way in WAYS:
                     served[way].append(await serve_arrivals(asker(client, f"{way} {repeat}"), arrivals, way))
         return served
 
-    with ChildServer(_FLAGS) as server:
+    with bench.serve() as server:
         served = asyncio.run(run(server.url))
-    return results_of(served, f"{count} requests of 8 to 96 tokens, 20 a second; batches of 8")
+    tokens = f"{min(scale.outputs)} to {max(scale.outputs)} tokens"
+    return results_of(served, f"{scale.num_requests} requests of {tokens}, {scale.rate:g} a second; batches of 8")
 
 
 def asker(client: ChatClient, salt: str) -> Ask:

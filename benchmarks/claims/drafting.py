@@ -1,33 +1,46 @@
-"""A draft model beside a large one of the same vocabulary: prose and tool calls, with its guesses and without, by the
-same engine. Nothing else saves steps: no forced tokens, no guesses from the past."""
+"""A draft model beside another of the same vocabulary: prose and tool calls, with its drafts and without, by the same
+engine. Nothing else saves steps: no forced tokens, no drafts from the past.
 
+A large and a small model, if both are given; and a model beside itself in lighter weights, which agrees with it nearly
+always, so that what is measured is what drafting costs.
+"""
+
+import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.claims.published import DRAFT
+from benchmarks.claims.bench import Bench
+from benchmarks.claims.published import ACCEPTED, DRAFT
 from benchmarks.claims.result import Figure, Result, size_of
+from hotloop.backends.open import open_backend
 from hotloop.chat.formats import choose_format
 from hotloop.chat.prompt import ChatInput, Prompts
 from hotloop.chat.tools import ToolChoice
-from hotloop.core.config import EngineConfig
+from hotloop.core.config import Device, EngineConfig, WeightFormat
 from hotloop.core.grammar import Grammar
 from hotloop.core.message import Message, Tool
 from hotloop.core.request import SamplingParams
+from hotloop.engine.drafting.model import ModelDrafter
 from hotloop.engine.engine import Completion, Engine
+from hotloop.models.model import load_model
 
 _PROSE = (
     "Explain in a few sentences why the sky is blue.",
     "Tell a short story about a lighthouse keeper.",
     "What is photosynthesis? Answer in plain words.",
     "Describe a walk through a forest in autumn.",
+    "Say in your own words what a library is for.",
 )
 _CALLS = (
     "Read the file src/main.py.",
     "Run the tests with pytest, verbosely.",
     "Search for the word timeout in the folder docs.",
     "Read the file README.md.",
+    "Run the linter on the folder src.",
 )
+_HEAVY: Mapping[Device, WeightFormat] = {"cpu": "f32", "cuda": "bf16"}
+_LIGHT: Mapping[Device, WeightFormat] = {"cpu": "int4", "cuda": "fp8"}
 
 
 def _tool(name: str, about: str, *fields: str) -> Tool:
@@ -44,7 +57,7 @@ _TOOLS = (
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One prompt, without guesses and with them."""
+    """One prompt, without drafts and with them."""
 
     plain_s: float
     plain: Completion
@@ -55,27 +68,83 @@ class Pair:
     def is_same(self) -> bool:
         return self.plain.token_ids == self.drafted.token_ids
 
+    @property
+    def accepted(self) -> float:
+        return self.drafted.usage.num_accepted / max(1, self.drafted.usage.num_drafted)
 
-def measure_drafting(large: str, small: str, num_repeats: int, num_output: int) -> Result:
-    config = EngineConfig(draft_model=small, drafts=False, forced_tokens=False)
-    with Engine.load(large, config, device="cpu") as engine:
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """What came of prose and of calls, a pair a repeat."""
+
+    prose: Sequence[Pair]
+    calls: Sequence[Pair]
+
+    def figures(self, prefix: str = "") -> Iterator[Figure]:
+        for name, pairs in (("prose", self.prose), ("tool calls", self.calls)):
+            yield Figure(f"{prefix}{name}", "tokens/s", *_rates(pairs))
+            num_drafted = sum(pair.drafted.usage.num_drafted for pair in pairs)
+            yield Figure(f"{prefix}drafted in {name}", "tokens", [num_drafted])
+            if num_drafted:
+                yield Figure(
+                    f"{prefix}accepted of these",
+                    "share",
+                    [sum(p.drafted.usage.num_accepted for p in pairs) / num_drafted],
+                )
+        same = [
+            statistics.fmean(map(bool, (a.is_same, b.is_same))) for a, b in zip(self.prose, self.calls, strict=True)
+        ]
+        yield Figure(f"{prefix}same output", "share", same)
+
+
+def measure_drafting(bench: Bench) -> list[Result]:
+    device, words = bench.device, bench.supplies.words
+    small, large = bench.supplies.small, bench.supplies.large
+    itself = _measure(bench, words, words, _HEAVY[device], _LIGHT[device])
+    what = f"{bench.scale.repeats} answers of up to {bench.scale.num_drafted} tokens and as many tool calls"
+    own = f"a model of {size_of(words)} in {_HEAVY[device]}, for which it drafts itself in {_LIGHT[device]}"
+    figures = [*itself.figures()]
+    if small and large:
+        figures += _measure(bench, large, small, "auto", "auto").figures("beside another: ")
+        own += f"; and a model of {size_of(large)}, for which one of {size_of(small)} drafts"
+    return results_of(itself, figures, f"{what}: {own}; the engine drafts only where that has been quicker")
+
+
+def results_of(itself: Drafted, figures: Sequence[Figure], what: str) -> list[Result]:
+    shares = [
+        [pair.accepted for pair in pairs if pair.drafted.usage.num_drafted] for pairs in (itself.calls, itself.prose)
+    ]
+    accepted = [Figure("accepted", "share", *shares)] if all(shares) else []
+    missing = "" if accepted else "nothing was drafted: it did not pay"
+    return [
+        Result(claim=DRAFT, what=what, figures=figures),
+        Result(claim=ACCEPTED, what=what, figures=accepted, missing=missing),
+    ]
+
+
+def _measure(bench: Bench, large: str, small: str, weights: WeightFormat, draft_weights: WeightFormat) -> Drafted:
+    scale = bench.scale
+    with open_pair(bench.device, large, small, weights, draft_weights) as engine:
         prompts = _Prompts(engine)
-        prose = [_pair(engine, prompts.prose(each), None, num_output) for each in _PROSE[:num_repeats]]
-        calls = [_pair(engine, prompts.call(each), prompts.grammar, num_output) for each in _CALLS[:num_repeats]]
-    return Result(
-        claim=DRAFT,
-        what=(
-            f"{num_repeats} answers of up to {num_output} tokens and {num_repeats} tool calls of a model of "
-            f"{size_of(large)}, for which one of {size_of(small)} guesses"
-        ),
-        figures=[
-            Figure("prose", "tokens/s", *_rates(prose)),
-            Figure("prose accepted", "share", [_accepted(prose)]),
-            Figure("tool calls", "tokens/s", *_rates(calls)),
-            Figure("tool calls accepted", "share", [_accepted(calls)]),
-            Figure("same output", "share", [sum(pair.is_same for pair in (*prose, *calls)) / (2 * num_repeats)]),
-        ],
+        return Drafted(
+            [_pair(engine, prompts.prose(each), None, scale.num_drafted) for each in _PROSE[: scale.repeats]],
+            [_pair(engine, prompts.call(each), prompts.grammar, scale.num_drafted) for each in _CALLS[: scale.repeats]],
+        )
+
+
+def open_pair(
+    device: Device, large: str, small: str, weights: WeightFormat = "auto", draft_weights: WeightFormat = "auto"
+) -> Engine:
+    """An engine whose draft model has weights of another format, which no setting asks for."""
+    model, draft = load_model(large), load_model(small)
+    config = EngineConfig(drafts=False, forced_tokens=False, kv_memory="256MiB", host_kv="off")
+    backend = open_backend(model, config, device=device, weight_format=weights, precision="fast", draft_spec=draft.spec)
+    tokens = backend.num_blocks * backend.block_size
+    drafting = open_backend(
+        draft, config, device=device, weight_format=draft_weights, precision="fast", kv_tokens=tokens
     )
+    drafter = ModelDrafter(drafting, model.tokenizer)
+    return Engine(model.tokenizer, backend, config, name=model.name, template=model.template, drafter=drafter)
 
 
 class _Prompts:
@@ -109,8 +178,3 @@ def _pair(engine: Engine, prompt: Sequence[int], grammar: Grammar | None, num_ou
 def _rates(pairs: Sequence[Pair]) -> Iterator[list[float]]:
     yield [len(pair.drafted.token_ids) / pair.drafted_s for pair in pairs]
     yield [len(pair.plain.token_ids) / pair.plain_s for pair in pairs]
-
-
-def _accepted(pairs: Sequence[Pair]) -> float:
-    num_drafted = sum(pair.drafted.usage.num_drafted for pair in pairs)
-    return sum(pair.drafted.usage.num_accepted for pair in pairs) / max(1, num_drafted)

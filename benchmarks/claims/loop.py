@@ -1,5 +1,5 @@
 """A loop of n steps, each with a few hundred tokens more than the last: what is prefilled, how long a step takes, and
-how much of the time goes to reading again what was read before.
+how much of the time goes to prefill, and to reading again what was read before.
 
     step        1     2     3     4     5   ...    26
     prompt    200   500   800  1100  1400       7,700    prefilled naively: their sum; with reuse: no more than the last
@@ -10,23 +10,28 @@ what it says it did.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from itertools import accumulate
 
 import httpx
 import numpy as np
 
-from benchmarks.claims.published import FLAT, RECOMPUTED, TOKENS
-from benchmarks.claims.result import Figure, Result
+from benchmarks.claims.bench import Bench
+from benchmarks.claims.published import FLAT, RECOMPUTED, SAVED, SHARE, TEN, TOKENS
+from benchmarks.claims.result import Figure, Result, Unit
 from hotloop.bench.replay import Progress, ReplayedTurn
 from hotloop.bench.serving import ChildServer, replay_server
 from hotloop.bench.workload import AgentJob, ChatMessage, WorkloadTurn
 from hotloop.core.errors import RemoteError
 
 _FIRST, _STEP, _NUM_OUTPUT = 200, 300, 8
-_NUM_SHORT = 5  # the steps of the published loop
+_SHORT = 5  # the steps of the published loop
+_TEN = tuple(range(1, 11))
+_NUM_SHARED, _NUM_OWN = 2000, 100
 _WORD = " and"
-_FLAGS = ("--disable", "drafts")
-_NAIVE = ("--disable", "prefix_cache")
+_PROTECTIONS = ("exact_turns", "canonical_tools", "move_volatile_lines", "late_system_as_user", "retention")
+WAYS = {"without reuse": ("prefix_cache",), "a prefix cache alone": _PROTECTIONS, "all of hotloop": ()}
+"""What each way leaves out."""
 
 
 class Loop:
@@ -40,99 +45,166 @@ class Loop:
         every = np.arange(1, self.numbers[-1] + 1)
         return [float(value) for value in np.interp(every, self.numbers, [of(turn) for turn in self.turns])]
 
-    @property
-    def rise(self) -> float:
-        """The last step over the second, the first that has something to find."""
-        return self.turns[-1].latency_s / self.turns[1].latency_s
+    def rise(self, step: int) -> float:
+        """That step over the second, the first that has something to find."""
+        latencies_s = self.all(latency_s)
+        return latencies_s[step - 1] / latencies_s[1]
 
 
-def measure_loop(numbers: Sequence[int], num_repeats: int) -> list[Result]:
-    pairs = [(_run((*_FLAGS, *_NAIVE), numbers, i), _run(_FLAGS, numbers, i)) for i in range(num_repeats)]
-    return results_of(pairs)
+def measure_loop(bench: Bench) -> list[Result]:
+    numbers = bench.scale.steps
+    return results_of(
+        [
+            [
+                _run(bench.serve(*disabled), numbers, i, is_naive=not i_way)
+                for i_way, disabled in enumerate(WAYS.values())
+            ]
+            for i in range(bench.scale.repeats)
+        ]
+    )
 
 
-def results_of(pairs: Sequence[tuple[Loop, Loop]]) -> list[Result]:
-    """Of each repeat the loop without reuse, and with it."""
-    numbers = pairs[0][0].numbers
-    ran = ", ".join(map(str, numbers))
-    loop = f"a loop of {numbers[-1]} steps of {_FIRST} tokens and {_STEP} more each, {_NUM_OUTPUT} output; run: {ran}"
-    short = [[sum(each[i].all(_prefilled)[:_NUM_SHORT]) for each in pairs] for i in (1, 0)]
-    names = ("without reuse", "with it")
+def results_of(repeats: Sequence[Sequence[Loop]]) -> list[Result]:
+    """Of each repeat the loop without reuse, with a prefix cache alone, and with all there is."""
+    numbers = repeats[0][0].numbers
+    last = numbers[-1]
+    loop = (
+        f"a loop of {last} steps of {_FIRST} tokens and {_STEP} more each, {_NUM_OUTPUT} output; "
+        f"run: {', '.join(map(str, numbers))}"
+    )
+
+    def figure(name: str, unit: Unit, of: Callable[[Loop], float]) -> Figure:
+        return Figure(name, unit, *([of(each[i]) for each in repeats] for i in (-1, 0)))
+
+    def growth(of: Callable[[Loop], Sequence[float]]) -> dict[str, list[float]]:
+        return {name: [*of(loop)] for name, loop in zip(WAYS, repeats[0], strict=True)}
+
+    def rise(step: int) -> Figure:
+        return figure(f"step {step} over step 2", "times", lambda loop: loop.rise(step))
+
+    def share(claim: str, name: str, what: str, spent_s: Callable[[Loop, Loop], float]) -> Result:
+        values = [spent_s(naive, ours) / sum(naive.all(latency_s)) for naive, *_, ours in repeats]
+        what = f"{loop}; {what}, of all the time of the naive loop"
+        return Result(claim=claim, what=what, figures=[Figure(name, "share", values)])
+
+    def first_s(loop: Loop) -> float:
+        return sum(loop.all(ttft_s))
+
     return [
         Result(
             claim=TOKENS,
-            what=f"the first {_NUM_SHORT} steps; blocks of 32 tokens are found whole or not at all",
-            figures=[Figure("prefilled", "tokens", *short)],
-            growth={name: [*accumulate(each.all(_prefilled))] for name, each in zip(names, pairs[0], strict=True)},
+            what=f"the first {_SHORT} steps; blocks of so many tokens are found whole or not at all",
+            figures=[figure("prefilled", "tokens", lambda loop: sum(loop.all(prefilled)[:_SHORT]))],
+            growth=growth(lambda loop: loop.all(prefilled)),
         ),
         Result(
             claim=FLAT,
             what=loop,
             figures=[
-                Figure("last step over second", "times", *([each[i].rise for each in pairs] for i in (1, 0))),
-                Figure("last step", "s", *([each[i].turns[-1].latency_s for each in pairs] for i in (1, 0))),
+                *map(rise, dict.fromkeys((_SHORT, last))),
+                figure(f"step {last}", "s", lambda loop: loop.all(latency_s)[-1]),
             ],
-            growth={
-                name: [1000 * value for value in each.all(_latency_s)]
-                for name, each in zip(names, pairs[0], strict=True)
-            },
+            growth=growth(lambda loop: [1000 * value for value in loop.all(latency_s)]),
         ),
-        Result(
-            claim=RECOMPUTED,
-            what=f"{loop}; the time to the first token that reuse saves, of all the time of the naive loop",
-            figures=[Figure("recomputed", "share", [_recomputed(*pair) for pair in pairs])],
+        share(SHARE, "prefill", "the time to the first token", lambda naive, _: first_s(naive)),
+        share(
+            RECOMPUTED,
+            "recomputed",
+            "the time to the first token that reuse saves",
+            lambda naive, ours: first_s(naive) - first_s(ours),
         ),
     ]
 
 
-def _prefilled(turn: ReplayedTurn) -> float:
+def measure_tokens(bench: Bench) -> list[Result]:
+    """What no model changes: how many tokens are prefilled and found."""
+    repeats = range(bench.scale.repeats)
+    ten = [
+        [_run(bench.serve_tiny(*way), _TEN, i, 1000, 1000, is_naive=bool(way)) for way in (WAYS["without reuse"], ())]
+        for i in repeats
+    ]
+    naive, ours = ([sum(each[i].all(prefilled)) for each in ten] for i in (0, 1))
+    saved = [_saved(bench, i) for i in repeats]
+    model = "a tiny model, whose tokens are counted as any other's"
+    return [
+        Result(
+            claim=TEN,
+            what=f"10 steps of 1,000 tokens and 1,000 more each; {model}",
+            figures=[Figure("prefilled naively", "tokens", naive), Figure("with reuse", "tokens", ours)],
+            growth={
+                "without reuse": [*accumulate(ten[0][0].all(prefilled))],
+                "all of hotloop": [*accumulate(ten[0][1].all(prefilled))],
+            },
+        ),
+        Result(
+            claim=SAVED,
+            what=f"ten calls of {_NUM_SHARED:,} tokens in common and {_NUM_OWN} of their own, one after the other; "
+            f"{model}; blocks are found whole or not at all",
+            figures=[Figure("saved", "tokens", saved)],
+        ),
+    ]
+
+
+def _saved(bench: Bench, repeat: int) -> float:
+    with bench.serve_tiny() as server, httpx.Client(timeout=60) as http:
+        head = _fit(http, server.url, [], _NUM_SHARED, f"Part {repeat}:")
+        jobs = []
+        for i in _TEN:
+            messages = _fit(http, server.url, head, _NUM_SHARED + _NUM_OWN, f"Call {i}:")
+            jobs.append(AgentJob(f"call-{i}", (WorkloadTurn(tuple(messages), _NUM_OUTPUT),)))
+        return float(sum(turn.usage.num_cached for turn in replay_turns(server.url, jobs)))
+
+
+def prefilled(turn: ReplayedTurn) -> float:
     return turn.usage.num_prompt - turn.usage.num_cached
 
 
-def _latency_s(turn: ReplayedTurn) -> float:
+def latency_s(turn: ReplayedTurn) -> float:
     return turn.latency_s
 
 
-def _ttft_s(turn: ReplayedTurn) -> float:
+def ttft_s(turn: ReplayedTurn) -> float:
     return turn.ttft_s
 
 
-def _recomputed(naive: Loop, reused: Loop) -> float:
-    return (sum(naive.all(_ttft_s)) - sum(reused.all(_ttft_s))) / sum(naive.all(_latency_s))
-
-
-def _run(flags: Sequence[str], numbers: Sequence[int], repeat: int) -> Loop:
-    is_naive = "prefix_cache" in flags
+def _run(
+    child: AbstractContextManager[ChildServer],
+    numbers: Sequence[int],
+    repeat: int,
+    first: int = _FIRST,
+    step: int = _STEP,
+    *,
+    is_naive: bool,
+) -> Loop:
     wanted = sorted({*numbers} if is_naive else {each for number in numbers for each in (max(1, number - 1), number)})
-    turns: list[ReplayedTurn] = []
-
-    def watch(progress: Progress) -> None:
-        if progress.step:
-            turns.append(progress.step)
-
-    with ChildServer(flags) as server:
-        job = fit_job(server.url, numbers[-1], repeat)
-        chosen = AgentJob(job.id, tuple(job.turns[number - 1] for number in wanted))
-        replay_server("", server.url, [chosen], num_agents=1, watch=watch)
-    if len(turns) < len(wanted):
-        raise RemoteError(f"{len(wanted) - len(turns)} of {len(wanted)} steps failed")
+    with child as server:
+        job = fit_job(server.url, [first + i * step for i in range(numbers[-1])], repeat)
+        turns = replay_turns(server.url, [AgentJob(job.id, tuple(job.turns[number - 1] for number in wanted))])
     return Loop(numbers, [turn for number, turn in zip(wanted, turns, strict=True) if number in numbers])
 
 
-def prompt_tokens(number: int) -> int:
-    """Of the step with this number, from 1."""
-    return _FIRST + (number - 1) * _STEP
+def replay_turns(url: str, jobs: Sequence[AgentJob]) -> list[ReplayedTurn]:
+    """Of one job after the other, all turns. Raises RemoteError where one failed."""
+    turns: list[ReplayedTurn] = []
+
+    def watch(progress: Progress) -> None:
+        if progress.error:
+            raise RemoteError(progress.error)
+        turns.extend([progress.step] if progress.step else [])
+
+    replay_server("", url, jobs, num_agents=1, watch=watch)
+    return turns
 
 
-def fit_job(url: str, num_steps: int, number: int = 0) -> AgentJob:
+def fit_job(url: str, sizes: Sequence[int], number: int = 0) -> AgentJob:
     """A job whose prompts have exactly as many tokens as they should, or as near as whole words allow."""
     messages: list[ChatMessage] = []
     turns = []
     with httpx.Client(timeout=60) as http:
-        for step in range(num_steps):
+        for size in sizes:
             if messages:
                 messages = [*messages, {"role": "assistant", "content": "Go on."}]
-            messages = _fit(http, url, messages, prompt_tokens(step + 1), f"Part {number}.{len(messages)}:")
+            messages = _fit(http, url, messages, size, f"Part {number}.{len(messages)}:")
             turns.append(WorkloadTurn(tuple(messages), _NUM_OUTPUT))
     return AgentJob("loop", tuple(turns))
 

@@ -1,46 +1,56 @@
-"""docs/benchmarks.md from the results that are kept beside it: `python -m benchmarks.claims.page`. Nothing is typed.
+"""docs/benchmarks.md and the README's figures from the results that are kept: `python -m benchmarks.claims.page`.
+Nothing is typed.
 
 docs/figures/claims-cpu.json    what `python -m benchmarks.claims --keep` measured
-docs/figures/claims-gpu.json    what `python -m benchmarks.claims.gpu --json` of commit 981b7662 measured on a card
+docs/figures/claims-gpu.json    what `python -m benchmarks.claims.gpu --keep` measured on a card
 docs/figures/vllm-gpu.jsonl     another engine on such a card, a JSON object a line
+docs/figures/agents-gpu.json    recorded agents on a card, which the README quotes
 docs/figures/earlier.json       tables of earlier versions, with the commands that took them
 """
 
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.claims.plot import draw_claims, draw_growth
-from benchmarks.claims.published import CLAIMS, FLAT, SERVING, TOKENS, Claim, Device
-from benchmarks.claims.result import Figure, Result, read_results
+from benchmarks.claims.plot import draw_growth
+from benchmarks.claims.published import CLAIMS, FLAT, MAX_SPREAD, MIN_REPEATS, SERVING, TOKENS, Claim, Device
+from benchmarks.claims.result import Figure, Result, Unit, read_results
 from hotloop.core.errors import ConfigError
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
+README = PAGE.parents[1] / "README.md"
+KEPT: Mapping[str, str] = {"cpu": "claims-cpu.json", "cuda": "claims-gpu.json"}
 BEGIN = "<!-- figures: begin; written by `make benchmarks` from docs/figures -->"
 END = "<!-- figures: end -->"
 
 _INTRODUCTION = """## Published claims, reproduced
 ```bash
 make benchmarks
+python -m benchmarks.claims --keep --only loop    # one part, beside what is kept of the others
+python -m benchmarks.claims.gpu --keep            # the same rows by the same code, on a card
 ```
-measures all of this on a CPU, keeps the figures in `docs/figures` and writes what follows from them; on a card it was
-`python -m benchmarks.claims.gpu` of commit 981b7662. `python -m benchmarks.claims.page` writes the page anew.
-Claims are as they were published, on other machines and with other models. Figures are medians, baseline first; *×* is
-how many times better, with the least and the most of the repeats in brackets. A claim holds if its lower bound is
-reached in the median. On a CPU the model is the default one, SmolLM2-135M, where no other is named; on a card it is one
-of Llama-3.1-8B shapes with random weights. Tiers, a draft model and everything together need two models:
-`make benchmarks CLAIMS='--small A --large B'`; `--data` and `--questions` take runs and questions of your own."""
+measures all of this, keeps the figures in `docs/figures` and writes what follows from them; `python -m
+benchmarks.claims.page` writes the page anew. Claims are as they were published, on other machines and with other
+models. Figures are medians, baseline first; *×* is how many times better, with the least and the most of the repeats in
+brackets. A claim holds if its lower bound is reached in the median. There is no verdict from fewer than {MIN_REPEATS}
+repeats, or where they are more than {MAX_SPREAD:.0%} apart. On a CPU the model is the default one, SmolLM2-135M, where
+no other is named; on a card it is one of Llama-3.1-8B shapes with random weights, which say nothing of words: where
+words matter, `--words` names a model. Tiers, a draft model and everything together want models of several sizes:
+`--small A --medium B --large C`; `--data` and `--questions` take runs and questions of your own."""
 _HEAD = "| claim | published | baseline | on a CPU | on a GPU | does it hold? |\n|---|---|---|---|---|---|"
-_DEVICES: Mapping[Device, str] = {"cpu": "CPU", "gpu": "GPU"}
-_A100 = "naive 15–20, TGI 35–45, vLLM 55–65, SGLang 60–70, TensorRT-LLM 70–90 tokens/s"
-_PICTURES = {
-    "claims.svg": "How many times better, published and measured",
-    "claims-loop.svg": "Prompt tokens prefilled up to each step",
-    "claims-steps.svg": "Milliseconds of a step; measured at steps 1 to 5, 10, 18 and 26, straight lines between",
+_DEVICES: Mapping[Device, str] = {"cpu": "CPU", "cuda": "GPU"}
+_GROWTH = {
+    "claims-loop.svg": (TOKENS, "Prompt tokens prefilled in each turn of a loop", "tokens"),
+    "claims-steps.svg": (
+        FLAT,
+        "Time of each turn of one loop; measured at 1 to 5, 10, 18 and 26, straight lines between",
+        "ms",
+    ),
 }
 
 
@@ -52,6 +62,7 @@ class Kept:
     gpu: Mapping[str, Result]
     vllm: Mapping[str, Mapping[str, Any]]
     earlier: Sequence[Mapping[str, Any]]
+    agents: Sequence[Mapping[str, Any]] = ()
 
     def of(self, device: Device) -> Mapping[str, Result]:
         return self.cpu if device == "cpu" else self.gpu
@@ -60,11 +71,14 @@ class Kept:
 def read_kept(folder: Path) -> Kept:
     cpu, gpu = (
         {result.claim: result for result in read_results(path)} if (path := folder / name).exists() else {}
-        for name in ("claims-cpu.json", "claims-gpu.json")
+        for name in KEPT.values()
     )
     vllm = {each["what"]: each for each in _lines(folder / "vllm-gpu.jsonl")}
-    earlier = folder / "earlier.json"
-    return Kept(cpu, gpu, vllm, json.loads(earlier.read_text("utf-8")) if earlier.exists() else [])
+    return Kept(cpu, gpu, vllm, _read_tables(folder / "earlier.json"), _read_tables(folder / "agents-gpu.json"))
+
+
+def _read_tables(path: Path) -> list[Mapping[str, Any]]:
+    return json.loads(path.read_text("utf-8")) if path.exists() else []
 
 
 def _lines(path: Path) -> Iterator[Any]:
@@ -73,11 +87,14 @@ def _lines(path: Path) -> Iterator[Any]:
             yield json.loads(line)
 
 
-def write_page(page: Path = PAGE) -> None:
-    """Rewrite the section between the marks, and the pictures beside the page."""
+def write_page(page: Path = PAGE, readme: Path | None = None) -> None:
+    """Rewrite the sections between the marks, and the pictures beside the page."""
     kept = read_kept(page.with_name("figures"))
+    sections = {page: render_section(kept), (readme or README if page == PAGE else readme): render_readme(kept)}
     try:
-        page.write_text(replace_section(page.read_text("utf-8"), render_section(kept)), encoding="utf-8")
+        for path, section in sections.items():
+            if path:
+                path.write_text(replace_section(path.read_text("utf-8"), section), encoding="utf-8")
         for name, picture in draw_pictures(kept).items():
             page.with_name(name).write_text(picture, encoding="utf-8")
     except OSError as error:
@@ -90,33 +107,54 @@ def replace_section(text: str, section: str) -> str:
     return re.sub(f"{re.escape(BEGIN)}.*{re.escape(END)}", lambda _: section, text, count=1, flags=re.DOTALL)
 
 
+def render_readme(kept: Kept) -> str:
+    """The newest run of recorded agents."""
+    newest = max(kept.agents, key=lambda table: str(table["date"]), default=None)
+    parts = [BEGIN, *([_where(newest), "", *_render_rows(newest)] if newest else []), END]
+    return "\n".join(parts)
+
+
 def draw_pictures(kept: Kept) -> dict[str, str]:
-    drawn = {"claims.svg": draw_claims(kept.cpu, kept.gpu)}
-    for name, claim in (("claims-loop.svg", TOKENS), ("claims-steps.svg", FLAT)):
+    drawn = {}
+    for name, (claim, title, unit) in _GROWTH.items():
         if (result := kept.cpu.get(claim)) and result.growth:
-            drawn[name] = draw_growth(_PICTURES[name], result.growth)
+            taken = f"{result.taken.machine}, {result.taken.date}" if result.taken else ""
+            drawn[name] = draw_growth(title, result.growth, unit=unit, caption=taken)
     return drawn
 
 
 def render_section(kept: Kept) -> str:
-    names = [name for name in CLAIMS if name != SERVING]
-    pictures = [f"![{_PICTURES[name]}]({name})" for name in draw_pictures(kept)]
+    pictures = [f"![{_GROWTH[name][1]}]({name})" for name in draw_pictures(kept)]
     parts = [
-        "\n".join([_HEAD, *(_row(name, CLAIMS[name], kept) for name in names)]),
+        _render_counts(kept),
+        "\n".join([_HEAD, *(_row(name, claim, kept) for name, claim in CLAIMS.items())]),
         *pictures,
         _render_serving(kept),
-        _render_work(kept, [*names, SERVING]),
-        *map(_render_earlier, kept.earlier),
+        _render_work(kept),
+        *map(_render_table, [*kept.agents, *kept.earlier]),
     ]
-    return f"{BEGIN}\n{_INTRODUCTION}\n\n" + "\n\n".join(filter(None, parts)) + f"\n{END}"
+    introduction = _INTRODUCTION.format(MIN_REPEATS=MIN_REPEATS, MAX_SPREAD=MAX_SPREAD)
+    return f"{BEGIN}\n{introduction}\n\n" + "\n\n".join(filter(None, parts)) + f"\n{END}"
+
+
+def _render_counts(kept: Kept) -> str:
+    """How many hold."""
+    told = []
+    for device, shown in _DEVICES.items():
+        verdicts = (CLAIMS[name].verdict(result, device) for name, result in kept.of(device).items() if result.figures)
+        counts = Counter(verdict.partition(" (")[0] for verdict in verdicts)
+        if counts:
+            words = ", ".join(
+                f"{counts[word]} {word.replace('does', 'do').replace('holds', 'hold')}" for word in sorted(counts)
+            )
+            told.append(f"{counts.total()} taken on a {shown}: {words}")
+    return f"Of {len(CLAIMS)} rows: " + "; ".join(told) + "." if told else ""
 
 
 def _row(name: str, claim: Claim, kept: Kept) -> str:
     cells = [_measured(kept.of(device).get(name)) for device in _DEVICES]
-    if not claim.on_gpu:
-        cells[1] = claim.off_gpu
     verdicts = [
-        f"{shown}: {_verdict(claim, device, result)}"
+        f"{shown}: {claim.verdict(result, device)}"
         for device, shown in _DEVICES.items()
         if (result := kept.of(device).get(name)) and result.figures
     ]
@@ -129,16 +167,8 @@ def _measured(result: Result | None) -> str:
     return "; ".join(figure.shown() for figure in result.figures) or f"not measured: {result.missing}"
 
 
-def _verdict(claim: Claim, device: Device, result: Result) -> str:
-    if claim.holds(result):
-        return "holds"
-    missed = [str(need) for need in claim.needs if not need.is_met(result)]
-    reason = claim.reasons.get(device, "")
-    return f"does not hold ({', '.join(missed)})" + (f": {reason}" if reason else "")
-
-
 def _render_serving(kept: Kept) -> str:
-    """Columns are the figures of the result, rows the engines."""
+    """Columns are the figures of the result on a card, rows the engines."""
     result = kept.gpu.get(SERVING)
     if result is None:
         return ""
@@ -147,22 +177,19 @@ def _render_serving(kept: Kept) -> str:
     lines = [
         _line("", *(figure.name for figure in result.figures)),
         f"|---{'|---' * len(result.figures)}|",
-        _line(
-            "transformers", *(figure.show(figure.baseline) if figure.baseline else _ABSENT for figure in result.figures)
-        ),
+        _line("transformers", *(_shown(figure.unit, figure.baseline) for figure in result.figures)),
         _line(f"vLLM {version}".strip(), *(_cell(vllm, *where) for where in _VLLM)),
-        _line("hotloop", *(figure.show(figure.ours) for figure in result.figures)),
+        _line("hotloop", *(_shown(figure.unit, figure.ours) for figure in result.figures)),
     ]
-    about = f"**Serving, Llama-3.1-8B shapes** with random weights: {result.what}. Published for an A100: {_A100}."
+    about = f"**Serving, Llama-3.1-8B shapes** with random weights: {result.what}."
     note = (
-        "vLLM was run on another day, on a card of the same kind; of a batch it is the median's first token. "
-        "[More of it](gpu.md#measured)."
+        "vLLM was run on another day, on a card of the same kind; of a batch it is the median's first token. TGI, "
+        "SGLang and TensorRT-LLM were not run here. [More of it](gpu.md#measured)."
     )
     return "\n".join([about, note, "", *lines])
 
 
-_ABSENT = "not taken"
-_VLLM = (
+_VLLM: tuple[tuple[str, str, Unit, float], ...] = (
     ("decode_alone_2048", "tok_s", "tokens/s", 1.0),
     ("prefill_2048", "ms", "s", 0.001),
     ("batch_64x1024+128", "out_tok_s", "tokens/s", 1.0),
@@ -170,33 +197,50 @@ _VLLM = (
 )
 
 
-def _cell(vllm: Mapping[str, Mapping[str, Any]], what: str, key: str, unit: Any, scale: float) -> str:
-    if what not in vllm:
-        return _ABSENT
-    values = [scale * float(vllm[what][key])]
-    return Figure("", unit, values).show(values)
+def _cell(vllm: Mapping[str, Mapping[str, Any]], what: str, key: str, unit: Unit, scale: float) -> str:
+    return _shown(unit, [scale * float(vllm[what][key])] if what in vllm else [])
 
 
-def _render_work(kept: Kept, names: Sequence[str]) -> str:
-    lines = ["| claim | on | what was measured | taken |", "|---|---|---|---|"]
-    for name in names:
+def _shown(unit: Unit, values: Sequence[float]) -> str:
+    """With a word where they are too far apart to say anything."""
+    if not values:
+        return "not taken"
+    figure = Figure("", unit, values)
+    return figure.show(values) + (": not measured well enough" if figure.spread > MAX_SPREAD else "")
+
+
+def _render_work(kept: Kept) -> str:
+    lines = [
+        "| claim | on | what was measured | where, when, at which commit | repeats | spread |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, claim in CLAIMS.items():
         for device, shown in _DEVICES.items():
             result = kept.of(device).get(name)
             if result and result.figures and (taken := result.taken):
                 work = " ".join(filter(None, (f"{result.what}.", result.note)))
-                lines.append(
-                    _line(name, shown, work, f"{taken.machine}; {taken.version}, {taken.date}; `{taken.command}`")
-                )
+                figures = claim.needed(result) or result.figures
+                commit = taken.commit or f"a commit of {taken.version}"
+                where = f"{taken.machine}; {taken.date}, {commit}; `{taken.command}`"
+                repeats = str(min(figure.num_repeats for figure in figures))
+                lines.append(_line(name, shown, work, where, repeats, f"{max(f.spread for f in figures):.0%}"))
     return "\n".join(lines) if len(lines) > 2 else ""
 
 
-def _render_earlier(table: Mapping[str, Any]) -> str:
-    head = [_line(*table["head"]), f"{'|---' * len(table['head'])}|"] if table.get("head") else []
-    rows = [_line(*row) for row in table.get("rows", ())]
-    taken = f"{table['machine']}; version {table['version']}, {table['date']}"
+def _render_table(table: Mapping[str, Any]) -> str:
+    about = f"**{table['title']}.** {_where(table)}"
+    return "\n".join([about, "", *_render_rows(table)]).rstrip()
+
+
+def _where(table: Mapping[str, Any]) -> str:
     command = f" `{table['command']}`." if table.get("command") else ""
-    about = f"**{table['title']}.** {table['about']} ({taken}.{command})"
-    return "\n".join([about, "", *head, *rows]).rstrip()
+    version = f"commit {table['commit']}" if table.get("commit") else f"version {table['version']}"
+    return f"{table['about']} ({table['machine']}; {version}, {table['date']}.{command})"
+
+
+def _render_rows(table: Mapping[str, Any]) -> list[str]:
+    head = [_line(*table["head"]), f"{'|---' * len(table['head'])}|"] if table.get("head") else []
+    return [*head, *(_line(*row) for row in table.get("rows", ()))]
 
 
 def _line(*cells: str) -> str:

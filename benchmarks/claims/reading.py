@@ -1,63 +1,107 @@
-"""What is prefilled once for everybody, and what a user sees first."""
+"""What is prefilled once for everybody, what a user sees first, and what one request and a batch take."""
 
+import asyncio
 import statistics
-from collections.abc import Sequence
-from pathlib import Path
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from benchmarks.claims.published import FIRST, PREFIX
-from benchmarks.claims.result import Figure, Result
-from benchmarks.serving import replay_child
-from hotloop.bench.replay import Progress, ReplayedTurn
+from benchmarks.claims.bench import Bench
+from benchmarks.claims.loop import fit_job, latency_s, prefilled, replay_turns, ttft_s
+from benchmarks.claims.published import ALONE, FIRST, PREFIX, SERVING
+from benchmarks.claims.result import Figure, Result, Unit
+from hotloop.bench.client import ChatClient
+from hotloop.bench.replay import ReplayedTurn
 from hotloop.bench.workload import AgentJob, generate_jobs, read_jobs
 
-_FLAGS = ("--disable", "drafts")
-_NUM_OUTPUT = 8
-_MAX_CHARS = 26_000
+_MAX_OUTPUT = 64
 
 
-def measure_prefix(data: Path, runs: str, num_prompts: int, num_repeats: int) -> Result:
+def measure_prefix(bench: Bench) -> list[Result]:
     """The last prompts of recorded runs, one run after the other: no two share more than what stands before the first
     turn. The first of all, which reads that, is left out."""
-    num_jobs = 1 + num_prompts * num_repeats
-    read = read_jobs(data, max_jobs=num_jobs, max_turns=100, max_output=_NUM_OUTPUT, max_chars=_MAX_CHARS)
+    scale = bench.scale
+    num_jobs = 1 + scale.num_prompts * scale.repeats
+    read = read_jobs(bench.data, max_jobs=num_jobs, max_turns=100, max_output=_MAX_OUTPUT, max_chars=scale.max_chars)
     jobs = [AgentJob(job.id, job.turns[-1:]) for job in read]
-    without, with_ = (_replay((*_FLAGS, *more), jobs)[1:] for more in (("--disable", "prefix_cache"), ()))
-    parts = [slice(begin, begin + num_prompts) for begin in range(0, len(without), num_prompts)]
-    times, tokens = (
-        [[of(steps[part]) for part in parts] for steps in (with_, without)] for of in (_first_s, _prefilled)
-    )
-    return Result(
-        claim=PREFIX,
-        what=f"the last prompts of {len(without)} {runs}, which share a system prompt and tools",
-        figures=[Figure("first token", "s", *times), Figure("prefilled", "tokens", *tokens)],
-    )
+    ways = [_replay(bench, jobs, *disabled)[1:] for disabled in ((), ("prefix_cache",))]
+
+    def figure(name: str, unit: Unit, of: Callable[[ReplayedTurn], float]) -> Figure:
+        parts = range(0, len(jobs) - 1, scale.num_prompts)
+        return Figure(name, unit, *([_median(of, way[i : i + scale.num_prompts]) for i in parts] for way in ways))
+
+    what = f"the last prompts of {len(jobs) - 1} {bench.runs}, which share a system prompt and tools"
+    return [
+        Result(
+            claim=PREFIX,
+            what=what,
+            figures=[figure("first token", "s", ttft_s), figure("prefilled", "tokens", prefilled)],
+        ),
+        Result(
+            claim=ALONE,
+            what=f"{what}, and answers as long as the recorded ones, {_MAX_OUTPUT} tokens at most",
+            figures=[figure("whole answer", "s", latency_s)],
+        ),
+    ]
 
 
-def measure_streaming(num_repeats: int, num_output: int) -> Result:
+def measure_streaming(bench: Bench) -> Result:
     """Of the same answers, the whole and the first word."""
-    jobs = generate_jobs(num_jobs=1, num_turns=num_repeats + 1, num_output=num_output, system_chars=4000)
-    steps = _replay(_FLAGS, jobs)[1:]
+    num_turns, num_output = bench.scale.repeats + 1, bench.scale.num_output
+    jobs = generate_jobs(num_jobs=1, num_turns=num_turns, num_output=num_output, system_chars=4000)
+    turns = _replay(bench, jobs)[1:]
     return Result(
         claim=FIRST,
         what=f"answers of {num_output} tokens, the second turn of an agent and those after it",
-        figures=[Figure("first token", "s", [step.ttft_s for step in steps], [step.latency_s for step in steps])],
+        figures=[Figure("first token", "s", [turn.ttft_s for turn in turns], [turn.latency_s for turn in turns])],
     )
 
 
-def _first_s(steps: Sequence[ReplayedTurn]) -> float:
-    return statistics.median(step.ttft_s for step in steps)
+def measure_serving(bench: Bench) -> Result:
+    """One request alone, then a batch at once; of a batch the median first token."""
+    count, num_in, num_out = bench.scale.batch
+    num_prompt = bench.scale.prompt
+
+    async def ask(client: ChatClient, job: AgentJob) -> tuple[float, float]:
+        began_at, times = time.perf_counter(), list[float]()
+        options: dict[str, Any] = {"max_tokens": num_out, "ignore_eos": True, "temperature": 0}
+        async for delta in client.stream(job.turns[0].messages, **options):
+            times.extend([time.perf_counter() - began_at] if delta.text else [])
+        return times[0], times[-1]
+
+    async def run(url: str) -> list[tuple[float, float, float, float]]:
+        def fit(repeat: int) -> list[AgentJob]:
+            sizes = [num_prompt, *[num_in] * count]
+            return [fit_job(url, [size], 1000 * (repeat + 1) + i) for i, size in enumerate(sizes)]
+
+        found = []
+        async with ChatClient(url) as client:
+            for repeat in range(-1, bench.scale.repeats):  # the first warms up
+                alone, *jobs = await asyncio.to_thread(fit, repeat)
+                first_s, last_s = await ask(client, alone)
+                ends = await asyncio.gather(*(ask(client, job) for job in jobs))
+                firsts, lasts = zip(*ends, strict=True)
+                rate = count * num_out / max(lasts)
+                found.append(((num_out - 1) / (last_s - first_s), first_s, rate, statistics.median(firsts)))
+        return found[1:]
+
+    with bench.serve() as server:
+        rows = zip(*asyncio.run(run(server.url)), strict=True)
+    names = ("one, tokens/s", "one, first token", "batch, tokens/s", "batch, first token")
+    return Result(
+        claim=SERVING,
+        what=f"one request at {num_prompt:,} tokens; {count} × ({num_in:,} in + {num_out} out) at once",
+        figures=[
+            Figure(name, "tokens/s" if "tokens" in name else "s", list(values))
+            for name, values in zip(names, rows, strict=True)
+        ],
+    )
 
 
-def _prefilled(steps: Sequence[ReplayedTurn]) -> float:
-    return sum(step.usage.num_prompt - step.usage.num_cached for step in steps)
+def _median(of: Callable[[ReplayedTurn], float], turns: Sequence[ReplayedTurn]) -> float:
+    return statistics.median(map(of, turns))
 
 
-def _replay(flags: Sequence[str], jobs: Sequence[AgentJob]) -> list[ReplayedTurn]:
-    steps: list[ReplayedTurn] = []
-
-    def watch(progress: Progress) -> None:
-        if progress.step:
-            steps.append(progress.step)
-
-    replay_child("", flags, jobs, num_agents=1, watch=watch)
-    return steps
+def _replay(bench: Bench, jobs: Sequence[AgentJob], *disabled: str) -> list[ReplayedTurn]:
+    with bench.serve(*disabled) as server:
+        return replay_turns(server.url, jobs)

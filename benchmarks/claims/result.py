@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import statistics
+import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -58,6 +59,17 @@ class Figure:
         """The share of the baseline that is saved, repeat by repeat."""
         return [1 - ours / baseline for baseline, ours in zip(self.baseline, self.ours, strict=False) if baseline]
 
+    @property
+    def num_repeats(self) -> int:
+        return min(len(self.ours), len(self.baseline) or len(self.ours))
+
+    @property
+    def spread(self) -> float:
+        """How far the repeats are apart, of their median: of what is compared with a baseline its factors."""
+        values = self.times or self.ours
+        middle = abs(statistics.median(values))
+        return (max(values) - min(values)) / middle if middle else float(max(values) != min(values))
+
     def shown(self) -> str:
         """Medians, and how many times better with the least and the most of the repeats."""
         if not self.baseline:
@@ -84,11 +96,21 @@ class Taken:
     command: str
     date: str
     version: str
+    commit: str = ""
+    """With a + where source or benchmarks were changed since; empty of figures that are older than this field."""
 
 
 def taken_here(command: str, machine: str = "") -> Taken:
     here = f"{os.cpu_count()} cores, {platform.machine()}"
-    return Taken(machine or here, command, f"{datetime.now(UTC):%Y-%m-%d}", __version__)
+    return Taken(machine or here, command, f"{datetime.now(UTC):%Y-%m-%d}", __version__, _commit())
+
+
+def _commit() -> str:
+    def git(*words: str) -> str:
+        folder = Path(__file__).parents[2]
+        return subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=False).stdout.strip()
+
+    return git("rev-parse", "--short=8", "HEAD") + "+" * bool(git("status", "--porcelain", "src", "benchmarks"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,12 +124,16 @@ class Result:
     note: str = ""
     missing: str = ""
     growth: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """SessionIndex to draw from step to step, by name."""
+    """Values to draw from step to step, by name."""
     taken: Taken | None = None
 
     def figure(self, name: str) -> Figure:
         """The figure of that name. Raises KeyError if there is none."""
-        return {figure.name: figure for figure in self.figures}[name]
+        return self.by_name[name]
+
+    @property
+    def by_name(self) -> dict[str, Figure]:
+        return {figure.name: figure for figure in self.figures}
 
 
 def write_results(path: Path, results: Iterable[Result], taken: Taken) -> None:

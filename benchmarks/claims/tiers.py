@@ -1,88 +1,143 @@
-"""A small model beside a large one: what tiers cost, how long they take and how often they are right, against always
-asking the large one."""
+"""Models of several sizes: what tiers cost, how long they take and how often they are right, against always asking the
+large one; and how well the task is told that tiers are chosen by."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import statistics
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from pathlib import Path
+from itertools import product
 
-from benchmarks.claims.published import TIERS
+from benchmarks.claims.bench import Bench
+from benchmarks.claims.published import BY_TASK, CLASSIFIER, THREE, TIERS
 from benchmarks.claims.result import Figure, Result, size_of
-from benchmarks.tiers.questions import TierQuestion, mix
+from benchmarks.tiers.questions import TaskKind, TierQuestion, mix
 from benchmarks.tiers.run import (
     CASCADE,
     LARGE,
     RULES,
-    WAYS,
     Measured,
-    Terms,
     TierServers,
-    WayFigures,
-    figures_of,
+    classify,
+    config_of,
+    features_of,
     measure_tiers,
 )
 from hotloop.bench.bfcl import fetch_questions, read_questions
-from hotloop.bench.serving import ChildServer
+from hotloop.core.errors import ConfigError
+from hotloop.router.tiers.classify import Centres
+from hotloop.router.tiers.config import Task
 
 _CATEGORIES = ("simple", "multiple", "parallel")
-_FLAGS = ("--disable", "drafts")
+_SHOWN: Mapping[TaskKind, str] = {"classification": "intent", "several calls": "reasoning"}
+"""Kinds by the names under which their times are published."""
 
 
-def measure_cost(
-    small: str,
-    large: str,
-    questions: Path | None,
-    num_each: int,
-    num_parts: int,
-    watch: Callable[[], None] = lambda: None,
-) -> Result:
-    """So many questions of each of six kinds; the spread is that between parts of them."""
-    asked = _load(questions, num_each)
-    terms = Terms()
+def measure_cost(bench: Bench) -> list[Result]:
+    """So many questions of each of six kinds; the spread is that between parts of them. Two tiers are the smallest
+    model and the largest."""
+    questions = _load(bench)
+    supplies = bench.supplies
+    models = {name: model for name in ("small", "medium", "large") if (model := getattr(supplies, name))}
+    if "small" not in models or "large" not in models:
+        raise ConfigError("tiers need two models, --small and --large, and --medium for a third")
 
-    async def measure(urls: Mapping[str, str]) -> Measured:
+    async def measure(urls: Mapping[str, str]) -> tuple[dict[str, Measured], list[Task | None]]:
         async with TierServers(urls) as servers:
-            config = terms.config(await servers.find_models())
-            return await measure_tiers(servers, config, asked, watch)
+            named = await servers.find_models()
+            ways = {TIERS: ("small", "large"), THREE: tuple(named)}
+            configs = {claim: config_of({name: named[name] for name in names}) for claim, names in ways.items()}
+            measured = {claim: await measure_tiers(servers, config, questions) for claim, config in configs.items()}
+            return measured, await classify(servers, configs[THREE].tiers[-2], _told(questions))
 
     with ExitStack() as stack:
-        urls = {
-            name: stack.enter_context(ChildServer(("--model", model, *_FLAGS))).url
-            for name, model in (("small", small), ("large", large))
-        }
-        measured = asyncio.run(measure(urls))
-    return result_of(
-        measured, num_parts, f"a model of {size_of(large)} at {terms.price_ratio:g} times the price of {size_of(small)}"
-    )
+        urls = {name: stack.enter_context(bench.serve(model=model)).url for name, model in models.items()}
+        measured, tasks = asyncio.run(measure(urls))
+    sizes = {name: size_of(model) for name, model in models.items()}
+    return results_of(measured, tasks, bench.scale.repeats, sizes, questions)
 
 
-def result_of(measured: Measured, num_parts: int, models: str) -> Result:
-    size = max(1, -(-len(measured.asked[LARGE]) // num_parts))
-    parts = [
-        Measured({way: asked[begin : begin + size] for way, asked in measured.asked.items()})
-        for begin in range(0, len(measured.asked[LARGE]), size)
-    ]
-    by_way: dict[str, list[WayFigures]] = {way: [] for way in WAYS}
-    for part in parts:
-        for figures in figures_of(part):
-            by_way[figures.label].append(figures)
-    num_tasks = len(measured.asked[LARGE])
-    return Result(
-        claim=TIERS,
-        what=f"{num_tasks} tasks of six kinds, made of BFCL's questions, in {num_parts} parts; {models}",
-        figures=[*_figures(by_way, CASCADE, ""), *_figures(by_way, RULES, " by rules alone")],
-    )
-
-
-def _figures(by_way: Mapping[str, Sequence[WayFigures]], way: str, suffix: str) -> list[Figure]:
-    ours, base = by_way[way], by_way[LARGE]
+def results_of(
+    measured: Mapping[str, Measured],
+    tasks: Sequence[Task | None],
+    num_parts: int,
+    sizes: Mapping[str, str],
+    questions: Sequence[TierQuestion],
+) -> list[Result]:
+    whole = measured[THREE]
+    what = f"{len(whole.asked[LARGE])} tasks of six kinds, made of BFCL's questions, in {num_parts} parts"
+    has_three = len(sizes) > 2
+    names = {TIERS: [sizes["small"], sizes["large"]], THREE: list(sizes.values())}
     return [
-        Figure(f"cost{suffix}", "cost", [each.cost for each in ours], [each.cost for each in base]),
-        Figure(f"latency{suffix}", "s", [each.latency_mean_s for each in ours], [each.latency_mean_s for each in base]),
-        Figure(f"right{suffix}", "share", [each.quality for each in ours], [each.quality for each in base]),
+        *(
+            Result(
+                claim=claim,
+                what=f"{what}; models of {', '.join(names[claim])}, each at 10 times the price of the one before",
+                figures=_figures(measured[claim], num_parts),
+            )
+            for claim in (TIERS, THREE)[: 1 + has_three]
+        ),
+        *([] if has_three else [Result(claim=THREE, missing="it needs a third model, --medium")]),
+        Result(
+            claim=BY_TASK,
+            what=f"{what}; by the cascade of {len(sizes)} tiers: {', '.join(sizes.values())}",
+            figures=_by_task(whole, num_parts),
+        ),
+        Result(
+            claim=CLASSIFIER,
+            what=f"{len(tasks)} tasks whose kind is known, asked of the model of {[*sizes.values()][-2]} for a letter, "
+            f"and by words alike, learned from the other parts",
+            figures=_classified(tasks, _told(questions), num_parts),
+        ),
     ]
 
 
-def _load(questions: Path | None, num_each: int) -> list[TierQuestion]:
-    found = fetch_questions(_CATEGORIES) if questions is None else read_questions(questions, _CATEGORIES)
-    return mix({name: [each for each in found if each.category == name] for name in _CATEGORIES}, num_each)
+def _figures(measured: Measured, num_parts: int) -> list[Figure]:
+    parts = measured.parts(num_parts)
+    kinds = (("cost", "cost", Measured.cost), ("latency", "s", Measured.latency_s), ("right", "share", Measured.right))
+    return [
+        Figure(f"{name}{suffix}", unit, *([of(part, each) for part in parts] for each in (way, LARGE)))  # type: ignore[arg-type]
+        for (way, suffix), (name, unit, of) in product(((CASCADE, ""), (RULES, " by rules alone")), kinds)
+    ]
+
+
+def _by_task(measured: Measured, num_parts: int) -> list[Figure]:
+    kinds = dict.fromkeys(each.question.kind for each in measured.asked[CASCADE])
+    found = {
+        kind: [
+            statistics.median([each.latency_s for each in part.asked[CASCADE] if each.question.kind == kind] or [0.0])
+            for part in measured.parts(num_parts)
+        ]
+        for kind in kinds
+    }
+    return [Figure(_SHOWN.get(kind, kind), "s", values) for kind, values in found.items()]
+
+
+def _told(questions: Sequence[TierQuestion]) -> list[TierQuestion]:
+    return [question for question in questions if question.task]
+
+
+def _classified(tasks: Sequence[Task | None], told: Sequence[TierQuestion], num_parts: int) -> list[Figure]:
+    size = max(1, -(-len(told) // num_parts))
+    parts = [range(i, min(i + size, len(told))) for i in range(0, len(told), size)]
+
+    def by_words(part: Sequence[int]) -> float:
+        examples: dict[Task, list[str]] = {}
+        for i, question in enumerate(told):
+            if i not in part or len(parts) == 1:
+                examples.setdefault(question.task or "", []).append(features_of(question).text)
+        centres = Centres(examples)
+        found = [centres.nearest(features_of(told[i]).text) for i in part]
+        return statistics.fmean(bool(each and each[0] == told[i].task) for i, each in zip(part, found, strict=True))
+
+    by_letter = [statistics.fmean(tasks[i] == told[i].task for i in part) for part in parts]
+    return [
+        Figure("told by a model", "share", by_letter),
+        Figure("told by words alike", "share", [by_words(part) for part in parts]),
+    ]
+
+
+def _load(bench: Bench) -> list[TierQuestion]:
+    folder = bench.supplies.questions
+    found = fetch_questions(_CATEGORIES) if folder is None else read_questions(folder, _CATEGORIES)
+    by_name = {name: [each for each in found if each.category == name] for name in _CATEGORIES}
+    return mix(by_name, bench.scale.num_questions)

@@ -9,27 +9,25 @@ its time.
 """
 
 import asyncio
-import tempfile
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+import statistics
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, aclosing, contextmanager
 from dataclasses import replace
 from itertools import islice
-from pathlib import Path
-from typing import Any
 
 from benchmarks.agent.fleet import NAIVE_LOOP, FleetRun, Patterns, Work
 from benchmarks.agent.recorded import AgentJob, read_agent_jobs
 from benchmarks.agent.speculation import read_runs
-from benchmarks.claims.published import TOGETHER
-from benchmarks.claims.result import Figure, Result, size_of
-from benchmarks.claims.workflows import write_workflows
+from benchmarks.claims.bench import Bench
+from benchmarks.claims.published import COMBINED, TOGETHER, UNOPTIMISED
+from benchmarks.claims.result import Figure, Result, Unit, size_of
 from hotloop.agent.model import Ask, WrappedModel
 from hotloop.agent.predict.predictor import Predictor
 from hotloop.agent.speculation import SpeculativeTools
 from hotloop.agent.wire.openai import OpenAIModel
 from hotloop.bench.client import ChatClient
 from hotloop.bench.serving import NAIVE, ChildServer
-from hotloop.core.errors import RemoteError
+from hotloop.core.errors import ConfigError
 from hotloop.wire.event import Event
 
 _NUM_LESSONS = 12  # runs that are learned from, each of another workflow
@@ -88,33 +86,51 @@ async def run_whole(url: str, jobs: Sequence[AgentJob], max_tokens: int, specula
     )
 
 
-def measure_together(small: str, large: str, num_jobs: int, num_repeats: int, max_tokens: int = 16) -> Result:
+def measure_together(bench: Bench, max_tokens: int = 16) -> list[Result]:
     """Servers are new for each repeat: nothing is cached, and speculation has seen other runs of the same workflows."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "workflows.jsonl"
-        write_workflows(path)
-        lessons = read_runs(path)[:_NUM_LESSONS]
-        jobs = [*map(_trimmed, islice(read_agent_jobs(path, max_chars=100_000, skip=_NUM_LESSONS), num_jobs))]
-    pairs = [
-        (_take_naive(large, jobs, max_tokens), _take_whole(small, large, jobs, max_tokens, lessons))
-        for _ in range(num_repeats)
-    ]
+    small, large = bench.supplies.small, bench.supplies.large
+    if not small or not large:
+        raise ConfigError("everything together needs two models, --small and --large")
+    lessons = read_runs(bench.workflows)[:_NUM_LESSONS]
+    read = read_agent_jobs(bench.workflows, max_chars=100_000, skip=_NUM_LESSONS)
+    jobs = [*map(_trimmed, islice(read, bench.scale.num_jobs))]
+
+    def take_naive() -> FleetRun:
+        with bench.child("--model", large, *NAIVE) as server:
+            return asyncio.run(run_naive(server.url, jobs, max_tokens))
+
+    def take_whole() -> FleetRun:
+        predictor = Predictor()
+        for lesson in lessons:
+            predictor.learn(lesson)
+        with _routed(bench, {"small": small, "large": large}) as url:
+            return asyncio.run(run_whole(url, jobs, max_tokens, SpeculativeTools(predictor)))
+
+    pairs = [(take_naive(), take_whole()) for _ in range(bench.scale.repeats)]
     agents = f"{len(jobs)} agents of {jobs[0].num_turns} turns, all there at once, tools of 0.4 s"
     tiers = f"turns that only call go to the small tier ({size_of(small)}), others to {size_of(large)}"
-    return result_of(pairs, f"{agents}; one user of {_EVERY} waits; {tiers}")
+    return results_of(pairs, f"{agents}; one user of {_EVERY} waits; {tiers}")
 
 
-def result_of(pairs: Sequence[tuple[FleetRun, FleetRun]], what: str) -> Result:
+def results_of(pairs: Sequence[tuple[FleetRun, FleetRun]], what: str) -> list[Result]:
     """Of each repeat the naive loop, and everything; all of them do the same work."""
     naive, whole = zip(*pairs, strict=True)
-    return Result(
-        claim=TOGETHER,
-        what=what,
-        figures=[
-            Figure("throughput", "jobs/min", *([run.jobs_per_min for run in each] for each in (whole, naive))),
-            Figure("p95 of a job", "s", *([run.p95_s for run in each] for each in (whole, naive))),
-        ],
-    )
+
+    def figure(name: str, unit: Unit, of: Callable[[FleetRun], float]) -> Figure:
+        return Figure(name, unit, *([of(run) for run in each] for each in (whole, naive)))
+
+    throughput = figure("throughput", "jobs/min", lambda run: run.jobs_per_min)
+    p95 = figure("p95 of a job", "s", lambda run: run.p95_s)
+    mean = figure("mean job", "s", lambda run: statistics.fmean(run.job_times_s))
+    return [
+        Result(claim=TOGETHER, what=what, figures=[throughput, p95]),
+        Result(claim=COMBINED, what=f"{what}; from when a job is given until it is done", figures=[mean]),
+        Result(
+            claim=UNOPTIMISED,
+            what=f"{what}; the naive loop alone, a job from when it is begun",
+            figures=[Figure("naive run", "s", [run.mean_run_s for run in naive])],
+        ),
+    ]
 
 
 def _trimmed(job: AgentJob) -> AgentJob:
@@ -123,26 +139,13 @@ def _trimmed(job: AgentJob) -> AgentJob:
     return job._replace(tools=tuple(tool for tool in job.tools if tool.name in called))
 
 
-def _take_naive(large: str, jobs: Sequence[AgentJob], max_tokens: int) -> FleetRun:
-    with ChildServer(("--model", large, *NAIVE)) as server:
-        return asyncio.run(run_naive(server.url, jobs, max_tokens))
-
-
-def _take_whole(small: str, large: str, jobs: Sequence[AgentJob], max_tokens: int, lessons: Sequence[Any]) -> FleetRun:
-    predictor = Predictor()
-    for lesson in lessons:
-        predictor.learn(lesson)
-    with _routed({"small": small, "large": large}) as url:
-        return asyncio.run(run_whole(url, jobs, max_tokens, SpeculativeTools(predictor)))
-
-
 @contextmanager
-def _routed(models: Mapping[str, str]) -> Iterator[str]:
+def _routed(bench: Bench, models: Mapping[str, str]) -> Iterator[str]:
     """The address of a router over a server of each tier."""
     with ExitStack() as stack:
-        servers = {name: stack.enter_context(ChildServer(("--model", model))) for name, model in models.items()}
+        servers = {name: stack.enter_context(bench.child("--model", model)) for name, model in models.items()}
         names = {name: asyncio.run(_name(server.url)) for name, server in servers.items()}
-        config = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "replicas.toml"
+        config = bench.folder / "replicas.toml"
         config.write_text(_TIERS.format(**names))
         replicas = [flag for server in servers.values() for flag in ("--replica", server.url)]
         yield stack.enter_context(ChildServer(replicas, command="route", config=str(config))).url
@@ -150,7 +153,4 @@ def _routed(models: Mapping[str, str]) -> Iterator[str]:
 
 async def _name(url: str) -> str:
     async with ChatClient(url) as client:
-        name = await client.find_model()
-    if not name:
-        raise RemoteError(f"{url} names no model")
-    return name
+        return await client.find_model()

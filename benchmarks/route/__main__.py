@@ -114,9 +114,8 @@ def _measure_overhead(flags: RouteFlags, stubs: StubFlags) -> OverheadReport:
         (folder / "keys.toml").write_text(_KEYS, encoding="utf-8")
         counted = ("--api-key-file", str(folder / "keys.toml"), "--spend-file", str(folder / "spent.json"))
         ways["hotloop"] = stack.enter_context(RouterProcess([stub.url], ("--log-level", "warning")))
-        ways["with log and quotas"] = stack.enter_context(
-            RouterProcess([stub.url], ("--log-format", "json", *counted), key=_OPERATOR)
-        )
+        stable = ("--stabilise", "--tell-late-tools", "--log-format", "json")
+        ways["with everything"] = stack.enter_context(RouterProcess([stub.url], (*stable, *counted), key=_OPERATOR))
         lanes = [Lane(label, way.url, partial(cpu_s_of, way.pid)) for label, way in ways.items()]
         with progress() as bar:
             task = bar.add_task("overhead", total=len(lanes) * flags.rounds)

@@ -1,7 +1,8 @@
-"""A mixed set of tasks, asked always of the large model, by rules, and with a cascade.
+"""A mixed set of tasks, asked always of the large model, by rules, and with a cascade; with two tiers and with three.
 
-Each model is asked once a question, and each way is put together from what it would have asked: answers are greedy, so
-asking again would give the same. The small one is always asked with probabilities, as the cascade needs them.
+A model is asked once for the same request, and each way is put together from what it would have asked: answers are
+greedy, so asking again would give the same. Probabilities, which keep a server from forcing tokens, are asked for where
+a cascade needs them, and nowhere else.
 """
 
 import json
@@ -17,50 +18,38 @@ from benchmarks.tiers.questions import TierQuestion
 from hotloop.core.errors import RemoteError
 from hotloop.http.client import open_client
 from hotloop.router.tiers.cascade import cascade
-from hotloop.router.tiers.config import Tier, TiersConfig, parse_tiers
+from hotloop.router.tiers.classify import labels_body, read_scores
+from hotloop.router.tiers.config import Task, Tier, TiersConfig, parse_tiers
 from hotloop.router.tiers.features import Features, look_at
 from hotloop.router.tiers.tiers import Reply, TierChoice, Tiers
 from hotloop.wire.usage import ApiUsage
 
 WAYS = LARGE, RULES, CASCADE = "always large", "tiers, rules", "tiers, cascade"
+PRICES = {"input_price": 1.0, "cached_price": 0.1, "output_price": 4.0}
+"""Of the smallest model, for a million tokens."""
+PRICE_RATIO = 10.0
+"""How many times the price of a tier that of the next one up is."""
 
 _BYTES_PER_TOKEN = 4
-
-_RULES = [
-    {"tier": "small", "tasks": ["classification", "extraction", "qa"]},
-    {"tier": "large", "tasks": ["reasoning"]},
-    {"tier": "small", "min_tools": 1},
-]
+_CASCADE = {"on": ["low_confidence", "invalid_output"], "min_logprob": -0.3, "min_margin": 0.3}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """What the ways are compared under."""
-
-    price_ratio: float = 10.0
-    """How many times the small model's price the large one's is."""
-    min_logprob: float = -0.3
-    min_margin: float = 0.3
-    """Below either the cascade asks the large model."""
-
-    def config(self, models: Mapping[str, str]) -> TiersConfig:
-        """Two tiers with the models as their servers call them, and a route for each way that has rules."""
-        prices = {"input_price": 1.0, "cached_price": 0.1, "output_price": 4.0}
-        small = {name: price / self.price_ratio for name, price in prices.items()}
-        doubts = {"on": ["low_confidence", "invalid_output"]}
-        thresholds = {"min_logprob": self.min_logprob, "min_margin": self.min_margin}
-        return parse_tiers(
-            {
-                "tiers": [
-                    {"name": "small", "model": models["small"], **small},
-                    {"name": "large", "model": models["large"], **prices},
-                ],
-                "routes": [
-                    {"name": RULES, "rules": _RULES},
-                    {"name": CASCADE, "rules": _RULES, "cascade": {**doubts, **thresholds}},
-                ],
-            }
-        )
+def config_of(models: Mapping[str, str]) -> TiersConfig:
+    """Tiers from the smallest to the largest, with the models as their servers call them, and a route for each way that
+    has rules. Tools go to the smallest but one."""
+    names = list(models)
+    rules = [
+        {"tier": names[0], "tasks": ["classification", "extraction"]},
+        {"tier": names[-2], "tasks": ["qa"]},
+        {"tier": names[-1], "tasks": ["reasoning"]},
+        {"tier": names[-2], "min_tools": 1},
+    ]
+    tiers = [
+        {"name": name, "model": model, **{each: price * PRICE_RATIO**i for each, price in PRICES.items()}}
+        for i, (name, model) in enumerate(models.items())
+    ]
+    routes = [{"name": RULES, "rules": rules}, {"name": CASCADE, "rules": rules, "cascade": _CASCADE}]
+    return parse_tiers({"tiers": tiers, "routes": routes})
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +74,25 @@ class Measured:
     asked: dict[str, list[Asked]] = field(default_factory=lambda: {way: [] for way in WAYS})
     errors: list[str] = field(default_factory=list)
 
+    def parts(self, count: int) -> list["Measured"]:
+        size = max(1, -(-len(self.asked[LARGE]) // count))
+        begins = range(0, len(self.asked[LARGE]), size)
+        return [Measured({way: asked[i : i + size] for way, asked in self.asked.items()}) for i in begins]
+
+    def cost(self, way: str) -> float:
+        """Of all questions, with what was thrown away."""
+        return sum(each.cost for each in self.asked[way])
+
+    def latency_s(self, way: str) -> float:
+        return statistics.fmean(each.latency_s for each in self.asked[way])
+
+    def right(self, way: str) -> float:
+        return statistics.fmean(each.is_right for each in self.asked[way])
+
 
 class TierServers:
-    """The address of each tier, by its name. `failures` says what went wrong, newest last. An async context manager."""
+    """The address of each tier, by its name, smallest first. `failures` says what went wrong, newest last. An async
+    context manager."""
 
     def __init__(self, urls: Mapping[str, str], *, transport: httpx.AsyncBaseTransport | None = None) -> None:
         self.failures: list[str] = []
@@ -113,9 +118,7 @@ class TierServers:
 
     async def ask(self, tier: Tier, body: dict[str, Any]) -> Reply:
         """What was answered before, if that was asked before."""
-        if tier.name == "small":
-            body = {**body, "logprobs": True, "top_logprobs": 2}
-        key = tier.name, json.dumps({name: value for name, value in body.items() if "logprobs" not in name})
+        key = tier.name, json.dumps(body, sort_keys=True)
         if key not in self._replies:
             self._replies[key] = await self._ask(f"{self._urls[tier.name]}/v1/chat/completions", body)
         return self._replies[key]
@@ -155,6 +158,16 @@ async def measure_tiers(
     return measured
 
 
+async def classify(servers: TierServers, tier: Tier, questions: Sequence[TierQuestion]) -> list[Task | None]:
+    """What the model of that tier takes each question for, which does not say what it is."""
+    found: list[Task | None] = []
+    for question in questions:
+        text = features_of(question).text
+        scores = read_scores((await servers.ask(tier, labels_body(tier.model, text))).answer or {})
+        found.append(max(scores, key=lambda task: scores[task], default=None))
+    return found
+
+
 class _Asker:
     """Plays the router: chooses, cascades, and asks."""
 
@@ -167,7 +180,7 @@ class _Asker:
         """None where no answer came. It takes as long as all that is asked for it."""
         body = question.body
         spent: list[tuple[Tier, ApiUsage]] = []
-        choice = self._choose(way, body, question)
+        choice = self._choose(way, question)
         answer, latency_s = None, 0.0
         route = self._config.route(way)
         if route and route.cascade:
@@ -186,50 +199,13 @@ class _Asker:
         is_right = question.is_right(answer["choices"][0]["message"])
         return Asked(question, is_right, latency_s, tuple(spent), choice)
 
-    def _choose(self, way: str, body: Mapping[str, Any], question: TierQuestion) -> TierChoice:
+    def _choose(self, way: str, question: TierQuestion) -> TierChoice:
         if way == LARGE:
-            tier = self._config.tiers[-1]
-            return TierChoice(tier.name, tier.model, way)
-        return self._tiers.choose(way, _features_of(body, question))
+            return TierChoice(self._config.largest.name, self._config.largest.model, way)
+        return self._tiers.choose(way, features_of(question))
 
 
-def _features_of(body: Mapping[str, Any], question: TierQuestion) -> Features:
+def features_of(question: TierQuestion) -> Features:
+    body = question.body
     size = len(str(body["messages"])) + len(str(body.get("tools", "")))
     return look_at(body, num_tokens=size // _BYTES_PER_TOKEN, task=question.task or "")
-
-
-@dataclass(frozen=True, slots=True)
-class WayFigures:
-    """One way in figures."""
-
-    label: str
-    num_questions: int
-    num_right: int
-    cost: float
-    """Of all questions, with what was thrown away, at prices per million tokens."""
-    latency_mean_s: float
-    large_share: float
-    """Of the questions, those that the large model answered in the end."""
-    num_discarded: int
-    """Answers of the small model that the cascade did not take."""
-
-    @property
-    def quality(self) -> float:
-        return self.num_right / self.num_questions if self.num_questions else 0.0
-
-
-def figures_of(measured: Measured) -> list[WayFigures]:
-    return [_figures(way, asked) for way, asked in measured.asked.items()]
-
-
-def _figures(way: str, asked: Sequence[Asked]) -> WayFigures:
-    latencies = [each.latency_s for each in asked] or [0.0]
-    return WayFigures(
-        label=way,
-        num_questions=len(asked),
-        num_right=sum(each.is_right for each in asked),
-        cost=sum(each.cost for each in asked),
-        latency_mean_s=statistics.fmean(latencies),
-        large_share=sum(each.choice.tier == "large" for each in asked) / max(1, len(asked)),
-        num_discarded=sum(len(each.spent) - 1 for each in asked),
-    )

@@ -76,7 +76,9 @@ def test_version(capsys: pytest.CaptureFixture[str]):
 @pytest.mark.parametrize(
     ("argv", "reason"),
     [
-        (["nonsense"], 'Unknown command "nonsense"'),
+        (["lnt", "x"], "there is no command 'lnt': did you mean `hotloop lint`? `hotloop --help` lists them"),
+        (["zzz"], "there is no command 'zzz': `hotloop --help` lists them"),
+        (["--nope"], "there is no command '--nope': `hotloop --help` lists them"),
         (["serve", "--prt", "1"], "Unknown option: --prt. Did you mean --port?"),
         (["serve", "--port", "x"], "--port"),
         (["serve", "--max-running", "0"], "max_running must be at least 1"),

@@ -135,6 +135,13 @@ def test_every_metric_of_alerts_and_dashboard_exists() -> None:
     assert {re.sub(r"_bucket$", "", name) for name in used} <= known
 
 
+def test_the_manual_says_what_to_do_about_each_alert() -> None:
+    [group] = load(DEPLOY / "monitoring" / "alerts.yaml")["groups"]
+    rules = [rule["alert"] for rule in group["rules"]]
+    page = (ROOT / "docs" / "operate.md").read_text("utf-8").partition("\n## Alerts\n")[2]
+    assert re.findall(r"^\| `(Hotloop\w+)` ", page, re.MULTILINE) == rules
+
+
 def test_the_dashboard_is_up_to_date() -> None:
     path = DEPLOY / "monitoring" / "make_dashboard.py"
     assert path.with_name("dashboard.json").read_text() == runpy.run_path(str(path))["render"](), (

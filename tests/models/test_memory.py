@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tests.models.tiny import spec_config, tiny_spec, tiny_tokenizer, write_json
 
+from hotloop.core.config import WeightFormat
 from hotloop.core.errors import ConfigError, ModelError
 from hotloop.models.layout import tensor_places
 from hotloop.models.memory import (
@@ -48,9 +49,13 @@ def write_huge(folder: Path, spec: ModelSpec) -> Path:
 def test_a_huge_folder_is_refused_before_it_is_read(tmp_path: Path) -> None:
     model = load_model(str(write_huge(tmp_path / "huge", SHAPE_70B)))
     assert model.size_bytes > 141 * 10**9
-    held = {"int8": 2 * weight_bytes(model.spec, "int8"), "int4": 2 * weight_bytes(model.spec, "int4")}
+
+    def held_bytes(weight_format: WeightFormat) -> int:
+        return 2 * weight_bytes(model.spec, weight_format)
+
+    limits = {"kv_bytes": 2 * GIB, "working_bytes": GIB, "free_bytes": 24 * GIB}
     with pytest.raises(ModelError) as caught:
-        check_fits_cpu("huge", held, "int8", kv_bytes=2 * GIB, working_bytes=GIB, free_bytes=24 * GIB)
+        check_fits_cpu("huge", held_bytes, "int8", ["int8", "int4"], **limits)
     assert str(caught.value) == (
         "huge does not fit: weights 131.4 GiB + KV 2.0 GiB + working memory 1.0 GiB = 134.4 GiB, "
         "but this machine has only 24.0 GiB free; no setting changes that, only a smaller model or more memory"
@@ -66,10 +71,11 @@ def test_a_huge_folder_is_refused_before_it_is_read(tmp_path: Path) -> None:
     ],
 )
 def test_the_setting_that_helps_is_named(free_gib: int, advice: str | None) -> None:
-    held = {"bf16": 18 * GIB, "int8": 9 * GIB, "int4": 5 * GIB}
+    held: dict[WeightFormat, int] = {"bf16": 18 * GIB, "int8": 9 * GIB, "int4": 5 * GIB}
+    limits = {"kv_bytes": 2 * GIB, "working_bytes": GIB, "free_bytes": free_gib * GIB}
 
     def check() -> None:
-        check_fits_cpu("m", held, "int8", kv_bytes=2 * GIB, working_bytes=GIB, free_bytes=free_gib * GIB)
+        check_fits_cpu("m", held.__getitem__, "int8", [*held], **limits)
 
     if advice is None:
         check()

@@ -1,9 +1,10 @@
 """The table of kinds: how one is recognised, and what its metrics say."""
 
 import json
+from typing import Any
 
 import pytest
-from tests.router.conftest import MESSAGES
+from tests.router.conftest import MESSAGES, Page, ScriptedReplica
 
 from hotloop.router.config import ReplicaConfig
 from hotloop.router.kinds import KINDS, kind_by_metrics, kind_by_url, read_load, target_of
@@ -85,6 +86,9 @@ def test_the_load_of_tensorrt_llm_is_known():
         ),
         ("vertex", "/v1/chat/completions", "/chat/completions"),
         ("bedrock", "/v1/chat/completions", "/openai/v1/chat/completions"),
+        ("bedrock_anthropic", "/v1/messages", "/anthropic/v1/messages"),
+        ("vertex_anthropic", "/v1/messages", "/publishers/anthropic/models/my%2Fmodel:rawPredict"),
+        ("vertex_anthropic", "/v1/messages/count_tokens", "/publishers/anthropic/models/count-tokens:rawPredict"),
     ],
 )
 def test_each_has_the_path_of_a_chat_in_its_own_place(kind, path, target):
@@ -121,3 +125,64 @@ async def test_a_hosted_api_is_asked_at_its_own_path_with_its_own_key(mirror, ro
     assert sent["headers"][header] == value
     assert json.loads(sent["raw"])["model"] == "own-name"
     assert mirror.paths == [path], "a hosted API is not probed"
+
+
+PROJECT = "/v1/projects/p/locations/us-east5"
+CLAUDE: dict[str, Any] = {
+    "vertex_anthropic": (
+        PROJECT,
+        f"{PROJECT}/publishers/anthropic/models/claude@1",
+        (":rawPredict", ":streamRawPredict"),
+    ),
+    "bedrock_anthropic": ("", "/anthropic/v1/messages", ("", "")),
+}
+_HEAD = {"id": "msg_1", "type": "message", "role": "assistant", "model": "claude", "stop_sequence": None}
+_USAGE = {"input_tokens": 9, "output_tokens": 2, "cache_read_input_tokens": 4}
+_TOLD = [{"type": "text", "text": "Hello!"}]
+WHOLE = json.dumps({**_HEAD, "content": _TOLD, "stop_reason": "end_turn", "usage": _USAGE}).encode()
+EVENTS: list[dict[str, Any]] = [
+    {"type": "message_start", "message": {**_HEAD, "content": [], "stop_reason": None, "usage": _USAGE}},
+    {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
+    {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "Hello!"}},
+    {"type": "content_block_stop", "index": 0},
+    {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 2}},
+    {"type": "message_stop"},
+]
+STREAM = b"".join(f"event: {each['type']}\ndata: {json.dumps(each)}\n\n".encode() for each in EVENTS)
+
+
+@pytest.mark.parametrize("kind", CLAUDE)
+@pytest.mark.parametrize("api", ["chat", "messages"])
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_claude_of_a_cloud_is_asked_in_the_shape_of_anthropic(
+    scripted: ScriptedReplica, route: Any, kind: str, api: str, is_stream: bool
+) -> None:
+    """As the documentation of each has it: the path, what of the body is elsewhere, and how it answers."""
+    base, path, verbs = CLAUDE[kind]
+    path += verbs[is_stream]
+    scripted.pages[path] = Page(STREAM, content_type=b"text/event-stream") if is_stream else Page(WHOLE)
+    models = {"name": "claude@1"}
+    router = await route((ReplicaConfig(url=scripted.url + base, name="r", kind=kind, models=models, api_key="k"),))
+    body = {"model": "name", "messages": MESSAGES, "max_tokens": 5, "stream": is_stream}
+    target = "/v1/messages" if api == "messages" else "/v1/chat/completions"
+    answer = await router.client.post(target, json=body)
+    assert answer.status_code == 200, answer.text
+    assert "Hello!" in answer.text
+    [(asked, sent)] = scripted.seen
+    assert asked == path
+    is_named = kind == "bedrock_anthropic"
+    assert sent.get("model") == ("claude@1" if is_named else None)
+    assert sent.get("anthropic_version") == (None if is_named else "vertex-2023-10-16")
+    assert (sent["messages"][0]["role"], sent["max_tokens"]) == ("user", 5)
+
+
+async def test_tokens_are_counted_at_vertex_where_it_counts_them(scripted: ScriptedReplica, route: Any) -> None:
+    path = f"{PROJECT}/publishers/anthropic/models/count-tokens:rawPredict"
+    scripted.pages[path] = Page(b'{"input_tokens":7}')
+    models = {"name": "claude@1"}
+    replica = ReplicaConfig(url=scripted.url + PROJECT, name="r", kind="vertex_anthropic", models=models)
+    router = await route((replica,))
+    answer = await router.client.post("/v1/messages/count_tokens", json={"model": "name", "messages": MESSAGES})
+    assert answer.json() == {"input_tokens": 7}
+    [(asked, sent)] = scripted.seen
+    assert (asked, sent["model"]) == (path, "claude@1")

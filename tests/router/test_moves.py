@@ -58,6 +58,22 @@ def test_a_session_takes_its_kv_along_when_its_replica_drains(move_kv: bool, pai
         assert ask(http, longer)[2] == place, "it stays where it is now"
 
 
+def test_a_replica_that_drains_hands_its_sessions_on(pair: dict[str, Serving]) -> None:
+    routing = Routing(*urls(pair))
+    with routing as url, http_at(url) as http:
+        said, _, home = ask(http, STORY)
+        (other,) = {*pair} - {home}
+        pair[home].server.begin_drain()
+        until(lambda: pair[other].engine.stats().moves.num_moves == 1)
+        placement = routing._server.app.replica_set._placement
+        until(lambda: placement.sessions_at(other, 9) == ["s"])
+        pair[home].server.stop()
+        pair[home].join()
+        until(lambda: routing._server.app.replica_set.replicas[home].state == "down")
+        _, num_cached, place = ask(http, STORY + said + " And then?")
+        assert (place, num_cached) == (other, NUM_MOVED), "it is there although nobody can be asked any more"
+
+
 def test_a_replica_that_was_taken_out_may_still_be_asked(pair: dict[str, Serving]) -> None:
     routing = Routing(*urls(pair))
     with routing as url, http_at(url) as http:

@@ -109,6 +109,48 @@ async def test_hosted_apis_get_marks_and_keys(mirror: Mirror, route: Any) -> Non
     assert json.loads(mirror.seen[-1]["raw"])["prompt_cache_key"].startswith("hotloop-")
 
 
+def call_body(names: str, said: int, **more: Any) -> dict[str, Any]:
+    tools = [{"name": name, "input_schema": {"type": "object"}} for name in names]
+    turns = [{"role": role, "content": f"{role} {i}"} for i in range(said) for role in ("user", "assistant")]
+    messages = [*turns, {"role": "user", "content": f"user {said}"}]
+    return {"model": "own-name", "max_tokens": 5, "messages": messages, "tools": tools, **more}
+
+
+@pytest.mark.parametrize(
+    ("kinds", "is_told"),
+    [(("vllm",), True), (("vllm", "vllm"), True), (("vllm", "sglang"), False), (("sglang",), False)],
+)
+async def test_late_tools_are_told_where_every_replica_can_be_told(
+    mirror: Mirror, route: Any, kinds: tuple[Any, ...], is_told: bool
+) -> None:
+    replicas = tuple(ReplicaConfig(url=mirror.url, name=f"r{i}", kind=kind) for i, kind in enumerate(kinds))
+    router = await route(replicas, stabilise=True, tell_late_tools=True)
+    for number, names in enumerate(("a", "a", "ab")):
+        body = talk(number, words=1) | {"tools": [{"type": "function", "function": {"name": name}} for name in names]}
+        response = await put(router, body)
+    sent = json.loads(mirror.seen[-1]["raw"])
+    assert len(sent["tools"]) == (1 if is_told else 2)
+    assert ("can also call" in sent["messages"][-1]["content"]) is is_told
+    assert ("told of behind the history" in response.headers["x-hotloop-stabilised"]) is is_told
+
+
+async def test_anthropic_is_told_of_late_tools_with_the_betas_that_takes(mirror: Mirror, route: Any) -> None:
+    mirror.reply = 200, {"id": "1", "type": "message", "content": [], "model": "own-name", "stop_reason": "end_turn"}
+    router = await route(
+        (ReplicaConfig(url=mirror.url, name="r", kind="anthropic"),), stabilise=True, tell_late_tools=True
+    )
+    for number, names in enumerate(("a", "ab", "ab")):
+        choice = {"tool_choice": {"type": "any"}} if number == 2 else {}
+        body = call_body(names, number, **choice)
+        response = await router.client.post("/v1/messages", json=body, headers={"anthropic-beta": "mine"})
+        assert response.status_code == 200
+    sent = [json.loads(each["raw"]) for each in mirror.seen]
+    betas = [each["headers"]["anthropic-beta"] for each in mirror.seen]
+    assert [len(body["tools"]) for body in sent] == [1, 1, 2], "one of the list has to be called"
+    assert sent[1]["messages"][-1]["content"][0]["type"] == "tool_addition"
+    assert betas == ["mine", "mine,mid-conversation-tool-changes-2026-07-01,inline-tools-2026-09-15", "mine"]
+
+
 def test_the_session_stays_the_same() -> None:
     raw = json.dumps({**talk(1), "session_id": "mine"}).encode()
     request = parse_request(CHAT, {}, raw)

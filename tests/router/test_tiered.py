@@ -4,12 +4,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.router.conftest import MESSAGES, Router, running
+from tests.router.conftest import MESSAGES, Page, Router, ScriptedReplica, running, serving
 
 from hotloop.core.config import RouterConfig
 from hotloop.router.config import ReplicaConfig, RoutingConfig
 from hotloop.trace import names
 from hotloop.trace.tracer import ListTracer
+from hotloop.wire.sse import DONE, write_data
 
 TIERS = [
     {"name": "small", "model": "fast", "input_price": 1.0, "output_price": 2.0},
@@ -108,3 +109,43 @@ async def test_the_trace_knows_which_answer_a_cascade_took(mirror, stream):
     [route] = tracer.spans
     told = route.attributes
     assert (told[names.ANSWER_ID], told[names.NUM_PROMPT], told[names.NUM_OUTPUT]) == ("c-1", 1000, 100)
+
+
+def words(num: int, logprob: float) -> list[bytes]:
+    """A stream that a tier writes."""
+    told = {"content": [{"token": "w", "logprob": logprob, "top_logprobs": []}]}
+    pieces = [{"index": 0, "delta": {"content": "w "}, "logprobs": told, "finish_reason": None} for _ in range(num)]
+    pieces.append({"index": 0, "delta": {}, "logprobs": None, "finish_reason": "stop"})
+    chunks = [{"id": "c-1", "object": "chat.completion.chunk", "choices": [each]} for each in pieces]
+    usage = {"prompt_tokens": 1000, "completion_tokens": num, "total_tokens": 1000 + num}
+    return [*map(write_data, chunks), write_data({"id": "c-1", "choices": [], "usage": usage}), DONE]
+
+
+@pytest.mark.parametrize(("logprob", "tier"), [(-0.1, "small"), (-3.0, "large")])
+async def test_a_smaller_tier_is_streamed_once_its_beginning_will_do(logprob: float, tier: str) -> None:
+    small, large, path = ScriptedReplica(), ScriptedReplica(), "/v1/chat/completions"
+    small.pages[path] = Page(b"".join(words(12, logprob)), content_type=b"text/event-stream", size=700)
+    large.pages[path] = Page(b"".join(words(3, -0.1)), content_type=b"text/event-stream")
+    cascade = {"default": "small", "cascade": {"hold_tokens": 8}}
+    async with serving(small), serving(large):
+        replicas = tuple(
+            ReplicaConfig(url=app.url, name=name, kind="vllm", models={name: name})
+            for name, app in (("fast", small), ("slow", large))
+        )
+        settings = RouterConfig(health_interval_s=0.05, drain_timeout_s=5.0, max_retries=0)
+        tables = {"tiers": TIERS, "routes": [cascade]}
+        async with running(RoutingConfig(router=settings, replicas=replicas, tables=tables)) as router:
+            await router.until(lambda: all(each.state == "up" for each in router.replica_set.replicas.values()))
+            body = {"model": "auto", "messages": MESSAGES, "stream": True}
+            answer = await router.client.post(path, json=body)
+            page = (await router.client.get("/metrics")).text
+    assert answer.headers["x-hotloop-tier"].startswith(f"tier={tier}; ")
+    [(_, sent)] = small.seen
+    assert (sent["stream"], sent["logprobs"]) == (True, True)
+    assert answer.text.count('"w "') == (12 if tier == "small" else 3), "each word once"
+    assert answer.content.endswith(DONE)
+    assert "usage" not in answer.text, "the client did not ask for it"
+    assert ('"logprob":' in answer.text) is (tier == "large"), "nobody asked for them at the smaller one but the judge"
+    assert f'hotloop_router_tier_answers_total{{tier="{tier}"}} 1.0' in page
+    discarded = page.partition('hotloop_router_tier_discarded_total{tier="small"} ')[2][:3]
+    assert discarded == ("0.0" if tier == "small" else "1.0")

@@ -1,7 +1,7 @@
 """The dashboard in a real browser: a store full of made-up runs, served on loopback, and Chromium to look at it."""
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,8 +49,8 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., PageServer]]:
     """Serves a store of the given runs, with nothing live."""
     opened: list[Any] = []
 
-    def start(*runs: Any, api_key: str | None = None, **more: Any) -> PageServer:
-        store = TraceStore(fill_store(tmp_path / "trace.db", *runs))
+    def start(*runs: Any, api_key: str | None = None, tags: Sequence[str] = (), **more: Any) -> PageServer:
+        store = TraceStore(fill_store(tmp_path / "trace.db", *runs, tags=tags))
         server = PageServer(StoreSource(store, title="made up", **more), api_key)
         opened.extend((store, server))
         return server.__enter__()
@@ -89,8 +89,9 @@ def chromium() -> Iterator[Any]:
 
 
 @pytest.fixture
-def tab(chromium: Any) -> Iterator[Browsing]:
-    """A fresh tab in which nothing may go wrong: no error, no refused script or style, nothing from elsewhere."""
+def tab(chromium: Any, serve: Callable[..., PageServer]) -> Iterator[Browsing]:
+    """A fresh tab in which nothing may go wrong: no error, no refused script or style, nothing from elsewhere. It is
+    closed before what `serve` started: a page that asks a server which is gone tells of an error."""
     context = chromium.new_context(viewport={"width": 1280, "height": 900})
     browsing = Browsing(context.new_page())
     page = browsing.page

@@ -153,7 +153,9 @@ class TestApi:
                 assert answer.status_code == 404
                 assert "\n" not in answer.json()["error"]["message"]
 
-    @pytest.mark.parametrize("query", ["limit=some", "min_wall_s=-1", "min_wall_s=nan", "end=never"])
+    @pytest.mark.parametrize(
+        "query", ["limit=x", "min_wall_s=-1", "min_wall_s=nan", "end=never", "from_s=1e99", "to_s=x"]
+    )
     async def test_a_filter_that_is_nonsense_is_refused(self, store: TraceStore, query: str):
         async with client(store) as ui:
             answer = await ui.get(f"/ui/api/runs?{query}")

@@ -1,17 +1,15 @@
 """Every view of the dashboard, in Chromium."""
 
 from collections.abc import Callable
-from pathlib import Path
+from datetime import datetime
 
 import pytest
 from tests.ui.conftest import NUM_RUNS, Browsing, PageServer
-from tests.ui.made_up import SCRIPT, START_NS, TOOLS, Run, fill_store, hostile_run, long_run
-
-from hotloop.trace.store import TraceStore
-from hotloop.ui.store_source import StoreSource
+from tests.ui.made_up import SCRIPT, START_NS, TOOLS, Run, hostile_run, long_run
 
 LONG, HOSTILE = long_run()[0].trace_id, hostile_run()[0].trace_id
 NUM_FAILED = sum(i % 9 == 4 and i % 7 != 3 for i in range(NUM_RUNS - 2))  # as `make_runs` has it
+DAY_NS = 24 * 3600 * 10**9
 FEW = [Run(i, "flight desk", "session-01").agent_run(6) for i in range(3)]
 
 
@@ -76,7 +74,24 @@ class TestSummary:
         assert page.locator("table.summary tbody tr").count() == 1
         assert page.locator("table.summary td").first.text_content() == "flight desk"
         assert page.locator("table.summary td").nth(1).text_content() == "3"
-        assert page.locator(".charts svg .mark").count() >= 3
+        captions = page.locator(".charts figcaption").all_text_contents()
+        assert captions == [
+            "Time to first token, p95",
+            "Queue, interactive, p95",
+            "Queue, workflow, p95",
+            "Wall time of a run, p95",
+            "Cached share of prompts",
+            "Tokens recomputed",
+            "Output tokens/s",
+            "Runs with errors",
+            "Cost",
+        ]
+        assert page.evaluate(
+            """() => [...document.querySelectorAll(".charts svg")].every((chart) =>
+                [...chart.querySelectorAll("text")].every((text) => text.getBBox().x >= 0))"""
+        )
+        for i in (0, 1, 2, 3, 4, 6):
+            assert page.locator(".charts figure").nth(i).locator(".mark").count(), captions[i]
         page.set_viewport_size({"width": 320, "height": 900})
         assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
         page.select_option("select >> nth=0", "session")
@@ -88,6 +103,27 @@ class TestSummary:
         page.wait_for_selector("td:text('tiny-1')")
         assert page.locator("table.summary th").nth(1).text_content() == "requests"
         assert page.get_by_text("18 requests").count() == 1
+
+    def test_days_narrow_it_and_the_list_of_runs(self, tab: Browsing, serve: Callable[..., PageServer]):
+        early, late = (Run(i, "flight desk", start_ns=START_NS + i * 3 * DAY_NS).agent_run(2) for i in range(2))
+        day = datetime.fromtimestamp(START_NS / 1e9).date().isoformat()
+        page = tab.open(f"{serve(early, late, clock=lambda: START_NS + 7 * DAY_NS).url}#/summary")
+        page.get_by_label("From day").fill(day)
+        page.wait_for_selector("text=2 runs")
+        page.get_by_label("To day").fill(day)
+        page.wait_for_selector("text=1 run")
+        page.reload()
+        page.wait_for_selector("text=1 run")
+        assert page.get_by_label("To day").input_value() == page.get_by_label("From day").input_value() == day
+        page.keyboard.press("2")
+        page.wait_for_selector("text=2 runs")
+        page.get_by_label("From day").fill(day)
+        page.get_by_label("To day").fill(day)
+        page.wait_for_selector("text=1 run")
+        assert page.locator(".run-row").get_attribute("href") == f"#/runs/{early[0].trace_id}"
+        assert "from_s=" in page.url
+        page.set_viewport_size({"width": 320, "height": 900})
+        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
 
     def test_where_nothing_ran_it_says_so(self, tab: Browsing, serve: Callable[..., PageServer]):
         tab.open(f"{serve(*FEW).url}#/summary?since_s=3600").wait_for_selector(
@@ -250,19 +286,18 @@ class TestCompare:
         page.keyboard.press("Escape")
         page.wait_for_selector(".run-row")
 
-    def test_tags_are_shown_wherever_the_run_is(self, tab: Browsing, tmp_path: Path):
-        path = fill_store(tmp_path / "tagged.db", FEW[0], tags=["nightly"])
-        with TraceStore(path) as store, PageServer(StoreSource(store, title="made up")) as server:
-            page = tab.open(f"{server.url}#/runs?q=nightly")
-            page.wait_for_selector(".run-row .tag")
-            run_id = FEW[0][0].trace_id
-            for address, wanted in {
-                f"#/runs/{run_id}": ".run-head .tag",
-                f"#/compare/{run_id}/{run_id}": "td .tag",
-            }.items():
-                page.goto(f"{server.url}{address}")
-                page.wait_for_selector(wanted)
-                assert page.locator(wanted).first.text_content() == "nightly"
+    def test_tags_are_shown_wherever_the_run_is(self, tab: Browsing, serve: Callable[..., PageServer]):
+        server = serve(FEW[0], tags=["nightly"])
+        page = tab.open(f"{server.url}#/runs?q=nightly")
+        page.wait_for_selector(".run-row .tag")
+        run_id = FEW[0][0].trace_id
+        for address, wanted in {
+            f"#/runs/{run_id}": ".run-head .tag",
+            f"#/compare/{run_id}/{run_id}": "td .tag",
+        }.items():
+            page.goto(f"{server.url}{address}")
+            page.wait_for_selector(wanted)
+            assert page.locator(wanted).first.text_content() == "nightly"
 
     def test_with_itself_a_run_is_the_same(self, tab: Browsing, serve: Callable[..., PageServer]):
         run_id = FEW[0][0].trace_id

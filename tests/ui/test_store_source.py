@@ -3,9 +3,11 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.ui.made_up import FINDINGS, START_NS, Engine, Run, fill_store, make_runs
 
+from hotloop.trace import names
 from hotloop.trace.store import TraceStore
 from hotloop.ui.source import RunFilter, SummaryFilter
 from hotloop.ui.store_source import LOST_S, StoreSource
@@ -134,6 +136,56 @@ def test_since_leaves_out_what_began_before(source: StoreSource):
     assert len(now.runs(RunFilter(since_s=(last - first) / 1e3 + 2))["runs"]) == NUM_RUNS
     assert 0 < len(now.runs(RunFilter(since_s=(last - first) / 2e3))["runs"]) < NUM_RUNS
     assert now.summary(SummaryFilter(since_s=1e-3))["num_runs"] == 0
+
+
+def test_days_leave_out_what_began_before_and_after(source: StoreSource):
+    runs = source.runs(RunFilter())["runs"]
+    first, *_, last = sorted(run["start_ms"] / 1e3 for run in runs)
+    middle = (first + last) / 2
+    times = {"from_s": first, "to_s": middle}
+    early = source.runs(RunFilter(**times))["runs"]
+    assert [run["id"] for run in early] == [run["id"] for run in runs if run["start_ms"] < middle * 1e3]
+    now = StoreSource(source._store, title="here", clock=lambda: round(last * 1e9) + 10**15)
+    found = now.summary(SummaryFilter(**times))
+    assert found["num_runs"] == len(early)
+    ends = [found["buckets"][0]["start_ms"], found["buckets"][-1]["start_ms"] + found["buckets"][-1]["length_ms"]]
+    assert ends == pytest.approx([first * 1e3, middle * 1e3])
+    assert now.summary(SummaryFilter(from_s=middle, to_s=first))["num_runs"] == 0
+
+
+def test_waits_of_requests_are_told_by_class_and_over_time(tmp_path: Path):
+    runs = [Run(i, "flight desk").agent_run(4) for i in range(3)]
+    with TraceStore(fill_store(tmp_path / "trace.db", *runs)) as store:
+        source = StoreSource(store, title="here", clock=lambda: START_NS + 10**11)
+        told = store.answered(100, since_ns=0)
+        buckets = source.summary(SummaryFilter(since_s=100))["buckets"]
+        nobody = source.summary(SummaryFilter(since_s=100), tenant="another")["buckets"]
+    spans = [span for run in runs for span in run]
+    asked = {span.span_id: span for span in spans if span.name == names.REQUEST}
+    first = sorted((span.end_ns - asked[span.parent_id].start_ns) / 1e6 for span in spans if span.name == names.PREFILL)
+    queued = sorted((span.end_ns - span.start_ns) / 1e6 for span in spans if span.name == names.QUEUE)
+    assert sorted(each.first_token_ms for each in told) == first
+    assert sorted(each.queue_ms for each in told) == queued
+    assert sum(each["num_requests"] for each in buckets) == len(asked) == 12
+    assert max(each["first_token_p95_ms"] or 0 for each in buckets) == first[-1]
+    worst = {name: wait for each in buckets for name, wait in each["queue_p95_ms"].items() if wait == queued[-1]}
+    assert set(worst) <= {"interactive", "workflow"}
+    assert worst
+    assert {each["num_requests"] for each in nobody} == {0}
+
+
+def test_where_no_server_told_of_them_requests_waited_at_the_router(tmp_path: Path):
+    class_of = {names.PRIORITY: "workflow", names.QUEUE_NS: 3_000_000}
+    spans = [
+        msgspec.structs.replace(span, attributes={**span.attributes, **class_of})
+        for span in Run(1, "flight desk").agent_run(3)
+        if span.name == names.ROUTE
+    ]
+    with TraceStore(fill_store(tmp_path / "trace.db", spans)) as store:
+        told = store.answered(100, since_ns=0)
+    first = sorted((span.attributes[names.FIRST_BYTE_NS] - span.start_ns) / 1e6 for span in spans)
+    assert sorted(each.first_token_ms for each in told) == first
+    assert {(each.queue_ms, each.priority) for each in told} == {(3.0, "workflow")}
 
 
 def test_runs_are_found_and_summed_up_by_their_tags(tmp_path: Path):

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,16 @@ def test_it_installs_where_glibc_is_old_and_says_so() -> None:
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     [allowed] = re.findall(r"consistent with\s+the following platform tag:\s+(\S+)", shown)
     assert glibc_of(allowed) <= glibc_of(Path(WHEEL).name) <= OLDEST, shown
+
+
+def test_its_page_has_no_link_that_leads_nowhere() -> None:
+    with zipfile.ZipFile(WHEEL) as wheel:
+        [name] = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
+        head, _, page = wheel.read(name).decode().partition("\n\n")
+    assert "Description-Content-Type: text/markdown" in head
+    assert page.startswith("# hotloop\n")
+    links = re.findall(r"\]\((\S+?)\)|(?:src|srcset)=\"(\S+?)\"", page)
+    assert [link for link in map("".join, links) if not link.startswith("https://")] == []
 
 
 @pytest.mark.parametrize("name", build.LIBRARIES)

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
-from hotloop.chat.assembly.late import Marked, ToolHistory, all_at_once, join_late, place_marked, tell_late
 from hotloop.chat.assembly.recall import WrittenCalls
 from hotloop.chat.assembly.spans import PromptPlace, PromptSpan, Reword, find_places, find_spans
 from hotloop.chat.assembly.splice import Splicer
@@ -27,6 +26,7 @@ from hotloop.core.message import Message, Tool
 from hotloop.core.sharing import UNSHARED, Sharing
 from hotloop.models.template import ChatTemplate
 from hotloop.models.tokenizer import Tokenizer
+from hotloop.stable.late import Marked, ToolHistory, all_at_once, join_late, place_marked, tell_late
 from hotloop.stable.nonces import Nonces
 from hotloop.stable.system import word_system_turns
 from hotloop.stable.tools import canonical_tools

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from cyclopts import CycloptsError, Group, Parameter
 
 from hotloop.cli.command_line import CommandLine, parse
-from hotloop.cli.commands import ABOUT, COMMANDS
+from hotloop.cli.commands import ABOUT, COMMANDS, unknown_command
 from hotloop.cli.settings import Sources
 from hotloop.core.config import TraceConfig
 from hotloop.core.errors import ConfigError
@@ -62,6 +62,8 @@ app.meta.help_flags = app.meta.version_flags = ()  # for the command that they a
 def launch(*argv: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]) -> Any:
     """Run a command. A command that can be reloaded is also given a function that parses the same command line anew."""
     for name in argv[:1]:
+        if name not in app:
+            raise ConfigError(unknown_command(name))
         load(name)
     command, bound, unread = app.parse_args(argv, print_error=False, exit_on_error=False)
 

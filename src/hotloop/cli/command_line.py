@@ -30,7 +30,7 @@ _GROUPS: dict[str, tuple[str, ...]] = {
     "Drafting": ("draft_model", "max_draft_tokens", "draft_history_tokens"),
     "Formats": ("tool_format", "thinking_format", "max_thinking"),
     "Routing": (
-        *("replica", "policy", "stabilise", "spend_file", "pool_share", "pool_tokens"),
+        *("replica", "policy", "stabilise", "tell_late_tools", "spend_file", "pool_share", "pool_tokens"),
         *("max_connections", "queue_timeout_s", "health_interval_s"),
     ),
     "Retries": (

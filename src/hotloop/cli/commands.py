@@ -1,5 +1,6 @@
 """Which commands there are, and what `hotloop --help` says of them: nothing is loaded for that."""
 
+import difflib
 import shutil
 import textwrap
 from collections.abc import Mapping
@@ -95,3 +96,10 @@ def overview(width: int = 0) -> str:
             first, behind = f"  {name:{longest}}  ", " " * (longest + 4)
             lines += textwrap.wrap(text, width, initial_indent=first, subsequent_indent=behind)
     return "\n".join(lines)
+
+
+def unknown_command(name: str) -> str:
+    """What is said where there is no command of that name."""
+    near = difflib.get_close_matches(name, [each for commands in COMMANDS.values() for each in commands], n=1)
+    guess = f"did you mean `hotloop {near[0]}`? " if near else ""
+    return f"there is no command {name!r}: {guess}`hotloop --help` lists them"

@@ -67,7 +67,7 @@ RELOADABLE = frozenset(
     {
         *("api_key", "api_key_file", "log_level", "log_format"),
         *("replica", "max_connections", "policy", "queue_timeout_s", "max_retries", "hedge_after_s", "stabilise"),
-        *("pool_share", "pool_tokens"),
+        *("tell_late_tools", "pool_share", "pool_tokens"),
         *CLASS_SETTINGS,
     }
 )
@@ -390,6 +390,9 @@ class RouterConfig(ListenerConfig):
     stabilise: bool = False
     """Put prompts in a stable form before they are placed and sent, so that any replica finds again what it has cached
     (see docs/routing.md)."""
+    tell_late_tools: bool = False
+    """With `stabilise`: tools that come in the middle of a session are told of behind its history instead of in front
+    of it, at vLLM and Anthropic (see docs/routing.md)."""
     resume_streams: bool = True
     """Whether a stream whose replica is lost goes on at another one, where that can be done (see docs/routing.md)."""
     move_kv: bool = True

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from hotloop.backends.backend import Backend, Flight, SampledTokens, SampleRow, Sampling
 from hotloop.core.config import EngineConfig
-from hotloop.core.errors import BackendError, HotloopError
+from hotloop.core.errors import BackendError, ConfigError, HotloopError
 from hotloop.core.pace import Pace
 from hotloop.core.request import UNCOUNTED, FinishReason, Request, TokenEvent, Usage
 from hotloop.engine.batch import make_batch
@@ -114,7 +114,11 @@ class EngineCore:
         self._publishes_first = drafter is not None and drafter.model is not None  # tokens do not wait for drafts
         self.disk = DiskTier(store, backend, self.scheduler, post, clock) if store and post else None
         self.moves: KvMoves | None = None
-        if config.kv_peers and post and not backend.num_states:
+        if config.kv_peers and backend.num_states:
+            raise ConfigError(
+                "kv_peers: the recurrent states of a hybrid model do not move between servers; leave it out"
+            )
+        if config.kv_peers and post:
             self.moves = KvMoves(segments_of(backend), backend, self.scheduler, post, clock)
         self._tiers = [tier for tier in (self.disk, self.host, self.moves) if tier]
         self.listeners: dict[str, _Listener] = {}  # of the requests that wait or run

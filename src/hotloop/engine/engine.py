@@ -32,7 +32,16 @@ from hotloop.core.config import (
 )
 from hotloop.core.errors import BackendError, DeviceLost, EngineClosed, Overloaded, PromptTooLong, RequestError
 from hotloop.core.grammar import Grammar
-from hotloop.core.request import FinishReason, Priority, Request, SamplingParams, TokenEvent, TokenLogprob, Usage
+from hotloop.core.request import (
+    FinishReason,
+    KvSource,
+    Priority,
+    Request,
+    SamplingParams,
+    TokenEvent,
+    TokenLogprob,
+    Usage,
+)
 from hotloop.core.retention import Hold
 from hotloop.engine.core import EngineCore, OnEvents, StepReport
 from hotloop.engine.drafting.drafter import Drafter
@@ -222,6 +231,27 @@ class Engine:
         moves = self._core.moves
         self._do(lambda: read.set_result(moves.read(salt, token_ids) if moves else None))
         return read
+
+    def find_session(self, name: str) -> "Future[tuple[array[int], str] | None]":
+        """The tokens of a session's last answer, and their salt, if it may come back."""
+        found: Future[tuple[array[int], str] | None] = Future()
+        self._do(lambda: found.set_result(self._core.scheduler.sessions.admission.find_tail(name)))
+        return found
+
+    def take_kv(self, source: KvSource, salt: str, token_ids: Sequence[int], session: str) -> "Future[int]":
+        """Have KV of a session that is going to come read from another server; how many of these tokens are known here
+        then. It makes way for whatever runs."""
+        taken: Future[int] = Future()
+        moves = self._core.moves
+        request = self._make_request(token_ids, None, Priority.BACKGROUND, session)
+        request.salt, request.session, request.kv_source = salt, session, source
+
+        def tell(num_known: int) -> None:
+            if taken.set_running_or_notify_cancel():  # whoever asked may have gone
+                taken.set_result(num_known)
+
+        self._do(lambda: moves.take(request, tell) if moves else tell(0))
+        return taken
 
     async def stream(
         self, prompt: Prompt, sampling: SamplingParams | None = None, *, session_id: str = ""

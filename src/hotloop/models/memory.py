@@ -6,7 +6,7 @@ Knows no backend: how often one holds its weights, and what a GPU has, is handed
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -129,22 +129,24 @@ def _sum_of(parts: Mapping[str, int]) -> str:
 
 def check_fits_cpu(
     name: str,
-    held_bytes: Mapping[WeightFormat, int],
+    held_bytes: Callable[[WeightFormat], int],
     weight_format: WeightFormat,
+    others: Sequence[WeightFormat],
     *,
     kv_bytes: int,
     working_bytes: int,
     free_bytes: int,
 ) -> str:
     """What a model takes, in words. Refuses one that the machine has no memory for. `held_bytes` is what its weights
-    take in each format.
+    take in a format, which takes a while to say and is asked of others only where this one does not fit.
     """
-    parts = {"weights": held_bytes[weight_format], "KV": kv_bytes, "working memory": working_bytes}
-    left_bytes = free_bytes - held_bytes[weight_format] - working_bytes
-    smaller = [other for other, size in held_bytes.items() if size + kv_bytes + working_bytes <= free_bytes]
-    ways = [f"--kv-memory {left_bytes >> 20}MiB"] if left_bytes >= _LEAST_KV_BYTES else []
-    ways += [f"--weights {smaller[0]}"] if smaller else []
-    advice = f"{' or '.join(ways)} would fit" if ways else ""
+    parts, advice = {"weights": held_bytes(weight_format), "KV": kv_bytes, "working memory": working_bytes}, ""
+    if sum(parts.values()) > free_bytes:
+        left_bytes = free_bytes - parts["weights"] - working_bytes
+        smaller = [other for other in others if held_bytes(other) + kv_bytes + working_bytes <= free_bytes]
+        ways = [f"--kv-memory {left_bytes >> 20}MiB"] if left_bytes >= _LEAST_KV_BYTES else []
+        ways += [f"--weights {smaller[0]}"] if smaller else []
+        advice = f"{' or '.join(ways)} would fit" if ways else ""
     check_fits(name, parts, free_bytes, have=f"this machine has only {gib(free_bytes)} free", advice=advice)
     return f"{_sum_of(parts)} of {gib(free_bytes)} free"
 

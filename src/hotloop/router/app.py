@@ -31,6 +31,7 @@ from hotloop.http.requests import (
     parse_request_id,
     render_ids,
 )
+from hotloop.router.answer import ProxiedAnswer
 from hotloop.router.client_stream import ClientStream
 from hotloop.router.config import RoutingConfig
 from hotloop.router.errors import RouteError, as_route_error, error_headers, render_error, render_event
@@ -68,6 +69,7 @@ log = logging.getLogger("hotloop.router")
 
 TIER_HEADER = b"x-hotloop-tier"
 JSON = b"application/json"
+_BETA = b"anthropic-beta"
 _ID_HEADER = REQUEST_ID_HEADER.encode()
 
 
@@ -225,6 +227,10 @@ class RouterApp:
             caller.headers[PRIORITY_HEADER.encode()] = held.headers[PRIORITY_HEADER].encode()
         stable = self._stabilise(request)
         request = stable.request if stable else request
+        if stable and stable.betas:
+            caller.headers[_BETA] = b",".join(
+                filter(None, (caller.headers.get(_BETA), ",".join(stable.betas).encode()))
+            )
         metered = self.spending.admit(request)
         with self.recorder.open(request, caller.headers, caller.request_id) as span:
             caller.client.copy = span.answer
@@ -245,7 +251,10 @@ class RouterApp:
         route, is_on = self._tiered.config.route(request.model), self.replica_set.config.router.stabilise
         if not (is_on if route is None or route.stabilise is None else route.stabilise):
             return None
-        return self._stable.apply(request, self.replica_set.kinds_for(request)) if find_format(request) else None
+        if not find_format(request):
+            return None
+        tells_late_tools = self.replica_set.config.router.tell_late_tools
+        return self._stable.apply(request, self.replica_set.kinds_for(request), tells_late_tools=tells_late_tools)
 
     def _scope(self, tenant: Tenant) -> str:
         """Whose prefixes are not to be shared with others; empty where they are."""
@@ -256,10 +265,10 @@ class RouterApp:
         if not self._tiered.is_route(request.model):
             await self._relay(request, span, caller, metered)
             return
-        request, choice, answer = await self._tiered.settle(request, span)
-        metered.request = request
+        settled = await self._tiered.settle(request, span)
+        metered.request, choice, answer = settled.request, settled.choice, settled.answer
         if answer is None:
-            await self._relay(request, span, caller, metered, choice)
+            await self._relay(settled.request, span, caller, metered, choice, settled.live)
             return
         kind = b"text/event-stream; charset=utf-8" if request.is_stream else JSON
         await caller.send_whole(200, [(b"content-type", kind), _tier_header(choice)], answer)
@@ -273,12 +282,14 @@ class RouterApp:
         caller: ClientCall,
         metered: Metered,
         tier: TierChoice | None = None,
+        live: ProxiedAnswer | None = None,
     ) -> None:
+        """`live` is its answer if that has begun."""
         begun_at = time.monotonic()
         if tier:
             caller.client.add_header(*_tier_header(tier))
         try:
-            begun = await self._proxy.begin(request, span, caller.client)
+            begun = live or await self._proxy.begin(request, span, caller.client)
         except HotloopError:
             if tier:
                 self._tiered.fail(request)
@@ -287,6 +298,8 @@ class RouterApp:
         span.begin(choice, begun.status)
         metered.has_begun, metered.is_refused = True, begun.status >= 300
         try:
+            if live:
+                await caller.client.begin(live.status, live.headers)
             if begun.status >= 500:
                 _log_failure(caller, begun.status, f"replica {replica.name} answered so")
             first_byte_s = time.monotonic() - begun_at

@@ -63,12 +63,16 @@ def compose(
         changes["priority"] = class_number
     if replica.kind.tags_sessions and request.session:
         changes["session_id"] = request.session
+    own = own_fields(request, replica.kind)
     salt = {"cache_salt": request.cache_salt} if request.scope and replica.kind.salted else {}
     if request.has_thread and request.api == "messages" and not (request.is_question or replica.kind.reads_threads):
         raise ThreadUnsupported
     if is_spoken:
         sent = UpstreamRequest(
-            "POST", replica.target(request.target, model), sent_headers, request.replace(changes | salt)
+            "POST",
+            replica.target(request.target, model, is_stream=request.is_stream),
+            sent_headers,
+            request.replace(changes | salt | own),
         )
         is_near = request.can_be_translated and can_translate(request.api, spoken - {request.api})
         has_other_way = is_near or request.api in WITHOUT_STAND_IN
@@ -80,9 +84,18 @@ def compose(
     path, translated = translation.request()
     engine = {name: changes[name] for name in ("priority", "session_id") if changes.get(name) is not None}
     sent = UpstreamRequest(
-        "POST", replica.target(path, model), sent_headers, msgspec.json.encode(translated | salt | engine)
+        "POST",
+        replica.target(path, model, is_stream=request.is_stream),
+        sent_headers,
+        msgspec.json.encode(change(translated, salt | engine | own)),
     )
     return Composed(sent, translation, hides_usage=bool(options), has_class=class_number is not None)
+
+
+def own_fields(request: RoutedRequest, kind: ReplicaKind) -> dict[str, Any]:
+    """What a kind wants in each body, and None for what it has in the path instead."""
+    version = {"anthropic_version": kind.body_version} if kind.body_version else {}
+    return {**version, "model": None} if kind.verbs[0] and not request.is_question else version
 
 
 def usage_options(request: RoutedRequest) -> dict[str, Any] | None:

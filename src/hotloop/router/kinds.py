@@ -12,18 +12,19 @@ from typing import Any, Literal
 from urllib.parse import quote, urlsplit
 
 from hotloop.wire.errors import read_failure
+from hotloop.wire.late import LateWay
 
 Api = Literal["chat", "completions", "responses", "messages", "compaction", "tokenize", "embeddings"]
 Auth = Literal["bearer", "x-api-key", "api-key"]
 Resumes = Literal["", "tokens", "message", "prefill"]
 
-CHAT = "/v1/chat/completions"
+CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
 TRANSLATED: Mapping[str, Api] = {
     CHAT: "chat",
     "/v1/completions": "completions",
     "/v1/responses": "responses",
     "/v1/responses/compact": "compaction",
-    "/v1/messages": "messages",
+    MESSAGES: "messages",
 }
 """What a replica may be asked in another API than the client's."""
 QUESTIONS: Mapping[str, Api] = {
@@ -87,8 +88,17 @@ class ReplicaKind:
     or as a prefill, or not at all."""
     base: str = "/v1"
     """What its paths have in the place of `/v1`, behind its address; `{model}` is what it calls the model."""
+    verbs: tuple[str, str] = ("", "")
+    """Behind the base, in the place of the path of messages: for whole answers, and for streams. Its paths then name
+    the model, and its bodies do not."""
+    body_version: str = ""
+    """What it wants as `anthropic_version` in a body."""
     api_version: str = ""
     """For one that asks for `api-version`: the one that is named where the file names none."""
+    pays_marks: bool = False
+    """Whether `cache_control` is what makes it cache."""
+    late_tools: LateWay = ""
+    """How it can be told of tools that come in mid-session, but for their place among the others."""
     salted: frozenset[Api] = frozenset()
     """The APIs in which a `cache_salt` keeps prefixes apart."""
 
@@ -121,6 +131,7 @@ _KINDS: tuple[ReplicaKind, ...] = (
         priority=int,
         class_step=1,
         resumes="message",
+        late_tools="words",  # its parsers read a call of any name
         salted=_SALTED,
     ),
     ReplicaKind(
@@ -167,9 +178,18 @@ _KINDS: tuple[ReplicaKind, ...] = (
         reads_threads=True,
         fixed_headers=((b"anthropic-version", b"2023-06-01"),),
         resumes="prefill",
+        pays_marks=True,
+        late_tools="changes",
     ),
 )
 _HOSTED: dict[str, Any] = {"health_path": None, "models_path": None, "is_strict": True}
+_CLAUDE: dict[str, Any] = {
+    **_HOSTED,
+    "apis": frozenset({"messages"}),
+    "reads_threads": True,
+    "resumes": "prefill",
+    "pays_marks": True,
+}
 _KINDS += (
     ReplicaKind("gemini", _OPENAI_CHAT | {"embeddings"}, base="", **_HOSTED),
     ReplicaKind(
@@ -182,6 +202,16 @@ _KINDS += (
     ),
     ReplicaKind("vertex", _OPENAI_CHAT, base="", **_HOSTED),
     ReplicaKind("bedrock", _OPENAI_CHAT, base="/openai/v1", has_stream_usage=False, **_HOSTED),
+    ReplicaKind(
+        "vertex_anthropic",
+        base="/publishers/anthropic/models/{model}",
+        verbs=(":rawPredict", ":streamRawPredict"),
+        body_version="vertex-2023-10-16",
+        **_CLAUDE,
+    ),
+    ReplicaKind(
+        "bedrock_anthropic", base="/anthropic/v1", fixed_headers=((b"anthropic-version", b"2023-06-01"),), **_CLAUDE
+    ),
 )
 KINDS: Mapping[str, ReplicaKind] = {kind.name: kind for kind in _KINDS}
 
@@ -219,8 +249,11 @@ def kind_by_url(url: str) -> ReplicaKind | None:
     return KINDS.get(_HOSTS.get(host, "ollama" if parts.port == 11434 else patterned))
 
 
-def target_of(kind: ReplicaKind, path: str, model: str, api_version: str = "") -> str:
+def target_of(kind: ReplicaKind, path: str, model: str, api_version: str = "", *, is_stream: bool = False) -> str:
     """Where a kind has a path of ours; `model` is its own name for it."""
+    if kind.verbs[0]:
+        name = model if path == MESSAGES else "count-tokens"
+        return kind.base.replace("{model}", quote(name, safe="@")) + kind.verbs[is_stream]
     target = kind.base.replace("{model}", quote(model, safe="")) + path.removeprefix("/v1")
     version = api_version or kind.api_version
     return f"{target}?api-version={quote(version, safe='')}" if version else target

@@ -99,7 +99,7 @@ class Proxy:
     async def begin(self, request: RoutedRequest, span: RouteSpan, client: ClientStream | None = None) -> ProxiedAnswer:
         """The first answer that begins. Raises BadAnswer, UpstreamFailed or RouteError where none does."""
         begun = await self._begin(request, span, client)
-        if client and self.replica_set.config.router.resume_streams and is_lasting(request) and not begun.is_whole:
+        if self.replica_set.config.router.resume_streams and is_lasting(request) and not begun.is_whole:
             lasting = LastingStream(
                 begun,
                 request,

@@ -6,18 +6,21 @@ did than if it had been sent as it came.
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from cachetools import LRUCache
+from msgspec import Raw
 from msgspec.json import decode, encode
 
 from hotloop.core.errors import HotloopError, RequestError
+from hotloop.router.kinds import KINDS
 from hotloop.router.placement.index import HASH_BYTES
 from hotloop.router.request import BLOCK_TOKENS, RoutedRequest, change
 from hotloop.router.spending.spending import Cost
 from hotloop.wire.event import gather
 from hotloop.wire.formats import FORMATS
+from hotloop.wire.late import BETAS, LateWay
 from hotloop.wire.part import Api as Format
 from hotloop.wire.reader import name_call
 from hotloop.wire.sse import EventReader
@@ -27,6 +30,7 @@ from hotloop.wire.usage import ApiUsage
 HEADER = b"x-hotloop-stabilised"
 _FIELDS = ("tools", "system", "instructions", "messages", "input", "prompt_cache_key")
 _MAX_SESSIONS = 20_000
+_TOOL_CHANGES = (b'"tool_addition"', b'"tool_removal"')
 _CALLS = (b'"tool_calls"', b'"tool_use"', b'"function_call"')
 
 
@@ -37,6 +41,8 @@ class Stabilised:
     num_saved: int = 0
     """Tokens of the prompt that would not have been found, by estimate."""
     money_saved: float = 0.0
+    betas: tuple[str, ...] = ()
+    """What `anthropic-beta` has to name for it."""
 
     def render(self) -> bytes:
         about = [change.partition(":")[2].strip() or change for change in self.changes]
@@ -57,20 +63,22 @@ class StablePrompts:
         self._keys: LRUCache[str, tuple[bytes, bytes]] = LRUCache(_MAX_SESSIONS)
         """The keys of each session's last prompt, as it came and as it was sent."""
 
-    def apply(self, request: RoutedRequest, kinds: Collection[str]) -> Stabilised:
+    def apply(self, request: RoutedRequest, kinds: Collection[str], *, tells_late_tools: bool = False) -> Stabilised:
         """`kinds` are those of the replicas it may go to. Raises RequestError where the body cannot be read."""
         api = find_format(request)
         if api is None:
             return Stabilised(request)
         given = request.read_fields()
+        way = _late_way(api, given, kinds) if tells_late_tools else ""
         try:
             fields, changes = self._stabiliser.rewrite(
                 api,
                 {name: given[name] if name == "tools" else decode(given[name]) for name in _FIELDS if name in given},
                 scope=_scope(request),
                 has_calls=any(word in request.raw for word in _CALLS),
-                pays_marks="anthropic" in kinds,
+                pays_marks=any(KINDS[name].pays_marks for name in kinds),
                 cache_key=_cache_key(request) if "openai" in kinds else "",
+                late_tools=way,
             )
             sent = request.with_body(encode(change(given, fields))) if fields else request
         except (TypeError, ValueError, RecursionError, AttributeError) as error:
@@ -80,7 +88,8 @@ class StablePrompts:
         self.num_saved += num_saved
         money = [self._cost(request.model, ApiUsage(num_saved, num_cached, 0)) for num_cached in (0, num_saved)]
         self.money_saved += money[0] - money[1]
-        return Stabilised(sent, changes, num_saved, money[0] - money[1])
+        betas = BETAS if way == "changes" and any(word in sent.raw for word in _TOOL_CHANGES) else ()
+        return Stabilised(sent, changes, num_saved, money[0] - money[1], betas)
 
     def may_learn(self, answer: bytes | bytearray) -> bool:
         """Whether there are calls in an answer, for somebody who stabilises prompts."""
@@ -115,6 +124,15 @@ class StablePrompts:
 def find_format(request: RoutedRequest) -> Format | None:
     api = request.api
     return None if request.is_question or (api != "chat" and api != "messages" and api != "responses") else api
+
+
+def _late_way(api: Format, given: Mapping[str, Raw], kinds: Collection[str]) -> LateWay:
+    """The one that all these kinds have. A call that must be made is of a tool in the list, which so stays whole."""
+    ways: set[LateWay] = {KINDS[name].late_tools for name in kinds}
+    choice = decode(given.get("tool_choice", b"null"))
+    is_free = (choice.get("type") if isinstance(choice, dict) else choice) in (None, "auto", "none")
+    way = ways.pop() if len(ways) == 1 and is_free else ""
+    return "" if way == "changes" and api != "messages" else way
 
 
 def _scope(request: RoutedRequest) -> str:

@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from hotloop.chat.assembly.late import LateTools, name_some
 from hotloop.chat.prompt import ChatInput
 from hotloop.chat.reasoning import ReasoningWish
 from hotloop.chat.structure import Structure
@@ -16,6 +15,7 @@ from hotloop.core.errors import RequestError
 from hotloop.core.message import Message, Tool
 from hotloop.server.options import Options
 from hotloop.server.turns import parse_transcript
+from hotloop.stable.late import LateTools, name_some
 from hotloop.wire.offered import OfferedTools, offered_tools
 from hotloop.wire.part import Api, Opaque
 from hotloop.wire.policy import check_hosted

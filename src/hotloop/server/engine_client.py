@@ -8,7 +8,7 @@ from typing import Protocol
 
 from hotloop.core.config import ClassLimits
 from hotloop.core.errors import DeviceLost
-from hotloop.core.request import Request
+from hotloop.core.request import KvSource, Request
 from hotloop.core.retention import Hold
 from hotloop.core.sharing import UNSHARED, Sharing
 from hotloop.engine.core import OnEvents
@@ -93,6 +93,12 @@ class EngineClient(Protocol):
     async def read_kv(self, salt: str, token_ids: "array[int]") -> memoryview | None:
         """The last segment of these tokens; None if not all of it is cached."""
 
+    async def find_session(self, name: str) -> "tuple[array[int], str] | None":
+        """As `Engine.find_session`."""
+
+    async def take_kv(self, source: KvSource, salt: str, token_ids: Sequence[int], session: str) -> int:
+        """As `Engine.take_kv`."""
+
     async def is_ready(self) -> bool:
         """Whether requests are admitted."""
 
@@ -176,6 +182,12 @@ class LocalEngine:
 
     async def read_kv(self, salt: str, token_ids: "array[int]") -> memoryview | None:
         return await read_kv(self._engine, salt, token_ids)
+
+    async def find_session(self, name: str) -> "tuple[array[int], str] | None":
+        return await asyncio.wrap_future(self._engine.find_session(name))
+
+    async def take_kv(self, source: KvSource, salt: str, token_ids: Sequence[int], session: str) -> int:
+        return await asyncio.wrap_future(self._engine.take_kv(source, salt, token_ids, session))
 
     async def is_ready(self) -> bool:
         return self._engine.is_running

@@ -9,20 +9,21 @@ import re
 from array import array
 from collections.abc import AsyncIterator, Sequence
 
+import msgspec
 from starlette.requests import Request as HttpRequest
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from hotloop.core.errors import Overloaded
 from hotloop.core.request import KvSource
-from hotloop.engine.offload.moves import MAX_MOVES, PATH, AskedKv, render_header
+from hotloop.engine.offload.moves import MAX_MOVES, PATH, AskedKv, SessionKv, render_header
 from hotloop.http.keys import TENANT_HEADER, AccessDenied, Tenant
 from hotloop.server.border import read_json
 from hotloop.server.errors import HttpError
 from hotloop.server.options import convert, decode
 from hotloop.server.service import Service
-from hotloop.wire.hints import KV_SOURCE_HEADER
+from hotloop.wire.hints import KV_OFFER_PATH, KV_SESSION_PATH, KV_SOURCE_HEADER
 
 _MAX_BODY = 16 << 20
 _WINDOW_BYTES = 32 << 20  # that are copied at a time, in one pause of the engine
@@ -50,7 +51,51 @@ async def send_segments(http: HttpRequest) -> Response:
         raise
 
 
-ROUTES = (Route(PATH, send_segments, methods=["POST"]),)
+class AskedSession(msgspec.Struct, frozen=True):
+    """Told by a router whose sessions are to go elsewhere, as one that ends is told here."""
+
+    session: str
+
+
+class OfferedKv(SessionKv, frozen=True):
+    """KV of a session that is going to come, and the server that has it."""
+
+    session: str
+    source: str
+
+
+async def show_session(http: HttpRequest) -> Response:
+    """What a session goes on from, so that another server can ask for its KV before it comes there."""
+    service = Service.of(http)
+    _check_may_ask(http.state.tenant)
+    asked = convert(decode(await read_json(http, _MAX_BODY)), AskedSession)
+    found, segments = await service.engine.find_session(asked.session), service.engine.kv_segments
+    if found is None or segments is None:
+        raise HttpError(404, "there is no KV of this session here")
+    told = SessionKv(segments.layout, found[1], found[0].tolist())
+    return Response(msgspec.json.encode(told), media_type="application/json")
+
+
+async def take_session(http: HttpRequest) -> Response:
+    """Ask the server that an offer names for it; answers once it is here, with how many of the tokens are."""
+    service = Service.of(http)
+    _check_may_ask(http.state.tenant)
+    offered = convert(decode(await read_json(http, _MAX_BODY)), OfferedKv)
+    segments = service.engine.kv_segments
+    if segments is None or offered.layout != segments.layout or len(offered.tokens) > service.engine.max_context:
+        raise HttpError(409, "the KV here is laid out otherwise")
+    if not is_peer(offered.source, service.engine.kv_peers):
+        raise AccessDenied(403, "forbidden", "kv_peers does not name the server that has it")
+    source = KvSource(offered.source, service.peer_key)
+    num_known = await service.engine.take_kv(source, offered.salt, offered.tokens, offered.session)
+    return JSONResponse({"tokens": num_known})
+
+
+ROUTES = (
+    Route(PATH, send_segments, methods=["POST"]),
+    Route(KV_SESSION_PATH, show_session, methods=["POST"]),
+    Route(KV_OFFER_PATH, take_session, methods=["POST"]),
+)
 
 
 def find_source(http: HttpRequest) -> KvSource | None:

@@ -75,12 +75,30 @@ iif(num_errors, (SELECT error FROM spans WHERE spans.trace_id = runs.trace_id AN
 FROM runs"""
 _FACTS = {"replica": names.REPLICA, "model": names.MODEL}
 _COUNTS = {name: name for name in (names.NUM_PROMPT, names.NUM_CACHED, names.NUM_OUTPUT)}
+_IN_TIME = "runs.start_ns >= ? AND runs.start_ns < ? AND runs.tenant = ifnull(?, runs.tenant)"
 _ROUTED = f"""
 SELECT spans.trace_id, spans.start_ns, spans.end_ns, spans.session, spans.tenant, spans.error,
 {", ".join(f"coalesce(json_extract(attributes, '$.{name}'), '') AS {what}" for what, name in _FACTS.items())},
 {", ".join(f"coalesce(json_extract(attributes, '$.{name}'), 0) AS {what}" for what, name in _COUNTS.items())}
-FROM runs JOIN spans USING (trace_id) WHERE name = '{names.ROUTE}' AND runs.start_ns >= ?
-AND runs.tenant = ifnull(?, runs.tenant) ORDER BY runs.start_ns DESC LIMIT ?"""
+FROM runs JOIN spans USING (trace_id) WHERE name = '{names.ROUTE}' AND {_IN_TIME}
+ORDER BY runs.start_ns DESC LIMIT ?"""
+_SERVED = f"""
+SELECT max(iif(name = '{names.REQUEST}', spans.start_ns, 0)) AS asked_ns,
+max(iif(name = '{names.QUEUE}', spans.end_ns, NULL)) AS scheduled_ns,
+max(iif(name = '{names.PREFILL}', spans.end_ns, NULL)) AS first_ns,
+max(iif(name = '{names.REQUEST}', coalesce(json_extract(attributes, '$.{names.PRIORITY}'), ''), '')) AS priority,
+max(coalesce(json_extract(attributes, '$.{names.IS_PREFILL_ONLY}'), 0)) AS is_ahead
+FROM runs JOIN spans USING (trace_id)
+WHERE name IN ('{names.REQUEST}', '{names.QUEUE}', '{names.PREFILL}') AND {_IN_TIME}
+GROUP BY trace_id, iif(name = '{names.REQUEST}', span_id, parent_id) HAVING asked_ns AND NOT is_ahead
+ORDER BY asked_ns DESC LIMIT ?"""
+_PASSED_ON = f"""
+SELECT spans.start_ns AS asked_ns, spans.start_ns + json_extract(attributes, '$.{names.QUEUE_NS}') AS scheduled_ns,
+json_extract(attributes, '$.{names.FIRST_BYTE_NS}') AS first_ns,
+coalesce(json_extract(attributes, '$.{names.PRIORITY}'), '') AS priority
+FROM runs JOIN spans USING (trace_id) WHERE name = '{names.ROUTE}' AND {_IN_TIME}
+ORDER BY spans.start_ns DESC LIMIT ?"""
+_FOREVER_NS = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -345,6 +363,16 @@ class RunSummary:
         return (self.end_ns - self.start_ns) / 1e9
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnsweredRequest:
+    """How long one request waited, for its turn and for its first token; None where that never came."""
+
+    start_ns: int
+    priority: str
+    queue_ms: float | None
+    first_token_ms: float | None
+
+
 class TraceStore:
     """Reads a store, while others may be writing it, from any thread. Raises ConfigError where there is none."""
 
@@ -366,6 +394,7 @@ class TraceStore:
         session: str | None = None,
         tenant: str | None = None,
         since_ns: int | None = None,
+        until_ns: int | None = None,
         has_errors: bool | None = None,
     ) -> list[RunSummary]:
         """The newest first. `before` is a run's id: those older than it, for the next page."""
@@ -375,6 +404,7 @@ class TraceStore:
             ("session = ?", session),
             ("tenant = ?", tenant),
             ("start_ns >= ?", since_ns),
+            ("start_ns < ?", until_ns),
             ("(num_errors > 0) = ?", has_errors),
             ("(start_ns, trace_id) < (SELECT start_ns, trace_id FROM runs WHERE trace_id = ?)", before),
         ]
@@ -385,11 +415,22 @@ class TraceStore:
         with self._readable():
             return [self._summarise(row) for row in rows]
 
-    def routed(self, limit: int, *, since_ns: int, tenant: str | None = None) -> list[RunSummary]:
+    def routed(
+        self, limit: int, *, since_ns: int, until_ns: int = _FOREVER_NS, tenant: str | None = None
+    ) -> list[RunSummary]:
         """Requests that a router passed on, each as a run of one turn; the newest first."""
-        rows = self._query(_ROUTED, since_ns, tenant, limit)
+        rows = self._query(_ROUTED, since_ns, until_ns, tenant, limit)
         with self._readable():
             return [self._as_run(row) for row in rows]
+
+    def answered(
+        self, limit: int, *, since_ns: int, until_ns: int = _FOREVER_NS, tenant: str | None = None
+    ) -> list[AnsweredRequest]:
+        """The requests of those runs as a server told of them, else as a router did; the newest first."""
+        asked = since_ns, until_ns, tenant, limit
+        rows = self._query(_SERVED, *asked) or self._query(_PASSED_ON, *asked)
+        with self._readable():
+            return [_as_answered(row) for row in rows]
 
     def num_runs(self) -> int:
         return int(self._query("SELECT count(*) FROM runs")[0][0])
@@ -482,3 +523,12 @@ class TraceStore:
             num_turns=row["num_turns"] or calls,
             money=row["money"] or self._prices.cost(row["model"], **tokens),
         )
+
+
+def _as_answered(row: sqlite3.Row) -> AnsweredRequest:
+    queue_ms, first_token_ms = (
+        None if row[name] is None else (row[name] - row["asked_ns"]) / 1e6 for name in ("scheduled_ns", "first_ns")
+    )
+    return AnsweredRequest(
+        start_ns=row["asked_ns"], priority=row["priority"], queue_ms=queue_ms, first_token_ms=first_token_ms
+    )

@@ -34,7 +34,7 @@ _MAX_TEXT = 200
 _STATIC = Path(__file__).parent / "static"
 _API = f"{PAGE_PATH}/api"
 _QUERY = {"q": "text", "errors": "has_errors"} | {
-    name: name for name in ("end", "min_wall_s", "since_s", "limit", "before")
+    name: name for name in ("end", "min_wall_s", "since_s", "from_s", "to_s", "limit", "before")
 }
 
 HEADERS = {

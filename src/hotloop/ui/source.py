@@ -13,6 +13,9 @@ plain client's.
 
 Json = dict[str, Any]
 
+MAX_TIME_S = 4e9
+"""The year 2096; in nanoseconds it is still an integer of SQLite's."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionBlocks:
@@ -89,6 +92,9 @@ class RunFilter:
     min_wall_s: Annotated[float, Meta(ge=0)] = 0.0
     since_s: Annotated[float, Meta(gt=0)] | None = None
     """Only those that began so many seconds ago at most."""
+    from_s: Annotated[float, Meta(ge=0, le=MAX_TIME_S)] | None = None
+    """Only those that began at this moment or later, in unix time; `to_s`: only those that began before it."""
+    to_s: Annotated[float, Meta(ge=0, le=MAX_TIME_S)] | None = None
     has_errors: bool = False
     limit: Annotated[int, Meta(ge=1)] = 200
     before: str | None = None
@@ -105,6 +111,9 @@ class SummaryFilter:
 
     by: GroupBy = "agent"
     since_s: Annotated[float, Meta(gt=0, le=366 * 86_400)] = 86_400.0
+    """So far back from `to_s`, unless there is a `from_s`."""
+    from_s: Annotated[float, Meta(ge=0, le=MAX_TIME_S)] | None = None
+    to_s: Annotated[float, Meta(ge=0, le=MAX_TIME_S)] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from hotloop.trace.money import PriceTable
 from hotloop.trace.span import Span
 from hotloop.trace.store import RunSummary, TraceStore
 from hotloop.ui.scene import draw_run
-from hotloop.ui.source import Json, LintLine, Live, RunFilter, SummaryFilter
+from hotloop.ui.source import MAX_TIME_S, Json, LintLine, Live, RunFilter, SummaryFilter
 from hotloop.ui.summary import summarise
 
 LOST_S = 600.0
@@ -56,12 +56,13 @@ class StoreSource:
         """Lines are looked through from the newest on until there are enough; `before` says where to go on."""
         found: list[Json] = []
         before, now_ns = wanted.before, self._clock()
-        since_ns = now_ns - round(wanted.since_s * 1e9) if wanted.since_s else None
+        ago_ns = now_ns - _ns(wanted.since_s) if wanted.since_s else 0
+        since_ns, until_ns = max(ago_ns, _ns(wanted.from_s or 0)), _ns(wanted.to_s) if wanted.to_s else None
         num_lines = _SCAN if wanted.text or wanted.end or wanted.min_wall_s else wanted.limit + 1
         while True:
             has_errors = True if wanted.has_errors else None
             scanned = self._store.runs(
-                num_lines, before=before, tenant=tenant, since_ns=since_ns, has_errors=has_errors
+                num_lines, before=before, tenant=tenant, since_ns=since_ns, until_ns=until_ns, has_errors=has_errors
             )
             for run in scanned:
                 state = _state(run, now_ns)
@@ -76,12 +77,13 @@ class StoreSource:
             before = scanned[-1].trace_id
 
     def summary(self, wanted: SummaryFilter, tenant: str | None = None) -> Json:
-        """Of the newest runs of that time, `_MAX_SUMMED` at most."""
-        now_ns = self._clock()
-        since_ns = now_ns - round(wanted.since_s * 1e9)
+        """Of the newest runs of that time, and of the newest requests, `_MAX_SUMMED` at most."""
+        until_ns = min(self._clock(), _ns(wanted.to_s or MAX_TIME_S))
+        since_ns = until_ns - _ns(wanted.since_s) if wanted.from_s is None else min(_ns(wanted.from_s), until_ns - 1)
         read = self._store.routed if wanted.by == "replica" else self._store.runs
-        runs = read(_MAX_SUMMED, tenant=tenant, since_ns=since_ns)
-        return summarise(runs, wanted.by, since_ns, now_ns)
+        runs = read(_MAX_SUMMED, tenant=tenant, since_ns=since_ns, until_ns=until_ns)
+        answered = self._store.answered(_MAX_SUMMED, tenant=tenant, since_ns=since_ns, until_ns=until_ns)
+        return summarise(runs, answered, wanted.by, since_ns, until_ns)
 
     def version(self, run_id: str, tenant: str | None = None) -> str | None:
         """Another whenever `run` would tell something else; None where there is none of that id.
@@ -105,6 +107,10 @@ class StoreSource:
         """The linter's findings; None where there is no linter here, or no such run."""
         spans = self._store.spans(run_id) if self._lint and self._store.run(run_id, tenant) else []
         return self._lint(spans) if self._lint and spans else None
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * 1e9)
 
 
 def _state(run: RunSummary, now_ns: int) -> Json:

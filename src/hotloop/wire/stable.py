@@ -3,16 +3,17 @@
 tools        sorted by name, the keys of their schemas in one order; properties keep theirs
 system text  without nonces; a time of day, and lines seen to change, behind the message that was the newest then
 late system turns of a chat   words at the user's turn, since many templates would put them in front
+late tools   where they came, if that is asked for: see `late`
 arguments    of calls in the history as the model wrote them
 marks        on the last block of the system text and of the newest message, where an API is paid for them
 """
 
 import json
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
-from dataclasses import dataclass
-from itertools import takewhile
+from dataclasses import dataclass, replace
+from itertools import chain, takewhile
 from typing import Any
 
 import msgspec
@@ -21,11 +22,13 @@ from msgspec import Raw
 from hotloop.core.lru import LruCache
 from hotloop.core.message import Message, Role
 from hotloop.stable.arguments import WrittenArguments
+from hotloop.stable.late import LateTools
 from hotloop.stable.nonces import Nonces
 from hotloop.stable.system import word_note
 from hotloop.stable.tools import canonical_schema
 from hotloop.wire.event import Answer
 from hotloop.wire.field import Json
+from hotloop.wire.late import BodyTools, LateWay, render_changes, tell_changes, word_tools
 from hotloop.wire.part import Api
 
 _MARK = {"type": "ephemeral"}
@@ -67,6 +70,7 @@ class Stabiliser:
     def __init__(self) -> None:
         self._nonces = Nonces(learns=True)
         self._arguments = WrittenArguments()
+        self._late = BodyTools()
         self._tools: LruCache[tuple[str, bytes], tuple[Raw, bool]] = LruCache(_MAX_TOOL_BYTES)
         self._lock = threading.Lock()
 
@@ -79,10 +83,12 @@ class Stabiliser:
         has_calls: bool = True,
         pays_marks: bool = False,
         cache_key: str = "",
+        late_tools: LateWay = "",
     ) -> tuple[Json, tuple[str, ...]]:
         """The fields that are to be others, None where one is to be left out, and what was done. The `tools` of the
         body may be as they came, `Raw`; parts of it are changed in place. `has_calls`: there may be some in it.
-        `pays_marks`: where nothing is marked, marks are placed; `cache_key` is OpenAI's, where the body has none."""
+        `pays_marks`: where nothing is marked, marks are placed; `cache_key` is OpenAI's, where the body has none.
+        `late_tools`: how those are told that come in mid-session, if they are not to be put with the others."""
         fields, changes = Json(), list[str]()
         given = msgspec.json.encode(body.get("tools"))
         tools, has_moved = self._sort_tools(given, scope)
@@ -98,9 +104,11 @@ class Stabiliser:
         if has_calls and self._restore(api, body, scope):
             fields[said] = body[said]
             changes.append("messages: arguments are as the model wrote them")
-        changes += self._settle(api, body, scope, fields)
+        if late_tools or not is_marked:
+            body["tools"] = msgspec.json.decode(tools)
+        changes += self._settle(api, body, scope, fields, late_tools)
         if api == "messages" and not is_marked:
-            fields |= place_breakpoints({**body, "tools": msgspec.json.decode(tools)})
+            fields |= place_breakpoints(body)
             changes.append("cache_control: placed behind the system text and the newest message")
         if cache_key and api != "messages" and not body.get("prompt_cache_key"):
             fields["prompt_cache_key"] = cache_key
@@ -137,23 +145,42 @@ class Stabiliser:
                 num_restored += holder[key] is not given and json.dumps(holder[key]) != json.dumps(given)
         return num_restored > 0
 
-    def _settle(self, api: Api, body: Json, scope: str, fields: Json) -> tuple[str, ...]:
-        """What was done to the texts; the fields that hold these are noted."""
+    def _settle(self, api: Api, body: Json, scope: str, fields: Json, way: LateWay) -> tuple[str, ...]:
+        """What was done to the texts, and to tools that came late; the fields that hold these are noted."""
         system = [*_system_slots(api, body)]
         stripped, news, changes = self._nonces.strip(tuple(slot.message for slot in system), scope=scope)
-        if not changes:
+        if not (changes or way):
             return ()
-        said = [*_said_slots(api, body)] if news else []
-        messages = stripped + tuple(slot.message for slot in said)
+        slots = [*system, *(_said_slots(api, body) if news or way else ())]
+        messages = stripped + tuple(slot.message for slot in slots[len(system) :])
+        late = self._settle_tools(body, messages, scope, fields) if way else {}
         messages = self._nonces.move(messages, news, scope=scope) if news else messages
-        for slot, message in zip([*system, *said], messages, strict=True):
+        if way == "words":
+            messages = tuple(_with_tools(message, late.get(i)) for i, message in enumerate(messages))
+        for slot, message in zip(slots, messages, strict=True):
             if message is not slot.message and message.content != slot.message.content:
                 slot.write(message.content)
                 fields[slot.field] = body[slot.field]
+        if late and way == "changes":
+            told = {id(slots[i].holder): render_changes(change) for i, change in late.items()}
+            turns = ([turn, told[id(turn)]] if id(turn) in told else [turn] for turn in body["messages"])
+            fields["messages"] = body["messages"] = [*chain.from_iterable(turns)]
         if "system" in fields:
             _drop_empty_blocks(body)
             fields["system"] = body.get("system")
-        return changes
+        return changes + tell_changes(late)
+
+    def _settle_tools(
+        self, body: Json, messages: tuple[Message, ...], scope: str, fields: Json
+    ) -> Mapping[int, LateTools]:
+        given = body.get("tools")
+        if not isinstance(given, list) or not given or not all(isinstance(tool, dict) for tool in given):
+            return {}
+        head, late = self._late.settle(given, messages, scope=scope)
+        in_order = sort_tools({"tools": head})["tools"]
+        if in_order != given:
+            fields["tools"] = body["tools"] = in_order
+        return late
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +202,10 @@ class _Slot:
             held.append({"type": self.block_type, "text": note})
         else:
             self.holder[self.key] = content
+
+
+def _with_tools(message: Message, late: LateTools | None) -> Message:
+    return replace(message, content=f"{message.content}\n\n{word_note(word_tools(late))}") if late else message
 
 
 def _system_slots(api: Api, body: Json) -> Iterator[_Slot]:
@@ -320,7 +351,8 @@ def _tool_name(tool: Json) -> str:
 
 
 def _newest_blocks(body: Json) -> list[Any]:
-    messages = _listing(body.get("messages"))
+    """Of the newest turn that is not the system's."""
+    messages = [turn for turn in _listing(body.get("messages")) if _role(turn) != "system"]
     if not messages or not isinstance(messages[-1], dict):
         return []
     if isinstance(messages[-1].get("content"), str):

@@ -11,7 +11,6 @@ from benchmarks.agent.speculation import (
     is_read_only,
     measure_predictions,
     read_runs,
-    speculation_row,
 )
 from tests.agent.predict.talks import clerk, step, user
 
@@ -119,9 +118,3 @@ def test_durations_are_drawn_around_their_median():
 def test_which_tools_count_as_read_only():
     assert all(map(is_read_only, ("get_user_details", "search_direct_flight", "ls", "think")))
     assert not any(map(is_read_only, ("book_reservation", "getaway", "update_list", "")))
-
-
-def test_a_row_for_a_report(tmp_path: Path):
-    row = speculation_row(write_runs(tmp_path / "runs.jsonl", RUNS))
-    assert row["calls"] == 40
-    assert row["precision"] > 0.9

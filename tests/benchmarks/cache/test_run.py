@@ -110,7 +110,7 @@ def test_the_command(serving: Serving, tmp_path: Path, capsys: pytest.CaptureFix
     path = write_transcript(tmp_path / "runs.jsonl")
     argv = ["--url", serving.url, "--data", str(path), "--scenario", "tools"]
     assert run(cache, [*argv, "--json"]) == 0
-    values = json.loads(capsys.readouterr().out)["as it is"]
+    values = json.loads(capsys.readouterr().out)[serving.url]
     assert [*values] == ["none", "tools shuffled", "schema keys shuffled"]
     assert values["none"]["num_turns"] == 2
     assert run(cache, argv) == 0

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks.claims.__main__ import _public, claims
-from benchmarks.claims.run import Supplies
+from benchmarks.claims.bench import Supplies
 
 from hotloop.core.errors import ConfigError
 
@@ -14,7 +14,10 @@ def test_quick_and_for_a_program(capsys: pytest.CaptureFixture[str]):
     assert claims(only="speculative execution", quick=True, as_json=True) == 0
     [row] = json.loads(capsys.readouterr().out)["claims"]
     assert row["claim"] == "speculative execution"
-    assert {figure["name"] for figure in row["figures"]} >= {"predicted right", "off a step"}
+    assert {figure["name"] for figure in row["figures"]} >= {
+        "workflows: predicted right",
+        "workflows: off a predicted step",
+    }
 
 
 def test_a_failure_ends_with_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

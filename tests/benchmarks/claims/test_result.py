@@ -1,10 +1,11 @@
 """Figures of repeats, claims that hold or do not, and results in a file."""
 
+import re
 from pathlib import Path
 
 import pytest
-from benchmarks.claims.published import CLAIMS, CONTINUOUS, PRIORITY, SERVING, SPECULATION, TIERS, Need
-from benchmarks.claims.result import Figure, Result, Taken, read_results, write_results
+from benchmarks.claims.published import CLAIMS, CONTINUOUS, PRIORITY, SPECULATION, TIERS, Need
+from benchmarks.claims.result import Figure, Result, Taken, read_results, taken_here, write_results
 
 from hotloop.core.errors import ConfigError
 
@@ -45,17 +46,33 @@ def test_the_median_of_repeats_decides(need: Need, is_met: bool):
 
 
 def test_a_claim_holds_if_all_it_needs_is_met():
-    fast = Figure("throughput", "tokens/s", [30.0], [10.0])
-    kept, lost = (Figure("interactive turn", "s", [seconds], [1.0]) for seconds in (1.1, 2.0))
+    fast = Figure("throughput", "tokens/s", [30.0] * 3, [10.0] * 3)
+    kept, lost = (Figure("interactive turn", "s", [seconds] * 3, [1.0] * 3) for seconds in (1.1, 2.0))
     assert CLAIMS[PRIORITY].holds(Result(claim=PRIORITY, figures=[fast, kept]))
     assert not CLAIMS[PRIORITY].holds(Result(claim=PRIORITY, figures=[fast, lost]))
     assert not CLAIMS[PRIORITY].holds(Result(claim=PRIORITY, missing="it needs two models"))
 
 
-def test_every_claim_but_the_table_says_what_it_needs():
+def test_repeats_and_how_far_they_are_apart():
+    """Of what is compared, repeat by repeat, its factors: a machine that is slow for both is no spread."""
+    paired = Figure("wait", "s", [1.0, 2.0, 3.0], [2.0, 4.0, 6.0])
+    assert (paired.num_repeats, paired.spread) == (3, 0.0)
+    assert Figure("wait", "s", [1.0, 2.0, 3.0]).spread == 1.0
+    assert Figure("wait", "s", [1.0, 2.0, 3.0], [2.0, 4.0]).num_repeats == 2
+    assert Figure("right", "share", [0.0, 0.0]).spread == 0.0
+    assert Figure("right", "share", [0.0, 0.0, 1.0]).spread == 1.0
+
+
+def test_every_claim_says_what_was_published_and_against_what():
     for name, claim in CLAIMS.items():
-        assert (claim.published and claim.baseline and claim.needs) or name == SERVING
-        assert "gpu" not in claim.reasons or claim.on_gpu, name
+        assert claim.published, name
+        assert claim.baseline, name
+
+
+def test_where_and_when_and_at_which_commit():
+    taken = taken_here("python -m benchmarks.claims", "a machine")
+    assert (taken.machine, taken.command) == ("a machine", "python -m benchmarks.claims")
+    assert re.fullmatch(r"([0-9a-f]{8,}\+?)?", taken.commit), "empty where there is no checkout"
 
 
 def test_results_replace_those_of_their_claim_alone(tmp_path: Path):

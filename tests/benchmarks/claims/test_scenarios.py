@@ -1,7 +1,10 @@
 """The scenarios against servers and models that are made up: who is asked what, and when. What they measure is not
 looked at."""
 
-from collections.abc import AsyncIterator
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,35 +15,56 @@ from benchmarks.agent.fleet import FleetRun
 from benchmarks.agent.recorded import read_agent_jobs
 from benchmarks.agent.speculation import read_runs
 from benchmarks.claims.batching import WAYS, Served, Way, asker, draw_arrivals, results_of, serve_arrivals
+from benchmarks.claims.bench import CARD, FULL, QUICK, Bench, Supplies, open_bench
+from benchmarks.claims.drafting import Drafted, Pair
+from benchmarks.claims.drafting import results_of as drafting_results
 from benchmarks.claims.gathering import WAYS as GATHERING_WAYS
-from benchmarks.claims.gathering import Gathered, gather
+from benchmarks.claims.gathering import Gathered, gather, measure_many
 from benchmarks.claims.gathering import results_of as gathering_results
-from benchmarks.claims.loop import Loop, fit_job, prompt_tokens
+from benchmarks.claims.loop import Loop, fit_job, measure_tokens
 from benchmarks.claims.loop import results_of as loop_results
-from benchmarks.claims.priority import share
+from benchmarks.claims.priority import Shared, share
+from benchmarks.claims.priority import result_of as priority_result
 from benchmarks.claims.published import (
+    ACCEPTED,
+    BY_TASK,
     CLAIMS,
+    CLASSIFIER,
+    COMBINED,
+    COMPILER,
     CONTINUOUS,
+    DRAFT,
     DYNAMIC,
     FLAT,
+    GATHER,
+    LINEAR,
+    PRIORITY,
     RECOMPUTED,
+    SAVED,
+    SHARE,
     SPECULATION,
     STATIC,
+    TEN,
+    THREE,
     TIERS,
     TOGETHER,
     TOKENS,
+    TOOLS,
+    UNOPTIMISED,
 )
-from benchmarks.claims.run import FULL, QUICK, Supplies, run_claims
+from benchmarks.claims.result import Result
+from benchmarks.claims.run import run_claims
 from benchmarks.claims.speculation import measure_speculation
-from benchmarks.claims.tiers import result_of
+from benchmarks.claims.tiers import results_of as tiers_results
 from benchmarks.claims.together import HintedModel, run_naive, run_whole
-from benchmarks.claims.together import result_of as together_result
+from benchmarks.claims.together import results_of as together_results
 from benchmarks.claims.workflows import write_workflows
 from benchmarks.tiers.questions import mix
-from benchmarks.tiers.run import Terms, TierServers, measure_tiers
+from benchmarks.tiers.run import TierServers, classify, config_of, measure_tiers
 from tests.bench.fake_server import FakeServer
 from tests.benchmarks.tiers.test_questions import QUESTIONS
-from tests.benchmarks.tiers.test_run import URLS, Pair
+from tests.benchmarks.tiers.test_run import URLS
+from tests.benchmarks.tiers.test_run import Pair as PairOfServers
 from tests.server.serving import Serving
 
 from hotloop.agent.model import Ask
@@ -52,6 +76,7 @@ from hotloop.bench.workload import generate_jobs
 from hotloop.core.errors import RemoteError
 from hotloop.core.message import Message
 from hotloop.core.request import Usage
+from hotloop.engine.engine import Completion
 
 
 class CrowdedServer(FakeServer):
@@ -80,7 +105,7 @@ class AgentsServer(FakeServer):
 
 @pytest.mark.parametrize("way", WAYS)
 async def test_every_way_serves_all_of_them(way: Way):
-    arrivals = draw_arrivals(7, rate=1000.0)
+    arrivals = draw_arrivals(7, rate=1000.0, outputs=FULL.outputs)
     with CrowdedServer() as server:
         async with ChatClient(server.url) as client:
             served = await serve_arrivals(asker(client, "salt"), arrivals, way, size=3)
@@ -111,6 +136,36 @@ async def test_a_user_goes_before_the_fleet():
     assert {each for each in asked if each[0] != user.id} <= {(jobs[0].id, "background"), (jobs[1].id, "workflow")}
 
 
+class CountingLock(asyncio.Lock):
+    num_entered = 0
+
+    async def __aenter__(self) -> None:
+        await super().__aenter__()
+        self.num_entered += 1
+
+
+async def test_unbatched_is_one_request_at_a_time():
+    user, *fleet = generate_jobs(num_jobs=4, num_turns=3, num_output=4, system_chars=3000)
+    gate = CountingLock()
+    with CrowdedServer() as server:
+        async with ChatClient(server.url) as client:
+            shared = await share(client, user, [(job, "interactive") for job in fleet], gate=gate)
+    assert (len(shared.turns_s), server.num_most) == (15, 1)
+    assert {*server.session_ids} >= {user.id, fleet[0].id}
+    assert len(server.session_ids) <= gate.num_entered, "everybody's requests wait for the one before"
+
+
+def test_classes_are_against_unbatched_and_against_the_user_alone():
+    ways = {"unbatched": (10, 4.0), "alone": (8, 1.0), "classes": (25, 1.5), "one class": (25, 3.0)}
+    found = {way: [Shared(1.0, tokens, [turn_s])] * 3 for way, (tokens, turn_s) in ways.items()}
+    result = priority_result(found, "a user")
+    assert result.figure("throughput").times == [2.5] * 3
+    assert result.figure("interactive turn").times == [4.0 / 1.5] * 3
+    assert result.figure("throughput beside the user alone").times == [25 / 8] * 3
+    assert result.figure("interactive turn beside the user alone").times == [1 / 1.5] * 3
+    assert CLAIMS[PRIORITY].holds(result)
+
+
 async def test_a_fleet_that_fails_is_no_measurement():
     user, job = generate_jobs(num_jobs=2, num_turns=3, num_output=4, system_chars=3000)
     with FakeServer(failing=frozenset(range(100))) as server:
@@ -120,17 +175,18 @@ async def test_a_fleet_that_fails_is_no_measurement():
 
 
 def test_prompts_of_a_loop_fit():
+    sizes = (200, 500, 800)
     with Serving() as serving, httpx.Client(base_url=serving.url) as http:
-        job = fit_job(serving.url, 3)
+        job = fit_job(serving.url, sizes)
         counts = [http.post("/tokenize", json={"messages": turn.messages}).json()["count"] for turn in job.turns]
-    for count, wanted in zip(counts, (200, 500, 800), strict=True):
+    for count, wanted in zip(counts, sizes, strict=True):
         assert wanted - len(" and") < count <= wanted
     for before, after in pairwise(job.turns):
         assert after.messages[: len(before.messages)] == before.messages
 
 
 def test_the_last_step_of_a_loop_fits_the_default_model():
-    assert prompt_tokens(FULL.steps[-1]) < 8192 - 100
+    assert 200 + 300 * (FULL.steps[-1] - 1) < 8192 - 100
 
 
 def test_a_loop_as_it_was_published():
@@ -142,14 +198,35 @@ def test_a_loop_as_it_was_published():
         costs = [(prompt, found, (prompt - found) / 1000) for prompt, found in zip(prompts, cached, strict=True)]
         return Loop(numbers, [ReplayedTurn("", 0, s, s + 0.01, Usage(prompt, found, 8)) for prompt, found, s in costs])
 
-    results = {each.claim: each for each in loop_results([(loop(*[0] * 6), loop(0, 200, 500, 800, 1100, 2300))])}
+    reused = loop(0, 200, 500, 800, 1100, 2300)
+    results = {each.claim: each for each in loop_results([(loop(*[0] * 6), reused, reused)] * 3)}
     prefilled = results[TOKENS].figure("prefilled")
-    assert (prefilled.baseline, prefilled.ours) == ([4000], [1400])
-    assert results[TOKENS].growth["without reuse"][-1] == 9 * 200 + 300 * 36, "steps between are interpolated"
-    assert results[FLAT].figure("last step over second").ours == [pytest.approx(1.0)]
-    assert results[RECOMPUTED].figure("recomputed").ours == [pytest.approx((12.6 - 2.6) / (12.6 + 0.09))]
-    assert CLAIMS[FLAT].holds(results[FLAT])
-    assert not CLAIMS[RECOMPUTED].holds(results[RECOMPUTED]), "nine steps are no long loop"
+    assert (prefilled.baseline, prefilled.ours) == ([4000] * 3, [1400] * 3)
+    assert {name: values[8] for name, values in results[TOKENS].growth.items()} == {
+        "without reuse": 2600,
+        "a prefix cache alone": 300,
+        "all of hotloop": 300,
+    }
+    assert results[FLAT].figure("step 5 over step 2").ours == [pytest.approx(1.0)] * 3
+    assert results[FLAT].figure("step 9 over step 2").baseline == [pytest.approx(2.61 / 0.51)] * 3
+    assert results[SHARE].figure("prefill").ours == [pytest.approx(12.6 / (12.6 + 0.09))] * 3
+    assert results[RECOMPUTED].figure("recomputed").ours == [pytest.approx((12.6 - 2.6) / (12.6 + 0.09))] * 3
+    assert all(CLAIMS[claim].holds(results[claim]) for claim in (TOKENS, FLAT, SHARE, RECOMPUTED))
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    with open_bench("cpu", QUICK, Supplies()) as opened:
+        yield opened
+
+
+def test_tokens_are_counted_on_a_tiny_model_as_on_any(bench: Bench):
+    ten, prefix = measure_tokens(bench)
+    [naive], [ours] = (ten.figure(name).ours for name in ("prefilled naively", "with reuse"))
+    assert (ten.claim, prefix.claim) == (TEN, SAVED)
+    assert 54_900 < naive <= 55_000
+    assert 10_000 - 4 <= ours < 10_000 + 10 * 32
+    assert prefix.figure("saved").ours == [9 * (2000 - 2000 % 32)]
 
 
 CITIES = ("Paris", "Rome", "Oslo")
@@ -159,40 +236,89 @@ CITIES = ("Paris", "Rome", "Oslo")
 async def test_calls_and_answers_are_the_models_own(way: str):
     def say(ask: Ask) -> Any:
         num_results = sum(message.role == "tool" for message in ask.messages) - 3
-        if ask.choice == "none":
+        if num_results == 3:
             return "It is warm."
+        if way == "planned":
+            steps = [{"id": "abc"[i], "tool": "weather", "arguments": {"city": city}} for i, city in enumerate(CITIES)]
+            return json.dumps({"steps": steps})
         calls = [ScriptedCall("weather", city=city) for city in CITIES]
         return calls if ask.extra["parallel_tool_calls"] else [calls[num_results]]
 
     model = ScriptedModel(say)
     found = await gather(model, CITIES, way, 0.01)  # type: ignore[arg-type]
-    assert found.cities == CITIES
-    num_turns = {"at once": 2, "one by one": 2, "a call a turn": 4}[way]
-    assert [ask.choice for ask in model.asks] == ["required"] * (num_turns - 1) + ["none"]
-    assert found.wall_s >= found.tools_s >= {"at once": 0.009, "one by one": 0.03, "a call a turn": 0.01}[way]
+    assert (found.cities, found.is_abandoned) == (CITIES, False)
+    num_turns = {"at once": 2, "one by one": 2, "a call a turn": 4, "planned": 2}[way]
+    choices = [ask.choice for ask in model.asks]
+    assert (len(choices), choices[-1]) == (num_turns, "none")
+    assert way == "planned" or choices[:-1] == ["required"] * (num_turns - 1)
+    assert found.wall_s >= found.tools_s >= {"one by one": 0.03, "a call a turn": 0.01}.get(way, 0.0)
 
 
-def test_gathering_at_once_against_each_of_the_others():
+def test_gathering_is_against_what_each_claim_names():
     found = {way: [Gathered(2.0, 4.0, ("Vienna", "Prague", "Rome"))] for way in GATHERING_WAYS}
     found["one by one"] = [Gathered(6.0, 8.0, ())]
-    found["a call a turn"] = [Gathered(6.0, 12.0, ("Vienna",) * 3)]
-    tools, compiler, gathering = gathering_results(found, 2.0)
-    assert tools.figure("tools").times == [3.0]
-    assert compiler.figure("task").times == [3.0]
-    assert gathering.figure("task").saved == [0.5]
-    assert gathering.figure("cities called at once").ours == [pytest.approx(2 / 3)]
-    assert compiler.figure("cities called a call a turn").ours == [pytest.approx(1 / 3)]
+    found["a call a turn"] = [Gathered(6.0, 16.0, ("Vienna",) * 3)]
+    found["planned"] = [Gathered(2.0, 5.0, ("Vienna", "Prague", "Warsaw"), is_abandoned=True)]
+    results = {each.claim: each for each in gathering_results(found, "a tool")}
+    assert results[TOOLS].figure("tools").times == [3.0]
+    assert results[COMPILER].figure("task").saved == [1 - 5 / 16]
+    assert results[COMPILER].note.startswith("1 of 1 plans")
+    assert results[GATHER].figure("task").times == [4.0], "against a chain that reasons after each call"
+    assert results[GATHER].figure("cities called at once").ours == [pytest.approx(2 / 3)]
+    assert results[COMPILER].figure("cities called a call a turn").ours == [pytest.approx(1 / 3)]
+
+
+def test_tools_at_once_from_one_to_eight(bench: Bench):
+    result = measure_many(bench)
+    assert result.claim == LINEAR
+    assert [figure.name for figure in result.figures] == ["1 tool", *(f"{count} tools" for count in range(2, 9))]
+    assert {need.figure for need in CLAIMS[LINEAR].needs} <= {*result.by_name}
+
+
+def drafted(num_drafted: int, num_accepted: int, text: Sequence[int] = (1, 2)) -> Pair:
+    plain = Completion("", (1, 2), "stop", Usage(5, 0, 2))
+    with_drafts = Completion("", (*text,), "stop", Usage(5, 0, 2, num_drafted=num_drafted, num_accepted=num_accepted))
+    return Pair(2.0, plain, 1.0, with_drafts)
+
+
+def test_none_of_no_drafts_is_no_share():
+    none = Drafted([drafted(0, 0)] * 3, [drafted(0, 0)] * 3)
+    names = [figure.name for figure in none.figures()]
+    assert "drafted in prose" in names
+    assert "accepted of these" not in " ".join(names)
+    draft, kinds = drafting_results(none, [*none.figures()], "a model")
+    assert (draft.figure("drafted in prose").ours, kinds.figures) == ([0], [])
+    assert "nothing was drafted" in kinds.missing
+
+
+def test_drafts_of_calls_beside_those_of_prose():
+    some = Drafted([drafted(8, 4)] * 3, [drafted(8, 6), drafted(8, 6), drafted(8, 6, [1, 3])])
+    draft, kinds = drafting_results(some, [*some.figures()], "a model")
+    assert (draft.claim, kinds.claim) == (DRAFT, ACCEPTED)
+    assert draft.figure("prose").times == [2.0] * 3
+    assert draft.figure("same output").ours == [1.0, 1.0, 0.5]
+    assert kinds.figure("accepted").times == [1.5] * 3
+    assert CLAIMS[ACCEPTED].holds(kinds)
 
 
 async def test_tiers_against_the_large_model_in_parts():
-    async with TierServers(URLS, transport=httpx.MockTransport(Pair())) as servers:
-        config = Terms(price_ratio=10).config(await servers.find_models())
-        measured = await measure_tiers(servers, config, mix(QUESTIONS, 2))
-    result = result_of(measured, 2, "two models")
-    cost, right = result.figure("cost"), result.figure("right")
+    questions = mix(QUESTIONS, 2)
+    async with TierServers(URLS, transport=httpx.MockTransport(PairOfServers())) as servers:
+        config = config_of(await servers.find_models())
+        measured = await measure_tiers(servers, config, questions)
+        told = [question for question in questions if question.task]
+        tasks = await classify(servers, config.tiers[0], told)
+    sizes = {"small": "1M", "large": "2M"}
+    found = tiers_results({TIERS: measured, THREE: measured}, ["extraction"] * len(told), 2, sizes, questions)
+    results = {each.claim: each for each in found}
+    cost, right = results[TIERS].figure("cost"), results[TIERS].figure("right")
     assert [len(cost.ours), len(cost.baseline)] == [2, 2]
     assert sum(cost.ours) / sum(cost.baseline) == pytest.approx((6 * 1 + 10 * 0.1) / 12)
     assert right.ours == right.baseline == [1.0, 1.0]
+    assert "--medium" in results[THREE].missing
+    assert {"intent", "reasoning"} <= set(results[BY_TASK].by_name)
+    assert results[CLASSIFIER].figure("told by a model").ours == [0.25, 0.25], "one of four kinds"
+    assert tasks == [None] * len(told), "no letter came"
 
 
 async def test_turns_say_whether_they_are_the_last():
@@ -206,12 +332,15 @@ async def test_turns_say_whether_they_are_the_last():
 
 
 def test_everything_against_the_naive_loop():
-    naive, whole = FleetRun("", 120.0, [60.0, 120.0]), FleetRun("", 24.0, [12.0, 24.0])
-    result = together_result([(naive, whole)] * 2, "two agents")
-    assert result.figure("throughput").baseline == [1.0, 1.0]
-    assert result.figure("throughput").times == [5.0, 5.0]
-    assert result.figure("p95 of a job").saved == [0.8, 0.8]
-    assert CLAIMS[TOGETHER].holds(result)
+    naive = FleetRun("", 120.0, [60.0, 120.0], [20.0, 30.0])
+    whole = FleetRun("", 24.0, [12.0, 24.0], [12.0, 24.0])
+    results: dict[str, Result] = {each.claim: each for each in together_results([(naive, whole)] * 3, "two agents")}
+    assert results[TOGETHER].figure("throughput").baseline == [1.0] * 3
+    assert results[TOGETHER].figure("throughput").times == [5.0] * 3
+    assert results[TOGETHER].figure("p95 of a job").saved == [0.8] * 3
+    assert results[COMBINED].figure("mean job").saved == [0.8] * 3
+    assert results[UNOPTIMISED].figure("naive run").ours == [25.0] * 3
+    assert all(CLAIMS[claim].holds(result) for claim, result in results.items())
 
 
 async def test_both_ways_do_the_same_jobs(tmp_path: Path):
@@ -239,18 +368,31 @@ def test_workflows_as_transcripts(tmp_path: Path):
     assert {(job.num_turns, job.num_calls, len(job.episodes)) for job in jobs} == {(5, 4, 1)}
 
 
-def test_speculation_is_measured_on_a_simulated_clock(tmp_path: Path):
+def test_speculation_of_both_kinds_on_a_simulated_clock(bench: Bench, tmp_path: Path):
     path = tmp_path / "workflows.jsonl"
     write_workflows(path)
-    result = measure_speculation(path, "workflows", 30, 2)
-    assert len(result.figure("predicted right").ours) == 2
-    assert result == measure_speculation(path, "workflows", 30, 2)
+    both = replace(bench, supplies=Supplies(data=path))
+    result = measure_speculation(both)
+    assert len(result.figure("workflows: predicted right").ours) == 1
+    assert result.figure("workflows: predicted right").ours == result.figure("recorded runs: predicted right").ours
+    assert result == measure_speculation(both)
+    assert {need.figure for need in CLAIMS[SPECULATION].needs} <= {*measure_speculation(bench).by_name}
 
 
-def test_a_claim_that_fails_is_a_row_and_the_others_go_on(tmp_path: Path):
+def test_a_claim_that_fails_is_a_row_and_the_others_go_on(bench: Bench, tmp_path: Path):
     seen: list[str] = []
-    supplies = Supplies(data=tmp_path / "nothing.jsonl")
-    results = list(run_claims(QUICK, supplies, only=(SPECULATION, TIERS), watch=seen.append))
-    assert [result.claim for result in results] == seen == [SPECULATION, TIERS]
+    broken = replace(bench, supplies=Supplies(data=tmp_path / "nothing.jsonl", questions=tmp_path))
+    results = list(run_claims(broken, only=(SPECULATION, TIERS, TOGETHER), watch=seen.append))
+    assert [result.claim for result in results] == seen == [SPECULATION, TIERS, TOGETHER]
     assert "cannot read" in results[0].missing
-    assert "--small and --large" in results[1].missing
+    assert all("failed: " in result.missing for result in results)
+    assert "--small and --large" in results[2].missing
+
+
+def test_a_card_and_a_cpu_take_the_same_rows(bench: Bench):
+    """A server's flags are all that differs, and how much of everything there is."""
+    with open_bench("cuda", CARD, Supplies()) as card:
+        flags = [each.serve("prefix_cache")._command for each in (bench, card)]
+    assert [words[words.index("--device") + 1] for words in flags] == ["cpu", "cuda"]
+    assert ["dummy" in words for words in flags] == [False, True]
+    assert all("drafts,prefix_cache" in words for words in flags)

@@ -11,10 +11,8 @@ from benchmarks.tiers.run import (
     LARGE,
     RULES,
     Measured,
-    Terms,
     TierServers,
-    WayFigures,
-    figures_of,
+    config_of,
     measure_tiers,
 )
 from tests.benchmarks.tiers.test_questions import QUESTIONS
@@ -57,37 +55,58 @@ class Pair:
 
 async def run(pair: Pair, num_each: int = 2) -> Measured:
     async with TierServers(URLS, transport=httpx.MockTransport(pair)) as servers:
-        config = Terms(price_ratio=10).config(await servers.find_models())
+        config = config_of(await servers.find_models())
         return await measure_tiers(servers, config, mix(QUESTIONS, num_each))
 
 
-def by_label(measured: Measured) -> dict[str, WayFigures]:
-    return {figures.label: figures for figures in figures_of(measured)}
+def large_share(measured: Measured, way: str) -> float:
+    return sum(each.choice.tier == "large" for each in measured.asked[way]) / len(measured.asked[way])
 
 
 async def test_ways_are_compared():
     pair = Pair()
-    ways = by_label(await run(pair))
-    assert [ways[way].num_right for way in (LARGE, RULES, CASCADE)] == [12, 8, 12]
-    assert [ways[way].large_share for way in (LARGE, RULES)] == [1, pytest.approx(1 / 6)]
-    assert ways[CASCADE].large_share == 0.5, "calls that were not made are asked for again"
-    assert (ways[CASCADE].num_discarded, ways[RULES].num_discarded) == (4, 0)
-    assert ways[RULES].cost / ways[LARGE].cost == pytest.approx(0.25)
-    assert ways[CASCADE].cost / ways[LARGE].cost == pytest.approx((6 * 1 + 10 * 0.1) / 12)
+    measured = await run(pair)
+    assert [12 * measured.right(way) for way in (LARGE, RULES, CASCADE)] == [12, pytest.approx(8), 12]
+    assert [large_share(measured, way) for way in (LARGE, RULES)] == [1, pytest.approx(1 / 6)]
+    assert large_share(measured, CASCADE) == 0.5, "calls that were not made are asked for again"
+    assert sum(len(each.spent) - 1 for each in measured.asked[CASCADE]) == 4
+    assert measured.cost(RULES) / measured.cost(LARGE) == pytest.approx(0.25)
+    assert measured.cost(CASCADE) / measured.cost(LARGE) == pytest.approx((6 * 1 + 10 * 0.1) / 12)
     assert {body["model"] for host, body in pair.bodies if host == "small"} == {"small-model"}
+    assert [len(part.asked[RULES]) for part in measured.parts(5)] == [3, 3, 3, 3]
 
 
-async def test_each_model_is_asked_once_a_question():
+async def test_models_are_asked_alike():
+    """Probabilities, for which no token is forced, are asked for where a cascade looks at them and nowhere else."""
     pair = Pair()
     await run(pair)
     hosts = [host for host, _ in pair.bodies]
-    assert (hosts.count("large"), hosts.count("small")) == (12, 10), "one of six kinds never goes to the small one"
-    assert all(body["logprobs"] == (host == "small") for host, body in pair.bodies if "logprobs" in body)
+    assert (hosts.count("large"), hosts.count("small")) == (12, 16), "six of ten are judged by how sure it was"
+    assert all("tools" not in body and host == "small" for host, body in pair.bodies if "logprobs" in body)
+    plain = [body for host, body in pair.bodies if host == "small" and "logprobs" not in body]
+    assert len(plain) == 10, "one of six kinds never goes to the small one"
+
+
+async def test_three_tiers_at_their_prices():
+    urls = {"small": "http://small", "medium": "http://medium", "large": "http://large"}
+    async with TierServers(urls, transport=httpx.MockTransport(Pair())) as servers:
+        config = config_of(await servers.find_models())
+        measured = await measure_tiers(servers, config, mix(QUESTIONS, 2))
+    assert [tier.output_price for tier in config.tiers] == [4.0, 40.0, 400.0]
+    by_kind = {each.question.kind: each.choice.tier for each in measured.asked[RULES]}
+    assert by_kind == {
+        "call": "medium",
+        "classification": "small",
+        "extraction": "small",
+        "tool choice": "medium",
+        "qa": "medium",
+        "several calls": "large",
+    }
 
 
 async def test_an_unsure_small_model_is_not_believed():
-    ways = by_label(await run(Pair(logprob=-2.0)))
-    assert (ways[CASCADE].large_share, ways[CASCADE].num_discarded, ways[CASCADE].num_right) == (1, 10, 12)
+    measured = await run(Pair(logprob=-2.0))
+    assert (large_share(measured, CASCADE), measured.right(CASCADE)) == (1, 1)
 
 
 async def test_servers_that_fail():

@@ -7,12 +7,12 @@ from tests.chat.assembly.test_spans import WITH_TOOLS
 from tests.engine.tiny import TOKENIZER
 from tests.server.serving import CHATML
 
-from hotloop.chat.assembly.late import LateTools
 from hotloop.chat.assembly.tool_words import ToolWords
 from hotloop.chat.formats import choose_format
 from hotloop.core.errors import RequestError
 from hotloop.core.message import Message, Tool
 from hotloop.models.template import ChatTemplate
+from hotloop.stable.late import LateTools
 
 READ = Tool("read", 'Reads a "file".', {"type": "object", "properties": {"path": {"type": "string"}}})
 LIST = Tool("list", "", {"type": "object"})

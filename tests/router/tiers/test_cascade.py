@@ -135,7 +135,19 @@ async def test_a_good_answer_is_taken():
     assert cascaded.answer["choices"][0]["logprobs"] is None, "the client did not ask for them"
     assert (cascaded.choice.tier, cascaded.choice.reason, len(cascaded.attempts)) == ("s", "task qa", 1)
     [(name, body)] = script.asked
-    assert (name, body["model"], body["logprobs"], "stream" in body) == ("s", "s-model", True, False)
+    assert (name, body["model"], body["logprobs"], body["stream"]) == ("s", "s-model", True, True)
+
+
+async def test_an_answer_that_goes_on_is_taken_and_one_that_was_stopped_is_not() -> None:
+    replies = iter((Reply(answer(), doubt="mean logprob -3.00"), Reply(None, is_live=True)))
+
+    async def ask(tier: Tier, body: dict[str, Any]) -> Reply:
+        return next(replies)
+
+    cascaded = await cascade(TIERS, CascadeConfig(), TierChoice("s", "s-model", "default"), {"stream": True}, ask)
+    assert (cascaded.is_live, cascaded.answer) == (True, None)
+    assert cascaded.choice == TierChoice("m", "m-model", "s: mean logprob -3.00")
+    assert [each.tier.name for each in cascaded.attempts] == ["s"]
 
 
 async def test_it_goes_up_a_tier_at_a_time_and_leaves_the_largest_to_the_caller():

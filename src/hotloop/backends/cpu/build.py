@@ -43,13 +43,17 @@ _CPUS: Cpus = {
         "x86-64-v4": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
         "x86-64-v3": {"avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"},
     },
-    "aarch64": {"armv8.2-a+fp16+dotprod": {"asimdhp", "asimddp"}},
+    "aarch64": {
+        "armv8.2-a+fp16+dotprod+i8mm": {"asimdhp", "asimddp", "i8mm"},
+        "armv8.2-a+fp16+dotprod": {"asimdhp", "asimddp"},
+    },
     "arm64": {"apple-m1": set()},  # Apple's: all of its own have what is used
 }
 _ZIG_CPUS = {
     "x86-64-v4": "x86_64_v4",
     "x86-64-v3": "x86_64_v3",
     "armv8.2-a+fp16+dotprod": "generic+v8_2a+fullfp16+dotprod",
+    "armv8.2-a+fp16+dotprod+i8mm": "generic+v8_2a+fullfp16+dotprod+i8mm",
     "apple-m1": "apple_m1",
 }
 """What zig calls them, where that is not what gcc and clang do."""

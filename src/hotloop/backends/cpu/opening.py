@@ -97,12 +97,11 @@ def _check_memory(model: Model, config: EngineConfig, weight_format: WeightForma
     check_fits(model.name, {"weights": least}, free_bytes, have=f"this machine has only {gib(free_bytes)} free")
     formats: list[WeightFormat] = ["f32", "bf16", "int8", "int4"]
     formats += ["stored"] if is_quantised(model) else []
-    if weight_format not in formats:
-        formats.append(weight_format)
     takes = check_fits_cpu(
         model.name,
-        {each: held_bytes(model, choose_holding(each, precision)) for each in formats},
+        lambda weight_format: held_bytes(model, choose_holding(weight_format, precision)),
         weight_format,
+        formats,
         kv_bytes=parse_bytes(config.kv_memory),
         working_bytes=_working_bytes(model.spec, config),
         free_bytes=free_bytes,

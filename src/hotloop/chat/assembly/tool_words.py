@@ -8,16 +8,13 @@ import json
 import threading
 from collections.abc import Callable
 
-from hotloop.chat.assembly.late import LateTools
 from hotloop.chat.assembly.spans import num_common
 from hotloop.core.errors import RequestError
 from hotloop.core.lru import LruCache
 from hotloop.core.message import Tool
+from hotloop.stable.late import LateTools, word_late
 
 _MAX_CHARS = 2_000_000
-_ADDED = "From here on you can also call these functions:"
-_AGAIN = "From here on these functions can be called again:"
-_REMOVED = "From here on these functions can no longer be called:"
 _PROBE = Tool("example", "An example.", {"type": "object", "properties": {"key": {"type": "string"}}})
 
 Word = Callable[[tuple[Tool, ...]], str]
@@ -33,12 +30,7 @@ class ToolWords:
         self._lock = threading.Lock()
 
     def say(self, late: LateTools) -> str:
-        said = [f"{_ADDED}\n\n{self._describe(late.added)}"] if late.added else []
-        if late.again:
-            said.append(f"{_AGAIN} {', '.join(late.again)}")
-        if late.removed:
-            said.append(f"{_REMOVED} {', '.join(late.removed)}")
-        return "\n\n".join(said)
+        return word_late(late, self._describe)
 
     def _describe(self, tools: tuple[Tool, ...]) -> str:
         key = repr(tools)

@@ -47,13 +47,24 @@ _MAGIC = b"hotloopM"
 _HEADER = struct.Struct(f"<8s{KEY_BYTES}s32s")
 
 
+_TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+
+
 class AskedKv(msgspec.Struct, frozen=True):
     """What a server asks another for: the segments of a prompt from `begin` on."""
 
     layout: str
     salt: str
     begin: Annotated[int, msgspec.Meta(ge=0)]
-    tokens: list[Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]]
+    tokens: list[_TokenId]
+
+
+class SessionKv(msgspec.Struct, frozen=True):
+    """Where a session's next prompt goes on from."""
+
+    layout: str
+    salt: str
+    tokens: list[_TokenId]
 
 
 @dataclass(slots=True)
@@ -75,6 +86,8 @@ class _Move:
     keys: list[bytes]
     heard_at: float
     stream: "SegmentStream"
+    on_end: Callable[[int], None] | None = None
+    """Of one that nobody waits for yet: hears how many tokens are known here then."""
     num_placed: int = 0
     ahead: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(_MAX_AHEAD))
 
@@ -150,7 +163,14 @@ class KvMoves:
         self._moves: list[_Move] = []
         self._stats = MoveStats()
 
-    def fetch(self, request: Request) -> bool:
+    def take(self, request: Request, on_end: Callable[[int], None]) -> None:
+        """Have read what a request is going to need that has not come yet; `on_end` hears how many of its tokens are
+        known then, which are kept for it for a while."""
+        request.is_loading = self.fetch(request, on_end)
+        if not request.is_loading:
+            on_end(self._num_known(request))
+
+    def fetch(self, request: Request, on_end: Callable[[int], None] | None = None) -> bool:
         """Have read what the server has that a request names, and is not known here; whether the request waits."""
         source, tree = request.kv_source, self._scheduler.tree
         count = request.num_tokens // self.segments.num_tokens
@@ -163,7 +183,7 @@ class KvMoves:
         if num_gained < self._segment_blocks or not self._is_worth_it(count - begin, num_gained):
             return False
         keys = self.segments.keys(request.salt).first(count, token_ids)[begin:]
-        move = _Move(request, begin, keys, self._clock(), SegmentStream(source, self.segments))
+        move = _Move(request, begin, keys, self._clock(), SegmentStream(source, self.segments), on_end)
         self._moves.append(move)
         threading.Thread(target=self._read, args=(move, token_ids), name="hotloop-kv-move", daemon=True).start()
         return True
@@ -254,9 +274,15 @@ class KvMoves:
         if failure:
             request, url = move.request, move.stream.url
             log.warning("KV not moved: request=%s from=%s reason=%s", request.id, url, failure)
-        if move.request.has_held_prefix and not move.request.is_finished:
+        if move.on_end or (move.request.has_held_prefix and not move.request.is_finished):
             self._scheduler.sessions.keep(move.request)
         move.request.is_loading = False
+        if move.on_end:
+            move.on_end(self._num_known(move.request))
+
+    def _num_known(self, request: Request) -> int:
+        known = self._scheduler.tree.peek(request.token_ids, request.salt)
+        return len(known) * self._scheduler.block_size
 
 
 def render_header(key: bytes, data: memoryview) -> bytes:

@@ -7,12 +7,15 @@ their prompts are prefilled for as long as a step takes without them, or none ha
     owed_s  +=  row_s x (rows of guests) + (seconds of their chunks) - SHARE x took_s      with each step
 
 lean_s is how long a step takes without guests, and row_s how much longer for each row of theirs, both learnt from steps
-that prefill nothing. So an interactive answer takes 1 / (1 - SHARE) times as long as alone, and no guest is held for
-more than MAX_HELD steps. For MOMENT_S after the last interactive request chunks stay as short: if it is back, it waits
-for the end of one. Which tokens a request is given does not depend on whose rows are beside its own.
+that prefill nothing. What a step with all of them adds is owed from the beginning, so that a first token does not wait
+for it. An interactive answer then takes 1 / (1 - SHARE) times as long as alone, and no guest is held for more than
+MAX_HELD steps; one whose class has waited as long as it may begins all the same, with a token. For MOMENT_S after the
+last interactive request chunks stay as short: if it is back, it waits for the end of one. Which tokens a request is
+given does not depend on whose rows are beside its own.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from hotloop.core.request import Priority, Request
@@ -29,7 +32,7 @@ _MOST = 2.0  # times as long as expected: what took longer was disturbed, and co
 class GuestShare:
     """What guests owe to those beside whom they run; what they did not use of more than a step they do not get back."""
 
-    def __init__(self, *, is_on: bool) -> None:
+    def __init__(self) -> None:
         self.owed_s = 0.0
         self.lean_s = 0.0
         """0 until it is known."""
@@ -40,12 +43,16 @@ class GuestShare:
         """Whether who is less urgent than an interactive request has no row in this step."""
         self.chunks_s = math.inf
         """How long this step may prefill for less urgent requests."""
-        self._is_on = is_on
+        self._is_beside = False
         self._interactive_at = -math.inf
 
-    def begin(self, now: float, running: Iterable[Request]) -> None:
-        """A step begins, and these run."""
-        is_beside = self._is_on and any(each.rank == Priority.INTERACTIVE for each in running)
+    def begin(self, now: float, running: Iterable[Request], newcomers: Iterable[Request]) -> None:
+        """A step begins: these run, and these may begin with it."""
+        ranks = Counter(each.rank for each in running)
+        is_beside = ranks[Priority.INTERACTIVE] > 0 or any(each.priority == Priority.INTERACTIVE for each in newcomers)
+        if is_beside and not self._is_beside:
+            self.owed_s = self.row_s * (ranks.total() - ranks[Priority.INTERACTIVE])
+        self._is_beside = is_beside
         if is_beside:
             self._interactive_at = now
         may_join = (self.lean_s > 0 and self.owed_s <= 0) or self.num_held >= MAX_HELD
@@ -53,10 +60,12 @@ class GuestShare:
         is_short = self.lean_s > 0 and now - self._interactive_at <= MOMENT_S
         self.chunks_s = 0.0 if self.are_held else self.lean_s if is_short else math.inf
 
+    def let_go(self) -> None:
+        """Nobody is beside them in this step after all."""
+        self.are_held, self.chunks_s = False, math.inf
+
     def learn(self, parts: Sequence[Slice], took_s: float, budget: PrefillBudget) -> None:
         """A step of these took that long; one without interactive requests says nothing."""
-        if not self._is_on:
-            return
         guests = [part for part in parts if part.request.rank != Priority.INTERACTIVE]
         if len(guests) == len(parts):
             return

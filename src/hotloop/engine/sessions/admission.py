@@ -172,6 +172,11 @@ class Admission:
         self._known.pop(name, None)
         return True
 
+    def find_tail(self, name: str) -> "tuple[array[int], str] | None":
+        """The tokens of the last answer of one that is admitted, and their salt."""
+        session = self.admitted.get(name)
+        return session.tails[-1] if session and session.tails else None
+
     def take_lost(self) -> list[Session]:
         """Sessions displaced by new ones since this was last asked."""
         lost, self._lost = self._lost, []

@@ -8,9 +8,11 @@ import random
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from cachetools import FIFOCache
 
+from hotloop.core.lru import LruCache
 from hotloop.router.placement.index import HASH_BYTES, Match, PrefixIndex
 from hotloop.router.placement.policy import PlacementRequest, Policy, PromptDigest, ReplicaChoice, ReplicaView
 from hotloop.router.placement.pools import NO_POOLS, PoolRule
@@ -19,6 +21,7 @@ from hotloop.router.summary import AnswerSummary
 MAX_STARTS = 10_000
 """How many common beginnings of prompts are counted."""
 MAX_SESSIONS = 100_000
+_MAX_KEY_BYTES = 32 << 20
 OUTPUT_COST = 8.0
 """What a token to decode costs, in tokens to prefill."""
 LATELY = 1_000
@@ -74,6 +77,8 @@ class Placement:
         self._views: dict[str, ReplicaView] = {}
         self._most_tokens: dict[str, int] = {}
         self._pasts: FIFOCache[str, _Past] = FIFOCache(MAX_SESSIONS)
+        self._keys: LruCache[str, bytes] = LruCache(_MAX_KEY_BYTES)
+        """Of each session's last prompt."""
         self._gaps: OrderedDict[str, _Gap] = OrderedDict()
         self._seen_at = 0.0
         self._active: OrderedDict[str, tuple[str, float]] = OrderedDict()
@@ -115,6 +120,25 @@ class Placement:
             self._index.remove_replica(name)
             self._index.add_replica(name, self._to_blocks(view.capacity_tokens))
             view.held_tokens = 0
+
+    def sessions_at(self, name: str, most: int) -> list[str]:
+        """Those that were last there, the latest first."""
+        return [*islice((session for session, (home, _) in reversed(self._active.items()) if home == name), most)]
+
+    def next_home(self, among: Iterable[str]) -> str:
+        """Who is to have a session of a replica that goes: the one with the fewest; empty if there is none."""
+        views = [self._views[name] for name in among if name in self._views]
+        return min(views, key=lambda view: (view.num_sessions / view.weight, view.load)).name if views else ""
+
+    def hand_on(self, session: str, name: str) -> None:
+        """Another replica has what a session's last one had cached."""
+        past, key = self._pasts.get(session), self._keys.find(session)
+        if past is None or key is None or name not in self._views:
+            return
+        past.home = name
+        self._index.insert(name, key)
+        self._update_held(self._views[name])
+        self._arrive(session, name, self._seen_at)
 
     def place(
         self,
@@ -249,6 +273,7 @@ class Placement:
             past.home = view.name
             past.work_tokens += ticket.work_tokens
             past.num_tokens, past.num_blocks = prompt.num_tokens, len(prompt.key) // HASH_BYTES
+            self._keys.put(prompt.session, prompt.key, len(prompt.key) + len(prompt.session))
             self._arrive(prompt.session, view.name, now)
 
     def _reduce(self, ticket: Ticket, work_tokens: float) -> None:

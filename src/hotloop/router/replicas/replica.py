@@ -101,9 +101,11 @@ class Replica:
             headers[TENANT_HEADER] = tenant.vouch((self.config.api_key or "").encode())
         return list(headers.items())
 
-    def target(self, path: str, model: str) -> str:
+    def target(self, path: str, model: str, *, is_stream: bool = False) -> str:
         """Where it has a path of ours, for a model as it calls it. What is not below `/v1` is the same everywhere."""
-        return target_of(self.kind, path, model, self.config.api_version) if path.startswith("/v1/") else path
+        if not path.startswith("/v1/"):
+            return path
+        return target_of(self.kind, path, model, self.config.api_version, is_stream=is_stream)
 
     async def aclose(self) -> None:
         await self.upstream.aclose()

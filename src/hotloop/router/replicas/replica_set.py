@@ -10,6 +10,7 @@ import time
 from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from cachetools import FIFOCache
@@ -24,6 +25,7 @@ from hotloop.router.placement.policy import POLICIES
 from hotloop.router.placement.pools import PoolRule
 from hotloop.router.placement.state import ExactState
 from hotloop.router.replicas.breaker import RetryBudget
+from hotloop.router.replicas.handover import hand_on
 from hotloop.router.replicas.health import watch
 from hotloop.router.replicas.queue import RequestQueue
 from hotloop.router.replicas.replica import Replica, open_replica, open_requests, tokenize
@@ -303,6 +305,15 @@ class ReplicaSet:
         self._run_in_background(self._exact.remove_replica(replica.name))
         self._run_in_background(self._drain(replica))
 
+    def _takers(self, replica: Replica) -> list[Replica]:
+        """Who may have the sessions of a replica that drains: others of its models, of its pool if there are any."""
+        others = [
+            each
+            for each in self.replicas.values()
+            if each.state == "up" and each.kind is replica.kind and each.models.keys() >= replica.models.keys()
+        ]
+        return [each for each in others if each.config.pool == replica.config.pool] or others
+
     def _run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._background.add(task)
@@ -329,6 +340,8 @@ class ReplicaSet:
         """One that nobody can connect to keeps its connections: if it was told to stop, it finishes what it has."""
         if replica.state == "draining":
             log.info("replica draining: name=%s running=%d", replica.name, replica.num_running)
+            if self.config.router.move_kv and replica.kind.name == "hotloop":
+                self._run_in_background(hand_on(replica, self._placement, partial(self._takers, replica)))
         elif replica.state == "down":
             log.warning("replica down: name=%s running=%d reason=%s", replica.name, replica.num_running, replica.why)
             self._placement.forget_replica(replica.name)

@@ -1,7 +1,8 @@
 """Answers with the tier that was chosen, judges, and goes up a tier while the answer will not do.
 
-Only a whole answer can be judged, so all but the largest tier are asked for one; a client that wanted a stream gets it
-as one in the end (`render_stream`). The largest need not be judged: it is left to the caller to ask, who can stream it.
+Smaller tiers are asked for whole answers, which a client that wanted a stream gets as one in the end (`render_stream`);
+but free text is judged by its beginning, and told as it is written (`held`). The largest tier is not judged: it is left
+to the caller to ask, who can stream it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hotloop.router.tiers.config import CascadeConfig, Tier, TiersConfig
+from hotloop.router.tiers.held import may_stream
 from hotloop.router.tiers.judge import judge
 from hotloop.router.tiers.tiers import AskModel, Reply, TierChoice
 from hotloop.wire.sse import DONE, write_data
@@ -35,6 +37,8 @@ class Cascaded:
     answer: Mapping[str, Any] | None
     attempts: tuple[Attempt, ...] = ()
     """All that was asked, the answer's own last."""
+    is_live: bool = False
+    """Whether the answer goes on: whoever was asked has it."""
 
 
 async def cascade(
@@ -45,7 +49,9 @@ async def cascade(
     tier = tiers.tier(choice.tier)
     while above := tiers.above(tier.name):
         reply = await ask(tier, judged_body(request, tier.model, config))
-        doubt = judge(reply.answer, request, config)
+        if reply.is_live:
+            return Cascaded(choice, None, tuple(attempts), is_live=True)
+        doubt = reply.doubt or judge(reply.answer, request, config)
         attempts.append(Attempt(tier, reply, doubt))
         if not doubt and reply.answer is not None:
             return Cascaded(choice, strip_logprobs(reply.answer, request), tuple(attempts))
@@ -54,8 +60,10 @@ async def cascade(
 
 
 def judged_body(request: Mapping[str, Any], model: str, config: CascadeConfig) -> dict[str, Any]:
-    """The request for a whole answer that can be judged. Probabilities only if they matter: they cost shortcuts."""
-    body = {key: value for key, value in request.items() if key not in _OF_STREAMS}
+    """The request for an answer that can be judged: whole, or by its beginning. Probabilities only if they matter: they
+    cost shortcuts."""
+    left_out = () if may_stream(request, config) else _OF_STREAMS
+    body = {key: value for key, value in request.items() if key not in left_out}
     body["model"] = model
     if config.minds_confidence(request):
         body["logprobs"] = True

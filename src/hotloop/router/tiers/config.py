@@ -85,6 +85,9 @@ class CascadeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Mean over the tokens the model chose itself, below which an answer is of low confidence."""
     min_margin: float | None = None
     """If given: least lead of a token over the next likely one, over the least certain token of an answer."""
+    hold_tokens: Annotated[int, Meta(ge=0)] = 32
+    """Of free text that was asked for as a stream: after so many it is judged, and told from then on as it is written.
+    0: only at its end."""
     judge_calls: bool = False
     """Whether confidence counts where tools are offered as well: probabilities keep a hotloop from forcing tokens."""
 

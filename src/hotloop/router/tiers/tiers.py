@@ -29,6 +29,10 @@ class Reply:
 
     answer: Mapping[str, Any] | None
     latency_s: float = 0.0
+    doubt: str = ""
+    """Why it was not heard to its end."""
+    is_live: bool = False
+    """Whether it was judged by its beginning, will do, and goes on."""
 
     @property
     def usage(self) -> ApiUsage:

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from hotloop.core.errors import EngineClosed, HotloopError
-from hotloop.core.request import UNCOUNTED, Request, TokenEvent
+from hotloop.core.request import UNCOUNTED, KvSource, Request, TokenEvent
 from hotloop.engine.engine import Engine
 from hotloop.server.engine_client import read_kv
 from hotloop.server.fronts.hub import Hub
@@ -74,6 +74,8 @@ class EngineHost:
             "metrics": self._page,
             "close_session": self._close_session,
             "read_kv": self._read_kv,
+            "find_session": self._find_session,
+            "take_kv": self._take_kv,
             "drain": self._drain,
             "catch_up": self._catch_up,
             "counts": self._count_others,
@@ -264,6 +266,14 @@ class EngineHost:
     async def _read_kv(self, asked: Any) -> memoryview | None:
         salt, tokens = asked
         return await read_kv(self._engine, salt, array("i", tokens))
+
+    async def _find_session(self, name: Any) -> tuple[bytes, str] | None:
+        found = await asyncio.wrap_future(self._engine.find_session(str(name)))
+        return (found[0].tobytes(), found[1]) if found else None
+
+    async def _take_kv(self, offered: Any) -> int:
+        url, key, salt, tokens, session = offered
+        return await asyncio.wrap_future(self._engine.take_kv(KvSource(url, key), salt, array("i", tokens), session))
 
     async def _drain(self, timeout_s: Any) -> None:
         await self._engine.drain(float(timeout_s))

@@ -17,7 +17,7 @@ import msgspec
 
 from hotloop.core.config import ClassLimits, EngineConfig
 from hotloop.core.errors import DeviceLost, EngineClosed, HotloopError
-from hotloop.core.request import FinishReason, Request, TokenEvent, Usage, Wait
+from hotloop.core.request import FinishReason, KvSource, Request, TokenEvent, Usage, Wait
 from hotloop.core.retention import Hold
 from hotloop.core.sharing import UNSHARED, Sharing
 from hotloop.engine.core import OnEvents
@@ -186,6 +186,15 @@ class RemoteEngine:
     async def read_kv(self, salt: str, token_ids: "array[int]") -> memoryview | None:
         data: bytes | None = await self.ask("read_kv", (salt, token_ids.tobytes()))
         return None if data is None else memoryview(data)
+
+    async def find_session(self, name: str) -> "tuple[array[int], str] | None":
+        found = await self.ask("find_session", name)
+        return (array("i", found[0]), found[1]) if found else None
+
+    async def take_kv(self, source: KvSource, salt: str, token_ids: Sequence[int], session: str) -> int:
+        asked = source.url, source.key, salt, array("i", token_ids).tobytes(), session
+        num_known: int = await self.ask("take_kv", asked)
+        return num_known
 
     async def ask(self, what: str, value: Any = None) -> Any:
         """Raises what the answer failed with."""

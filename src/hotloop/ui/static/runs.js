@@ -3,6 +3,7 @@
 
 import { ask, follow } from "./api.js";
 import { el, empty, keepFocus, stack } from "./dom.js";
+import { choice, days } from "./fields.js";
 import { NONE, count, duration, longMoment, moment, money, percent, plural, short, shortId } from "./format.js";
 import { ticking } from "./live.js";
 import { Rows } from "./rows.js";
@@ -53,12 +54,13 @@ function filters(filter, list, signal) {
   const end = choice(ENDS, filter.get("end"), "How it ended");
   const slower = choice(SLOWER, filter.get("min_wall_s"), "How long it took");
   const since = choice(SINCE, filter.get("since_s"), "When it began");
+  const between = days(filter);
   const errors = el("input", { type: "checkbox" });
   errors.checked = filter.get("errors") === "1";
   const apply = () => {
     const next = new URLSearchParams();
     const values = { with: filter.get("with") ?? "", q: search.value.trim(), end: end.value, min_wall_s: slower.value, since_s: since.value,
-      errors: errors.checked ? "1" : "" };
+      ...between.asked(), errors: errors.checked ? "1" : "" };
     for (const [name, value] of Object.entries(values)) if (value) next.set(name, value);
     const query = next.toString();
     if (!next.has("with")) lastQuery = query;
@@ -68,14 +70,9 @@ function filters(filter, list, signal) {
   let timer = 0;
   signal.addEventListener("abort", () => clearTimeout(timer)); // else it would change the address of the next view
   search.addEventListener("input", () => { clearTimeout(timer); timer = setTimeout(apply, 150); });
-  for (const field of [end, slower, since, errors]) field.addEventListener("change", apply);
-  return el("div", { class: "filters", role: "search" }, search, end, slower, since, el("label", {}, errors, " with errors"),
+  for (const field of [end, slower, since, ...between.fields, errors]) field.addEventListener("change", apply);
+  return el("div", { class: "filters", role: "search" }, search, end, slower, since, between.element, el("label", {}, errors, " with errors"),
     el("span", { class: "grow" }), list.summary);
-}
-
-function choice(options, chosen, label) {
-  return el("select", { "aria-label": label },
-    options.map(([value, text]) => el("option", { value, selected: value === (chosen ?? "") }, text)));
 }
 
 class RunList {

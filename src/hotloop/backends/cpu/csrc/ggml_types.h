@@ -26,7 +26,7 @@ struct GgmlTypeInfo {
     bool has_halves, has_mins;
 };
 
-inline GgmlTypeInfo info_of(GgmlType kind) {
+constexpr GgmlTypeInfo info_of(GgmlType kind) {
     switch (kind) {
         case GgmlType::F32: return {32, 128, 8, 128, 255, false, false};
         case GgmlType::F16:
@@ -63,8 +63,23 @@ inline void set_scale(Group& g, float scale, float min) {
     g.mins[0] = g.mins[1] = min;
 }
 
+using GroupCodes = uint8_t __attribute__((vector_size(GROUP)));
+
+// Some bits of each of 32 bytes. Nothing shifts bytes: pairs of them are, and the mask leaves the right bits.
+inline GroupCodes bits_of(const uint8_t* from, int shift, uint8_t mask) {
+    using Pairs = uint16_t __attribute__((vector_size(GROUP)));
+    Pairs pairs;
+    memcpy(&pairs, from, sizeof(pairs));
+    return (GroupCodes)(pairs >> shift) & mask;
+}
+
+inline void set_codes(Group& g, GroupCodes codes) { memcpy(g.codes, &codes, sizeof(codes)); }
+
 inline void low_halves_first(const uint8_t* from, uint8_t* codes) {
-    for (int i = 0; i < 16; i++) codes[i] = from[i] & 15, codes[i + 16] = from[i] >> 4;
+    uint8_t both[GROUP];
+    memcpy(both, from, 16), memcpy(both + 16, from, 16);
+    const GroupCodes low = bits_of(both, 0, 15), high = bits_of(both, 4, 15);
+    memcpy(codes, &low, 16), memcpy(codes + 16, &high, 16);
 }
 
 inline void read_q4(const uint8_t* b, bool has_min, Group& g) {
@@ -76,7 +91,11 @@ inline void read_q5(const uint8_t* b, bool has_min, Group& g) {
     const uint8_t* high = b + (has_min ? 4 : 2);
     set_scale(g, read_half(b), has_min ? -read_half(b + 2) : 0.0f);
     low_halves_first(high + 4, g.codes);
-    for (int i = 0; i < GROUP; i++) g.codes[i] |= (high[i / 8] >> i % 8 & 1) << 4;
+    GroupCodes fifth, place;
+    for (int i = 0; i < GROUP; i++) fifth[i] = high[i / 8], place[i] = 1 << i % 8;
+    GroupCodes codes;
+    memcpy(&codes, g.codes, sizeof(codes));
+    set_codes(g, codes | ((GroupCodes)((fifth & place) != 0) & 16));
 }
 
 inline void read_q8(const uint8_t* b, Group& g) {
@@ -90,8 +109,8 @@ inline void read_q45_k(const uint8_t* b, int i, bool has_fifth, Group& g) {
     const int scale = i < 4 ? s[i] & 63 : (s[i + 4] & 15) | s[i - 4] >> 6 << 4;
     const int min = i < 4 ? s[i + 4] & 63 : s[i + 4] >> 4 | s[i] >> 6 << 4;
     set_scale(g, read_half(b) * scale, read_half(b + 2) * min);
-    for (int j = 0; j < GROUP; j++) g.codes[j] = low[j] >> i % 2 * 4 & 15;
-    for (int j = 0; has_fifth && j < GROUP; j++) g.codes[j] |= (high[j] >> i & 1) << 4;
+    const GroupCodes codes = bits_of(low, i % 2 * 4, 15);
+    set_codes(g, has_fifth ? codes | bits_of(high, i, 1) << 4 : codes);
 }
 
 inline void read_q6_k(const uint8_t* b, int i, Group& g) {
@@ -99,7 +118,7 @@ inline void read_q6_k(const uint8_t* b, int i, Group& g) {
     const auto* scales = (const int8_t*)b + 192 + 2 * i;
     set_scale(g, 0.0f, 0.0f);
     for (int half = 0; half < 2; half++) g.scales[half] = read_half(b + 208) * scales[half];
-    for (int j = 0; j < GROUP; j++) g.codes[j] = (low[j] >> i % 4 / 2 * 4 & 15) | (high[j] >> i % 4 * 2 & 3) << 4;
+    set_codes(g, bits_of(low, i % 4 / 2 * 4, 15) | bits_of(high, i % 4 * 2, 3) << 4);
 }
 
 inline void read_q2_k(const uint8_t* b, int i, Group& g) {
@@ -108,7 +127,7 @@ inline void read_q2_k(const uint8_t* b, int i, Group& g) {
         g.scales[half] = read_half(b + 80) * (scales[half] & 15);
         g.mins[half] = read_half(b + 82) * (scales[half] >> 4);
     }
-    for (int j = 0; j < GROUP; j++) g.codes[j] = low[j] >> i % 4 * 2 & 3;
+    set_codes(g, bits_of(low, i % 4 * 2, 3));
 }
 
 inline void read_q3_k(const uint8_t* b, int i, Group& g) {
@@ -118,7 +137,7 @@ inline void read_q3_k(const uint8_t* b, int i, Group& g) {
         const int at = 2 * i + half, scale = (s[at % 8] >> at / 8 * 4 & 15) | (s[8 + at % 4] >> at / 4 * 2 & 3) << 4;
         g.scales[half] = read_half(b + 108) * (scale - 32);
     }
-    for (int j = 0; j < GROUP; j++) g.codes[j] = (low[j] >> i % 4 * 2 & 3) | (high[j] >> i & 1) << 2;
+    set_codes(g, bits_of(low, i % 4 * 2, 3) | bits_of(high, i, 1) << 2);
 }
 
 alignas(16) constexpr uint8_t TABLE[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};  // of MXFP4
@@ -139,8 +158,8 @@ inline void read_floats(GgmlType kind, const uint8_t* from, int count, float* to
     if (kind == GgmlType::F32 || kind == GgmlType::FLOATS_TO_4) memcpy(to, from, count * sizeof(float));
     for (int i = 0; kind == GgmlType::F16 && i < count; i++) to[i] = read_half(from + 2 * i);
     for (int i = 0; kind == GgmlType::BF16 && i < count; i++) {
-        const uint8_t wide[4] = {0, 0, from[2 * i], from[2 * i + 1]};
-        memcpy(to + i, wide, sizeof(float));
+        const uint32_t wide = (uint32_t)(from[2 * i] | from[2 * i + 1] << 8) << 16;
+        memcpy(to + i, &wide, sizeof(float));
     }
 }
 
@@ -148,9 +167,14 @@ inline float as_half(float x) { return (float)(half)x; }
 
 // To the nearest codes, with scales as they are held.
 inline void round_floats(GgmlType kind, const uint8_t* from, Group& g) {
-    float numbers[GROUP], low = 0, high = 0;
+    float numbers[GROUP];
     read_floats(kind, from, GROUP, numbers);
-    for (float x : numbers) low = std::min(low, x), high = std::max(high, x);
+    Floats lows = {}, highs = {};
+    for (int i = 0; i < GROUP; i += NUM_LANES) {
+        const Floats some = load_floats(numbers + i);
+        lows = some < lows ? some : lows, highs = some > highs ? some : highs;
+    }
+    const float low = -largest_of(-lows), high = largest_of(highs);
     const bool is_narrow = kind == GgmlType::FLOATS_TO_4;
     set_scale(g, as_half(is_narrow ? (high - low) / 15 : std::max(high, -low) / 127), as_half(is_narrow ? -low : 0.0f));
     const float inverse = g.scales[0] > 0 ? 1 / g.scales[0] : 0.0f, least = is_narrow ? 0 : -127, most = is_narrow ? 15 : 127;
@@ -158,8 +182,8 @@ inline void round_floats(GgmlType kind, const uint8_t* from, Group& g) {
         g.codes[i] = (uint8_t)(std::nearbyint(std::clamp((numbers[i] + g.mins[0]) * inverse, least, most)) + (is_narrow ? 0 : 128));
 }
 
-// Numbers [32 i, 32 i + 32) of a row.
-inline void read_group(GgmlType kind, const uint8_t* row, int i, Group& g) {
+// Numbers [32 i, 32 i + 32) of a row. Inlined: where the kind is known when it is compiled, only its own reading is left.
+inline __attribute__((always_inline)) void read_group(GgmlType kind, const uint8_t* row, int i, Group& g) {
     const GgmlTypeInfo info = info_of(kind);
     const int per_block = info.block_items / GROUP, at = i % per_block;
     const uint8_t* block = row + (size_t)(i / per_block) * info.block_bytes;
@@ -180,11 +204,35 @@ inline void read_group(GgmlType kind, const uint8_t* row, int i, Group& g) {
     }
 }
 
+template <typename Work>
+void with_kind(GgmlType kind, Work work) {
+    switch (kind) {
+        case GgmlType::F32: return work.template operator()<GgmlType::F32>();
+        case GgmlType::F16: return work.template operator()<GgmlType::F16>();
+        case GgmlType::BF16: return work.template operator()<GgmlType::BF16>();
+        case GgmlType::FLOATS_TO_4: return work.template operator()<GgmlType::FLOATS_TO_4>();
+        case GgmlType::MXFP4: return work.template operator()<GgmlType::MXFP4>();
+        case GgmlType::Q4_0: return work.template operator()<GgmlType::Q4_0>();
+        case GgmlType::Q4_1: return work.template operator()<GgmlType::Q4_1>();
+        case GgmlType::Q5_0: return work.template operator()<GgmlType::Q5_0>();
+        case GgmlType::Q5_1: return work.template operator()<GgmlType::Q5_1>();
+        case GgmlType::Q8_0: return work.template operator()<GgmlType::Q8_0>();
+        case GgmlType::Q2_K: return work.template operator()<GgmlType::Q2_K>();
+        case GgmlType::Q3_K: return work.template operator()<GgmlType::Q3_K>();
+        case GgmlType::Q4_K: return work.template operator()<GgmlType::Q4_K>();
+        case GgmlType::Q5_K: return work.template operator()<GgmlType::Q5_K>();
+        case GgmlType::Q6_K: return work.template operator()<GgmlType::Q6_K>();
+    }
+}
+
 // What no number of a group is larger than.
 inline float bound_of(const Group& g, const GgmlTypeInfo& info) {
     float bound = 0;
-    for (int half = 0; half < 2; half++)
-        for (int code : {0, info.most}) bound = std::max(bound, std::abs(g.scales[half] * (code - info.center) - g.mins[half]));
+    for (int half = 0; half < 2; half++) {
+        const float first = g.scales[half] * -info.center - g.mins[half];
+        const float last = g.scales[half] * (info.most - info.center) - g.mins[half];
+        bound = std::max(bound, std::max(std::abs(first), std::abs(last)));
+    }
     return bound;
 }
 

@@ -57,26 +57,62 @@ void round_row(GroupedRows& rows, int i, const Row& row) {
 template <int NUM_ROWS, bool HAS_HALVES, bool HAS_MINS, bool HAVE_EIGHT>
 struct Block {
     static constexpr int NUM = LANE_BYTES == 16 ? 2 : 1, COLUMNS = NUM * NUM_LANES;
+#if defined(HAS_PAIR_PRODUCTS)
+    static constexpr int NUM_SUMS = NUM_ROWS + NUM_ROWS % 2;
+#else
+    static constexpr int NUM_SUMS = NUM_ROWS;
+#endif
     const Unpacked& w;
     const RowGroup* const* rows;
     int column;
     Floats totals[NUM_ROWS][NUM];
-    Words sums[NUM_ROWS][NUM];
+    Words sums[NUM_SUMS][NUM];
 
+#if defined(HAS_PAIR_PRODUCTS)
+    // Those of two rows over the same two columns stand side by side until `part_rows`.
+    void dot_half(const Code* codes, const Sixteen* x) {
+        for (int r = 0; r < NUM_SUMS; r += 2) {
+            const Sixteen &even = x[r], &odd = x[std::min(r + 1, NUM_ROWS - 1)];
+            const Sixteen eights[2] = {first_halves(even, odd), second_halves(even, odd)};
+            for (int i = 0; i < 2; i++)
+                for (int n = 0; n < NUM; n++) {
+                    const Code* four = codes + i * STRIP * 8 + (column + n * NUM_LANES) * 8;
+                    sums[r][n] = dot_pairs(sums[r][n], load_codes(four), eights[i]);
+                    sums[r + 1][n] = dot_pairs(sums[r + 1][n], load_codes(four + LANE_BYTES), eights[i]);
+                }
+        }
+    }
+
+    void part_rows() {
+        for (int r = 0; r < NUM_SUMS; r += 2)
+            for (int n = 0; n < NUM; n++) {
+                const Words first = sums[r][n], second = sums[r + 1][n];
+                sums[r][n] = first_halves(first, second), sums[r + 1][n] = second_halves(first, second);
+            }
+    }
+#else
     template <int I>
     void dot_four(const Code* codes, const Sixteen* x) {
         for (int n = 0; n < NUM; n++) {
-            const Codes four = load_codes(codes + I * STRIP * 4 + n * LANE_BYTES);
+            const Codes four = load_codes(codes + I * STRIP * 4 + column * 4 + n * LANE_BYTES);
             for (int r = 0; r < NUM_ROWS; r++) sums[r][n] = dot<I, HAVE_EIGHT>(sums[r][n], four, x[r]);
         }
     }
 
+    void dot_half(const Code* codes, const Sixteen* x) {
+        dot_four<0>(codes, x), dot_four<1>(codes, x), dot_four<2>(codes, x), dot_four<3>(codes, x);
+    }
+
+    void part_rows() {}
+#endif
+
     void begin() {
-        for (int r = 0; r < NUM_ROWS; r++)
-            for (int n = 0; n < NUM; n++) sums[r][n] = Words{} + FIRST;
+        for (auto& own : sums)
+            for (Words& sum : own) sum = Words{} + FIRST;
     }
 
     void end(int group, int half) {
+        part_rows();
         for (int n = 0; n < NUM; n++) {
             const Floats scale = load_floats(&w.scales[group][half * STRIP + column + n * NUM_LANES]);
             for (int r = 0; r < NUM_ROWS; r++)
@@ -98,8 +134,7 @@ struct Block {
             Sixteen x[NUM_ROWS];
             for (int r = 0; r < NUM_ROWS; r++) x[r] = load_sixteen(rows[r][group].bytes + half * 16);
             if (HAS_HALVES || half == 0) begin();
-            const Code* codes = w.codes[group][half * 4] + column * 4;
-            dot_four<0>(codes, x), dot_four<1>(codes, x), dot_four<2>(codes, x), dot_four<3>(codes, x);
+            dot_half(w.codes[group][half * 4], x);
             if (HAS_HALVES || half == 1) end(group, HAS_HALVES ? half : 0);
         }
         for (int half = 0; (HAS_MINS || !IS_SIGNED) && half < (HAS_HALVES ? 2 : 1); half++) subtract_mins(group, half);

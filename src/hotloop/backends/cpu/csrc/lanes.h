@@ -216,6 +216,25 @@ inline Words dot(Words sum, Codes codes, Sixteen x) {
     return vdotq_laneq_s32(sum, (int8x16_t)codes, x, I);
 }
 
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+
+#define HAS_PAIR_PRODUCTS
+
+// Eight neighbours of two rows times those of two columns, added to the first row's two sums and to the second's.
+inline Words dot_pairs(Words sums, Codes columns, Sixteen rows) { return vmmlaq_s32(sums, rows, (int8x16_t)columns); }
+
+template <typename T>
+inline T first_halves(T a, T b) {
+    return (T)vzip1q_s64((int64x2_t)a, (int64x2_t)b);
+}
+
+template <typename T>
+inline T second_halves(T a, T b) {
+    return (T)vzip2q_s64((int64x2_t)a, (int64x2_t)b);
+}
+
+#endif
+
 #else
 
 struct Sixteen {

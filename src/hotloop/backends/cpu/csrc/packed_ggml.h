@@ -46,7 +46,7 @@ void with_codes(const GgmlTypeInfo& info, Work work) {
 }
 
 // Some groups of a strip, ready to be multiplied with: codes are less their center if they are signed, else mins are more
-// by what the center stands for.
+// by what the center stands for. Where products are of pairs, two words of a column stand side by side.
 struct Unpacked {
     static constexpr int MAX_GROUPS = 16;
     alignas(64) Code codes[MAX_GROUPS][WORD_ROWS][STRIP * 4];
@@ -54,40 +54,50 @@ struct Unpacked {
 };
 
 // Codes of a group, a byte each, to the bits they take.
-inline void pack_codes(const uint8_t (*codes)[STRIP * 4], int bits, uint8_t* to) {
-    if (bits == 8) {
+template <int BITS>
+inline void pack_codes(const uint8_t (*codes)[STRIP * 4], uint8_t* to) {
+    if (BITS == 8) {
         memcpy(to, codes, GROUP_CODES);
         return;
     }
     for (int row = 0; row < 4; row++)
         for (int i = 0; i < STRIP * 4; i++) to[row * 64 + i] = (codes[row][i] & 15) | codes[row + 4][i] << 4;
-    for (int row = 0; row < WORD_ROWS; row++) {
-        uint8_t* high = to + 256 + (bits == 6 ? row / 4 * 64 : 0);
-        const int shift = bits == 6 ? row % 4 * 2 : row;
-        for (int i = 0; bits > 4 && i < STRIP * 4; i++) high[i] |= codes[row][i] >> 4 << shift;
+    for (int row = 0; BITS > 4 && row < WORD_ROWS; row++) {
+        uint8_t* high = to + 256 + (BITS == 6 ? row / 4 * 64 : 0);
+        const int shift = BITS == 6 ? row % 4 * 2 : row;
+        for (int i = 0; i < STRIP * 4; i++) high[i] |= codes[row][i] >> 4 << shift;
     }
+}
+
+template <GgmlType KIND>
+void pack_strip(const Strip& strip, const uint8_t* const* rows, int num_groups, float* byte_scales) {
+    constexpr GgmlTypeInfo info = info_of(KIND);
+    constexpr int NUM_PARTS = info.has_halves ? 2 : 1;
+    uint8_t codes[WORD_ROWS][STRIP * 4] = {};
+    half scales[2][NUM_PARTS][STRIP] = {};
+    float bounds[STRIP] = {};
+    Group g;
+    for (int i = 0; i < num_groups; i++) {
+        for (int column = 0; column < STRIP; column++) {
+            if (!rows[column]) continue;
+            read_group(KIND, rows[column], i, g);
+            bounds[column] = std::max(bounds[column], bound_of(g, info));
+            for (int part = 0; part < NUM_PARTS; part++)
+                scales[0][part][column] = (half)g.scales[part], scales[1][part][column] = (half)g.mins[part];
+            for (uint8_t& code : g.codes) code = info.bits == BY_TABLE ? place_in_table(code) : code;
+            for (int row = 0; row < WORD_ROWS; row++) memcpy(codes[row] + column * 4, g.codes + row * 4, 4);
+        }
+        uint8_t* to = strip.at + (size_t)i * strip.group_bytes();
+        memcpy(to, scales, strip.code_offset());
+        pack_codes<info.bits % 16>(codes, to + strip.code_offset());
+    }
+    for (int column = 0; column < STRIP; column++) byte_scales[column] = std::max(byte_scales[column], bounds[column] / 127.0f);
 }
 
 // rows: those of the file that the columns are, null where a column only fills up. The memory has to be zero.
 // byte_scales: what a column has to be divided by to fit into bytes
 inline void pack_strip(const Strip& strip, GgmlType kind, const uint8_t* const* rows, int num_groups, float* byte_scales) {
-    Group g;
-    for (int i = 0; i < num_groups; i++) {
-        uint8_t codes[WORD_ROWS][STRIP * 4] = {}, *to = strip.at + (size_t)i * strip.group_bytes();
-        half* scales = (half*)to;
-        for (int column = 0; column < STRIP; column++) {
-            if (!rows[column]) continue;
-            read_group(kind, rows[column], i, g);
-            byte_scales[column] = std::max(byte_scales[column], bound_of(g, strip.info) / 127.0f);
-            for (int part = 0; part < (strip.info.has_halves ? 2 : 1); part++) {
-                scales[part * STRIP + column] = (half)g.scales[part];
-                if (strip.info.has_mins) scales[strip.num_scales() + part * STRIP + column] = (half)g.mins[part];
-            }
-            for (uint8_t& code : g.codes) code = strip.info.bits == BY_TABLE ? place_in_table(code) : code;
-            for (int row = 0; row < WORD_ROWS; row++) memcpy(codes[row] + column * 4, g.codes + row * 4, 4);
-        }
-        pack_codes(codes, strip.info.bits % 16, to + strip.code_offset());
-    }
+    with_kind(kind, [&]<GgmlType KIND>() { pack_strip<KIND>(strip, rows, num_groups, byte_scales); });
 }
 
 // Codes of one piece of word rows ROW and ROW + 4: columns side by side, as many as a register has.
@@ -134,6 +144,19 @@ inline void unpack_codes(const Strip& strip, const uint8_t* group, Code (*to)[ST
     }
 }
 
+#if defined(HAS_PAIR_PRODUCTS)
+inline void pair_words(Code (*codes)[STRIP * 4]) {
+    for (int row = 0; row < WORD_ROWS; row += 2) {
+        int32x4x2_t words[STRIP / 4];
+        for (int i = 0; i < STRIP / 4; i++) {
+            const int32_t *even = (const int32_t*)codes[row] + i * 4, *odd = (const int32_t*)codes[row + 1] + i * 4;
+            words[i] = {vld1q_s32(even), vld1q_s32(odd)};
+        }
+        for (int i = 0; i < STRIP / 4; i++) vst2q_s32((int32_t*)codes[row] + i * 8, words[i]);
+    }
+}
+#endif
+
 inline void unpack(const Strip& strip, int first, int count, Unpacked& to) {
     const int num_scales = strip.num_scales();
     const float center = IS_SIGNED ? 0 : strip.info.center;
@@ -146,5 +169,8 @@ inline void unpack(const Strip& strip, int first, int count, Unpacked& to) {
             store_floats(&to.mins[i][j], strip.info.has_mins ? load_floats(scales + num_scales + j) : scale * center);
         }
         unpack_codes(strip, group, to.codes[i]);
+#if defined(HAS_PAIR_PRODUCTS)
+        pair_words(to.codes[i]);
+#endif
     }
 }

@@ -13,7 +13,7 @@ it, the place is remembered, by what the user and the tools had said by then.
 
 import hashlib
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import NamedTuple
@@ -26,6 +26,9 @@ _MAX_CHARS = 4_000_000  # of tools that are remembered
 _MAX_PLACES = 2_000_000  # bytes, of where they stand
 _MAX_NAMED = 5
 _SIZE = 16
+_ADDED = "From here on you can also call these functions:"
+_AGAIN = "From here on these functions can be called again:"
+_REMOVED = "From here on these functions can no longer be called:"
 
 Tools = tuple[Tool, ...]
 Late = Mapping[int, "LateTools"]
@@ -130,6 +133,15 @@ def tell_late(late: Late) -> tuple[str, ...]:
         if change.removed:
             told.append(f"tools: that {name_some(change.removed)} went is told behind messages[{i}]")
     return tuple(told)
+
+
+def word_late(late: LateTools, describe: Callable[[Tools], str]) -> str:
+    said = [f"{_ADDED}\n\n{describe(late.added)}"] if late.added else []
+    if late.again:
+        said.append(f"{_AGAIN} {', '.join(late.again)}")
+    if late.removed:
+        said.append(f"{_REMOVED} {', '.join(late.removed)}")
+    return "\n\n".join(said)
 
 
 class ToolHistory:

@@ -12,13 +12,13 @@ from tests.chat.speaking import QWEN
 from tests.engine.tiny import TOKENIZER
 from tests.server.serving import CHATML
 
-from hotloop.chat.assembly.late import LateTools, ToolHistory, all_at_once, join_late, place_marked, tell_late
 from hotloop.chat.formats import choose_format
 from hotloop.chat.prompt import ChatInput, Prompts
 from hotloop.core.config import ServerConfig
 from hotloop.core.message import Message, Tool, ToolCall
 from hotloop.models.template import ChatTemplate
 from hotloop.models.tokenizer import Tokenizer
+from hotloop.stable.late import LateTools, ToolHistory, all_at_once, join_late, place_marked, tell_late
 
 
 def tool(name: str, about: str = "") -> Tool:
