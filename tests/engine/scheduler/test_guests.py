@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.backends.device import NullDevice
-from tests.engine.tiny import PROMPTS, SIZE, Listener, greedy, make_engine, make_request, run_alone
+from tests.engine.tiny import BLOCK_SIZE, PROMPTS, SIZE, Listener, greedy, make_engine, make_request, run_alone
 from tests.engine.turning import Loop, make_scheduler, prompt
 
+from hotloop.core.config import EngineConfig
 from hotloop.core.request import Priority, Request
 from hotloop.engine.scheduler.guests import MAX_HELD, SHARE
 from hotloop.engine.scheduler.prefill_budget import MOMENT_S, prefills_of
@@ -72,6 +73,44 @@ def test_prompts_of_guests_are_of_their_share() -> None:
         turn(loop)
     assert loop.now - began_at == pytest.approx(200 * (STEP_S + ROW_S) / (1 - SHARE), rel=0.05)
     assert long.num_computed > 0
+
+
+def test_a_first_token_does_not_wait_for_guests() -> None:
+    loop = on_cpu()
+    guests = decoding(loop, 8)
+    for _ in range(30):
+        turn(loop)
+    loop.finish(loop.scheduler.running["user"])
+    turn(loop)
+    loop.add("another", prompt(6, 20_000))
+    assert turn(loop) == {"another"}
+    before = [each.num_output for each in guests]
+    for _ in range(20):
+        turn(loop)
+    assert [each.num_output for each in guests] > before, "they are held, and not for ever"
+
+
+def test_who_is_due_beside_an_interactive_request_begins_with_a_token() -> None:
+    loop = on_cpu()
+    decoding(loop, 8)
+    for _ in range(10):
+        turn(loop)
+    late = [loop.add(f"late {i}", prompt(60, 1000 * (i + 2)), Priority.BACKGROUND) for i in range(2)]
+    arrived_at = loop.now
+    while not late[0].num_computed:
+        turn(loop)
+    assert loop.now - arrived_at <= EngineConfig().background_wait_s + 2 * (STEP_S + 10 * ROW_S)
+    assert all(1 <= each.num_computed < BLOCK_SIZE for each in late)
+
+
+def test_guests_go_on_where_an_interactive_request_is_not_let_in() -> None:
+    loop = on_cpu(num_blocks=12)
+    loop.add("urgent", prompt(30), Priority.WORKFLOW).rank = Priority.INTERACTIVE
+    loop.add("guest", prompt(4, 100), Priority.BACKGROUND)
+    while len(turn(loop)) < 2:
+        pass
+    loop.add("large", prompt(40, 1000))
+    assert all(turn(loop) for _ in range(5))
 
 
 def test_without_an_interactive_request_all_decode() -> None:
