@@ -102,6 +102,15 @@ def test_what_a_client_marks_and_what_is_no_function_stays_in_the_list(tools: An
     assert sent["messages"] == SECOND
 
 
+def test_strict_tools_are_listed_where_others_would_be_words() -> None:
+    tools = [SHAPES["responses"](name) | {"strict": True} for name in "ab"]
+    stabiliser = Stabiliser()
+    put(stabiliser, "responses", FIRST, "", tools=tools[:1])
+    sent, changes = put(stabiliser, "responses", SECOND, "", tools=tools)
+    assert names_of(sent) == "ab"
+    assert "late_tools" not in str(changes)
+
+
 def test_each_scope_and_system_text_has_a_history_of_its_own() -> None:
     stabiliser = Stabiliser()
     put(stabiliser, "messages", FIRST, "a", system="One.")

@@ -26,12 +26,14 @@ class BodyTools:
         self._history = ToolHistory()
 
     def settle(
-        self, tools: Sequence[Json], messages: Sequence[Message], *, scope: str
+        self, tools: Sequence[Json], messages: Sequence[Message], way: LateWay, *, scope: str
     ) -> tuple[list[Json], dict[int, LateTools]]:
         """The tools for the head, and by message those that are told behind it. A client that says itself what comes
-        late is left alone, and what is no function stays in the head."""
+        late is left alone, what is no function stays in the head, and so do all where some are strict and others would
+        only be told in words: what enforces the former lets nobody call the latter."""
         functions = [tool for tool in tools if is_function(tool)]
-        if any("defer_loading" in tool for tool in tools) or not functions:
+        is_strict = way == "words" and any(_function_of(tool).get("strict") is True for tool in functions)
+        if is_strict or any("defer_loading" in tool for tool in tools) or not functions:
             return [*tools], {}
         head, late = self._history.settle(messages, tuple(map(_as_tool, functions)), scope=scope)
         mark = {"cache_control": tools[-1]["cache_control"]} if "cache_control" in tools[-1] else {}

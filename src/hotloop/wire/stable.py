@@ -153,7 +153,7 @@ class Stabiliser:
             return ()
         slots = [*system, *(_said_slots(api, body) if news or way else ())]
         messages = stripped + tuple(slot.message for slot in slots[len(system) :])
-        late = self._settle_tools(body, messages, scope, fields) if way else {}
+        late = self._settle_tools(body, messages, scope, fields, way) if way else {}
         messages = self._nonces.move(messages, news, scope=scope) if news else messages
         if way == "words":
             messages = tuple(_with_tools(message, late.get(i)) for i, message in enumerate(messages))
@@ -171,12 +171,12 @@ class Stabiliser:
         return changes + tell_changes(late)
 
     def _settle_tools(
-        self, body: Json, messages: tuple[Message, ...], scope: str, fields: Json
+        self, body: Json, messages: tuple[Message, ...], scope: str, fields: Json, way: LateWay
     ) -> Mapping[int, LateTools]:
         given = body.get("tools")
         if not isinstance(given, list) or not given or not all(isinstance(tool, dict) for tool in given):
             return {}
-        head, late = self._late.settle(given, messages, scope=scope)
+        head, late = self._late.settle(given, messages, way, scope=scope)
         in_order = sort_tools({"tools": head})["tools"]
         if in_order != given:
             fields["tools"] = body["tools"] = in_order

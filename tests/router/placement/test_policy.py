@@ -384,6 +384,17 @@ def test_conversations_with_the_same_system_prompt_are_spread(num_first: int, *,
     assert max(counts.values()) <= 1.25 * counts.total() / 3
 
 
+def test_a_session_moves_to_no_replica_that_has_more_than_its_share() -> None:
+    views = [ReplicaView(name) for name in "abc"]
+    for view, num_sessions, work_tokens in zip(views, (4, 5, 3), (90_000.0, 0.0, 10.0), strict=True):
+        view.num_sessions, view.work_tokens = num_sessions, work_tokens
+    views[0].is_home, views[0].matched_tokens = True, 4000
+    moving = PlacementRequest(4100, "s", past_tokens=4100.0)
+    assert prefix(views, moving).name == "c", "b has less to do, but five of twelve sessions"
+    views[0].work_tokens = 0.0
+    assert prefix(views, moving).name == "a"
+
+
 def test_what_others_give_a_replica_counts() -> None:
     placement = Placement(least_load, block_tokens=128, seed=0)
     for name in "ab":

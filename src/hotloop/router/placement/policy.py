@@ -148,13 +148,13 @@ POLICIES: Mapping[str, Policy] = {
 
 
 def _below_share(views: Sequence[ReplicaView], placing: PlacementRequest) -> Sequence[ReplicaView]:
-    """Where a new session may go: what many begin with draws them all to one replica, and they stay. As long as there
-    are hardly any, each goes where it is cheapest."""
-    num_sessions = 1 + sum([view.num_sessions for view in views])
-    if not placing.session or any(view.is_home for view in views) or num_sessions < 2 * len(views):
+    """Where a session may go that is new, or moves: what many begin with draws them all to one replica, and they stay.
+    As long as there are hardly any, each goes where it is cheapest."""
+    num_sessions = sum([view.num_sessions for view in views]) + (not any(view.is_home for view in views))
+    if not placing.session or num_sessions < 2 * len(views):
         return views
     fair = MAX_SHARE * num_sessions / sum([view.weight for view in views])
-    return [view for view in views if view.num_sessions + 1 <= fair * view.weight] or views
+    return [view for view in views if view.is_home or view.num_sessions + 1 <= fair * view.weight] or views
 
 
 def _cost(view: ReplicaView, placing: PlacementRequest, mean_load: float) -> float:
