@@ -91,12 +91,11 @@ def measure_priority(bench: Bench) -> Result:
     classes = ["background"] * scale.num_workers + ["workflow"] * scale.num_sub_agents
     kind = {"num_turns": scale.num_user_turns, "num_output": 16, "system_chars": 3000}
     user, *jobs = generate_jobs(num_jobs=len(classes) + 1, **kind)
-    one_class: Fleet = [(job, "interactive") for job in jobs]
     ways: Mapping[str, Fleet] = {
-        "unbatched": one_class,
+        "unbatched": [(job, "interactive") for job in jobs],
         "alone": [],
         "classes": list(zip(jobs, classes, strict=True)),
-        "one class": one_class,
+        "one class": [(job, "interactive") for job in jobs],
     }
 
     async def run(url: str) -> dict[str, list[Shared]]:
