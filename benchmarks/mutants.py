@@ -52,7 +52,7 @@ _SCHEDULER = _engine(
     "scheduler/scheduler_steps", "scheduler/scheduler_memory", "scheduler/prompt_order", "scheduler/scheduler"
 )
 _DRAFTING = [f"tests/engine/drafting/test_{name}.py" for name in ("worth", "payoff", "speculation")]
-_PLACEMENT = [f"tests/router/placement/test_{name}.py" for name in ("policy", "index")]
+_PLACEMENT = [f"tests/router/placement/test_{name}.py" for name in ("policy", "index", "placement")]
 TESTS: Mapping[str, list[str]] = {
     "engine/kvcache/blocks.py": _kvcache("blocks", "radix"),
     "engine/kvcache/node.py": _kvcache("radix", "recurrent_places", "radix_host", "recurrent"),
@@ -67,13 +67,16 @@ TESTS: Mapping[str, list[str]] = {
     "engine/scheduler/scheduler.py": _SCHEDULER,
     "engine/drafting/payoff.py": _DRAFTING,
     "engine/drafting/speculation.py": _DRAFTING,
-    "router/placement/index.py": _PLACEMENT[::-1],
+    "router/placement/index.py": _PLACEMENT[1::-1],
     "router/placement/placement.py": _PLACEMENT,
     "chat/assembly/splice.py": ["tests/chat/assembly/test_splice.py", "tests/core/test_lru.py"],
     "trace/ledger.py": ["tests/trace/test_ledger.py", "tests/trace/test_ledger_givers.py"],
-    "agent/tools/dispatch.py": ["tests/agent/tools/test_dispatch.py", "tests/agent/test_run.py"],
+    "agent/tools/dispatch.py": [
+        f"tests/agent/{name}.py" for name in ("tools/test_dispatch", "tools/test_results", "test_run")
+    ],
 }
 _SHARED_AGAIN = "whole blocks that are shared already are shared once more, which does nothing"
+_AS_LONG_AS_BEFORE = "a step that took as long as was known teaches nothing, whatever its share"
 _NO_PLACE_AHEAD = "one that is past its prompt is compared for nothing: no place in it lies ahead"
 EQUIVALENT: Mapping[str, str] = {
     "engine/scheduler/scheduler.py: request.num_settled // self.block_size > part.begin // self.block_size -> "
@@ -81,6 +84,7 @@ EQUIVALENT: Mapping[str, str] = {
     "engine/scheduler/scheduler.py: request.num_settled // self.block_size -> request.num_settled * self.block_size": (
         _SHARED_AGAIN
     ),
+    "engine/drafting/payoff.py: duration_s < before_s -> duration_s <= before_s": _AS_LONG_AS_BEFORE,
     "engine/scheduler/scheduler.py: room <= 0 -> room < 0": (
         "one that runs may adopt what is cached a step earlier; it computes nothing, for there is no room"
     ),

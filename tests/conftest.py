@@ -72,8 +72,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--apart", action="store_true", help="Have a link between servers and their engines.")
     parser.addoption("--fronts", type=int, default=1, help="How many servers each engine has.")
     parser.addoption("--random-calls", type=int, default=400, help="How many calls a random model makes.")
+    parser.addoption("--kills", type=int, default=12, help="At how many moments processes of agents are killed.")
 
 
 @pytest.fixture(scope="session")
 def num_random_calls(pytestconfig: pytest.Config) -> int:
     return int(pytestconfig.getoption("--random-calls"))
+
+
+@pytest.fixture(scope="session")
+def num_kills(pytestconfig: pytest.Config) -> int:
+    return int(pytestconfig.getoption("--kills"))

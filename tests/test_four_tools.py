@@ -44,7 +44,7 @@ class Server(ChatServer):
         if not calls:
             self.has_paid.set()
             if self.hold:
-                self.hold.wait(60)
+                self.hold.wait()
             return "Ordered."
         salt = len(body["messages"])
         return [
@@ -83,7 +83,7 @@ def start(name: str, url: str, folder: Path) -> "subprocess.Popen[str]":
 def test_each_does_its_work(name: str, serve: Serve, tmp_path: Path):
     server = serve()
     with start(name, server.url, tmp_path) as process:
-        said, errors = process.communicate(timeout=60)
+        said, errors = process.communicate()
     assert said == "Ordered.\n", errors
     assert (tmp_path / "effects").read_text() == "paid 5\n"
 
@@ -94,13 +94,13 @@ def test_what_each_does_after_it_was_killed(name: str, serve: Serve, tmp_path: P
     hold = threading.Event()
     held = serve(hold)
     with start(name, held.url, tmp_path) as process:
-        assert held.has_paid.wait(60), process.communicate()
+        assert held.has_paid.wait(600), process.communicate()
         process.kill()
-        process.communicate(timeout=60)
+        process.communicate()
     hold.set()
     server = serve()
     with start(name, server.url, tmp_path) as process:
-        said, errors = process.communicate(timeout=60)
+        said, errors = process.communicate()
     assert said == "Ordered.\n", errors
     assert (tmp_path / "effects").read_text() == "paid 5\n" * NUM_PAYMENTS_AFTER_A_KILL[name]
     assert (server.num_asked == 1) == (name == "with_hotloop")

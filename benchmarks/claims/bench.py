@@ -41,7 +41,6 @@ class Scale:
     tool_s: float = 2.0
     short_tool_s: float = 0.25
     num_splits: int = 5
-    num_lessons: int = 30
     num_requests: int = 16
     rate: float = 20.0
     outputs: tuple[int, ...] = (8, 12, 16, 24, 96)
@@ -121,7 +120,7 @@ class Bench:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "workflows", self.folder / "workflows.jsonl")
-        write_workflows(self.workflows)
+        write_workflows(self.workflows, num_rounds=10)
 
     @property
     def data(self) -> Path:

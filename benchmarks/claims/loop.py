@@ -10,8 +10,6 @@ what it says it did.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from itertools import accumulate
 
 import httpx
 import numpy as np
@@ -119,22 +117,16 @@ def results_of(repeats: Sequence[Sequence[Loop]]) -> list[Result]:
 def measure_tokens(bench: Bench) -> list[Result]:
     """What no model changes: how many tokens are prefilled and found."""
     repeats = range(bench.scale.repeats)
-    ten = [
-        [_run(bench.serve_tiny(*way), _TEN, i, 1000, 1000, is_naive=bool(way)) for way in (WAYS["without reuse"], ())]
-        for i in repeats
-    ]
-    naive, ours = ([sum(each[i].all(prefilled)) for each in ten] for i in (0, 1))
-    saved = [_saved(bench, i) for i in repeats]
+    with bench.serve_tiny("prefix_cache") as naive, bench.serve_tiny() as ours:
+        jobs = [fit_job(naive.url, [1000 * number for number in _TEN], i) for i in repeats]
+        ways = [[float(sum(map(prefilled, replay_turns(each.url, [job])))) for job in jobs] for each in (naive, ours)]
+        saved = [_saved(ours.url, i) for i in repeats]
     model = "a tiny model, whose tokens are counted as any other's"
     return [
         Result(
             claim=TEN,
             what=f"10 steps of 1,000 tokens and 1,000 more each; {model}",
-            figures=[Figure("prefilled naively", "tokens", naive), Figure("with reuse", "tokens", ours)],
-            growth={
-                "without reuse": [*accumulate(ten[0][0].all(prefilled))],
-                "all of hotloop": [*accumulate(ten[0][1].all(prefilled))],
-            },
+            figures=[Figure("prefilled naively", "tokens", ways[0]), Figure("with reuse", "tokens", ways[1])],
         ),
         Result(
             claim=SAVED,
@@ -145,14 +137,14 @@ def measure_tokens(bench: Bench) -> list[Result]:
     ]
 
 
-def _saved(bench: Bench, repeat: int) -> float:
-    with bench.serve_tiny() as server, httpx.Client(timeout=60) as http:
-        head = _fit(http, server.url, [], _NUM_SHARED, f"Part {repeat}:")
+def _saved(url: str, repeat: int) -> float:
+    with httpx.Client(timeout=60) as http:
+        head = _fit(http, url, [], _NUM_SHARED, f"Shared {repeat}:")
         jobs = []
         for i in _TEN:
-            messages = _fit(http, server.url, head, _NUM_SHARED + _NUM_OWN, f"Call {i}:")
-            jobs.append(AgentJob(f"call-{i}", (WorkloadTurn(tuple(messages), _NUM_OUTPUT),)))
-        return float(sum(turn.usage.num_cached for turn in replay_turns(server.url, jobs)))
+            messages = _fit(http, url, head, _NUM_SHARED + _NUM_OWN, f"Call {i}:")
+            jobs.append(AgentJob(f"call-{repeat}-{i}", (WorkloadTurn(tuple(messages), _NUM_OUTPUT),)))
+    return float(sum(turn.usage.num_cached for turn in replay_turns(url, jobs)))
 
 
 def prefilled(turn: ReplayedTurn) -> float:
@@ -167,18 +159,10 @@ def ttft_s(turn: ReplayedTurn) -> float:
     return turn.ttft_s
 
 
-def _run(
-    child: AbstractContextManager[ChildServer],
-    numbers: Sequence[int],
-    repeat: int,
-    first: int = _FIRST,
-    step: int = _STEP,
-    *,
-    is_naive: bool,
-) -> Loop:
+def _run(child: ChildServer, numbers: Sequence[int], repeat: int, *, is_naive: bool) -> Loop:
     wanted = sorted({*numbers} if is_naive else {each for number in numbers for each in (max(1, number - 1), number)})
     with child as server:
-        job = fit_job(server.url, [first + i * step for i in range(numbers[-1])], repeat)
+        job = fit_job(server.url, [_FIRST + i * _STEP for i in range(numbers[-1])], repeat)
         turns = replay_turns(server.url, [AgentJob(job.id, tuple(job.turns[number - 1] for number in wanted))])
     return Loop(numbers, [turn for number, turn in zip(wanted, turns, strict=True) if number in numbers])
 

@@ -1,31 +1,23 @@
 """A program whose agent appends to a file, to be killed at any moment and begun again: it goes on where it was.
 
-    python -m tests.agent.killed STORE EFFECTS [RUN]
-
-It prints the run's id once that is in the journal, and the answer when there is one. A call that was running when the
-process ended is looked up in the file: what is there was done.
+It says when it begins, and how its run ended. A call that was running when the process ended is looked up in the file:
+what is there was done.
 """
 
 import asyncio
-import sys
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 from hotloop.agent.agent import Agent
-from hotloop.agent.events import RunEnded, RunStarted, TurnStarted
+from hotloop.agent.events import RunEnded
 from hotloop.agent.journal import Uncertain
 from hotloop.agent.limits import Limits
 from hotloop.agent.model import Ask
 from hotloop.agent.scripted import Part, ScriptedCall, ScriptedModel
 from hotloop.agent.tools.tool import tool
-from hotloop.core.errors import ConfigError
 from hotloop.trace.store import StoreTracer
 
 LINES = [f"{turn}-{i}" for turn in range(4) for i in range(2)]
-
-
-def say(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
 
 
 def make_agent(effects: Path, tracer: StoreTracer) -> Agent[str]:
@@ -58,29 +50,20 @@ def make_agent(effects: Path, tracer: StoreTracer) -> Agent[str]:
     return Agent(model, [append, look], limits=Limits(turns=None), on_uncertain=decide, tracer=tracer)
 
 
-async def run(store: Path, effects: Path, run_id: str | None) -> None:
+async def run(store: Path, effects: Path) -> str:
     tracer = StoreTracer(store)
+    assert tracer.journal
+    earlier = await asyncio.wrap_future(tracer.journal.list(1))
+    if earlier and earlier[0].state == "done":  # it was killed between that and saying so
+        return "done"
     agent = make_agent(effects, tracer)
-    async for event in agent.stream_resume(run_id) if run_id else agent.stream("go"):
-        if isinstance(event, RunStarted):
-            begun = event.run_id
-        elif isinstance(event, TurnStarted):
-            assert tracer.journal
-            await asyncio.wrap_future(tracer.journal.read(begun))  # written in order: so the run is there
-            say(f"turn {event.turn} {begun}")
-        elif isinstance(event, RunEnded):
-            say(f"{event.end} {event.output} {event.error}")
+    async for event in agent.stream_resume(earlier[0].run_id) if earlier else agent.stream("go"):
+        if isinstance(event, RunEnded):
+            ended = f"{event.end} {event.error or ''}".strip()
     tracer.close()
+    return ended
 
 
-async def main(store: Path, effects: Path, run_id: str | None) -> None:
-    try:
-        await run(store, effects, run_id)
-    except ConfigError as error:
-        if "is done" not in str(error):  # it was killed between that and saying so
-            raise
-        say("done done None")
-
-
-if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else None))
+def main(folder: Path, told: "Connection[str, str]") -> None:
+    told.send("begins")
+    told.send(asyncio.run(run(folder / "trace.db", folder / "effects")))

@@ -1,62 +1,57 @@
 """A process that is killed with SIGKILL, again and again: its run goes on, and no effect is lost or repeated."""
 
-import os
+import multiprocessing
 import random
 import signal
-import subprocess
-import sys
-import threading
 import time
 from pathlib import Path
 
 import pytest
-from tests.agent.killed import LINES
+from tests.agent import killed
 
-ROOT = Path(__file__).parents[2]
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["tests.agent.killed"])  # a life begins at once, with everything imported
+NUM_SEEDS = 4
+MOST_KILLS = 4
+"""Of one run; then it is left alone."""
 
 
-def start(store: Path, effects: Path, run_id: str | None) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "tests.agent.killed", str(store), str(effects), *([run_id] if run_id else [])]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def kill_after(process: "subprocess.Popen[str]", delay_s: float) -> threading.Thread:
-    def kill() -> None:
+def live(folder: Path, delay_s: float | None) -> str:
+    """One life of the program, killed so long after it began, if it lives as long; how its run ended."""
+    heard, told = FORKS.Pipe(duplex=False)
+    process = FORKS.Process(target=killed.main, args=(folder, told))
+    process.start()
+    told.close()
+    assert heard.recv() == "begins"
+    if delay_s is not None:
         time.sleep(delay_s)
-        if process.poll() is None:
-            os.kill(process.pid, signal.SIGKILL)
-
-    thread = threading.Thread(target=kill)
-    thread.start()
-    return thread
-
-
-def live(store: Path, effects: Path, run_id: str | None, delay_s: float | None) -> tuple[str | None, str]:
-    """One life of the program, killed so long after its first turn began; the run's id and its last line."""
-    with start(store, effects, run_id) as process:
-        assert process.stdout
-        assert process.stderr
-        first = process.stdout.readline().strip()
-        run_id = first.split()[-1] if first.startswith("turn") else run_id
-        killer = kill_after(process, delay_s) if delay_s is not None else None
-        last = (process.stdout.read().splitlines() or [first])[-1]
-        said = process.stderr.read()
-        if killer:
-            killer.join()
-    assert process.returncode in (0, -signal.SIGKILL), said
-    return run_id, last
+        process.kill()
+    ended = "killed"
+    try:
+        ended = heard.recv()
+    except EOFError:
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
+    process.join()
+    heard.close()
+    return ended
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_no_effect_is_lost_and_none_is_repeated(tmp_path: Path, seed: int) -> None:
-    rng = random.Random(seed)
-    store, effects = tmp_path / "trace.db", tmp_path / "effects"
-    run_id, last = None, ""
-    for _ in range(3):
-        run_id, last = live(store, effects, run_id, rng.uniform(0, 0.12))
-        if last.startswith("done"):
-            break
-    if not last.startswith("done"):
-        _, last = live(store, effects, run_id, None)
-    assert last.startswith("done done")
-    assert sorted(effects.read_text().split()) == sorted(LINES)  # calls of one turn run at once, in any order
+@pytest.mark.parametrize("seed", range(NUM_SEEDS))
+def test_no_effect_is_lost_and_none_is_repeated(tmp_path: Path, seed: int, num_kills: int) -> None:
+    """With `--kills N` at N random moments."""
+    rng = random.Random(f"{seed} {num_kills}")
+    kills_left, num_runs = num_kills // NUM_SEEDS, 0
+    while kills_left > 0:
+        folder = tmp_path / str(num_runs)
+        folder.mkdir()
+        num_runs += 1
+        for _ in range(min(kills_left, MOST_KILLS)):
+            if (ended := live(folder, rng.uniform(0, 0.25))) != "killed":
+                break
+            kills_left -= 1
+        else:
+            ended = live(folder, None)
+        assert ended == "done"
+        lines = (folder / "effects").read_text().split()
+        assert sorted(lines) == sorted(killed.LINES)  # calls of one turn run at once, in any order

@@ -19,6 +19,7 @@ from hotloop.agent.tools.consent import Approval
 from hotloop.agent.tools.tool import tool
 from hotloop.core.errors import ConfigError, HotloopError, RemoteError
 from hotloop.core.message import ToolCall
+from hotloop.core.stream import CallOpened
 from hotloop.trace.journal import Entry, Journal, RunTaken
 from hotloop.trace.store import StoreTracer
 from hotloop.wire.event import Event as WireEvent
@@ -175,6 +176,72 @@ async def test_an_approval_that_comes_later(tracer: StoreTracer) -> None:
     assert (effects.done, looked) == (["a"], [1])
     told = [m.content for m in result.conversation.messages if m.role == "tool"]
     assert told == ["seen", "wrote a", "Error: the call was not approved: not b"]
+
+
+async def test_what_was_approved_is_not_done_twice_unless_that_is_approved(tracer: StoreTracer) -> None:
+    """Whoever begins the program again that has approved a call says the same once more, and not that it may be
+    repeated."""
+    effects, has_begun = Effects(), asyncio.Event()
+
+    @tool(needs_approval=True)
+    async def pay(amount: int) -> str:
+        effects.write(f"{amount}")
+        has_begun.set()
+        await asyncio.Event().wait()
+        return "paid"
+
+    agent = Agent(
+        ScriptedModel([ScriptedCall("pay", amount=5), "ok"]),
+        [pay],
+        approve=lambda call: Approval.later(),
+        tracer=tracer,
+    )
+    with pytest.raises(ApprovalPending) as pending:
+        await agent.run("go")
+    run_id, [call] = pending.value.run_id, pending.value.calls
+    running = asyncio.create_task(agent.resume(run_id, approvals={call.id: True}))
+    await has_begun.wait()
+    running.cancel()
+    await asyncio.wait({running})
+    with pytest.raises(ConfigError, match="if that was decided"):
+        await agent.resume(run_id, approvals={call.id: True})
+    with pytest.raises(ApprovalPending, match="may have run before") as pending:
+        await agent.resume(run_id)
+    assert [type(each) for each in pending.value.calls] == [Uncertain]
+    assert effects.done == ["5"]
+    result = await agent.resume(run_id, approvals={call.id: "it was paid"})
+    assert result.output == "ok"
+    assert effects.done == ["5"]
+
+
+async def test_a_decision_is_not_of_another_call_of_the_same_id(tracer: StoreTracer) -> None:
+    """Some servers number the calls of each answer from 0."""
+    effects = Effects()
+
+    class Renaming(ScriptedModel):
+        async def stream(self, ask: Ask) -> AsyncGenerator[WireEvent, None]:
+            async for event in super().stream(ask):
+                yield CallOpened(event.index, "call_0", event.name) if isinstance(event, CallOpened) else event
+
+    script = [[ScriptedCall("write", line="a"), ScriptedCall("write", line="b")], ScriptedCall("write", line="c"), "ok"]
+    writer = tool(needs_approval=True)(effects.write)
+    agent = Agent(Renaming(script), [writer], approve=lambda call: Approval.later(), tracer=tracer)
+    with pytest.raises(ApprovalPending) as pending:
+        await agent.run("go")
+    run_id, calls = pending.value.run_id, pending.value.calls
+    assert [call.arguments for call in calls] == ['{"line": "a"}', '{"line": "b"}']
+    with pytest.raises(ApprovalPending) as pending:
+        await agent.resume(run_id, approvals={calls[0].id: True, calls[1].id: "not b"})
+    assert effects.done == ["a"]
+    [call] = pending.value.calls
+    assert call.arguments == '{"line": "c"}'
+    result = await agent.resume(run_id, approvals={call.id: True})
+    assert effects.done == ["a", "c"]
+    assert [m.content for m in result.conversation.messages if m.role == "tool"] == [
+        "wrote a",
+        "Error: the call was not approved: not b",
+        "wrote c",
+    ]
 
 
 async def test_without_a_journal_nobody_can_decide_later() -> None:

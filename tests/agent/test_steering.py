@@ -142,6 +142,23 @@ async def test_a_message_that_is_sent_before_the_run_begins_joins_its_first_turn
     assert [m.content for m in model.asks[0].messages] == ["go", "now"]
 
 
+@pytest.mark.parametrize("is_paused", [True, False])
+async def test_what_is_sent_before_the_run_begins_is_in_its_journal(tracer: StoreTracer, is_paused: bool) -> None:
+    desk, model = Desk(), ScriptedModel(SCRIPT)
+    agent = clerk(desk, tracer, model)
+    run = agent.stream("go")
+    run.send("now")
+    if is_paused:
+        run.pause()
+        with pytest.raises(RunStopped) as stopped:
+            await run.result()
+        assert not model.asks
+        run = agent.stream_resume(stopped.value.run_id)
+    assert (await run.result()).output == "Both are written."
+    assert [m.content for m in model.asks[0].messages] == ["go", "now"]
+    assert desk.done == ["a", "b"]
+
+
 async def test_a_paused_run_ends_behind_its_turn_and_goes_on_later(tracer: StoreTracer) -> None:
     desk = Desk(is_open=False)
     agent = clerk(desk, tracer)

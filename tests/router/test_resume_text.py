@@ -192,6 +192,7 @@ async def test_an_api_that_cannot_go_on_says_so(tellers, route):
     data = await ask(router)
     assert text_of(data) == WHOLE[:15]
     assert b"cannot go on elsewhere: no other replica of a kind that can is up" in data
+    assert data.count(b"broke off") == 1
     assert sum(len(teller.seen) for teller in tellers) == 1
     assert 'how="failed"' in (await router.client.get("/metrics")).text
 

@@ -1,6 +1,7 @@
 """Replicas that do not speak an API that their kind does: found out with the first request, then translated."""
 
 import json
+import sys
 from dataclasses import replace
 
 import pytest
@@ -58,6 +59,24 @@ async def test_a_path_that_is_not_there_is_found_out_once_and_translated(scripte
         {"chat", "completions", "messages", "responses", "tokenize", "embeddings"} - {path.removeprefix("/v1/")}
     )
     assert "tried=1" in answers[0].headers["x-hotloop-route"]
+
+
+async def test_a_large_body_is_read_and_translated_beside_the_event_loop(scripted, route):
+    """Which other clients would have to wait for."""
+    scripted.missing = Page(b"404 page not found", 404)
+    router = await route((speaks_chat(scripted),))
+    called = set()
+    for num_turns, is_here in ((1, True), (2000, False)):
+        called.clear()
+        sys.setprofile(lambda frame, event, argument: called.add(frame.f_code.co_name))
+        answer = await router.client.post(
+            "/v1/messages", json={**BODIES["/v1/messages"], "messages": MESSAGES * num_turns}
+        )
+        sys.setprofile(None)
+        assert answer.status_code == 200
+        assert {"_answer", "_exchange"} <= called
+        assert ({"parse_request", "translate"} <= called) is is_here
+        assert ({"parse_request", "translate"} & called != set()) is is_here
 
 
 async def test_a_stream_is_translated_just_the_same(scripted, route):

@@ -154,10 +154,14 @@ class ApprovalPending(HotloopError):
     approvals={call_id: True})`."""
 
     def __init__(self, run_id: str, calls: Sequence[ToolCall]) -> None:
-        named = ", ".join(f"{call.name} ({call.id})" for call in calls)
+        named = ", ".join(f"{call.name} ({call.id}{_describe_doubt(call)})" for call in calls)
         super().__init__(f"the run {run_id} waits for a decision on {named}: `hotloop runs approve` takes it")
         self.run_id = run_id
         self.calls = tuple(calls)
+
+
+def _describe_doubt(call: ToolCall) -> str:
+    return ", which may have run before" if isinstance(call, Uncertain) else ""
 
 
 class RunStopped(HotloopError):
@@ -282,6 +286,7 @@ class OpenTurn:
     calls: dict[str, ToolCall] = field(default_factory=dict)
     """Those that have begun, or wait to."""
     begun: set[str] = field(default_factory=set)
+    waiting: set[str] = field(default_factory=set)
     outcomes: dict[str, Returned] = field(default_factory=dict)
     text: str = ""
     thoughts: tuple[Thought, ...] = ()
@@ -349,10 +354,14 @@ class Past:
                 opened = self._opened(turn)
                 opened.calls[call.id] = call
                 opened.begun.add(call.id)
+                opened.waiting.discard(call.id)
+                self.verdicts.pop(call.id, None)  # what was decided was of this, and not of doing it once more
                 opened.text += text
                 opened.thoughts += thoughts
             case Waits(turn, call):
-                self._opened(turn).calls[call.id] = call
+                opened = self._opened(turn)
+                opened.calls[call.id] = call
+                opened.waiting.add(call.id)
             case Returned(turn, call_id):
                 self._opened(turn).outcomes[call_id] = note
             case Answered(turn):

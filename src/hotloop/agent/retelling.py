@@ -8,7 +8,7 @@ A model that says something else makes the reader begin the turn anew, with a `T
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from hotloop.agent.events import CallArguments, CallOpened, Event, Text, TurnRestarted
@@ -21,8 +21,10 @@ Emit = Callable[[Event], None]
 class Retelling:
     """The events of one turn's answers, the last of which counts."""
 
-    def __init__(self, emit: Emit, turn: int, on_restart: Callable[[], None]) -> None:
+    def __init__(self, emit: Emit, turn: int, on_restart: Callable[[], None], taken: Collection[str] = ()) -> None:
+        """`taken` are the ids of calls that were made before."""
         self._emit = emit
+        self._taken = taken
         self._on_restart = on_restart
         self._turn = turn
         self._told: list[str] = []  # pieces: a text, a call's name, its arguments
@@ -51,13 +53,19 @@ class Retelling:
         self._reason = reason
 
     def rename(self, event: wire.Event) -> wire.Event:
-        """A call that comes again has the id that it had."""
+        """A call that comes again has the id that it had, and another one an id that no other has: some servers number
+        the calls of each answer from 0, and what was decided of one is not of another."""
         if isinstance(event, stream.CallOpened):
             number = len(self._now_ids)
-            known = self._ids[number] if self.is_following and number < len(self._ids) else event.id
-            self._now_ids[event.index] = known
-            return stream.CallOpened(event.index, known, event.name)
+            is_known = self.is_following and number < len(self._ids)
+            call_id = self._ids[number] if is_known else self._make_unique(event.id)
+            self._now_ids[event.index] = call_id
+            return stream.CallOpened(event.index, call_id, event.name)
         return event
+
+    def _make_unique(self, call_id: str) -> str:
+        ids = (call_id, *(f"{call_id}_{n}" for n in range(2, len(self._taken) + len(self._now_ids) + 3)))
+        return next(each for each in ids if each not in self._taken and each not in self._now_ids.values())
 
     def tell(self, event: wire.Event) -> None:
         match event:

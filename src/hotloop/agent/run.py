@@ -113,6 +113,7 @@ class RunLoop:
         mark = conversation.mark()
         conversation.add(*opening)
         self._emit = self._trace.listening(_timed(emit))
+        self._is_kept = past is not None  # in the journal
         self._is_cut = self._is_over = False
         self._deadline: asyncio.Timeout | None = None
         self._failure: HotloopError | None = None  # what a tool, the journal, or being stopped ended the run with
@@ -185,7 +186,8 @@ class RunLoop:
         """Say something to the model at the next turn, which there is one of then. Raises ConfigError if it is over."""
         if self._is_over:
             raise ConfigError("the run is over: give the message to the next one, with its conversation")
-        self._journal.note(Sent(message))
+        if self._is_kept:
+            self._journal.note(Sent(message))
         self._sent.append(message)
 
     def stop(self, end: StopEnd) -> None:
@@ -236,8 +238,7 @@ class RunLoop:
         deadline = self._deadline = asyncio.timeout(self._run.limits.time_s)
         try:
             async with deadline:
-                if self._past is None:
-                    self._journal.begin(self._row, self._began)
+                self._keep()
                 self._begin_beside()
                 output = await self._turns()
                 self._is_over = True
@@ -245,6 +246,14 @@ class RunLoop:
                 return events.RunEnded("done", output, is_cut=self._is_cut, spent=self.spent)
         except Exception as error:
             return self._ended_by(error, is_late=deadline.expired())
+
+    def _keep(self) -> None:
+        """The journal has the run from here on; first of all what it was sent before it began."""
+        if self._past is None:
+            self._journal.begin(self._row, self._began)
+            for message in self._sent:
+                self._journal.note(Sent(message))
+        self._is_kept = True
 
     def _ended_by(self, error: Exception, *, is_late: bool) -> events.RunEnded:
         if not isinstance(error, HotloopError):

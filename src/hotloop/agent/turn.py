@@ -73,7 +73,8 @@ class Turn:
     async def listen(self, model: Model, ask: Callable[[], Ask]) -> None:
         """Hear the answer. One that breaks off is asked for again, unless it has called what may not be called twice:
         then it ends where it broke off, with the calls that were whole."""
-        telling, has_broken = Retelling(self.emit, self.number, self._restart), False
+        taken = {call.id for message in ask().messages for call in message.tool_calls}
+        telling, has_broken = Retelling(self.emit, self.number, self._restart, taken), False
         for num_tries in itertools.count(1):
             self.answer, self.begun, self._num_partial, self._num_written = PartialAnswer(), [], 0, 0
             try:

@@ -7,9 +7,13 @@ with too many is refused before any object exists. `BodyRoom` bounds how many by
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from typing import TypeVar
 
 from hotloop.core.errors import Overloaded, RequestError
+
+Read = TypeVar("Read")
 
 MAX_CONTAINERS = 50_000
 """Lists and objects in a body: those of a conversation of 10,000 turns."""
@@ -17,6 +21,7 @@ MAX_VALUES = 300_000
 """Values and names of fields: a prompt of 262,144 token ids, and more."""
 
 _SMALL_BODY = 64 << 10
+_READERS = ThreadPoolExecutor(2, "hotloop-read")
 
 
 class JsonCounter:
@@ -45,6 +50,12 @@ class JsonCounter:
 def _refuse_above(what: str, num: int, limit: int) -> None:
     if num > limit:
         raise RequestError(f"the body has more than {limit:,} {what}; no more are read")
+
+
+async def read_aside(num_bytes: int, read: Callable[[], Read]) -> Read:
+    """What is made of a body of that size: of a large one in a thread, so that others have the event loop meanwhile.
+    One interpreter lock for all makes more threads no quicker, and each holds the objects of a body."""
+    return read() if num_bytes <= _SMALL_BODY else await asyncio.get_running_loop().run_in_executor(_READERS, read)
 
 
 class JsonBody:

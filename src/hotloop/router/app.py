@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Coroutine
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -20,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 from hotloop.core.config import parse_bytes
 from hotloop.core.errors import HotloopError, RequestError
 from hotloop.core.version import __version__
-from hotloop.http.bodies import JsonBody
+from hotloop.http.bodies import JsonBody, read_aside
 from hotloop.http.keys import METRICS_PATH, ApiKeys, Tenant, read_keys
 from hotloop.http.logs import FACTS
 from hotloop.http.requests import (
@@ -220,7 +221,8 @@ class RouterApp:
         path = scope["path"]
         body = await caller.read_body(self._max_body)
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in caller.headers.items()}
-        request = parse_request(path, headers, body, caller.tenant, self._scope(caller.tenant))
+        parse = partial(parse_request, path, headers, body, caller.tenant, self._scope(caller.tenant))
+        request = await read_aside(len(body), parse)
         held = hold_class(request, caller.tenant.limits)
         if held is not request:
             request = held

@@ -114,7 +114,7 @@ class LastingStream:
             self.on_resume(name, "failed")
             if isinstance(failure, ReplicaGaveUp):
                 return failure.rest
-            raise UpstreamFailed(f"{failure}; it cannot go on elsewhere: {error}", stage="body") from error
+            raise UpstreamFailed(f"{failure.reason}; it cannot go on elsewhere: {error}", stage="body") from error
         where = self.request_id, name, resumed.place.replica.name, how
         log.warning("stream resumed: request=%s replica=%s at=%s how=%s reason=%s", *where, failure)
         self.on_resume(name, how)

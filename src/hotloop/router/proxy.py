@@ -12,9 +12,11 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import dropwhile
 
 from hotloop.core.errors import HotloopError
+from hotloop.http.bodies import read_aside
 from hotloop.router.answer import MAX_TOKENS, ProxiedAnswer
 from hotloop.router.client_stream import ClientStream
 from hotloop.router.compose import Composed, compose
@@ -218,14 +220,17 @@ class Proxy:
     async def _exchange(self, place: Place, attempts: RequestAttempts) -> ProxiedAnswer:
         replica = place.replica
         tells_tokens = self.replica_set.config.router.resume_streams and attempts.request.is_stream
-        composed = compose(
-            attempts.request,
+        request = attempts.request
+        make = partial(
+            compose,
+            request,
             replica,
             attempts.headers,
             self.items,
             tells_tokens=tells_tokens,
             kv_source=self.replica_set.find_source(place),
         )
+        composed = await read_aside(len(request.raw), make)
 
         def may_resend() -> bool:
             may = self._may_retry(attempts)

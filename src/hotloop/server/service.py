@@ -1,9 +1,9 @@
 """What the endpoints share: the engine, the model's name to the world, and the way to both."""
 
-import asyncio
 import hashlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 from starlette.requests import Request as HttpRequest
 
@@ -11,7 +11,7 @@ from hotloop.chat.chat import Chat
 from hotloop.core.config import ServerConfig, parse_bytes
 from hotloop.core.errors import UnknownModel
 from hotloop.core.version import __version__
-from hotloop.http.bodies import BodyRoom
+from hotloop.http.bodies import BodyRoom, read_aside
 from hotloop.http.json_schema import first_violation
 from hotloop.http.keys import ApiKeys
 from hotloop.http.serving import trim_memory
@@ -29,7 +29,6 @@ from hotloop.trace.tracer import Tracer
 from hotloop.wire.field import Field, Json, read_text
 from hotloop.wire.request import ApiRequest
 
-_DECODED_AT_ONCE = 64 << 10  # bytes; larger bodies are decoded off the event loop
 _DECODED_SHARE = 8  # decoded and made a prompt of, a text takes up to eight times its bytes
 
 
@@ -90,7 +89,7 @@ class Service:
         if self.recorder.tracer.keeps_content:
             http.state.body = data
         async with self.body_room.hold(len(data)):
-            body = decode(data) if len(data) < _DECODED_AT_ONCE else await asyncio.to_thread(decode, data)
+            body = await read_aside(len(data), partial(decode, data))
             del data
             self.check_model(read_text(Field(body), "model"))
             body["model"] = self.model

@@ -104,8 +104,9 @@ class Journal(Protocol):
         ...
 
     def decide(self, run_id: str, entry: Entry, *, waits: str) -> "Future[None]":
-        """Add an entry to the run that waits for it: this one, or one it has called, which has an entry of the kind
-        `waits` for that call. Raises ConfigError if none does, or several do."""
+        """Add an entry to the run that waits for it: this one, or one it has called, whose last entry for that call is
+        of the kind `waits`, or a decision that nothing has come of yet. Raises ConfigError if none does, or several
+        do."""
         ...
 
     def list(self, limit: int) -> "Future[list[JournalRow]]":
@@ -187,13 +188,17 @@ class StoreJournal:
     def decide(self, run_id: str, entry: Entry, *, waits: str) -> "Future[None]":
         def work(connection: sqlite3.Connection) -> None:
             row = self._row(connection, run_id)
-            query = f"""{_SELECT} WHERE (run_id = :run OR root_id = :run) AND state != 'done' AND EXISTS
-            (SELECT 1 FROM entries WHERE entries.run_id = journals.run_id AND kind = :waits AND call_id = :call)"""
-            values = {"run": row.run_id, "waits": waits, "call": entry.call_id}
+            query = f"""{_SELECT} WHERE (run_id = :run OR root_id = :run) AND state != 'done' AND
+            (SELECT kind FROM entries WHERE entries.run_id = journals.run_id AND call_id = :call AND kind != :kind
+            ORDER BY seq DESC LIMIT 1) = :waits"""
+            values = {"run": row.run_id, "waits": waits, "call": entry.call_id, "kind": entry.kind}
             found = [_as_row(each) for each in connection.execute(query, values)]
             if len(found) != 1:
                 several = "several runs of it wait for a call of that id: name the sub-agent's run"
-                raise ConfigError(several if found else f"the run {row.run_id} does not wait for {entry.call_id!r}")
+                none = (
+                    f"the run {row.run_id} does not wait for {entry.call_id!r}; if that was decided, resume it without"
+                )
+                raise ConfigError(several if found else none)
             if self._owners.is_alive(found[0].owner):
                 raise RunTaken(f"the run {found[0].run_id} is running: whoever runs it is asked")
             connection.execute(_APPEND_ANY, _values(found[0].run_id, entry))

@@ -3,6 +3,7 @@
 import ctypes
 import platform
 import shutil
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -119,3 +120,10 @@ def test_a_cpu_that_a_library_is_not_for_is_told_so(empty_home: Path, monkeypatc
     monkeypatch.setattr(build, "cpu_features", frozenset)
     with pytest.raises(OSError, match="no AMX"):
         build.load_library("decoder-bf16")
+
+
+def test_a_wheel_is_built_however_long_that_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(build, "_COMPILE_TIMEOUT_S", 0)
+    program = (sys.executable, "-c", "import pathlib, sys; pathlib.Path(sys.argv[-1]).touch()")
+    build._compile(tmp_path / "made.so", (), program)
+    assert (tmp_path / "made.so").exists()

@@ -2,6 +2,8 @@
 
 import io
 import json
+import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -78,6 +80,59 @@ def test_a_run_that_is_given_up(clerk: str, hotloop: Command):
     code, _, said = hotloop("runs", "resume", row["run_id"])
     assert code == 2
     assert "nothing left to go on with" in said
+
+
+def test_a_call_of_a_sub_agent_is_shown_and_decided_on(tmp_path: Path, hotloop: Command):
+    lead = tmp_path / "lead.py"
+    asks = 'Agent(ScriptedModel([ScriptedCall("ask", prompt="send"), "It is done."]), [clerk.as_tool("ask", "Asks.")])'
+    lead.write_text(CLERK.format(effects=str(tmp_path / "effects")) + f"\nclerk = agent\nagent = {asks}\n")
+    assert hotloop("run", str(lead), "go")[0] == 1
+    [row] = json.loads(hotloop("runs", "list", "--json")[1])
+    [ask] = json.loads(hotloop("runs", "show", row["run_id"], "--json")[1])["calls"]
+    assert (ask["name"], ask["state"], ask["may_have_run"]) == ("ask", "waiting", False)
+    assert ask["run"]["prompt"] == "send"
+    ann, bob = ask["run"]["calls"]
+    assert [ann["state"], bob["state"]] == ["waits", "waits"]
+    assert hotloop("runs", "approve", row["run_id"], ann["id"])[0] == 0
+    assert hotloop("runs", "approve", ask["run"]["run_id"], bob["id"])[0] == 0
+    shown = hotloop("runs", "show", row["run_id"])[1]
+    assert ask["run"]["run_id"] in shown
+    assert shown.count("decided") == 2
+    assert hotloop("runs", "resume", row["run_id"])[:2] == (0, "It is done.\n")
+    assert sorted((tmp_path / "effects").read_text().split()) == ["Ann", "Bob"]
+
+
+KILLED = """
+import os, signal
+from hotloop import Agent, Approval, ScriptedCall, ScriptedModel, tool
+
+@tool
+def send(to: str) -> str:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+model = ScriptedModel([ScriptedCall("send", to="Ann"), "All is sent."])
+agent = Agent(model, [send], approve=lambda call: Approval.later())
+"""
+
+
+def test_a_call_that_may_have_run_is_said_to(tmp_path: Path, hotloop: Command):
+    file, trace = tmp_path / "killed.py", str(tmp_path / "trace.db")
+    file.write_text(KILLED)
+    killed = subprocess.run([sys.executable, "-m", "hotloop", "run", str(file), "go", "--trace", trace], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    [row] = json.loads(hotloop("runs", "list", "--json")[1])
+    assert row["state"] == "interrupted"
+    run_id = row["run_id"]
+    [call] = json.loads(hotloop("runs", "show", run_id, "--json")[1])["calls"]
+    assert (call["state"], call["may_have_run"]) == ("cut off", True)
+
+    code, _, said = hotloop("runs", "resume", run_id)
+    assert (code, "which may have run before" in said) == (1, True), said
+    shown = hotloop("runs", "show", run_id)[1]
+    assert "waits" in shown
+    assert "(it may have run before)" in shown
+    assert hotloop("runs", "approve", run_id, call["id"], "--deny", "it was sent")[0] == 0
+    assert hotloop("runs", "resume", run_id)[:2] == (0, "All is sent.\n")
 
 
 @pytest.mark.parametrize(

@@ -20,11 +20,11 @@ class Shelf:
         self.retention = Retention(max_pinned)
         self.tree = RadixTree(self.pool, BLOCK_SIZE, self.retention)
 
-    def put(self, family: int, num_blocks: int = 1, *, salt: str = "") -> None:
+    def put(self, family: int, num_blocks: int = 1, *, salt: str = "", session: str = "") -> None:
         tokens = prefix(family, num_blocks)
         block_ids = self.pool.allocate(num_blocks)
         assert block_ids is not None
-        self.tree.insert(tokens, block_ids, salt)
+        self.tree.insert(tokens, block_ids, salt, session)
         self.pool.release(block_ids)
 
     def hold(self, family: int, kind: HoldKind, until: float = 0.0, ttl_s: float = 0.0, rank: int = 0) -> None:
@@ -264,6 +264,16 @@ def test_pins_are_a_share_of_the_pool_and_what_is_asked_beyond_is_ordinary() -> 
         shelf.put(family)
         shelf.hold(family, HoldKind.PINNED, until=300, ttl_s=300)
     assert shelf.order(1, 2, 3) == [3, 1, 2]
+
+
+def test_a_session_that_is_over_keeps_what_is_pinned_and_no_other_hold() -> None:
+    shelf = Shelf()
+    for family, session in ((1, "over"), (2, "over"), (3, "over"), (4, "other")):
+        shelf.put(family, session=session)
+    shelf.hold(1, HoldKind.PINNED, until=300, ttl_s=300)
+    shelf.hold(2, HoldKind.TOOL_GAP, until=2)
+    shelf.tree.release("over")
+    assert [family for family in (1, 2, 3, 4) if shelf.has(family)] == [1, 4]
 
 
 def test_no_more_is_evicted_than_there_is_no_room_for() -> None:

@@ -15,6 +15,11 @@ def read_request(request: ApiRequest) -> tuple[Prompt, list[Message]]:
     check_portable(request)
     if request.tools:
         raise RequestError("tools: the agent has its own and runs them itself; send none", param="tools")
+    if request.shape is not None:
+        param = "text.format" if request.api == "responses" else "response_format"
+        raise RequestError(
+            f"{param}: the agent's answer has the form that the agent gives it; ask for none", param=param
+        )
     *before, last = request.turns
     if last.role != "user":
         raise RequestError(f"{request.turns_param}: the last turn must be the user's", param=request.turns_param)

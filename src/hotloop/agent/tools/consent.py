@@ -1,7 +1,7 @@
 """Whether a call may run: approval, and what becomes of a call that may have run before."""
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -38,6 +38,10 @@ result, and after False the model is told that it is not known whether the call 
 class Undecided(Exception):
     """Nobody can say now whether the call may run."""
 
+    def __init__(self, call: ToolCall) -> None:
+        super().__init__(call)
+        self.call = call
+
 
 class Ruling(NamedTuple):
     """Instead of running a call: what the model is told."""
@@ -48,12 +52,13 @@ class Ruling(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Consent:
-    """`running` are calls that had begun when their process ended, `verdicts` what was decided about calls since."""
+    """`running` are calls that had begun when their process ended, `verdicts` what was decided about calls since; each
+    is of one call, and used up by it."""
 
     approve: Approve | None = None
     on_uncertain: OnUncertain | None = None
     running: frozenset[str] = frozenset()
-    verdicts: Mapping[str, bool | str] = field(default_factory=dict)
+    verdicts: dict[str, bool | str] = field(default_factory=dict)
 
     async def ask(self, tool: AgentTool, call: ToolCall) -> Ruling | None:
         """None if the call may run. Raises Undecided."""
@@ -90,7 +95,7 @@ class Consent:
     async def _verdict(self, ask: Callable[..., object] | None, call: ToolCall) -> tuple[bool | str, str]:
         """What was decided, and why it could not be, if it could not. Raises Undecided."""
         if call.id in self.verdicts:
-            return self.verdicts[call.id], ""
+            return self.verdicts.pop(call.id), ""
         assert ask, "somebody has decided, or can be asked"
         try:
             verdict = await call_function(ask, call)
@@ -98,5 +103,5 @@ class Consent:
             log.exception("the approval of %s failed", call.name)
             return False, f"the call could not be approved: {error}"
         if isinstance(verdict, Approval):
-            raise Undecided
+            raise Undecided(call)
         return (verdict if isinstance(verdict, str) else verdict is True), ""

@@ -197,8 +197,9 @@ class Dispatcher:
         began_at, saved_s = time.monotonic(), 0.0
         try:
             outcome = await self._refusal(tool, call)
-        except Undecided:
-            outcome = Outcome("", waits_for=(call,))
+        except Undecided as undecided:
+            self._note_waiting(call, turn)
+            outcome = Outcome("", waits_for=(undecided.call,))
         if outcome is None and tool:
             began_at = time.monotonic()
             if early := self.claim(call):  # what runs already needs no room
@@ -211,7 +212,7 @@ class Dispatcher:
                 outcome, began_at = await self._run_tool(tool, call, turn)
         assert outcome, "a call that is not refused has a tool"
         if outcome.waits_for:
-            return self._wait(call, turn, outcome)
+            return outcome
         duration_s = time.monotonic() - began_at
         outcome = await self._fit(outcome)
         returned = Returned(turn, call.id, outcome.text, outcome.is_error, outcome.num_tries, outcome.attachments)
@@ -258,12 +259,10 @@ class Dispatcher:
             stops_with=self._stops.append,
         )
 
-    def _wait(self, call: ToolCall, turn: int, outcome: Outcome) -> Outcome:
+    def _note_waiting(self, call: ToolCall, turn: int) -> None:
         if not self.journal.is_kept:
             raise ConfigError("Approval.later() needs the run's journal: give the agent a tracer, or set HOTLOOP_TRACE")
-        if call in outcome.waits_for:
-            self.journal.note(Waits(turn, call), call.id)
-        return outcome
+        self.journal.note(Waits(turn, call), call.id)
 
     def _tell(self, event: Event) -> None:
         if asyncio.current_task() not in self.silenced:

@@ -28,7 +28,7 @@ from hotloop.core.home import home
 BUILD_ERRORS = (OSError, AttributeError, subprocess.SubprocessError)
 EMULATED = "-DEMULATE_TILES"
 """With it there is no need for AMX: for tests of what is made for it."""
-_COMPILE_TIMEOUT_S = 600  # zig compiles its C++ library with the first link
+_COMPILE_TIMEOUT_S = 600
 _FOLDER = Path(__file__).parent
 SOURCES = _FOLDER / "csrc"
 _FROM_WHEEL = _FOLDER / "lib"
@@ -230,7 +230,8 @@ def build_for_wheel(folder: Path, machine: str) -> tuple[list[Path], str]:
 
 
 def _compile(path: Path, arguments: tuple[str, ...], program: Sequence[str] = ()) -> None:
-    """By that program, or the machine's own compiler."""
+    """By that program, for a wheel, or within a time by the machine's own compiler."""
+    limit_s = None if program else _COMPILE_TIMEOUT_S
     if not program and (own := compiler()):
         program = (own,)
     if not program:
@@ -238,7 +239,7 @@ def _compile(path: Path, arguments: tuple[str, ...], program: Sequence[str] = ()
     draft = path.with_name(f"{path.stem}-{os.getpid()}{path.suffix}")
     command = [*program, *arguments, "-o", str(draft)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_TIMEOUT_S, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
         if done.returncode:
             errors = [line for line in done.stderr.splitlines() if "error" in line]
             raise OSError(errors[0] if errors else f"the compiler ended with status {done.returncode}")

@@ -54,24 +54,27 @@ def list_runs(
 @runs.command
 def show(run: Run, *, trace: TraceFlags = TRACED, as_json: Json = False) -> None:
     """Show a run: its state, what it was asked, and the calls of its last turn."""
-    from hotloop.agent.journal import read_past
-
     with _journal(trace) as journal:
-        row, entries = journal.read(run).result()
-    past = read_past(row, entries) if entries else None
+        shown = _describe(journal, run)
     if as_json:
-        print(
-            json.dumps(
-                _render(row) | {"num_turns": past.num_turns, "calls": list(_calls(past))} if past else _render(row)
-            )
-        )
+        print(json.dumps(shown))
         return
-    print(f"{row.run_id}: {row.state}; `hotloop trace show {row.trace_id[:8]}` shows where its time went")
-    if past:
-        asked = [message.content for message in past.began.opening if message.role == "user"]
-        print(f"prompt  {shorten(' '.join(asked), _SHOWN_CHARS)}")
-        for call in _calls(past):
-            print(f"  {call['state']:<8} {call['id']}  {call['name']} {shorten(call['arguments'], _SHOWN_CHARS)}")
+    print(
+        f"{shown['run_id']}: {shown['state']}; `hotloop trace show {shown['trace_id'][:8]}` shows where its time went"
+    )
+    if "calls" in shown:
+        print(f"prompt  {shorten(shown['prompt'], _SHOWN_CHARS)}")
+        _print_calls(shown["calls"], "  ")
+
+
+def _print_calls(calls: list[dict[str, Any]], indent: str) -> None:
+    for call in calls:
+        doubt = "  (it may have run before)" if call["may_have_run"] else ""
+        said = f"{call['name']} {shorten(call['arguments'], _SHOWN_CHARS)}{doubt}"
+        print(f"{indent}{call['state']:<11} {call['id']}  {said}")
+        if inner := call.get("run"):
+            print(f"{indent}  {inner['run_id']}")
+            _print_calls(inner.get("calls", []), indent + "    ")
 
 
 @runs.command
@@ -164,11 +167,36 @@ def _render(row: "JournalRow") -> dict[str, Any]:
     return {name: value for name, value in values.items() if name != "owner"}
 
 
-def _calls(past: "Past") -> "Iterator[dict[str, str]]":
+def _describe(journal: "Journal", run_id: str) -> dict[str, Any]:
+    """A run, and in its last turn's calls the runs of sub-agents."""
+    from hotloop.agent.journal import read_past
+
+    row, entries = journal.read(run_id).result()
+    if not entries:
+        return _render(row)
+    past = read_past(row, entries)
+    prompt = " ".join(message.content for message in past.began.opening if message.role == "user")
+    calls = list(_calls(past))
+    for call in calls:
+        inner_id = "" if call["state"] in ("done", "failed") else journal.find(row.run_id, call["id"]).result()
+        if inner_id:
+            inner = _describe(journal, inner_id)
+            call |= {"run": inner, "state": inner["state"], "may_have_run": False}
+    return _render(row) | {"num_turns": past.num_turns, "prompt": prompt, "calls": calls}
+
+
+def _calls(past: "Past") -> "Iterator[dict[str, Any]]":
     opened = past.open
     for call in opened.message.tool_calls if opened else ():
         assert opened
-        returned = opened.outcomes.get(call.id)
-        known = ("failed" if returned.is_error else "done") if returned else ""
-        state = known or ("running" if call.id in opened.begun else "decided" if call.id in past.verdicts else "waits")
-        yield {"id": call.id, "name": call.name, "arguments": call.arguments, "state": state}
+        returned, is_cut = opened.outcomes.get(call.id), past.row.state != "running" and call.id in opened.running
+        if returned:
+            state = "failed" if returned.is_error else "done"
+        elif call.id in past.verdicts:
+            state = "decided"
+        elif call.id in opened.waiting or call.id not in opened.begun:
+            state = "waits"
+        else:
+            state = "cut off" if is_cut else "running"
+        arguments = {"id": call.id, "name": call.name, "arguments": call.arguments}
+        yield arguments | {"state": state, "may_have_run": is_cut}

@@ -113,6 +113,7 @@ class UpstreamFailed(HotloopError):
 
     def __init__(self, reason: str, *, stage: Stage, is_timeout: bool = False) -> None:
         super().__init__(f"{_WHAT_FAILED[stage]}: {reason}")
+        self.reason = reason
         self.stage: Stage = stage
         self.is_timeout = is_timeout
 

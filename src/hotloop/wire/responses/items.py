@@ -4,10 +4,11 @@
     {"type": "reasoning", "id": "rs_...", "summary": []}  a thought without its text, as some clients return it
 
 An item is found by its owner, and by an admin. Bounded in bytes and in number: the one not asked for longest
-goes first. Lives on the event loop.
+goes first. For any thread.
 """
 
 from collections.abc import Callable, Iterable
+from threading import Lock
 from typing import Any
 
 import msgspec
@@ -30,6 +31,7 @@ class UnknownItem(RequestError):
 class ItemStore:
     def __init__(self, max_items: int = MAX_ITEMS, max_bytes: int = MAX_BYTES) -> None:
         self._items: LruCache[str, tuple[str, Json]] = LruCache(max_bytes, max_items)
+        self._lock = Lock()
 
     def __len__(self) -> int:
         return len(self._items)
@@ -37,12 +39,15 @@ class ItemStore:
     def keep(self, items: Iterable[Json], owner: str) -> None:
         """Whoever had an id first keeps it: the ids of some engines' answers are their clients' to choose."""
         for item in items:
-            if (self._items.find(item["id"]) or (owner,))[0] == owner:
-                self._items.put(item["id"], (owner, item), 200 + len(msgspec.json.encode(item)))
+            cost = 200 + len(msgspec.json.encode(item))
+            with self._lock:
+                if (self._items.find(item["id"]) or (owner,))[0] == owner:
+                    self._items.put(item["id"], (owner, item), cost)
 
     def drop(self, items: Iterable[Json]) -> None:
-        for item in items:
-            self._items.pop(item["id"], None)
+        with self._lock:
+            for item in items:
+                self._items.pop(item["id"], None)
 
     def resolve(self, body: Json, may_read: MayRead) -> Json:
         """The body with the items that its input names. Raises UnknownItem for one that cannot be done without."""
@@ -55,7 +60,9 @@ class ItemStore:
     def _resolve(self, item: Field, may_read: MayRead) -> Any:
         if not _is_named(item.value):
             return item.value
-        owner, found = self._items.find(item.need("id").text()) or ("", None)
+        name = item.need("id").text()
+        with self._lock:
+            owner, found = self._items.find(name) or ("", None)
         found = found if may_read(owner) else None
         if not found and item.value.get("type") != "reasoning":
             why = "Items are not persisted when `store` is set to false, and the oldest make room for others"
