@@ -130,10 +130,15 @@ class Placement:
         views = [self._views[name] for name in among if name in self._views]
         return min(views, key=lambda view: (view.num_sessions / view.weight, view.load)).name if views else ""
 
-    def hand_on(self, session: str, name: str) -> None:
-        """Another replica has what a session's last one had cached."""
+    def is_at(self, session: str, name: str) -> bool:
+        """Whether it was there last."""
+        past = self._pasts.get(session)
+        return past is not None and past.home == name
+
+    def hand_on(self, session: str, source: str, name: str) -> None:
+        """Another replica has what a session's last one had cached, unless it went elsewhere meanwhile."""
         past, key = self._pasts.get(session), self._keys.find(session)
-        if past is None or key is None or name not in self._views:
+        if past is None or past.home != source or key is None or name not in self._views:
             return
         past.home = name
         self._index.insert(name, key)

@@ -45,9 +45,9 @@ async def hand_on(source: Replica, placement: Placement, list_targets: Callable[
     async def hand(session: str) -> None:
         async with gate:
             targets = {each.name: each for each in list_targets()}
-            name = placement.next_home(targets)
+            name = placement.next_home(targets) if placement.is_at(session, source.name) else ""
             if name and await _hand(source, targets[name], session):
-                placement.hand_on(session, name)
+                placement.hand_on(session, source.name, name)
                 handed.append(session)
 
     sessions = placement.sessions_at(source.name, MAX_SESSIONS)
