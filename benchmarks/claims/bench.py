@@ -46,6 +46,7 @@ class Scale:
     outputs: tuple[int, ...] = (8, 12, 16, 24, 96)
     num_user_turns: int = 4
     num_workers: int = 6
+    num_sub_agents: int = 4
     num_drafted: int = 64
     num_questions: int = 10
     """Of each of six kinds."""
@@ -78,6 +79,7 @@ QUICK = Scale(
     num_requests=4,
     num_user_turns=1,
     num_workers=1,
+    num_sub_agents=1,
     num_drafted=4,
     num_questions=1,
     num_jobs=1,

@@ -2,12 +2,11 @@
 
 unbatched    one request at a time, in the order they come
 alone        the machine is kept free for the user
-classes      all at once, the user before the fleet
+classes      all at once, background agents and sub-agents in the classes that they have
 one class    all at once, and nobody before anybody
 """
 
 import asyncio
-import statistics
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -18,6 +17,7 @@ from benchmarks.claims.bench import Bench
 from benchmarks.claims.published import PRIORITY
 from benchmarks.claims.result import Figure, Result
 from hotloop.bench.client import ChatClient
+from hotloop.bench.report import percentile
 from hotloop.bench.workload import AgentJob, generate_jobs
 from hotloop.core.errors import RemoteError
 
@@ -25,6 +25,9 @@ Gate = AbstractAsyncContextManager[Any]
 """What a request passes through; the whole of it."""
 
 _OPTIONS: Mapping[str, Any] = {"temperature": 0, "ignore_eos": True}
+_NUM_ROUNDS = 5  # of the user's turns, so that there is a p95
+
+Fleet = Sequence[tuple[AgentJob, str]]  # and their classes
 
 
 @dataclass(slots=True)
@@ -39,30 +42,20 @@ class Shared:
     def tokens_per_s(self) -> float:
         return self.num_tokens / self.wall_s if self.wall_s else 0.0
 
-    @property
-    def turn_s(self) -> float:
-        return statistics.median(self.turns_s)
-
 
 async def share(
-    client: ChatClient,
-    user: AgentJob,
-    fleet: Sequence[AgentJob],
-    priority: str,
-    salt: str = "",
-    *,
-    gate: Gate | None = None,
+    client: ChatClient, user: AgentJob, fleet: Fleet, salt: str = "", *, gate: Gate | None = None
 ) -> Shared:
-    """The user's turns one after the other, while the fleet, in this class, works without end. What was read with the
-    same salt need not be recomputed; what others have read is not found."""
+    """The user's turns one after the other, while the fleet works without end. What was read with the same salt need
+    not be recomputed; what others have read is not found."""
     await client.find_model()
     shared = Shared()
     options = {**_OPTIONS, "cache_salt": salt} if salt else _OPTIONS
     gate = gate or nullcontext()
-    workers = [asyncio.create_task(_work(client, job, priority, options, shared, gate)) for job in fleet]
+    workers = [asyncio.create_task(_work(client, *each, options, shared, gate)) for each in fleet]
     began_at = time.perf_counter()
     try:
-        for turn in user.turns:
+        for turn in user.turns * _NUM_ROUNDS:
             asked_at = time.perf_counter()
             asked: dict[str, Any] = {"session_id": user.id, "priority": "interactive", "max_tokens": turn.num_output}
             async with gate:
@@ -94,33 +87,37 @@ async def _work(
 
 def measure_priority(bench: Bench) -> Result:
     """Ways in turn; the first of each way reads what all of it share, and is not counted."""
-    num_turns, num_workers = bench.scale.num_user_turns, bench.scale.num_workers
-    user, *fleet = generate_jobs(num_jobs=num_workers + 1, num_turns=num_turns, num_output=16, system_chars=3000)
-    ways = {
-        "unbatched": (fleet, "interactive"),
-        "alone": ((), "background"),
-        "classes": (fleet, "background"),
-        "one class": (fleet, "interactive"),
+    scale = bench.scale
+    classes = ["background"] * scale.num_workers + ["workflow"] * scale.num_sub_agents
+    kind = {"num_turns": scale.num_user_turns, "num_output": 16, "system_chars": 3000}
+    user, *jobs = generate_jobs(num_jobs=len(classes) + 1, **kind)
+    ways: Mapping[str, Fleet] = {
+        "unbatched": [(job, "interactive") for job in jobs],
+        "alone": [],
+        "classes": list(zip(jobs, classes, strict=True)),
+        "one class": [(job, "interactive") for job in jobs],
     }
 
     async def run(url: str) -> dict[str, list[Shared]]:
         found: dict[str, list[Shared]] = {way: [] for way in ways}
         async with ChatClient(url) as client:
-            for way, (_, priority) in ways.items():
-                await share(client, user, [], priority, way)
+            for way in ways:
+                await share(client, user, [], way)
             for _ in range(bench.scale.repeats):
-                for way, (jobs, priority) in ways.items():
+                for way, fleet in ways.items():
                     gate = asyncio.Lock() if way == "unbatched" else None  # whose queue is first in, first out
-                    found[way].append(await share(client, user, jobs, priority, way, gate=gate))
+                    found[way].append(await share(client, user, fleet, way, gate=gate))
         return found
 
     with bench.serve() as server:
         found = asyncio.run(run(server.url))
-    return result_of(found, f"a user's turns of 16 tokens beside {num_workers} background agents")
+    beside = f"{scale.num_workers} background agents and {scale.num_sub_agents} sub-agents"
+    return result_of(found, f"a user's turns of 16 tokens beside {beside}")
 
 
 def result_of(found: Mapping[str, Sequence[Shared]], what: str) -> Result:
-    turns = {way: [each.turn_s for each in shared] for way, shared in found.items()}
+    turns = {way: [percentile(each.turns_s, 0.5) for each in shared] for way, shared in found.items()}
+    p95s = {way: [percentile(each.turns_s, 0.95) for each in shared] for way, shared in found.items()}
     rates = {way: [each.tokens_per_s for each in shared] for way, shared in found.items()}
     return Result(
         claim=PRIORITY,
@@ -130,6 +127,7 @@ def result_of(found: Mapping[str, Sequence[Shared]], what: str) -> Result:
             Figure("interactive turn", "s", turns["classes"], turns["unbatched"]),
             Figure("throughput beside the user alone", "tokens/s", rates["classes"], rates["alone"]),
             Figure("interactive turn beside the user alone", "s", turns["classes"], turns["alone"]),
+            Figure("its p95", "s", p95s["classes"], p95s["alone"]),
             Figure("that turn if all are of one class", "s", turns["one class"], turns["alone"]),
         ],
     )

@@ -125,14 +125,14 @@ def test_each_batching_is_against_unbatched():
 
 
 async def test_a_user_goes_before_the_fleet():
-    user, *fleet = generate_jobs(num_jobs=3, num_turns=2, num_output=4, system_chars=3000)
+    user, *jobs = generate_jobs(num_jobs=3, num_turns=2, num_output=4, system_chars=3000)
     with FakeServer() as server:
         async with ChatClient(server.url) as client:
-            shared = await share(client, user, fleet, "background")
-    assert len(shared.turns_s) == 2
+            shared = await share(client, user, list(zip(jobs, ("background", "workflow"), strict=True)))
+    assert len(shared.turns_s) == 10
     asked = list(zip(server.session_ids, (body["priority"] for body in server.bodies), strict=True))
     assert {priority for session, priority in asked if session == user.id} == {"interactive"}
-    assert {priority for session, priority in asked if session != user.id} <= {"background"}
+    assert {each for each in asked if each[0] != user.id} <= {(jobs[0].id, "background"), (jobs[1].id, "workflow")}
 
 
 class CountingLock(asyncio.Lock):
@@ -148,8 +148,8 @@ async def test_unbatched_is_one_request_at_a_time():
     gate = CountingLock()
     with CrowdedServer() as server:
         async with ChatClient(server.url) as client:
-            shared = await share(client, user, fleet, "interactive", gate=gate)
-    assert (len(shared.turns_s), server.num_most) == (3, 1)
+            shared = await share(client, user, [(job, "interactive") for job in fleet], gate=gate)
+    assert (len(shared.turns_s), server.num_most) == (15, 1)
     assert {*server.session_ids} >= {user.id, fleet[0].id}
     assert len(server.session_ids) <= gate.num_entered, "everybody's requests wait for the one before"
 
@@ -166,11 +166,11 @@ def test_classes_are_against_unbatched_and_against_the_user_alone():
 
 
 async def test_a_fleet_that_fails_is_no_measurement():
-    user, *fleet = generate_jobs(num_jobs=2, num_turns=3, num_output=4, system_chars=3000)
+    user, job = generate_jobs(num_jobs=2, num_turns=3, num_output=4, system_chars=3000)
     with FakeServer(failing=frozenset(range(100))) as server:
         async with ChatClient(server.url) as client:
             with pytest.raises(RemoteError, match="out of order"):
-                await share(client, user, fleet, "background")
+                await share(client, user, [(job, "background")])
 
 
 def test_prompts_of_a_loop_fit():

@@ -121,9 +121,9 @@ class Told(PrefillBudget):
 
     waiting: list[tuple[int, float]]
 
-    def begin(self, now: float, decoding: list[int], waiting: Any, num_waiting: int, lead: int) -> None:
+    def begin(self, now: float, decoding: list[int], waiting: Any, *others: Any) -> None:
         self.waiting = waiting
-        super().begin(now, decoding, waiting, num_waiting, lead)
+        super().begin(now, decoding, waiting, *others)
 
 
 def test_a_prompt_costs_what_is_not_cached_of_it_behind_what_is() -> None:

@@ -65,6 +65,7 @@ class PrefillBudget:
         self.limit(limits)
         self._left_s = math.inf
         self._class_left_s = [math.inf] * len(Priority)  # below 0: they had more than their share
+        self._guests_left_s = math.inf
         self._plain_ago_s = 0.0  # since a step prefilled nothing, without the time that lay idle
         self._shared_at = -math.inf
         self._max_solo_prefill = max_solo_prefill
@@ -77,7 +78,7 @@ class PrefillBudget:
     def learn(self, parts: Iterable[Slice], took_s: float) -> int:
         """A step of these took that long; returns how many tokens it prefilled."""
         self._plain_ago_s += took_s
-        prefills = _prefills(parts)
+        prefills = prefills_of(parts)
         if not prefills:
             rate = max(_LEARNING_RATE, min(1.0, self._plain_ago_s / PROBE_S)) if self.plain_s else 1.0
             self.plain_s += rate * (took_s - self.plain_s)
@@ -92,11 +93,18 @@ class PrefillBudget:
         return num_tokens
 
     def begin(
-        self, now: float, decoding: list[int], waiting: list[tuple[int, float]], num_waiting: int, lead: int
+        self,
+        now: float,
+        decoding: list[int],
+        waiting: list[tuple[int, float]],
+        num_waiting: int,
+        lead: int,
+        guests_s: float = math.inf,
     ) -> None:
         """A step begins: ranks of those who decode; rank and seconds of prefill of the first who do not yet and have a
-        place, and how many do not in all; the most urgent rank that runs.
+        place, and how many do not in all; the most urgent rank that runs; what `GuestShare` leaves to the others.
         """
+        self._guests_left_s = guests_s
         if len(decoding) + num_waiting > 1:
             self._shared_at = now
         self._left_s = self._max_solo_prefill * self.plain_s if self.plain_s else math.inf
@@ -121,11 +129,11 @@ class PrefillBudget:
 
     def has_room(self, rank: int) -> bool:
         """Whether this step may prefill any more for one of this rank."""
-        return min(self._left_s, self._class_left_s[rank]) > 0
+        return self._room_s(rank) > 0
 
     def num_tokens(self, rank: int, begin: int) -> float:
         """How many tokens behind the first `begin` it may still prefill for one of this rank."""
-        room_s = max(0.0, min(self._left_s, self._class_left_s[rank]))
+        room_s = max(0.0, self._room_s(rank))
         if room_s == math.inf:
             return math.inf
         linear_s = self.token_s + self.pair_s * begin
@@ -137,6 +145,8 @@ class PrefillBudget:
         cost_s = self.cost_s(begin, num_tokens)
         self._left_s -= cost_s
         self._class_left_s[rank] -= cost_s
+        if rank != Priority.INTERACTIVE:
+            self._guests_left_s -= cost_s
         for lower in range(rank + 1, len(Priority)):
             self._class_left_s[lower] = min(self._class_left_s[lower], self._guest_s(Priority(lower)))
 
@@ -146,7 +156,7 @@ class PrefillBudget:
 
     def prefill_s(self, parts: Iterable[Slice]) -> float:
         """How much longer a step of these is expected to take for what it prefills."""
-        return sum(self.cost_s(part.begin, part.num_tokens) for part in _prefills(parts))
+        return sum(self.cost_s(part.begin, part.num_tokens) for part in prefills_of(parts))
 
     def cost_s(self, begin: int, num_tokens: int) -> float:
         """What it takes to prefill so many tokens behind the first `begin`."""
@@ -155,6 +165,10 @@ class PrefillBudget:
     def rest_s(self, request: Request, num_tokens: int) -> float:
         """What the last so many tokens of a request take."""
         return self.cost_s(request.num_tokens - num_tokens, num_tokens)
+
+    def _room_s(self, rank: int) -> float:
+        room_s = min(self._left_s, self._class_left_s[rank])
+        return room_s if rank == Priority.INTERACTIVE else min(room_s, self._guests_left_s)
 
     def _at_once_s(self, waiting: list[tuple[int, float]], *, is_free: bool) -> float:
         """On a CPU: what the first prompt takes or, if that is long, the shortest of its class; if all are, what is not
@@ -196,5 +210,6 @@ class PrefillBudget:
         self.token_s, self.pair_s = nt / nn, 0.0
 
 
-def _prefills(parts: Iterable[Slice]) -> list[Slice]:
+def prefills_of(parts: Iterable[Slice]) -> list[Slice]:
+    """Those of a step that are chunks of prompts."""
     return [part for part in parts if part.end - part.begin > 1 and part.begin < part.request.num_prompt]

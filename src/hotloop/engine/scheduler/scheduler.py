@@ -27,6 +27,7 @@ from hotloop.engine.kvcache.retention import Retention
 from hotloop.engine.kvcache.sliding_window import SlidingWindowCache
 from hotloop.engine.kvcache.slots import StateSlots, WindowSlots
 from hotloop.engine.scheduler.fairness import Fairness, urgency
+from hotloop.engine.scheduler.guests import GuestShare
 from hotloop.engine.scheduler.prefill_budget import PrefillBudget
 from hotloop.engine.scheduler.prompt_order import PromptOrder
 from hotloop.engine.sessions.admission import Admission
@@ -78,6 +79,7 @@ class Scheduler:
             max_solo_prefill,
             config.class_limits,
         )
+        self.guests = GuestShare() if max_solo_prefill < math.inf else None
         self._order = PromptOrder(self.budget, self.max_step_tokens)
         self.waiting: dict[str, Request] = {}
         self.running: dict[str, Request] = {}
@@ -112,40 +114,12 @@ class Scheduler:
             return Step()
         self.fairness.begin_step(now, is_busy=bool(self.running))
         self.retention.now = self.admission.now = now
-        plan = StepPlan()
-        behind = []
-        for request in [*running]:
-            num_tokens = len(request.token_ids) + request.num_pending
-            if request.num_pending and request.is_about_to_end:
-                continue
-            missing = num_tokens - request.num_computed
-            if missing == 1 and num_tokens <= len(request.block_ids) * self.block_size and request.id in self.running:
-                plan.slices[request.id] = Slice(request, request.num_computed, num_tokens, wants_token=True)
-            elif missing > (self.block_size if request.num_computed >= len(request.prompt_ids) else 1):
-                behind.append(request)
-            elif request.id in self.running:  # it may have given way to one before it
-                self._grant(plan, request, self.states.cut(request, missing))
-        queue = self._queue(behind)
-        if not queue:
-            self.budget.rest()
-            return self._make_step(plan)
-        plan.num_decoding = sum([part.end - part.begin for part in plan.slices.values()])
-        plan.num_left = max(self.block_size, self.max_step_tokens - plan.num_decoding)
-        prompts = [each for each in queue if each.waits_for is Wait.TURN]  # others may have no place for long
-        lacking = {each: self._num_uncached(each) for each in prompts[:MAX_ORDERED]}
-        can_join = self._can_join(queue)
-        able = {each: num for each, num in lacking.items() if can_join or each.id in self.running}
-        self._begin_budget([part.request.rank for part in plan.slices.values()], len(prompts), able)
-        due = self._due(queue)
-        num_reserved = min(plan.num_left // 2 // self.budget.least, len(due)) * self.budget.least
-        plan.num_left -= num_reserved
-        self._prefill(plan, queue, able)
-        plan.num_left += num_reserved
-        for request in due:
-            if request.id not in plan.slices:
-                self._serve(plan, request, is_due=True)
-        first = plan.slices.get(queue[0].id)
-        self._order.settle(plan.num_prefilled, first.num_tokens if first else 0)
+        if self.guests:
+            self.guests.begin(now, running, (each for each in self.waiting.values() if self._may_begin(each)))
+        plan = self._plan()
+        if not plan.slices and self.guests and self.guests.are_held:
+            self.guests.let_go()  # whom they were held for was not let in
+            plan = self._plan()
         return self._make_step(plan)
 
     def extend(self, part: Slice, draft_ids: list[int], match_lengths: list[int | None]) -> None:
@@ -177,8 +151,11 @@ class Scheduler:
         """The step was computed, and the requests have the tokens that were chosen after it."""
         assert self._flying.popleft() is step
         self.retention.now = now
-        if took_s > 0 and (num_prefilled := self.budget.learn(step.slices, took_s)):
-            self.retention.learn(num_prefilled, max(0.0, took_s - self.budget.plain_s))
+        if took_s > 0:
+            if self.guests:
+                self.guests.learn(step.slices, took_s, self.budget)
+            if num_prefilled := self.budget.learn(step.slices, took_s):
+                self.retention.learn(num_prefilled, max(0.0, took_s - self.budget.plain_s))
         for part in step.slices:
             request = part.request
             request.num_pending -= part.wants_token
@@ -242,6 +219,60 @@ class Scheduler:
         self.pool.check(users)
         self.states.check(self.running.values())
 
+    @property
+    def _are_guests_held(self) -> bool:
+        return self.guests is not None and self.guests.are_held
+
+    def _may_begin(self, request: Request) -> bool:
+        """Whether it waits for nothing but its turn, as far as is known."""
+        return request.waits_for is Wait.TURN and request.retry_at <= self.fairness.now and not request.is_loading
+
+    def _plan(self) -> StepPlan:
+        plan = StepPlan()
+        queue = self._queue(self._decode(plan))
+        if queue:
+            self._compute_prompts(plan, queue)
+        else:
+            self.budget.rest()
+        return plan
+
+    def _decode(self, plan: StepPlan) -> list[Request]:
+        """The next token of all who decode, but for guests that are held; returns who lacks more than that."""
+        behind, are_held = [], self._are_guests_held
+        for request in [*self.running.values()]:
+            num_tokens = len(request.token_ids) + request.num_pending
+            if request.num_pending and request.is_about_to_end:
+                continue
+            missing = num_tokens - request.num_computed
+            if missing > (self.block_size if request.num_computed >= len(request.prompt_ids) else 1):
+                behind.append(request)
+            elif are_held and request.rank:
+                continue
+            elif missing == 1 and num_tokens <= len(request.block_ids) * self.block_size and request.id in self.running:
+                plan.slices[request.id] = Slice(request, request.num_computed, num_tokens, wants_token=True)
+            elif request.id in self.running:  # it may have given way to one before it
+                self._grant(plan, request, self.states.cut(request, missing))
+        return behind
+
+    def _compute_prompts(self, plan: StepPlan, queue: list[Request]) -> None:
+        plan.num_decoding = sum([part.end - part.begin for part in plan.slices.values()])
+        plan.num_left = max(self.block_size, self.max_step_tokens - plan.num_decoding)
+        prompts = [each for each in queue if each.waits_for is Wait.TURN]  # others may have no place for long
+        lacking = {each: self._num_uncached(each) for each in prompts[:MAX_ORDERED]}
+        can_join = self._can_join(queue)
+        able = {each: num for each, num in lacking.items() if can_join or each.id in self.running}
+        self._begin_budget([part.request.rank for part in plan.slices.values()], len(prompts), able)
+        due = self._due(queue)
+        num_reserved = min(plan.num_left // 2 // self.budget.least, len(due)) * self.budget.least
+        plan.num_left -= num_reserved
+        self._prefill(plan, queue, able)
+        plan.num_left += num_reserved
+        for request in due:
+            if request.id not in plan.slices:
+                self._serve(plan, request, is_due=True)
+        first = plan.slices.get(queue[0].id)
+        self._order.settle(plan.num_prefilled, first.num_tokens if first else 0)
+
     def _make_step(self, plan: StepPlan) -> Step:
         slices = list(plan.slices.values())
         self.states.assign(slices)
@@ -275,7 +306,9 @@ class Scheduler:
     def _begin_budget(self, decoding: list[int], num_prompts: int, lacking: dict[Request, int]) -> None:
         prefills = [(each.rank, self.budget.rest_s(each, num)) for each, num in lacking.items()]
         lead = min((each.rank for each in self.running.values()), default=len(Priority))
-        self.budget.begin(self.fairness.now, decoding, prefills, num_prompts, lead)
+        self.budget.begin(
+            self.fairness.now, decoding, prefills, num_prompts, lead, self.guests.chunks_s if self.guests else math.inf
+        )
 
     def _can_join(self, queue: list[Request]) -> bool:
         """Whether the first of the waiting has room, so that none behind it takes it away."""
@@ -290,10 +323,11 @@ class Scheduler:
 
     def _serve(self, plan: StepPlan, request: Request, *, is_due: bool = False) -> None:
         """Let a request compute as much as it may; one that is due the least that is worth a step."""
-        room = min(plan.num_left, self.budget.least) if is_due else plan.num_left
+        least = 1 if self._are_guests_held else self.budget.least
+        room = min(plan.num_left, least) if is_due else plan.num_left
         if room <= 0 or not (is_due or self.budget.has_room(request.rank)):
             return
-        is_worth_it = room >= min(self.block_size, request.num_uncomputed)  # to admit a request: less cannot be shared
+        is_worth_it = is_due or room >= min(self.block_size, request.num_uncomputed)  # to be admitted: to share a block
         if request.id not in self.running and not (is_worth_it and self._try_admit(plan, request)):
             return
         num_tokens = self._advance(plan, request, room, is_due=is_due)
@@ -328,7 +362,7 @@ class Scheduler:
         count = int(min(missing, budget, self.budget.num_tokens(request.rank, request.num_computed)))
         if is_due or not plan.num_prefilled:  # every step that prefills advances at least one request
             count = min(missing, budget, max(count, self.budget.least))
-        if count < missing:
+        if count < missing and not (is_due and self._are_guests_held):
             count = self._chunk(plan, request, count)
         count = self.states.cut(request, count)
         if count <= 0 or not self._grant(plan, request, count):
