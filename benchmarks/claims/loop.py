@@ -10,6 +10,7 @@ what it says it did.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 
 import httpx
 import numpy as np
@@ -30,6 +31,9 @@ _WORD = " and"
 _PROTECTIONS = ("exact_turns", "canonical_tools", "move_volatile_lines", "late_system_as_user", "retention")
 WAYS = {"without reuse": ("prefix_cache",), "a prefix cache alone": _PROTECTIONS, "all of hotloop": ()}
 """What each way leaves out."""
+
+Counts = Sequence[Sequence[float]]
+"""Of each way the tokens of each turn."""
 
 
 class Loop:
@@ -90,12 +94,6 @@ def results_of(repeats: Sequence[Sequence[Loop]]) -> list[Result]:
 
     return [
         Result(
-            claim=TOKENS,
-            what=f"the first {_SHORT} steps; blocks of so many tokens are found whole or not at all",
-            figures=[figure("prefilled", "tokens", lambda loop: sum(loop.all(prefilled)[:_SHORT]))],
-            growth=growth(lambda loop: loop.all(prefilled)),
-        ),
-        Result(
             claim=FLAT,
             what=loop,
             figures=[
@@ -116,25 +114,41 @@ def results_of(repeats: Sequence[Sequence[Loop]]) -> list[Result]:
 
 def measure_tokens(bench: Bench) -> list[Result]:
     """What no model changes: how many tokens are prefilled and found."""
-    repeats = range(bench.scale.repeats)
-    with bench.serve_tiny("prefix_cache") as naive, bench.serve_tiny() as ours:
-        jobs = [fit_job(naive.url, [1000 * number for number in _TEN], i) for i in repeats]
-        ways = [[float(sum(map(prefilled, replay_turns(each.url, [job])))) for job in jobs] for each in (naive, ours)]
-        saved = [_saved(ours.url, i) for i in repeats]
-    model = "a tiny model, whose tokens are counted as any other's"
+    repeats, last = range(bench.scale.repeats), bench.scale.steps[-1]
+    with ExitStack() as stack:
+        urls = [stack.enter_context(bench.serve_tiny(*disabled)).url for disabled in WAYS.values()]
+        loops = [_counted(urls, [_FIRST + step * _STEP for step in range(last)], i) for i in repeats]
+        tens = [_counted(urls, [1000 * number for number in _TEN], 100 + i) for i in repeats]
+        return tokens_of(loops, tens, [_saved(urls[-1], i) for i in repeats])
+
+
+def tokens_of(loops: Sequence[Counts], tens: Sequence[Counts], saved: Sequence[float]) -> list[Result]:
+    model = "a tiny model, whose tokens are counted as any other's; blocks of 32 tokens are found whole or not at all"
+    naive, ours = ([sum(each[i]) for each in tens] for i in (0, -1))
+    short = ([sum(each[i][:_SHORT]) for each in loops] for i in (-1, 0))
     return [
+        Result(
+            claim=TOKENS,
+            what=f"the first {_SHORT} steps of {len(loops[0][0])} of a loop; {model}",
+            figures=[Figure("prefilled", "tokens", *short)],
+            growth=dict(zip(WAYS, loops[0], strict=True)),
+        ),
         Result(
             claim=TEN,
             what=f"10 steps of 1,000 tokens and 1,000 more each; {model}",
-            figures=[Figure("prefilled naively", "tokens", ways[0]), Figure("with reuse", "tokens", ways[1])],
+            figures=[Figure("prefilled naively", "tokens", naive), Figure("with reuse", "tokens", ours)],
         ),
         Result(
             claim=SAVED,
-            what=f"ten calls of {_NUM_SHARED:,} tokens in common and {_NUM_OWN} of their own, one after the other; "
-            f"{model}; blocks are found whole or not at all",
+            what=f"ten calls of {_NUM_SHARED:,} tokens in common and {_NUM_OWN} of their own, one by one; {model}",
             figures=[Figure("saved", "tokens", saved)],
         ),
     ]
+
+
+def _counted(urls: Sequence[str], sizes: Sequence[int], number: int) -> Counts:
+    job = fit_job(urls[0], sizes, number)
+    return [[prefilled(turn) for turn in replay_turns(url, [job])] for url in urls]
 
 
 def _saved(url: str, repeat: int) -> float:

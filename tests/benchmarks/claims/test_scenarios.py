@@ -48,7 +48,6 @@ from benchmarks.claims.published import (
     THREE,
     TIERS,
     TOGETHER,
-    TOKENS,
     TOOLS,
     UNOPTIMISED,
 )
@@ -200,18 +199,11 @@ def test_a_loop_as_it_was_published():
 
     reused = loop(0, 200, 500, 800, 1100, 2300)
     results = {each.claim: each for each in loop_results([(loop(*[0] * 6), reused, reused)] * 3)}
-    prefilled = results[TOKENS].figure("prefilled")
-    assert (prefilled.baseline, prefilled.ours) == ([4000] * 3, [1400] * 3)
-    assert {name: values[8] for name, values in results[TOKENS].growth.items()} == {
-        "without reuse": 2600,
-        "a prefix cache alone": 300,
-        "all of hotloop": 300,
-    }
     assert results[FLAT].figure("step 5 over step 2").ours == [pytest.approx(1.0)] * 3
     assert results[FLAT].figure("step 9 over step 2").baseline == [pytest.approx(2.61 / 0.51)] * 3
     assert results[SHARE].figure("prefill").ours == [pytest.approx(12.6 / (12.6 + 0.09))] * 3
     assert results[RECOMPUTED].figure("recomputed").ours == [pytest.approx((12.6 - 2.6) / (12.6 + 0.09))] * 3
-    assert all(CLAIMS[claim].holds(results[claim]) for claim in (TOKENS, FLAT, SHARE, RECOMPUTED))
+    assert all(CLAIMS[claim].holds(results[claim]) for claim in (FLAT, SHARE, RECOMPUTED))
 
 
 @pytest.fixture
@@ -221,7 +213,12 @@ def bench() -> Iterator[Bench]:
 
 
 def test_tokens_are_counted_on_a_tiny_model_as_on_any(bench: Bench):
-    ten, prefix = measure_tokens(bench)
+    loop, ten, prefix = measure_tokens(bench)
+    prefilled = loop.figure("prefilled")
+    assert 3_980 < prefilled.baseline[0] <= 4000
+    assert 1_380 < prefilled.ours[0] < 1400 + 5 * 32
+    assert [*loop.growth] == ["without reuse", "a prefix cache alone", "all of hotloop"]
+    assert {len(turns) for turns in loop.growth.values()} == {5}
     [naive], [ours] = (ten.figure(name).ours for name in ("prefilled naively", "with reuse"))
     assert (ten.claim, prefix.claim) == (TEN, SAVED)
     assert 54_900 < naive <= 55_000
