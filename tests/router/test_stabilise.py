@@ -131,7 +131,7 @@ async def test_late_tools_are_told_where_every_replica_can_be_told(
     sent = json.loads(mirror.seen[-1]["raw"])
     assert len(sent["tools"]) == (1 if is_told else 2)
     assert ("can also call" in sent["messages"][-1]["content"]) is is_told
-    assert ("told of behind the history" in response.headers["x-hotloop-stabilised"]) is is_told
+    assert ("described after the history" in response.headers["x-hotloop-stabilised"]) is is_told
 
 
 async def test_anthropic_is_told_of_late_tools_with_the_betas_that_takes(mirror: Mirror, route: Any) -> None:

@@ -146,8 +146,8 @@ def test_what_was_done_is_told() -> None:
     with saying(*["ok"] * 4) as serving:
         body = {"tools": [FIND, DEFERRED], "messages": [*SEARCHED, system(REMOVED)]}
         changes = post(serving.http, "/v1/messages", max_tokens=9, **body)["usage"]["hotloop"]["changes"]
-        assert "tools: late came late, and are told of behind messages[2]" in changes
-        assert "tools: that search went is told behind messages[2]" in changes
+        assert "tools: late added later, described after messages[2]" in changes
+        assert "tools: search removed, noted after messages[2]" in changes
         body = {"tools": [FIND], "messages": SEARCHED}
         changes = post(serving.http, "/v1/messages", max_tokens=9, **body)["usage"]["hotloop"]["changes"]
         assert "tools: late named in the conversation, not defined: left out" in changes

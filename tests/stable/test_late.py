@@ -150,8 +150,8 @@ def test_what_was_done_is_told_in_few_words() -> None:
     many = tuple(tool(f"t{i}" * 50) for i in range(100))
     told = tell_late({3: LateTools(many, ("gone",))})
     assert [len(line) < 700 for line in told] == [True, True]
-    assert told[0].endswith("and 95 more came late, and are told of behind messages[3]")
-    assert told[1] == "tools: that gone went is told behind messages[3]"
+    assert told[0].endswith("and 95 more added later, described after messages[3]")
+    assert told[1] == "tools: gone removed, noted after messages[3]"
 
 
 @pytest.mark.parametrize("source", [CHATML, WITH_TOOLS, HOISTING, REFUSING])
@@ -163,7 +163,7 @@ def test_a_prompt_begins_as_the_one_before_it(source: str) -> None:
         second = prompts.chat(grown)
         assert second.text.startswith(first.text)
         assert "can also call" in second.text[len(first.text) :]
-        assert any("came late" in change for change in second.changes)
+        assert any("added later" in change for change in second.changes)
         assert prompts.chat(grown).token_ids == second.token_ids
 
 

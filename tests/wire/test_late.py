@@ -1,4 +1,4 @@
-"""Tools that come in mid-session: the beginning of the body stays, and every tool is told of once."""
+"""Tools that appear mid-session: the beginning of the body stays, and every tool is described once."""
 
 import json
 from copy import deepcopy
@@ -44,7 +44,7 @@ def test_a_tool_that_comes_late_is_told_behind_the_message_that_was_the_newest(a
     told = second[field][2]["content"]
     assert told[0] == USER[1]["content"][0]
     assert f'"name": "c", "description": "", "parameters": {json.dumps(SCHEMA)}' in told[1]["text"]
-    assert "late_tools: c told of behind the history" in changes
+    assert "late_tools: c described after the history" in changes
     third, _ = put(stabiliser, api, THIRD, "abc")
     assert third["tools"] == first["tools"]
     assert third[field][:3] == second[field], "what was told stays where it was told"
@@ -57,7 +57,7 @@ def test_what_goes_stays_in_the_head_and_its_end_is_told() -> None:
     sent, changes = put(stabiliser, "chat", SECOND, "ab")
     assert names_of(sent) == "abc"
     assert "can no longer be called: c" in sent["messages"][2]["content"][1]["text"]
-    assert changes == ("late_tools: that c went is told behind the history",)
+    assert changes == ("late_tools: c removed, noted after the history",)
 
 
 def test_anthropic_is_told_by_changes_in_a_message_of_the_systems() -> None:

@@ -391,8 +391,8 @@ class RouterConfig(ListenerConfig):
     """Put prompts in a stable form before they are placed and sent, so that any replica finds again what it has cached
     (see docs/routing.md)."""
     tell_late_tools: bool = False
-    """With `stabilise`: tools that come in the middle of a session are told of behind its history instead of in front
-    of it, at vLLM and Anthropic (see docs/routing.md)."""
+    """With `stabilise`, at vLLM and Anthropic: describe tools that appear mid-session after the conversation so far,
+    and leave the tool list as it was, so that the cached prefix stays valid (see docs/routing.md)."""
     resume_streams: bool = True
     """Whether a stream whose replica is lost goes on at another one, where that can be done (see docs/routing.md)."""
     move_kv: bool = True

@@ -98,7 +98,7 @@ class ReplicaKind:
     pays_marks: bool = False
     """Whether `cache_control` is what makes it cache."""
     late_tools: LateWay = ""
-    """How it can be told of tools that come in mid-session, but for their place among the others."""
+    """How tools that appear mid-session can be described to it without a change of its tool list."""
     salted: frozenset[Api] = frozenset()
     """The APIs in which a `cache_salt` keeps prefixes apart."""
 

@@ -127,11 +127,11 @@ def tell_late(late: Late) -> tuple[str, ...]:
     for i, change in sorted(late.items()):
         if change.added:
             names = name_some([tool.name for tool in change.added])
-            told.append(f"tools: {names} came late, and are told of behind messages[{i}]")
+            told.append(f"tools: {names} added later, described after messages[{i}]")
         if change.again:
-            told.append(f"tools: that {name_some(change.again)} came again is told behind messages[{i}]")
+            told.append(f"tools: {name_some(change.again)} added again, noted after messages[{i}]")
         if change.removed:
-            told.append(f"tools: that {name_some(change.removed)} went is told behind messages[{i}]")
+            told.append(f"tools: {name_some(change.removed)} removed, noted after messages[{i}]")
     return tuple(told)
 
 

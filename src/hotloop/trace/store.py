@@ -426,7 +426,7 @@ class TraceStore:
     def answered(
         self, limit: int, *, since_ns: int, until_ns: int = _FOREVER_NS, tenant: str | None = None
     ) -> list[AnsweredRequest]:
-        """The requests of those runs as a server told of them, else as a router did; the newest first."""
+        """The requests of those runs: what servers recorded, or routers where no server did; the newest first."""
         asked = since_ns, until_ns, tenant, limit
         rows = self._query(_SERVED, *asked) or self._query(_PASSED_ON, *asked)
         with self._readable():

@@ -1,4 +1,4 @@
-"""Tools that come in mid-session, told in a body where they came: its `tools` stay those that the session began with.
+"""Tools that appear mid-session, described in a body where they appeared: `tools` stays as the session began.
 
 words     behind the message that was the newest then, a line of JSON each: where a call of any name is read
 changes   a system message with `tool_addition` and `tool_removal`: Anthropic's API
@@ -67,8 +67,8 @@ def render_changes(late: LateTools) -> Json:
 def tell_changes(late: Mapping[int, LateTools]) -> tuple[str, ...]:
     added = [tool.name for change in late.values() for tool in change.added]
     removed = [name for change in late.values() for name in change.removed]
-    told = [f"late_tools: {name_some(added)} told of behind the history"] if added else []
-    return (*told, f"late_tools: that {name_some(removed)} went is told behind the history") if removed else (*told,)
+    told = [f"late_tools: {name_some(added)} described after the history"] if added else []
+    return (*told, f"late_tools: {name_some(removed)} removed, noted after the history") if removed else (*told,)
 
 
 def _as_tool(tool: Json) -> Tool:

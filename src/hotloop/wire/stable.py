@@ -88,7 +88,7 @@ class Stabiliser:
         """The fields that are to be others, None where one is to be left out, and what was done. The `tools` of the
         body may be as they came, `Raw`; parts of it are changed in place. `has_calls`: there may be some in it.
         `pays_marks`: where nothing is marked, marks are placed; `cache_key` is OpenAI's, where the body has none.
-        `late_tools`: how those are told that come in mid-session, if they are not to be put with the others."""
+        `late_tools`: how tools that appear mid-session are described, if they are not to join the tool list."""
         fields, changes = Json(), list[str]()
         given = msgspec.json.encode(body.get("tools"))
         tools, has_moved = self._sort_tools(given, scope)
