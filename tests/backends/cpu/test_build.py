@@ -5,6 +5,7 @@ import platform
 import shutil
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -107,6 +108,30 @@ def test_apples_compilers_are_told_a_cpu(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_machine_that_no_library_is_for_gets_none(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="riscv64"):
         build.build_for_wheel(tmp_path, "riscv64")
+
+
+def test_a_wheel_has_one_library_for_each_kind_of_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled, linked = list[Path](), dict[str, list[str]]()
+
+    def pretend(path: Path, arguments: tuple[str, ...], program: Sequence[str] = ()) -> None:
+        if "-shared" in arguments:
+            linked[path.name] = [each for each in arguments if each.endswith(".o")]
+        else:
+            compiled.append(path)
+
+    monkeypatch.setattr(build, "_compile", pretend)
+    monkeypatch.setattr(build.platform, "system", lambda: "Linux")
+    monkeypatch.setattr(build.importlib.util, "find_spec", lambda name: object())
+    for machine in ("x86_64", "aarch64", "arm64"):
+        libraries, _ = build.build_for_wheel(tmp_path, machine)
+        assert [path.name for path in libraries] == [f"decoder-{march}.so" for march in build._CPUS[machine]]
+        assert sorted(linked) == sorted(path.name for path in libraries)
+        used = [each for objects in linked.values() for each in objects]
+        assert sorted(used) == sorted(map(str, compiled)), "each object is compiled once, for one library"
+        for name, objects in linked.items():
+            assert len(objects) == (6 if "sapphirerapids" in name else 4), "the decoder, and attention for each type"
+        compiled.clear()
+        linked.clear()
 
 
 def test_the_best_of_what_this_cpu_can_run_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
