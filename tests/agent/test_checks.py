@@ -172,5 +172,22 @@ async def test_a_tool_that_nobody_can_approve_is_told_before_the_model_is_asked(
     model = ScriptedModel(lambda ask: "done")
     with pytest.raises(ConfigError, match=r"'pay' needs approval.*approve="):
         await Agent(model, [pay]).run("go")
+    clerk = Agent(ScriptedModel([ScriptedCall("pay"), "paid"]), [pay])
+    with pytest.raises(ConfigError, match=r"'ask: pay' needs approval.*approve="):
+        await Agent(model, [clerk.as_tool("ask", "Asks.")]).run("go")
     asks: list[Ask] = model.asks
     assert asks == []
+
+
+async def test_tools_of_a_sub_agent_are_approved_by_its_caller() -> None:
+    paid: list[int] = []
+
+    @tool(needs_approval=True)
+    def pay(amount: int) -> None:
+        paid.append(amount)
+
+    clerk = Agent(ScriptedModel([ScriptedCall("pay", amount=5), "paid"]), [pay])
+    script = [ScriptedCall("ask", prompt="pay"), "done"]
+    lead = Agent(ScriptedModel(script), [clerk.as_tool("ask", "Asks.")], approve=lambda call: True)
+    assert (await lead.run("go")).output == "done"
+    assert paid == [5]

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
@@ -149,19 +150,30 @@ class Uncertain(ToolCall):
     __slots__ = ()
 
 
+class WaitingCall(NamedTuple):
+    """A call that somebody has to decide on, and its run: servers may give calls of two sub-agents the same id."""
+
+    run_id: str
+    call: ToolCall
+
+
 class ApprovalPending(HotloopError):
     """The run has ended until somebody decides: `hotloop runs approve RUN CALL`, or `agent.resume(run_id,
-    approvals={call_id: True})`."""
+    approvals={call_id: True})`. Where calls of two sub-agents have one id, `(each.run_id, each.call.id)` of `waiting`
+    says which is meant."""
 
-    def __init__(self, run_id: str, calls: Sequence[ToolCall]) -> None:
-        named = ", ".join(f"{call.name} ({call.id}{_describe_doubt(call)})" for call in calls)
+    def __init__(self, run_id: str, waiting: Sequence[WaitingCall]) -> None:
+        named = ", ".join(f"{each.call.name} ({_describe(each, run_id)})" for each in waiting)
         super().__init__(f"the run {run_id} waits for a decision on {named}: `hotloop runs approve` takes it")
         self.run_id = run_id
-        self.calls = tuple(calls)
+        self.waiting = tuple(waiting)
+        self.calls = tuple(each.call for each in waiting)
 
 
-def _describe_doubt(call: ToolCall) -> str:
-    return ", which may have run before" if isinstance(call, Uncertain) else ""
+def _describe(waiting: WaitingCall, run_id: str) -> str:
+    whose = "" if waiting.run_id == run_id else f" of the run {waiting.run_id}"
+    doubt = ", which may have run before" if isinstance(waiting.call, Uncertain) else ""
+    return f"{waiting.call.id}{whose}{doubt}"
 
 
 class RunStopped(HotloopError):
@@ -199,7 +211,7 @@ class RunJournal:
     def __init__(self, journal: Journal | None, run_id: str, num_told: int = 0) -> None:
         self._journal = journal
         self._num_told = num_told
-        self._run_id = run_id
+        self.run_id = run_id
         self._failure: BaseException | None = None
         self._said = 0  # characters of this turn's text that were written down, and thoughts
         self._num_thoughts = 0
@@ -222,7 +234,7 @@ class RunJournal:
         self._said, self._num_thoughts = len(text), len(thoughts)
         if not self._journal:
             return
-        written = self._journal.write(self._run_id, _entry(note, call.id), is_synced=waits)
+        written = self._journal.write(self.run_id, _entry(note, call.id), is_synced=waits)
         self._watch(written)
         if waits:
             await self._settle(written)
@@ -231,7 +243,7 @@ class RunJournal:
         """A tool has ended; with `waits` that is committed then. Raises HotloopError if it cannot be."""
         if not self._journal:
             return
-        written = self._journal.write(self._run_id, _entry(note, note.call_id))
+        written = self._journal.write(self.run_id, _entry(note, note.call_id))
         self._watch(written)
         if waits:
             await self._settle(written)
@@ -245,12 +257,12 @@ class RunJournal:
 
     def note(self, note: Note, call_id: str = "") -> None:
         if self._journal:
-            self._watch(self._journal.write(self._run_id, _entry(note, call_id)))
+            self._watch(self._journal.write(self.run_id, _entry(note, call_id)))
 
     async def heard(self) -> list[Note]:
         """What other processes have written since this was asked last."""
         assert self._journal, "where nothing is written nobody else writes"
-        row, entries = await asyncio.wrap_future(self._journal.read(self._run_id, _TOLD))
+        row, entries = await asyncio.wrap_future(self._journal.read(self.run_id, _TOLD))
         new, self._num_told = entries[self._num_told :], len(entries)
         return [_decode(row, entry) for entry in new]
 
@@ -266,7 +278,7 @@ class RunJournal:
         """Of a run that is done nothing that was said is kept."""
         if self._journal:
             note = _entry(Ended(state, error))
-            self._watch(self._journal.end(self._run_id, note, state, keeps_entries=state != "done"))
+            self._watch(self._journal.end(self.run_id, note, state, keeps_entries=state != "done"))
 
     def _watch(self, written: "Future[None]") -> None:
         written.add_done_callback(self._look)

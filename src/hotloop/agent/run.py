@@ -449,8 +449,8 @@ class RunLoop:
             if self._settings.can_prefill_ahead:
                 await prefill_ahead(self._settings.model, calls, lambda results: self._ask(said, *results))
             await asyncio.wait([each.task for each in calls])
-        if waits_for := [call for each in calls for call in each.waits_for]:
-            raise ApprovalPending(self._run.id, waits_for)
+        if waiting := [found for each in calls for found in each.waits_for]:
+            raise ApprovalPending(self._run.id, waiting)
         usage = turn.answer.ended.usage
         if said:
             self.conversation.add(said)
