@@ -12,8 +12,9 @@ from tests.agent.runs import end_of, listen, of
 from hotloop.agent.agent import Agent
 from hotloop.agent.compaction import Compaction
 from hotloop.agent.events import CallFinished, Compacted, RunStarted, TurnStarted
-from hotloop.agent.journal import ApprovalPending, Uncertain, cancel, read_past
+from hotloop.agent.journal import ApprovalPending, Uncertain
 from hotloop.agent.model import Ask
+from hotloop.agent.past import cancel, read_past
 from hotloop.agent.scripted import Part, ScriptedCall, ScriptedModel
 from hotloop.agent.tools.consent import Approval
 from hotloop.agent.tools.tool import tool

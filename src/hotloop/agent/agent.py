@@ -21,10 +21,10 @@ from hotloop.agent.compaction import Compaction
 from hotloop.agent.conversation import Conversation, Prompt, user_message
 from hotloop.agent.events import Event, RunEnded
 from hotloop.agent.fallback import FallbackModel
-from hotloop.agent.journal import Past, decide, give_back, take_over
 from hotloop.agent.limits import Limits, Run
 from hotloop.agent.model import Model
 from hotloop.agent.open_model import open_model
+from hotloop.agent.past import Past, decide, give_back, take_over
 from hotloop.agent.plan.run import PlannedRun
 from hotloop.agent.run import RunLoop
 from hotloop.agent.run_stream import Result, RunOptions, RunStream, Steered

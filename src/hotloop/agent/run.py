@@ -23,7 +23,6 @@ from hotloop.agent.journal import (
     ApprovalPending,
     Began,
     HandedOver,
-    Past,
     Replaced,
     RunJournal,
     RunStopped,
@@ -33,6 +32,7 @@ from hotloop.agent.journal import (
 )
 from hotloop.agent.limits import LimitReached, Run, RunUsage, price
 from hotloop.agent.model import Ask
+from hotloop.agent.past import Past
 from hotloop.agent.prefill_ahead import prefill_ahead, read_until
 from hotloop.agent.retelling import Emit
 from hotloop.agent.settings import Equipment, RunSettings
