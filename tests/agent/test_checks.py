@@ -179,6 +179,20 @@ async def test_a_tool_that_nobody_can_approve_is_told_before_the_model_is_asked(
     assert asks == []
 
 
+@pytest.mark.parametrize("role", ["validators", "input_guards", "output_guards"])
+async def test_a_context_that_a_function_misses_is_told_before_the_model_is_asked(role: str) -> None:
+    def look(text: str, user: Context[User]) -> None: ...
+
+    model = ScriptedModel(lambda ask: "done")
+    agent = Agent(model, **{role: [look]})
+    lead = Agent(model, [agent.as_tool("ask", "Asks.")])
+    for each, who in ((agent, "look"), (lead, "'ask'")):
+        with pytest.raises(ConfigError, match=rf"{who} wants a User.*context="):
+            await each.run("go")
+    assert model.asks == []
+    assert (await agent.run("go", context=[User("Ada")])).output == "done"
+
+
 async def test_tools_of_a_sub_agent_are_approved_by_its_caller() -> None:
     paid: list[int] = []
 

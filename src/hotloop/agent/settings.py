@@ -45,6 +45,10 @@ class RunSettings:
     source: str = ""
     """The file that the agent is from, for who wants to go on with its runs."""
 
+    @property
+    def functions(self) -> tuple[ContextFunction, ...]:
+        return (*self.validators, *self.input_guards, *self.output_guards)
+
 
 @dataclass(frozen=True, slots=True)
 class Equipment:
@@ -69,6 +73,8 @@ class Equipment:
         return replace(self, settings=settings)
 
     def check(self, run_context: RunContext) -> None:
-        """Raise ConfigError if something is missing that one of the tools needs."""
+        """Raise ConfigError if something is missing that one of the tools, validators and guards needs."""
         run_context.check(self.tools)
+        for function in self.settings.functions:
+            function.check(run_context)
         check_approver(self.tools, self.settings.approve)
