@@ -108,6 +108,13 @@ SERVING = (
 )
 """Until they are told to stop, which they have to do cleanly. The model is a tiny one."""
 
+SAMPLE = [
+    line
+    for line in SERVING
+    if line.startswith(("hotloop serve --host", "hotloop route --host", "hotloop serve-agent", "hotloop trace"))
+]
+"""Those of them in `make test`: each is a process."""
+
 
 def commands() -> set[str]:
     """As they stand on the pages: lines of shell blocks, and what follows a `$` where output is shown."""
@@ -245,6 +252,7 @@ def hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
+@pytest.mark.long
 def test_models_of_a_hub_are_pulled_shown_removed_and_served(hub: None, folder: Path) -> None:
     run(folder, "hotloop", "pull", "Qwen/Qwen3-4B")
     said = [run(folder, *shlex.split(line)) for line in OF_A_HUB]
@@ -254,6 +262,7 @@ def test_models_of_a_hub_are_pulled_shown_removed_and_served(hub: None, folder: 
     assert model["id"] == "Qwen/Qwen3-4B-Instruct-2507"
 
 
+@pytest.mark.long
 @pytest.mark.model
 @pytest.mark.parametrize("line", OF_THE_DEFAULT_MODEL)
 def test_it_does_so_with_the_default_model(line: str, folder: Path, default_model_path: Path) -> None:
@@ -261,7 +270,9 @@ def test_it_does_so_with_the_default_model(line: str, folder: Path, default_mode
     run(folder, *shlex.split(line))
 
 
-@pytest.mark.parametrize("line", SERVING)
+@pytest.mark.parametrize(
+    "line", [pytest.param(line, marks=[pytest.mark.long] * (line not in SAMPLE)) for line in SERVING]
+)
 def test_it_serves_until_it_is_told_to_stop(
     line: str, folder: Path, recorded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.properties import examples
 from tests.server.calls import write_call
 from tests.server.serving import HELLO, MODEL, Routing, Serving
 from tests.server.test_late_tools import claude_tool, item_tool, post, references, result, saying
@@ -217,7 +218,7 @@ ITEMS = st.one_of(
 def test_any_mix_of_them_is_answered_or_refused() -> None:
     with Serving() as serving:
 
-        @settings(max_examples=150, deadline=None)
+        @settings(max_examples=examples(150), deadline=None)
         @given(DECLARED, st.lists(TURN, min_size=1, max_size=5), st.lists(ITEMS, min_size=1, max_size=6))
         def check(tools: list[Any], messages: list[Any], items: list[Any]) -> None:
             bodies = {"messages": {"tools": tools, "messages": messages}, "responses": {"input": items}}

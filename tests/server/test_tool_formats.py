@@ -16,7 +16,7 @@ TOOLS: list[Any] = [
 CALLS: list[tuple[str, dict[str, Any]]] = [("weather", {"city": 'Paris, "Ö"\n<b>', "days": 3}), ("now", {})]
 
 
-@pytest.mark.parametrize("choice", ["auto", "required"])
+@pytest.mark.parametrize("choice", ["auto", pytest.param("required", marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", TEMPLATED)
 def test_calls_are_told_and_cached(name: str, choice: str) -> None:
     prose = "Let me see.\n" if choice == "auto" else ""
@@ -42,7 +42,7 @@ def test_calls_are_told_and_cached(name: str, choice: str) -> None:
 
 # A closing tag that is several tokens is not begun where there is no room: the first of them could be text.
 @pytest.mark.parametrize("name", [name for name in TEMPLATED if "special" in name and "minimax" not in name])
-@pytest.mark.parametrize("max_tokens", [250, 255])
+@pytest.mark.parametrize("max_tokens", [pytest.param(250, marks=pytest.mark.long), 255])
 def test_a_call_is_closed_in_the_room_there_is(name: str, max_tokens: int) -> None:
     answer = write_call(name, "weather", {"city": "x" * 1000})
     with Serving(script=[answer], template=calling_template(name), tokenizer=FORMATS[name][1]) as serving:
