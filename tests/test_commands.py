@@ -38,7 +38,7 @@ LIST = ROOT / "docs" / "contributing.md"
 SPEC = tiny_spec("qwen2", num_layers=1)
 
 BY_OTHERS = {
-    ".ci/run": ("make check", "make test"),
+    ".ci/run": ("make check", "make test", "make test-long"),
     "tests/test_docs.py": ("hotloop lint examples/clock.requests.jsonl",),
     "tests/cli/test_light.py": ("hotloop serve",),
     "tests/test_commands.py": ('hotloop run weather.py "Is it warmer in Paris or in Rome?"',),
