@@ -8,7 +8,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 from hypothesis import HealthCheck, Phase
-from tests.properties import FEW, USUAL
+from tests.properties import FEW, USUAL, mark_sampled
 
 from hotloop.backends.cpu import build
 from hotloop.core.config import DEFAULT_MODEL
@@ -57,8 +57,10 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest come first: no worker is left alone with one in the end."""
+    mark_sampled(items)
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 

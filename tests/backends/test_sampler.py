@@ -118,6 +118,7 @@ def test_min_p_keeps_what_is_likely_enough() -> None:
     assert support(row, min_p=1.0) == {int(row.argmax())}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("vocab", [3, 256, 257, 400])
 def test_the_ends_of_the_distribution(vocab: int) -> None:
     row = np.zeros(vocab, np.float32)

@@ -88,6 +88,7 @@ def test_calls_beside_and_inside_thoughts(answer: str, parts: list[tuple[str, An
     assert read(answer) == parts
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", FORMATS)
 def test_every_family_may_think_before_it_calls(family: str) -> None:
     call = write_call(family, "f", {"a": 1, "b": "</think>"})

@@ -29,9 +29,9 @@ CHAT = "/v1/chat/completions"
 
 
 @asynccontextmanager
-async def process(*args: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+async def process(module: str, *args: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
     """A process, and the line it writes when it is ready."""
-    command = (sys.executable, "-m", "tests.fuzz.greedy", *args)
+    command = (sys.executable, "-m", f"tests.fuzz.{module}", *args)
     child = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, limit=1 << 24)
     assert child.stdout
     try:
@@ -109,7 +109,7 @@ async def ask_forever(url: httpx.URL, number: int, is_over: asyncio.Event, told:
     [pytest.param(50, 60, marks=pytest.mark.long, id="many"), pytest.param(5, 1, id="few")],
 )
 async def test_greedy_clients_take_nothing_from_others(tmp_path: Path, num_others: int, max_at_once: int) -> None:
-    async with process("serve", str(tmp_path)) as (server, line):
+    async with process("greedy", str(tmp_path)) as (server, line):
         url = httpx.URL(line)
         address = url.host, url.port or 0
         told, is_over = Counter[str](), asyncio.Event()

@@ -34,7 +34,8 @@ def test_of_many_changes_some_are_told() -> None:
     assert told[-1].startswith("and ")
 
 
-@pytest.mark.parametrize("choice", ["auto", pytest.param("required", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("choice", ["auto", "required"])
 def test_tools_that_are_too_large_together_are_enforced_in_part(choice: str) -> None:
     sizes = [{"enum": ["x" * 100 + str(j) for j in range(300)]}, {"type": "string"}]
     tools = [tool for size in sizes for tool in make_tools(10, {"type": "object", "properties": {"a": size}})]

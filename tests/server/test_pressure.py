@@ -126,6 +126,7 @@ def gain(tool_time: ToolTime, share_lost: float = 0.0, num_worlds: int = 2) -> f
     return statistics.fmean(gains)
 
 
+@pytest.mark.long
 def test_agents_who_come_back_soon_are_worth_waiting_for() -> None:
     assert gain(lognormal(2.0), num_worlds=4) > 1.25
 

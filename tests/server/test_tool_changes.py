@@ -74,6 +74,7 @@ def num_tokens(http: httpx.Client, path: str, body: Any) -> Any:
     return post(http, path, **body)["input_tokens"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("path", "body", "name"), MARKED)
 @pytest.mark.parametrize("is_routed", [False, True])
 def test_what_was_found_can_be_called(path: str, body: dict[str, Any], name: str, is_routed: bool) -> None:
