@@ -49,6 +49,7 @@ cors_origins = ["http://localhost:3000"]
 disable = ["retention", "drafts"]
 
 [classes]
+interactive_share = 0.9
 workflow_wait_s = 0.05
 background_wait_s = 0.5
 background_share = 0.1

@@ -57,7 +57,7 @@ agent = Agent(
     tools=[weather, trains, book, advisor],
     instructions="You plan trips by train. Look up what you do not know, and ask for all you need at once.",
     speculation=SpeculativeTools(),
-    compaction=Compaction(window_tokens=8_000),
+    compaction=Compaction(window_tokens=8_000, task="summary"),
     max_tokens=200,
     limits=Limits(turns=8),
     name="travel",

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.chat_server import Call, ChatServer
+from benchmarks.chat_server import Call, ChatServer
 
 PAGE = Path(__file__).parents[1] / "docs" / "coming-from.md"
 BLOCKS = re.findall(r"## (.*?)\n```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)

@@ -1,32 +1,26 @@
 """The agents of examples/four_tools that are installed: the same work, and what becomes of it after a kill."""
 
-import importlib.util
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.chat_server import Call, ChatServer
+from benchmarks.chat_server import Call, ChatServer
+from benchmarks.four_tools import (
+    FOLDER,
+    INSTALLED,
+    NEEDED,
+    FourToolsReport,
+    Script,
+    Work,
+    next_calls,
+    render_calls,
+    start,
+)
+from tests.server.serving import Serving
 
-FOLDER = Path(__file__).parents[1] / "examples" / "four_tools"
-NEEDED = {"with_hotloop": "hotloop", "with_pydantic_ai": "pydantic_ai", "with_agents_sdk": "agents"}
-INSTALLED = [name for name, package in NEEDED.items() if importlib.util.find_spec(package)]
 NUM_PAYMENTS_AFTER_A_KILL = {"with_hotloop": 1, "with_pydantic_ai": 2, "with_agents_sdk": 2}
-SOURCES = os.pathsep.join(filter(None, sys.path))
-FIRST = {"stock": "{}", "price": "{}", "archive": "{}"}
-
-
-def next_calls(messages: list[dict[str, Any]]) -> dict[str, str]:
-    """What is still to be called, by what has been answered; what could not be reached is asked for once more."""
-    names = {call["id"]: call["function"]["name"] for message in messages for call in message.get("tool_calls") or ()}
-    results = [message for message in messages if message["role"] == "tool"]
-    done = {names[each["tool_call_id"]] for each in results if "unreachable" not in str(each["content"])}
-    left = {name: FIRST[name] for name in FIRST if name not in done}
-    return left or ({} if "pay" in done else {"pay": '{"amount": 5}'})
 
 
 class Server(ChatServer):
@@ -46,11 +40,7 @@ class Server(ChatServer):
             if self.hold:
                 self.hold.wait()
             return "Ordered."
-        salt = len(body["messages"])
-        return [
-            {"id": f"call_{salt}_{name}", "type": "function", "function": {"name": name, "arguments": arguments}}
-            for name, arguments in calls.items()
-        ]
+        return render_calls(calls, len(body["messages"]))
 
 
 Serve = Callable[..., Server]
@@ -71,12 +61,6 @@ def serve() -> Iterator[Serve]:
         server.shutdown()
         thread.join()
         server.server_close()
-
-
-def start(name: str, url: str, folder: Path) -> "subprocess.Popen[str]":
-    command = [sys.executable, str(FOLDER / f"{name}.py"), url, str(folder / "effects")]
-    environ = os.environ | {"PYTHONPATH": SOURCES, "HOTLOOP_TRACE": str(folder / "trace.db")}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ)
 
 
 @pytest.mark.parametrize("name", INSTALLED)
@@ -109,3 +93,17 @@ def test_what_each_does_after_it_was_killed(name: str, serve: Serve, tmp_path: P
 @pytest.mark.parametrize("name", NEEDED)
 def test_all_three_are_python(name: str):
     compile((FOLDER / f"{name}.py").read_text("utf-8"), name, "exec")
+
+
+def test_the_benchmark_counts_what_a_server_read():
+    asked = {"messages": [{"role": "user", "content": "Order lamps."}], "tools": []}
+    with Serving() as serving:
+        script = Script(serving.url, "a")
+        calls = [script(asked), script(asked)]
+    names = [[call["function"]["name"] for call in each if isinstance(call, dict)] for each in calls]
+    assert names == [["stock", "price", "archive"]] * 2
+    assert script.num_asked == 2
+    assert 0 < script.num_prompt / 2 < script.num_computed < script.num_prompt
+    report = FourToolsReport({"with_hotloop": [Work(1.0, 2.0, 2, script.num_prompt, script.num_computed)]})
+    assert report.to_table().row_count == 1
+    assert report.to_json()["with_hotloop"][0]["num_prompt"] == script.num_prompt

@@ -172,5 +172,36 @@ async def test_a_tool_that_nobody_can_approve_is_told_before_the_model_is_asked(
     model = ScriptedModel(lambda ask: "done")
     with pytest.raises(ConfigError, match=r"'pay' needs approval.*approve="):
         await Agent(model, [pay]).run("go")
+    clerk = Agent(ScriptedModel([ScriptedCall("pay"), "paid"]), [pay])
+    with pytest.raises(ConfigError, match=r"'ask: pay' needs approval.*approve="):
+        await Agent(model, [clerk.as_tool("ask", "Asks.")]).run("go")
     asks: list[Ask] = model.asks
     assert asks == []
+
+
+@pytest.mark.parametrize("role", ["validators", "input_guards", "output_guards"])
+async def test_a_context_that_a_function_misses_is_told_before_the_model_is_asked(role: str) -> None:
+    def look(text: str, user: Context[User]) -> None: ...
+
+    model = ScriptedModel(lambda ask: "done")
+    agent = Agent(model, **{role: [look]})
+    lead = Agent(model, [agent.as_tool("ask", "Asks.")])
+    for each, who in ((agent, "look"), (lead, "'ask'")):
+        with pytest.raises(ConfigError, match=rf"{who} wants a User.*context="):
+            await each.run("go")
+    assert model.asks == []
+    assert (await agent.run("go", context=[User("Ada")])).output == "done"
+
+
+async def test_tools_of_a_sub_agent_are_approved_by_its_caller() -> None:
+    paid: list[int] = []
+
+    @tool(needs_approval=True)
+    def pay(amount: int) -> None:
+        paid.append(amount)
+
+    clerk = Agent(ScriptedModel([ScriptedCall("pay", amount=5), "paid"]), [pay])
+    script = [ScriptedCall("ask", prompt="pay"), "done"]
+    lead = Agent(ScriptedModel(script), [clerk.as_tool("ask", "Asks.")], approve=lambda call: True)
+    assert (await lead.run("go")).output == "done"
+    assert paid == [5]

@@ -238,6 +238,15 @@ def test_two_tools_of_a_name() -> None:
         ToolExecutor([*Tools().make(), *Tools().make()])
 
 
+def test_a_tool_that_nobody_can_approve() -> None:
+    @tool(needs_approval=True)
+    def pay() -> None: ...
+
+    with pytest.raises(ConfigError, match="'pay' needs approval"):
+        ToolExecutor([pay])
+    ToolExecutor([pay], approve=lambda call: True)
+
+
 async def test_images_in_results_are_in_the_messages() -> None:
     cat = Attachment.of(b"\x89PNG", "image/png")
 

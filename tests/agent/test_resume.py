@@ -12,8 +12,9 @@ from tests.agent.runs import end_of, listen, of
 from hotloop.agent.agent import Agent
 from hotloop.agent.compaction import Compaction
 from hotloop.agent.events import CallFinished, Compacted, RunStarted, TurnStarted
-from hotloop.agent.journal import ApprovalPending, Uncertain, cancel, read_past
+from hotloop.agent.journal import ApprovalPending, Uncertain
 from hotloop.agent.model import Ask
+from hotloop.agent.past import cancel, read_past
 from hotloop.agent.scripted import Part, ScriptedCall, ScriptedModel
 from hotloop.agent.tools.consent import Approval
 from hotloop.agent.tools.tool import tool
@@ -51,6 +52,14 @@ class Failing(ScriptedModel):
             raise RemoteError("nobody is there")
         async for event in super().stream(ask):
             yield event
+
+
+class Renaming(ScriptedModel):
+    """Gives each call the same id."""
+
+    async def stream(self, ask: Ask) -> AsyncGenerator[WireEvent, None]:
+        async for event in super().stream(ask):
+            yield CallOpened(event.index, "call_0", event.name) if isinstance(event, CallOpened) else event
 
 
 class Holding:
@@ -217,11 +226,6 @@ async def test_what_was_approved_is_not_done_twice_unless_that_is_approved(trace
 async def test_a_decision_is_not_of_another_call_of_the_same_id(tracer: StoreTracer) -> None:
     """Some servers number the calls of each answer from 0."""
     effects = Effects()
-
-    class Renaming(ScriptedModel):
-        async def stream(self, ask: Ask) -> AsyncGenerator[WireEvent, None]:
-            async for event in super().stream(ask):
-                yield CallOpened(event.index, "call_0", event.name) if isinstance(event, CallOpened) else event
 
     script = [[ScriptedCall("write", line="a"), ScriptedCall("write", line="b")], ScriptedCall("write", line="c"), "ok"]
     writer = tool(needs_approval=True)(effects.write)
@@ -486,3 +490,25 @@ async def test_a_resumed_run_has_its_prefix_read_while_its_calls_run(tracer: Sto
     assert [m.content for m in read.messages] == ["Be brief.", "go", "Now. "]
     assert read.session_id == model.asks[0].session_id == model.asks[1].session_id
     assert read.tools == model.asks[1].tools
+
+
+async def test_calls_of_two_sub_agents_with_one_id_are_decided_on_apart(tracer: StoreTracer) -> None:
+    """Some servers number the calls of each answer from 0."""
+    effects = Effects()
+    writer = tool(needs_approval=True)(effects.write)
+    clerks = [
+        Agent(Renaming([ScriptedCall("write", line=line), "done"]), [writer], name=line).as_tool(f"ask_{line}", "Asks.")
+        for line in ("a", "b")
+    ]
+    script = [[ScriptedCall("ask_a", prompt="go"), ScriptedCall("ask_b", prompt="go")], "ok"]
+    lead = Agent(ScriptedModel(script), clerks, tracer=tracer, approve=lambda call: Approval.later())
+    with pytest.raises(ApprovalPending) as pending:
+        await lead.run("go")
+    run_id, waiting = pending.value.run_id, pending.value.waiting
+    assert {call.id for _, call in waiting} == {"call_0"}
+    assert all(each.run_id in str(pending.value) for each in waiting)
+    with pytest.raises(ConfigError, match="name the sub-agent's run"):
+        await lead.resume(run_id, approvals={"call_0": True})
+    verdicts = {(each.run_id, each.call.id): each.call.arguments == '{"line": "b"}' for each in waiting}
+    assert (await lead.resume(run_id, approvals=verdicts)).output == "ok"
+    assert effects.done == ["b"]

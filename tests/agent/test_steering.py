@@ -19,9 +19,10 @@ from hotloop.agent.events import (
     SubAgentEvent,
     TurnFinished,
 )
-from hotloop.agent.journal import RunStopped, cancel, pause, send
+from hotloop.agent.journal import RunStopped
 from hotloop.agent.limits import Limits
 from hotloop.agent.model import Ask
+from hotloop.agent.past import cancel, pause, send
 from hotloop.agent.run_stream import RunStream
 from hotloop.agent.scripted import Part, ScriptedCall, ScriptedModel
 from hotloop.agent.tools.tool import tool

@@ -65,14 +65,18 @@ async def test_what_nobody_waits_for_is_background(task: str) -> None:
 
 
 @pytest.mark.parametrize("own_model", [False, True])
-async def test_a_summary_is_background_and_a_task_of_its_own(own_model: bool) -> None:
+@pytest.mark.parametrize("task", [None, "summary"])
+async def test_a_summary_is_background_and_of_its_agents_task_unless_it_is_said(
+    own_model: bool, task: str | None
+) -> None:
+    """So the tier that has to go on from it writes it."""
     small, model = ScriptedModel(lambda _: "in short"), ScriptedModel(lambda _: "hello")
-    compaction = Compaction(window_tokens=100, num_kept=1, model=small if own_model else None)
+    compaction = Compaction(window_tokens=100, num_kept=1, model=small if own_model else None, task=task)
     said = [Message("user", "x" * 50), *[Message("assistant", "y" * 50), Message("user", "z" * 50)] * 4]
-    await listen(Agent(model, compaction=compaction), conversation=Conversation(said))
+    await listen(Agent(model, compaction=compaction, task="qa"), conversation=Conversation(said))
     asked = small if own_model else model
-    assert steps(asked)[0] == (Priority.BACKGROUND, "summary")
-    assert steps(model)[-1] == (Priority.INTERACTIVE, "")
+    assert steps(asked)[0] == (Priority.BACKGROUND, task or "qa")
+    assert steps(model)[-1] == (Priority.INTERACTIVE, "qa")
     assert len(small.asks) == own_model
 
 

@@ -21,10 +21,10 @@ from hotloop.agent.compaction import Compaction
 from hotloop.agent.conversation import Conversation, Prompt, user_message
 from hotloop.agent.events import Event, RunEnded
 from hotloop.agent.fallback import FallbackModel
-from hotloop.agent.journal import Past, decide, give_back, take_over
 from hotloop.agent.limits import Limits, Run
 from hotloop.agent.model import Model
 from hotloop.agent.open_model import open_model
+from hotloop.agent.past import Past, decide, give_back, take_over
 from hotloop.agent.plan.run import PlannedRun
 from hotloop.agent.run import RunLoop
 from hotloop.agent.run_stream import Result, RunOptions, RunStream, Steered
@@ -35,7 +35,7 @@ from hotloop.agent.tools.dispatch import Caller
 from hotloop.agent.tools.handoff import Handoff
 from hotloop.agent.tools.results import ResultCache
 from hotloop.agent.tools.source import OpenTools, ToolSource
-from hotloop.agent.tools.sub_agent import SubAgent
+from hotloop.agent.tools.sub_agent import SubAgent, approvals_of
 from hotloop.agent.tools.tool import FINAL_ANSWER, AgentTool, FinalAnswer, FunctionTool, RunContext, ToolOptions
 from hotloop.core.errors import ConfigError, HotloopError
 from hotloop.core.message import Message
@@ -47,6 +47,9 @@ from hotloop.trace.tracer import Tracer
 from hotloop.wire.hints import parse_class
 
 T = TypeVar("T", default=str)
+
+Approvals = Mapping[str, bool | str] | Mapping[tuple[str, str], bool | str]
+"""What was decided about calls, by id, or by run and id."""
 
 _NO_RUN = Run("", "")
 """Stands for the run that there will be."""
@@ -160,17 +163,18 @@ class Agent(Generic[T]):
         return RunStream(partial(self._stream, PlannedRun, prompt, options))
 
     async def resume(
-        self, run_id: str, *, context: Sequence[Any] = (), approvals: Mapping[str, bool | str] | None = None
+        self, run_id: str, *, context: Sequence[Any] = (), approvals: Approvals | None = None
     ) -> Result[T]:
         """Go on with a run that was interrupted, that waits or was paused, or that failed, from its journal: here or on
         another day.
 
-        `approvals` decides on calls it waits for, by their ids. Raises RunTaken if another process runs it.
+        `approvals` decides on calls it waits for, by id, or by (run, id) where calls of two sub-agents have one id.
+        Raises RunTaken if another process runs it.
         """
         return await self.stream_resume(run_id, context=context, approvals=approvals).result()
 
     def stream_resume(
-        self, run_id: str, *, context: Sequence[Any] = (), approvals: Mapping[str, bool | str] | None = None
+        self, run_id: str, *, context: Sequence[Any] = (), approvals: Approvals | None = None
     ) -> RunStream[T]:
         """`resume` as it happens. Closing the iterator cancels the run, which can be resumed once more."""
         return RunStream(partial(self._resume, run_id, context, approvals))
@@ -219,7 +223,9 @@ class Agent(Generic[T]):
     def as_tool(self, name: str, description: str, *, traits: ToolOptions | None = None) -> SubAgent:
         """This agent as a tool of another: a call is a run, charged to the caller, whose limits hold for it, too."""
         wants = [wanted for tool in self.tools if not isinstance(tool, ToolSource) for wanted in tool.wants]
-        return SubAgent(self.run, name, description, traits or ToolOptions(timeout_s=None), wants)
+        wants += [wanted for function in self.settings.functions for wanted in function.wants]
+        needs = [need for tool in self.tools for need in ([] if self.settings.approve else approvals_of(tool))]
+        return SubAgent(self.run, name, description, traits or ToolOptions(timeout_s=None), wants, needs)
 
     def as_handoff(self, name: str, description: str) -> Handoff:
         """A tool of another agent, whose call gives this one the conversation: it answers in the other's place."""
@@ -277,12 +283,12 @@ class Agent(Generic[T]):
         self,
         run_id: str,
         context: Sequence[Any],
-        approvals: Mapping[str, bool | str] | None,
+        approvals: Approvals | None,
         begin: Callable[[Steered], None],
     ) -> AsyncGenerator[Event, None]:
         journal = _journal_of(self.settings)
-        for call_id, verdict in (approvals or {}).items():
-            await decide(journal, run_id, call_id, verdict)
+        for key, verdict in (approvals or {}).items():
+            await decide(journal, *((run_id, key) if isinstance(key, str) else key), verdict)
         past = await take_over(journal, run_id)
         kind = PlannedRun if past.begins_with_plan else RunLoop
         async with aclosing(self._go(kind, past.conversation, context, (), past, begin)) as events:

@@ -30,6 +30,7 @@ class ContextFunction:
 
     def __init__(self, function: Callable[..., Any], num_arguments: int, role: str) -> None:
         self.name = getattr(function, "__name__", type(function).__name__)
+        self._role = role
         self._function = function
         hints = get_type_hints(function, include_extras=True) if inspect.isroutine(function) else {}
         parameters = inspect.signature(function).parameters.values()
@@ -39,6 +40,14 @@ class ContextFunction:
         if len(own) != num_arguments:
             takes = f"{num_arguments or 'no'} argument{'' if num_arguments == 1 else 's'}"
             raise ConfigError(f"{role} {self.name} must take {takes} beside things of the context, not {len(own)}")
+
+    @property
+    def wants(self) -> tuple[type, ...]:
+        return tuple(self._wanted.values())
+
+    def check(self, run_context: RunContext) -> None:
+        """Raise ConfigError if something is missing that it wants."""
+        run_context.require(f"{self._role} {self.name}", self.wants)
 
     async def call(self, run_context: RunContext, *values: Any) -> Any:
         things: dict[str, Any] = {name: run_context.find(kind) for name, kind in self._wanted.items()}

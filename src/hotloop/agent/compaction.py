@@ -39,10 +39,12 @@ class Compaction:
     """How many of the last messages stay as they are, or a few more."""
     max_summary_tokens: int = 1024
     model: Model | None = None
-    """Who writes the summary; the agent's own model if not given, which is a smaller one behind a router with tiers."""
+    """Who writes the summary; the agent's own model if not given."""
     priority: Priority | None = None
     """Background if not given, as of any summary."""
-    task: str = "summary"
+    task: str | None = None
+    """Its agent's own if not given: a router with tiers then asks the tier that goes on from the summary and has the
+    conversation cached. "summary" sends it to the smallest."""
 
     def __post_init__(self) -> None:
         if self.window_tokens < 1 or not 0 < self.fill <= 1 or self.num_kept < 0:
@@ -67,8 +69,8 @@ class Compaction:
             choice="none",
             schema=None,
             max_tokens=self.max_summary_tokens,
-            priority=choose_class(self.priority, self.task, usual=ask.priority),
-            task=self.task,
+            priority=choose_class(self.priority, "summary", usual=ask.priority),
+            task=ask.task if self.task is None else self.task,
         )
         answer = PartialAnswer()
         async with aclosing((self.model or model).stream(wanted)) as events:

@@ -35,6 +35,7 @@ from hotloop.agent.speculation import RunSpeculation, SpeculativeTools
 from hotloop.agent.tools.consent import Approve, Consent
 from hotloop.agent.tools.dispatch import Dispatcher, EarlyCall, Pending
 from hotloop.agent.tools.results import ResultCache
+from hotloop.agent.tools.sub_agent import check_approver
 from hotloop.agent.tools.tool import AgentTool, FromContext, FunctionTool, RunContext, ToolError
 from hotloop.agent.wire import anthropic, openai
 from hotloop.core.errors import ConfigError, HotloopError, RemoteError
@@ -75,6 +76,7 @@ class ToolExecutor:
             raise ConfigError("there are two tools of one name: give one of them another, tool(name=...)")
         run_context = RunContext([Run("executor", "executor"), *context])
         run_context.check(each)
+        check_approver(each, approve)
         emit = on_event or (lambda event: None)
         self._is_all_early = early == "all"
         results = ResultCache().open("executor", "executor")

@@ -23,7 +23,6 @@ from hotloop.agent.journal import (
     ApprovalPending,
     Began,
     HandedOver,
-    Past,
     Replaced,
     RunJournal,
     RunStopped,
@@ -33,6 +32,7 @@ from hotloop.agent.journal import (
 )
 from hotloop.agent.limits import LimitReached, Run, RunUsage, price
 from hotloop.agent.model import Ask
+from hotloop.agent.past import Past
 from hotloop.agent.prefill_ahead import prefill_ahead, read_until
 from hotloop.agent.retelling import Emit
 from hotloop.agent.settings import Equipment, RunSettings
@@ -449,8 +449,8 @@ class RunLoop:
             if self._settings.can_prefill_ahead:
                 await prefill_ahead(self._settings.model, calls, lambda results: self._ask(said, *results))
             await asyncio.wait([each.task for each in calls])
-        if waits_for := [call for each in calls for call in each.waits_for]:
-            raise ApprovalPending(self._run.id, waits_for)
+        if waiting := [found for each in calls for found in each.waits_for]:
+            raise ApprovalPending(self._run.id, waiting)
         usage = turn.answer.ended.usage
         if said:
             self.conversation.add(said)

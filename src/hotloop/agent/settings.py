@@ -11,8 +11,8 @@ from hotloop.agent.model import Model
 from hotloop.agent.speculation import SpeculativeTools
 from hotloop.agent.tools.consent import Approve, OnUncertain
 from hotloop.agent.tools.results import ResultCache
+from hotloop.agent.tools.sub_agent import check_approver
 from hotloop.agent.tools.tool import AgentTool, FinalAnswer, RunContext
-from hotloop.core.errors import ConfigError
 from hotloop.core.prices import Prices
 from hotloop.core.request import Priority
 from hotloop.trace.tracer import Tracer
@@ -45,6 +45,10 @@ class RunSettings:
     source: str = ""
     """The file that the agent is from, for who wants to go on with its runs."""
 
+    @property
+    def functions(self) -> tuple[ContextFunction, ...]:
+        return (*self.validators, *self.input_guards, *self.output_guards)
+
 
 @dataclass(frozen=True, slots=True)
 class Equipment:
@@ -69,9 +73,8 @@ class Equipment:
         return replace(self, settings=settings)
 
     def check(self, run_context: RunContext) -> None:
-        """Raise ConfigError if something is missing that one of the tools needs."""
+        """Raise ConfigError if something is missing that one of the tools, validators and guards needs."""
         run_context.check(self.tools)
-        for tool in self.tools:
-            if tool.traits.needs_approval and self.settings.approve is None:
-                need = f"the tool {tool.spec.name!r} needs approval, and nobody is there to give it"
-                raise ConfigError(f"{need}: Agent(..., approve=...), or `hotloop run --approve`")
+        for function in self.settings.functions:
+            function.check(run_context)
+        check_approver(self.tools, self.settings.approve)

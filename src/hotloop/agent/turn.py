@@ -17,8 +17,9 @@ from typing import NamedTuple
 
 from hotloop.agent import events
 from hotloop.agent.conversation import Mark
-from hotloop.agent.journal import OpenTurn, RunJournal
+from hotloop.agent.journal import RunJournal
 from hotloop.agent.model import Ask, Model, PartialAnswer
+from hotloop.agent.past import OpenTurn
 from hotloop.agent.predict.history import call_key
 from hotloop.agent.retelling import Emit, Retelling
 from hotloop.agent.speculation import RunSpeculation

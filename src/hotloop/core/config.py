@@ -60,7 +60,7 @@ FEATURES: tuple[Feature, ...] = get_args(Feature)
 
 CLASS_SETTINGS = (
     *("interactive_wait_s", "workflow_wait_s", "background_wait_s"),
-    *("workflow_share", "background_share", "promotion_s"),
+    *("interactive_share", "workflow_share", "background_share", "promotion_s"),
 )
 """Fields of `EngineConfig` that may stand in the table [classes] of a file."""
 RELOADABLE = frozenset(
@@ -106,6 +106,8 @@ class ClassLimits:
     """It waits for them no longer, as long as there is room."""
     max_share: float = 1.0
     """Of the time, for prefilling its prompts."""
+    min_share: float = 0.0
+    """Of the time, on a CPU, beside all less urgent ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +145,9 @@ class EngineConfig:
     """Maximum seconds for which workflow requests are held back for interactive ones, if there is room for them."""
     background_wait_s: float = 0.5
     """The same for background requests, which are held back for both."""
+    interactive_share: float = 0.9
+    """Smallest share of the time for interactive requests while they run on a CPU, where each row makes a step longer;
+    all others, their prompts and their answers, have the rest together."""
     workflow_share: float = 0.5
     """Largest share of the time for prefilling workflow prompts while interactive requests run."""
     background_share: float = 0.1
@@ -216,7 +221,7 @@ class EngineConfig:
     def class_limits(self) -> tuple[ClassLimits, ...]:
         """One for each `Priority`."""
         return (
-            ClassLimits(self.interactive_wait_s),
+            ClassLimits(self.interactive_wait_s, min_share=self.interactive_share),
             ClassLimits(self.workflow_wait_s, self.workflow_share),
             ClassLimits(self.background_wait_s, self.background_share),
         )

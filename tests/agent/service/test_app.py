@@ -16,8 +16,8 @@ from mcp.client.streamable_http import streamable_http_client
 from tests.threads import ThreadedServer
 
 from hotloop.agent.agent import Agent
-from hotloop.agent.journal import decide, read_past
 from hotloop.agent.model import Ask
+from hotloop.agent.past import decide, read_past
 from hotloop.agent.scripted import ScriptedCall, ScriptedModel
 from hotloop.agent.service.server import AgentServer
 from hotloop.agent.tools.consent import Approval

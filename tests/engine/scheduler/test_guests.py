@@ -13,10 +13,10 @@ from tests.engine.turning import Loop, make_scheduler, prompt
 
 from hotloop.core.config import EngineConfig
 from hotloop.core.request import Priority, Request
-from hotloop.engine.scheduler.guests import MAX_HELD, SHARE
-from hotloop.engine.scheduler.prefill_budget import MOMENT_S, prefills_of
+from hotloop.engine.scheduler.prefill_budget import MAX_HELD, MOMENT_S, prefills_of
 from hotloop.engine.step import Step
 
+SHARE = 1 - EngineConfig().interactive_share
 ROW_S, STEP_S, TOKEN_S = 0.002, 0.012, 0.0005
 
 
@@ -62,6 +62,28 @@ def test_an_interactive_answer_takes_little_longer_than_alone(num_guests: int) -
     assert (loop.now - began_at) / alone_s == pytest.approx(longest, rel=0.03)
     guests_s = ROW_S * (sum(each.num_output for each in guests) - before)
     assert guests_s == pytest.approx(SHARE * (loop.now - began_at), rel=0.2), "and theirs is what is left"
+
+
+def test_their_share_is_a_setting() -> None:
+    loop = on_cpu()
+    decoding(loop, 12)
+    loop.scheduler.limit_classes(EngineConfig(interactive_share=0.5))
+    began_at = loop.now
+    for _ in range(200):
+        turn(loop)
+    assert loop.now - began_at == pytest.approx(2 * 200 * (STEP_S + ROW_S), rel=0.05)
+
+
+def test_whom_an_interactive_request_leaves_are_served_at_once() -> None:
+    loop = on_cpu()
+    decoding(loop, 8)
+    while loop.scheduler.budget.are_held:
+        turn(loop)
+    late = loop.add("late", prompt(60, 50_000), Priority.BACKGROUND)
+    loop.now += EngineConfig().background_wait_s / 2
+    for request in [*loop.scheduler.running.values()]:
+        loop.finish(request)
+    assert turn(loop) == {late.id}
 
 
 def test_prompts_of_guests_are_of_their_share() -> None:
@@ -150,7 +172,7 @@ def test_for_a_moment_after_an_interactive_request_chunks_are_short() -> None:
         chunks_s.append(loop.scheduler.budget.prefill_s(step.slices))
         loop.compute(step, took_s(step))
     short_s, later_s = chunks_s
-    assert 0 < short_s <= loop.scheduler.guests.lean_s
+    assert 0 < short_s <= loop.scheduler.budget.lean_s
     assert later_s > 2 * short_s
 
 

@@ -356,7 +356,7 @@ class Life(RuleBasedStateMachine):
         ranks = {r.id: r.rank for r in self.scheduler.running.values()}
         computed = self.loop.step(seconds)
         assert bool(computed) == bool(self.requests), "there is always somebody to serve"
-        held = {name for name in level if ranks[name]} if self.scheduler._are_guests_held else ()
+        held = {name for name in level if ranks[name]} if self.scheduler.budget.are_held else ()
         assert all(name in computed or name in self.scheduler.waiting or name in held for name in level), "starved"
         gone, stayed = (
             [ranks[name] for name in ranks if (name in self.scheduler.waiting) == is_gone] for is_gone in (True, False)

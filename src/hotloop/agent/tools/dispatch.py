@@ -22,7 +22,7 @@ from typing import Any
 
 from hotloop.agent.conversation import estimate_tokens
 from hotloop.agent.events import CallDispatched, CallFinished, Event, SubAgentEvent
-from hotloop.agent.journal import ApprovalPending, Returned, RunJournal, RunStopped, Waits
+from hotloop.agent.journal import ApprovalPending, Returned, RunJournal, RunStopped, WaitingCall, Waits
 from hotloop.agent.limits import RunUsage
 from hotloop.agent.tools.consent import BROKEN_OFF, Approve, Consent, Undecided
 from hotloop.agent.tools.outcome import Outcome
@@ -99,7 +99,7 @@ class Pending:
         return self.task.result().num_tries if self._is_known else 1
 
     @property
-    def waits_for(self) -> tuple[ToolCall, ...]:
+    def waits_for(self) -> tuple[WaitingCall, ...]:
         return self.task.result().waits_for if self._is_known else ()
 
     @property
@@ -199,7 +199,7 @@ class Dispatcher:
             outcome = await self._refusal(tool, call)
         except Undecided as undecided:
             self._note_waiting(call, turn)
-            outcome = Outcome("", waits_for=(undecided.call,))
+            outcome = Outcome("", waits_for=(WaitingCall(self.journal.run_id, undecided.call),))
         if outcome is None and tool:
             began_at = time.monotonic()
             if early := self.claim(call):  # what runs already needs no room
@@ -314,7 +314,7 @@ async def _try(tool: AgentTool, arguments: str, run_context: RunContext, num_tri
     except (ToolExited, RunStopped):  # a sub-agent's run that was stopped goes on when this one does
         raise
     except ApprovalPending as pending:  # of a sub-agent
-        return Outcome("", waits_for=pending.calls), False
+        return Outcome("", waits_for=pending.waiting), False
     except (Exception, BaseExceptionGroup) as error:  # not ours: whatever it raises is for the model
         reason, can_retry = describe_failure(error)
         where = _log_crash(tool, error)

@@ -2,7 +2,8 @@
 
 from typing import NamedTuple
 
-from hotloop.core.message import Attachment, ToolCall
+from hotloop.agent.journal import WaitingCall
+from hotloop.core.message import Attachment
 
 
 class Outcome(NamedTuple):
@@ -17,5 +18,5 @@ class Outcome(NamedTuple):
     """Left out of the text, by this cut or before."""
     traceback: str = ""
     attachments: tuple[Attachment, ...] = ()
-    waits_for: tuple[ToolCall, ...] = ()
+    waits_for: tuple[WaitingCall, ...] = ()
     """Calls that somebody has to decide on first, this one or those of a sub-agent: there is no result yet."""

@@ -1,13 +1,16 @@
 """An agent as a tool of another: a call is a run of its own, told and charged to the run it is called from."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pydantic
 
 from hotloop.agent.conversation import Conversation
-from hotloop.agent.tools.tool import RunContext, ToolOptions, plain_schema, validate
+from hotloop.agent.tools.consent import Approve
+from hotloop.agent.tools.source import ToolSource
+from hotloop.agent.tools.tool import AgentTool, RunContext, ToolOptions, plain_schema, validate
+from hotloop.core.errors import ConfigError
 from hotloop.core.message import Tool
 
 
@@ -28,11 +31,13 @@ class SubAgent:
         description: str,
         traits: ToolOptions,
         wants: Sequence[type] = (),
+        needs_approval: Sequence[str] = (),
     ) -> None:
-        """`run` is the agent's, and `wants` what its tools want."""
+        """`run` is the agent's, `wants` what its tools want, and `needs_approval` those that its caller approves."""
         self.spec = Tool(name, description, plain_schema(_Task))
         self.traits = replace(traits, resumable=True)
         self.wants = wants
+        self.needs_approval = needs_approval
         self._run = run
         self._root = Conversation()
 
@@ -44,3 +49,18 @@ class SubAgent:
         # The caller's things are at hand for the tools of this run, too; its Run among them makes it the caller.
         result = await self._run(task.prompt, conversation=self._root.fork(), context=run_context.things)
         return result.output
+
+
+def approvals_of(tool: AgentTool | ToolSource) -> list[str]:
+    """The tools that its caller has to approve: itself, or those of a sub-agent that has nobody to ask."""
+    if isinstance(tool, ToolSource):
+        return []  # what it has is seen once it is open
+    inner = [f"{tool.spec.name}: {each}" for each in tool.needs_approval] if isinstance(tool, SubAgent) else []
+    return [tool.spec.name] * tool.traits.needs_approval + inner
+
+
+def check_approver(tools: Iterable[AgentTool | ToolSource], approve: Approve | None) -> None:
+    """Raise ConfigError if one of these needs approval, and nobody is there to give it."""
+    for name in () if approve else (name for tool in tools for name in approvals_of(tool)):
+        need = f"the tool {name!r} needs approval, and nobody is there to give it"
+        raise ConfigError(f"{need}: pass approve=..., or `hotloop run --approve`")

@@ -62,10 +62,13 @@ class RunContext:
     def check(self, tools: "Iterable[AgentTool]") -> None:
         """Raise ConfigError if something is missing that one of the tools wants."""
         for tool in tools:
-            for wanted in tool.wants:
-                if not any(isinstance(thing, wanted) for thing in self.things):
-                    need = f"the tool {tool.spec.name!r} wants a {wanted.__name__}"
-                    raise ConfigError(f"{need}, and the run's context has none: run(..., context=[...])")
+            self.require(f"the tool {tool.spec.name!r}", tool.wants)
+
+    def require(self, who: str, wants: "Iterable[type]") -> None:
+        for wanted in wants:
+            if not any(isinstance(thing, wanted) for thing in self.things):
+                need = f"{who} wants a {wanted.__name__}"
+                raise ConfigError(f"{need}, and the run's context has none: run(..., context=[...])")
 
 
 class ToolError(Exception):

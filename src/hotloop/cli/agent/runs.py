@@ -21,7 +21,7 @@ from hotloop.core.config import TraceConfig
 from hotloop.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from hotloop.agent.journal import Past
+    from hotloop.agent.past import Past
     from hotloop.trace.journal import Journal, JournalRow
 
 runs = CommandLine(
@@ -108,7 +108,7 @@ def approve(
     trace: TraceFlags = TRACED,
 ) -> None:
     """Decide on a call that a run waits for. It runs when the run is resumed."""
-    from hotloop.agent.journal import decide
+    from hotloop.agent.past import decide
 
     with _journal(trace) as journal:
         asyncio.run(decide(journal, run, call, True if deny is None else deny))
@@ -123,7 +123,7 @@ def send(
     trace: TraceFlags = TRACED,
 ) -> None:
     """Send a message to a run: it joins at the next turn, or when the run is resumed."""
-    from hotloop.agent.journal import send as tell
+    from hotloop.agent.past import send as tell
     from hotloop.core.message import Message
 
     with _journal(trace) as journal:
@@ -134,7 +134,7 @@ def send(
 @runs.command
 def pause(run: Run, *, trace: TraceFlags = TRACED) -> None:
     """End a run that another process runs behind its turn, and wait for that; `resume` goes on with it."""
-    from hotloop.agent.journal import pause as hold
+    from hotloop.agent.past import pause as hold
 
     with _journal(trace) as journal:
         row = asyncio.run(hold(journal, run))
@@ -145,7 +145,7 @@ def pause(run: Run, *, trace: TraceFlags = TRACED) -> None:
 def cancel(run: Run, *, trace: TraceFlags = TRACED) -> None:
     """Give up a run, and delete what was said in it. Of one that another process runs, calls that have begun and may
     change something come to their end first."""
-    from hotloop.agent.journal import cancel as give_up
+    from hotloop.agent.past import cancel as give_up
 
     with _journal(trace) as journal:
         asyncio.run(give_up(journal, run))
@@ -169,7 +169,7 @@ def _render(row: "JournalRow") -> dict[str, Any]:
 
 def _describe(journal: "Journal", run_id: str) -> dict[str, Any]:
     """A run, and in its last turn's calls the runs of sub-agents."""
-    from hotloop.agent.journal import read_past
+    from hotloop.agent.past import read_past
 
     row, entries = journal.read(run_id).result()
     if not entries:

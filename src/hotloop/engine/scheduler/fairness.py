@@ -46,9 +46,13 @@ class Fairness:
         self.step_s = max(now - self.now, _FADE * self.step_s) if is_busy else 0.0
         self.now = now
 
+    def due_at(self, request: Request) -> float:
+        """When its class's wait is over."""
+        return request.waiting_since + self._limits[request.priority].max_wait_s
+
     def is_due(self, request: Request) -> bool:
         """Whether its class's wait is over before another step begins."""
-        return self.now + self.step_s - request.waiting_since >= self._limits[request.priority].max_wait_s
+        return self.now + self.step_s >= self.due_at(request)
 
     def charge(self, request: Request, num_tokens: int) -> None:
         tokens = self.attained(request.root) + num_tokens

@@ -1,6 +1,7 @@
 """How long a step may prefill, so that no request waits long for the next one. Seconds only, and learnt from the steps:
 
     took_s - plain_s  =  token_s x (tokens prefilled)  +  pair_s x (tokens prefilled x tokens before each)
+    took_s - lean_s   =  row_s x (rows of guests)         of steps that prefill nothing beside an interactive request
 
 1. No step prefills for longer than a decoding step takes, times the prompts that wait and one that may come: beside
    few, newcomers are soon served; of many, none gains by smaller steps. Where nobody decodes it may take
@@ -9,8 +10,16 @@
    were served: one that is prefilled in p seconds counts (d / p)^2, one that decodes 1, d being what `OUTPUT_TOKENS`
    take. So what is short goes first and what is long is prefilled beside the others, in four ninths of the time at
    least.
-3. A request less urgent than a running one has `ClassLimits.max_share` of the time at most, but for its first tokens
-   once its class's wait is over.
+3. Who is less urgent than one that runs has a share of the time, but for first tokens once its class's wait is over:
+
+       left_s  =  min(left_s, 0)  +  share / (1 - share) x (what a step takes without it)  -  (what it took)
+
+   with each step, and nothing more once that is not above 0. A class has `ClassLimits.max_share` for its prompts. On a
+   CPU, where each row makes a step longer, all who are less urgent than an interactive request are its guests: they
+   have 1 - `ClassLimits.min_share` together, for their rows as well. Those are in a step all or none, and in one of
+   MAX_HELD + 1 at least; what they add is owed when it comes, so that its first token does not wait for it. A chunk of
+   theirs takes no longer than a step without them, however few tokens that is, nor for MOMENT_S after it. Who has rows
+   beside whom changes no token.
 
 Who is alone, and was for a moment, has all the time there is; where small steps are nearly as quick as large ones, on a
 CPU, `Backend.max_solo_prefill` times what a decoding step takes, so that one who comes does not wait for seconds.
@@ -20,6 +29,7 @@ step is as long as that. In pieces they would take longer, and bring no token so
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from hotloop.core.config import ClassLimits, EngineConfig
@@ -40,8 +50,11 @@ MOMENT_S = 1.0
 """So long after others were served beside a prompt steps stay short: they may be back."""
 PROBE_S = 1.0
 """So often, while requests decode, a step prefills nothing, to see how long that takes now."""
+MAX_HELD = 64
+"""For so many steps in a row guests have no rows, at most."""
 
 _LEARNING_RATE = 0.1
+_MOST = 2.0  # times as long as expected: what took longer beside guests was disturbed, and counts for no more
 _MORE = 1.01  # than it takes: a token too few would be left for a step of its own
 _FADE = 0.02  # of what was learnt from the steps before is forgotten with each one
 _FEW = 128  # tokens; of more than that not twice as many as ever before are prefilled in a step that others wait for
@@ -63,10 +76,20 @@ class PrefillBudget:
         self.pair_s = 0.0
         self.least = least
         """Tokens: a step prefills as many or none, since fewer take as long."""
+        self.lean_s = 0.0
+        """How long a step takes without guests; 0 until it is known."""
+        self.row_s = 0.0
+        """How much longer for each of their rows."""
+        self.are_held = False
+        """Whether guests have no rows in this step."""
         self.limit(limits)
         self._left_s = math.inf
         self._class_left_s = [math.inf] * len(Priority)  # below 0: they had more than their share
-        self._guests_left_s = math.inf
+        self._guests_left_s = 0.0
+        self._num_held = 0
+        self._is_beside = False  # whether there are guests
+        self._interactive_at = -math.inf
+        self._is_short = False  # whether prompts of guests are, or would be
         self._plain_ago_s = 0.0  # since a step prefilled nothing, without the time that lay idle
         self._shared_at = -math.inf
         self._max_solo_prefill = max_solo_prefill
@@ -74,12 +97,15 @@ class PrefillBudget:
         self._sums = (0.0, 0.0, 0.0, 0.0, 0.0)
 
     def limit(self, limits: Sequence[ClassLimits]) -> None:
-        self._max_shares = [each.max_share for each in limits]
+        self._shares = [each.max_share for each in limits]
+        self._guest_share = 1 - limits[Priority.INTERACTIVE].min_share
 
-    def learn(self, parts: Iterable[Slice], took_s: float) -> int:
+    def learn(self, parts: Sequence[Slice], took_s: float) -> int:
         """A step of these took that long; returns how many tokens it prefilled."""
         self._plain_ago_s += took_s
         prefills = prefills_of(parts)
+        if self._max_solo_prefill < math.inf:
+            self._learn_rows(parts, took_s, is_plain=not prefills)
         if not prefills:
             rate = max(_LEARNING_RATE, min(1.0, self._plain_ago_s / PROBE_S)) if self.plain_s else 1.0
             self.plain_s += rate * (took_s - self.plain_s)
@@ -93,19 +119,32 @@ class PrefillBudget:
             self._fit(num_tokens, num_pairs, took_s - self.plain_s)
         return num_tokens
 
+    def hold(self, now: float, running: Iterable[Request], newcomers: Iterable[Request]) -> None:
+        """A step begins: these run, and these may begin with it. Are guests held?"""
+        ranks = Counter(each.rank for each in running)
+        is_beside = ranks[Priority.INTERACTIVE] > 0 or any(each.priority == Priority.INTERACTIVE for each in newcomers)
+        if not is_beside:
+            self._guests_left_s = 0.0
+        elif not self._is_beside:
+            self._guests_left_s = -self.row_s * (ranks.total() - ranks[Priority.INTERACTIVE])
+        self._is_beside = is_beside
+        if is_beside:
+            self._interactive_at = now
+            self._guests_left_s = min(self._guests_left_s, 0.0) + _share_s(self._guest_share, self.lean_s)
+        may_join = (self.lean_s > 0 and self._guests_left_s > 0) or self._num_held >= MAX_HELD
+        self.are_held = is_beside and not may_join
+        self._is_short = self.lean_s > 0 and now - self._interactive_at <= MOMENT_S
+
+    def let_go(self) -> None:
+        """Nobody is beside them in this step after all."""
+        self.are_held = self._is_short = False
+
     def begin(
-        self,
-        now: float,
-        decoding: list[int],
-        waiting: list[tuple[int, float]],
-        num_waiting: int,
-        lead: int,
-        guests_s: float = math.inf,
+        self, now: float, decoding: list[int], waiting: list[tuple[int, float]], num_waiting: int, lead: int
     ) -> None:
-        """A step begins: ranks of those who decode; rank and seconds of prefill of the first who do not yet and have a
-        place, and how many do not in all; the most urgent rank that runs; what `GuestShare` leaves to the others.
+        """Prompts have a part of this step: ranks of those who decode; rank and seconds of prefill of the first who do
+        not yet and have a place, and how many do not in all; the most urgent rank that runs.
         """
-        self._guests_left_s = guests_s
         if len(decoding) + num_waiting > 1:
             self._shared_at = now
         self._left_s = self._max_solo_prefill * self.plain_s if self.plain_s else math.inf
@@ -127,6 +166,10 @@ class PrefillBudget:
     def rest(self) -> None:
         """A step begins in which nothing is prefilled, since nobody has a prompt: nothing is owed any more."""
         self._class_left_s = [math.inf] * len(Priority)
+
+    def least_for(self, rank: int) -> int:
+        """Tokens: a step prefills as many for one of this rank or none. Beside an interactive request each counts."""
+        return 1 if rank != Priority.INTERACTIVE and self._is_beside else self.least
 
     def has_room(self, rank: int) -> bool:
         """Whether this step may prefill any more for one of this rank."""
@@ -155,6 +198,13 @@ class PrefillBudget:
         """Nothing more is prefilled in this step."""
         self._left_s = 0.0
 
+    def step_s(self, parts: Sequence[Slice]) -> float:
+        """How long a step of these is expected to take."""
+        prefill_s = self.prefill_s(parts)
+        if not self.lean_s:
+            return self.plain_s + prefill_s
+        return self.lean_s + self.row_s * num_guest_rows(parts) + prefill_s
+
     def prefill_s(self, parts: Iterable[Slice]) -> float:
         """How much longer a step of these is expected to take for what it prefills."""
         return sum(self.cost_s(part.begin, part.num_tokens) for part in prefills_of(parts))
@@ -169,7 +219,9 @@ class PrefillBudget:
 
     def _room_s(self, rank: int) -> float:
         room_s = min(self._left_s, self._class_left_s[rank])
-        return room_s if rank == Priority.INTERACTIVE else min(room_s, self._guests_left_s)
+        if rank == Priority.INTERACTIVE or not (self.are_held or self._is_short):
+            return room_s
+        return 0.0 if self.are_held else min(room_s, self.lean_s + self._guests_left_s)
 
     def _at_once_s(self, waiting: list[tuple[int, float]], *, is_free: bool) -> float:
         """On a CPU: what the first prompt takes or, if that is long, the shortest of its class; if all are, what is not
@@ -193,8 +245,19 @@ class PrefillBudget:
 
     def _guest_s(self, priority: Priority) -> float:
         """The same beside a more urgent request."""
-        share = self._max_shares[priority]
-        return self.plain_s * share / (1 - share) if self.plain_s and share < 1 else math.inf
+        return _share_s(self._shares[priority], self.plain_s) if self.plain_s else math.inf
+
+    def _learn_rows(self, parts: Sequence[Slice], took_s: float, *, is_plain: bool) -> None:
+        """What guests add, and owe for it; a step without interactive requests says nothing."""
+        if all(part.request.rank != Priority.INTERACTIVE for part in parts):
+            return
+        num_rows = num_guest_rows(parts)
+        if is_plain and not num_rows:
+            self.lean_s = _blend(self.lean_s, took_s)
+        elif is_plain and self.lean_s:
+            self.row_s = _blend(self.row_s, max(0.0, took_s - self.lean_s) / num_rows)
+        self._num_held = self._num_held + 1 if self.are_held else 0
+        self._guests_left_s -= self.row_s * num_rows
 
     def _fit(self, num_tokens: float, num_pairs: float, took_s: float) -> None:
         """Least squares over the latest steps; what they cannot tell apart counts as the tokens' own."""
@@ -214,3 +277,18 @@ class PrefillBudget:
 def prefills_of(parts: Iterable[Slice]) -> list[Slice]:
     """Those of a step that are chunks of prompts."""
     return [part for part in parts if part.end - part.begin > 1 and part.begin < part.request.num_prompt]
+
+
+def num_guest_rows(parts: Iterable[Slice]) -> int:
+    """How many tokens of answers a step computes for who is less urgent than an interactive request."""
+    guests = [part for part in parts if part.request.rank != Priority.INTERACTIVE]
+    return sum(part.num_tokens for part in guests) - sum(part.num_tokens for part in prefills_of(guests))
+
+
+def _share_s(share: float, rest_s: float) -> float:
+    """Seconds that are this share of what they make together with the rest."""
+    return rest_s * share / (1 - share) if share < 1 else math.inf
+
+
+def _blend(known: float, new: float) -> float:
+    return known + _LEARNING_RATE * (min(new, _MOST * known) - known) if known else new

@@ -27,7 +27,6 @@ from hotloop.engine.kvcache.retention import Retention
 from hotloop.engine.kvcache.sliding_window import SlidingWindowCache
 from hotloop.engine.kvcache.slots import StateSlots, WindowSlots
 from hotloop.engine.scheduler.fairness import Fairness, urgency
-from hotloop.engine.scheduler.guests import GuestShare
 from hotloop.engine.scheduler.prefill_budget import PrefillBudget
 from hotloop.engine.scheduler.prompt_order import PromptOrder
 from hotloop.engine.sessions.admission import Admission
@@ -79,7 +78,7 @@ class Scheduler:
             max_solo_prefill,
             config.class_limits,
         )
-        self.guests = GuestShare() if max_solo_prefill < math.inf else None
+        self._do_rows_cost = max_solo_prefill < math.inf
         self._order = PromptOrder(self.budget, self.max_step_tokens)
         self.waiting: dict[str, Request] = {}
         self.running: dict[str, Request] = {}
@@ -114,11 +113,11 @@ class Scheduler:
             return Step()
         self.fairness.begin_step(now, is_busy=bool(self.running))
         self.retention.now = self.admission.now = now
-        if self.guests:
-            self.guests.begin(now, running, (each for each in self.waiting.values() if self._may_begin(each)))
+        if self._do_rows_cost:
+            self.budget.hold(now, running, (each for each in self.waiting.values() if self._may_begin(each)))
         plan = self._plan()
-        if not plan.slices and self.guests and self.guests.are_held:
-            self.guests.let_go()  # whom they were held for was not let in
+        if not plan.slices and self.budget.are_held:
+            self.budget.let_go()  # whom they were held for was not let in
             plan = self._plan()
         return self._make_step(plan)
 
@@ -151,11 +150,8 @@ class Scheduler:
         """The step was computed, and the requests have the tokens that were chosen after it."""
         assert self._flying.popleft() is step
         self.retention.now = now
-        if took_s > 0:
-            if self.guests:
-                self.guests.learn(step.slices, took_s, self.budget)
-            if num_prefilled := self.budget.learn(step.slices, took_s):
-                self.retention.learn(num_prefilled, max(0.0, took_s - self.budget.plain_s))
+        if took_s > 0 and (num_prefilled := self.budget.learn(step.slices, took_s)):
+            self.retention.learn(num_prefilled, max(0.0, took_s - self.budget.plain_s))
         for part in step.slices:
             request = part.request
             request.num_pending -= part.wants_token
@@ -219,17 +215,15 @@ class Scheduler:
         self.pool.check(users)
         self.states.check(self.running.values())
 
-    @property
-    def _are_guests_held(self) -> bool:
-        return self.guests is not None and self.guests.are_held
-
     def _may_begin(self, request: Request) -> bool:
         """Whether it waits for nothing but its turn, as far as is known."""
         return request.waits_for is Wait.TURN and request.retry_at <= self.fairness.now and not request.is_loading
 
     def _plan(self) -> StepPlan:
         plan = StepPlan()
-        queue = self._queue(self._decode(plan))
+        behind = self._decode(plan)
+        self._expect(plan)
+        queue = self._queue(behind)
         if queue:
             self._compute_prompts(plan, queue)
         else:
@@ -238,7 +232,7 @@ class Scheduler:
 
     def _decode(self, plan: StepPlan) -> list[Request]:
         """The next token of all who decode, but for guests that are held; returns who lacks more than that."""
-        behind, are_held = [], self._are_guests_held
+        behind, are_held = [], self.budget.are_held
         for request in [*self.running.values()]:
             num_tokens = len(request.token_ids) + request.num_pending
             if request.num_pending and request.is_about_to_end:
@@ -262,16 +256,23 @@ class Scheduler:
         can_join = self._can_join(queue)
         able = {each: num for each, num in lacking.items() if can_join or each.id in self.running}
         self._begin_budget([part.request.rank for part in plan.slices.values()], len(prompts), able)
-        due = self._due(queue)
-        num_reserved = min(plan.num_left // 2 // self.budget.least, len(due)) * self.budget.least
+        waiting = self._less_urgent()
+        num_due = sum(map(self.fairness.is_due, waiting))
+        num_reserved = min(plan.num_left // 2 // self.budget.least, num_due) * self.budget.least
         plan.num_left -= num_reserved
         self._prefill(plan, queue, able)
         plan.num_left += num_reserved
-        for request in due:
-            if request.id not in plan.slices:
+        for request in waiting:
+            self._expect(plan)  # with who was served before it
+            if self.fairness.is_due(request) and request.id not in plan.slices:
                 self._serve(plan, request, is_due=True)
         first = plan.slices.get(queue[0].id)
         self._order.settle(plan.num_prefilled, first.num_tokens if first else 0)
+
+    def _expect(self, plan: StepPlan) -> None:
+        """The next step begins when this one ends, as it is planned so far, or later."""
+        if self.waiting:
+            self.fairness.step_s = max(self.fairness.step_s, self.budget.step_s([*plan.slices.values()]))
 
     def _make_step(self, plan: StepPlan) -> Step:
         slices = list(plan.slices.values())
@@ -286,11 +287,12 @@ class Scheduler:
         queue = merge(sorted(behind, key=urgency), joining, key=attrgetter("arrived_at"))
         return sorted(queue, key=attrgetter("rank"))
 
-    def _due(self, queue: list[Request]) -> list[Request]:
-        """Who has waited as long as its class may: each begins now, if there is room, whatever its class's share and
-        whoever is before it. Interactive requests have no class to give way to."""
-        waiting = (each for each in queue if each.priority and each.id in self.waiting)
-        return [each for each in waiting if self.fairness.is_due(each)]
+    def _less_urgent(self) -> list[Request]:
+        """Who waits in a class that gives way to another, those first who are due first. Who is due begins now, if
+        there is room, whatever its class's share and whoever is before it."""
+        now = self.fairness.now if self.running else math.inf
+        waiting = (each for each in self.waiting.values() if each.priority and each.retry_at <= now)
+        return sorted((each for each in waiting if not each.is_loading), key=self.fairness.due_at)
 
     def _prefill(self, plan: StepPlan, queue: list[Request], lacking: dict[Request, int]) -> None:
         shortest_s = math.inf
@@ -306,9 +308,7 @@ class Scheduler:
     def _begin_budget(self, decoding: list[int], num_prompts: int, lacking: dict[Request, int]) -> None:
         prefills = [(each.rank, self.budget.rest_s(each, num)) for each, num in lacking.items()]
         lead = min((each.rank for each in self.running.values()), default=len(Priority))
-        self.budget.begin(
-            self.fairness.now, decoding, prefills, num_prompts, lead, self.guests.chunks_s if self.guests else math.inf
-        )
+        self.budget.begin(self.fairness.now, decoding, prefills, num_prompts, lead)
 
     def _can_join(self, queue: list[Request]) -> bool:
         """Whether the first of the waiting has room, so that none behind it takes it away."""
@@ -323,8 +323,7 @@ class Scheduler:
 
     def _serve(self, plan: StepPlan, request: Request, *, is_due: bool = False) -> None:
         """Let a request compute as much as it may; one that is due the least that is worth a step."""
-        least = 1 if self._are_guests_held else self.budget.least
-        room = min(plan.num_left, least) if is_due else plan.num_left
+        room = min(plan.num_left, self.budget.least_for(request.rank)) if is_due else plan.num_left
         if room <= 0 or not (is_due or self.budget.has_room(request.rank)):
             return
         is_worth_it = is_due or room >= min(self.block_size, request.num_uncomputed)  # to be admitted: to share a block
@@ -361,8 +360,8 @@ class Scheduler:
             return 0  # another computes it: wait and follow
         count = int(min(missing, budget, self.budget.num_tokens(request.rank, request.num_computed)))
         if is_due or not plan.num_prefilled:  # every step that prefills advances at least one request
-            count = min(missing, budget, max(count, self.budget.least))
-        if count < missing and not (is_due and self._are_guests_held):
+            count = min(missing, budget, max(count, self.budget.least_for(request.rank)))
+        if count < missing:
             count = self._chunk(plan, request, count)
         count = self.states.cut(request, count)
         if count <= 0 or not self._grant(plan, request, count):
@@ -378,6 +377,8 @@ class Scheduler:
         aligned = count - (request.num_computed + count) % self.block_size
         sizes = (size - num_rows for size in self._step_sizes if num_rows <= size <= num_rows + count)
         counts = aligned, max(sizes, default=aligned)
+        if max(counts) <= 0 and self.budget.least_for(request.rank) == 1:
+            return count
         return max(counts, key=lambda each: (num_rows + each) / self._num_padded(num_rows + each))
 
     def _num_padded(self, num_rows: int) -> int:
