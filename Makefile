@@ -17,7 +17,7 @@ NODE_CLIENTS := @anthropic-ai/claude-code @openai/codex opencode-ai @qwen-code/q
     @earendil-works/pi-coding-agent @vibe-kit/grok-cli openai @anthropic-ai/sdk ai @ai-sdk/openai @ai-sdk/openai-compatible zod
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model check format test test-apart test-page test-ray test-clients test-kernels test-arm test-gpu test-mutants test-fuzz test-wheel test-install test-images test-deploy bench-gpu demo bench benchmarks wheel docs docs-site clean
+.PHONY: help setup model check format test test-long test-apart test-page test-ray test-clients test-kernels test-arm test-gpu test-mutants test-fuzz test-wheel test-install test-images test-deploy bench-gpu demo bench benchmarks wheel docs docs-site clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,9 +45,14 @@ format: $(STAMP) ## Rewrite the code as `make check` wants it
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-test: model ## Run the tests
-	@# three for two cores: each waits a fifth of a second for every server that it stops
-	PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n 3 --dist worksteal
+# two for each of two cores: they wait a fifth of a second for every server that they stop
+PYTEST := PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n 4 --dist worksteal
+
+test: model ## Run the tests, but those that take many seconds, and a quarter of the examples of properties
+	$(PYTEST) -m 'not long' --hypothesis-profile few
+
+test-long: model ## Run the tests that `make test` leaves out, and all examples of properties
+	$(PYTEST) -m 'long or hypothesis'
 
 test-apart: model ## Run the server's tests with the engine behind a link, as in a process of its own
 	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 3 --dist worksteal --apart tests/server

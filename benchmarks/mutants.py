@@ -202,7 +202,7 @@ def _write(path: Path, source: str) -> None:
 
 def run_tests(copy: Path, tests: list[str]) -> Verdict:
     # Which example fails is of no interest here, let alone the smallest.
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "not long", "-p", "no:cacheprovider", "-p", "no:xdist"]
     environment = os.environ | {"PYTHONPATH": str(copy / "src")}
     with subprocess.Popen(
         [*command, "--hypothesis-profile=mutants", f"-ofaulthandler_timeout={TEST_TIMEOUT_S}", *tests],

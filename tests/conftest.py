@@ -8,13 +8,12 @@ from pathlib import Path
 import hypothesis
 import pytest
 from hypothesis import HealthCheck, Phase
+from tests.properties import FEW, USUAL, mark_sampled
 
 from hotloop.backends.cpu import build
 from hotloop.core.config import DEFAULT_MODEL
 from hotloop.core.home import home
 from hotloop.models.model import pull
-
-LONGEST = ("tests/fuzz/test_greedy.py",)
 
 
 @pytest.fixture(scope="session")
@@ -46,9 +45,11 @@ def pytest_configure() -> None:
     os.environ["HOTLOOP_TRACE"] = "off"  # what tests run is not one of the user's runs
     unchecked = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
     # Busy machines are slow. Examples are new ones in every run: many runs see more than one long run.
-    steady = hypothesis.settings(deadline=None, suppress_health_check=unchecked, max_examples=40)
+    steady = hypothesis.settings(deadline=None, suppress_health_check=unchecked, max_examples=USUAL)
     hypothesis.settings.register_profile("steady", steady)
-    hypothesis.settings.register_profile("mutants", steady, phases=[Phase.explicit, Phase.generate], database=None)
+    hypothesis.settings.register_profile("few", steady, max_examples=FEW)
+    unshrunk = [Phase.explicit, Phase.generate]
+    hypothesis.settings.register_profile("mutants", steady, max_examples=FEW, phases=unshrunk, database=None)
     hypothesis.settings.load_profile("steady")
     # A shell that starts us in the background has SIGINT ignored. What tests start would inherit that, and go on for
     # ever where a test interrupts it.
@@ -56,9 +57,11 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest come first: no worker is left alone with one in the end."""
-    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
+    mark_sampled(items)
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 
 def pytest_collection_finish() -> None:

@@ -51,6 +51,7 @@ def server() -> Iterator[Server]:
         thread.join()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("title", "code"), BLOCKS, ids=[title for title, _ in BLOCKS])
 def test_each_asks_the_same_and_answers_the_same(title: str, code: str, server: Server):
     text = code.replace("http://localhost:8700", f"http://127.0.0.1:{server.server_port}")

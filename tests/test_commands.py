@@ -38,7 +38,7 @@ LIST = ROOT / "docs" / "contributing.md"
 SPEC = tiny_spec("qwen2", num_layers=1)
 
 BY_OTHERS = {
-    ".ci/run": ("make check", "make test"),
+    ".ci/run": ("make check", "make test", "make test-long"),
     "tests/test_docs.py": ("hotloop lint examples/clock.requests.jsonl",),
     "tests/cli/test_light.py": ("hotloop serve",),
     "tests/test_commands.py": ('hotloop run weather.py "Is it warmer in Paris or in Rome?"',),
@@ -107,6 +107,13 @@ SERVING = (
     "hotloop trace open last",
 )
 """Until they are told to stop, which they have to do cleanly. The model is a tiny one."""
+
+SAMPLE = [
+    line
+    for line in SERVING
+    if line.startswith(("hotloop serve --host", "hotloop route --host", "hotloop serve-agent", "hotloop trace"))
+]
+"""Those of them in `make test`: each is a process."""
 
 
 def commands() -> set[str]:
@@ -245,6 +252,7 @@ def hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
+@pytest.mark.long
 def test_models_of_a_hub_are_pulled_shown_removed_and_served(hub: None, folder: Path) -> None:
     run(folder, "hotloop", "pull", "Qwen/Qwen3-4B")
     said = [run(folder, *shlex.split(line)) for line in OF_A_HUB]
@@ -254,6 +262,7 @@ def test_models_of_a_hub_are_pulled_shown_removed_and_served(hub: None, folder: 
     assert model["id"] == "Qwen/Qwen3-4B-Instruct-2507"
 
 
+@pytest.mark.long
 @pytest.mark.model
 @pytest.mark.parametrize("line", OF_THE_DEFAULT_MODEL)
 def test_it_does_so_with_the_default_model(line: str, folder: Path, default_model_path: Path) -> None:
@@ -261,7 +270,9 @@ def test_it_does_so_with_the_default_model(line: str, folder: Path, default_mode
     run(folder, *shlex.split(line))
 
 
-@pytest.mark.parametrize("line", SERVING)
+@pytest.mark.parametrize(
+    "line", [pytest.param(line, marks=[pytest.mark.long] * (line not in SAMPLE)) for line in SERVING]
+)
 def test_it_serves_until_it_is_told_to_stop(
     line: str, folder: Path, recorded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

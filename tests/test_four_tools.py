@@ -72,6 +72,7 @@ def test_each_does_its_work(name: str, serve: Serve, tmp_path: Path):
     assert (tmp_path / "effects").read_text() == "paid 5\n"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", INSTALLED)
 def test_what_each_does_after_it_was_killed(name: str, serve: Serve, tmp_path: Path):
     """Killed behind the payment and begun again: only a run with a journal knows of it."""

@@ -143,6 +143,7 @@ def test_ci_runs_the_readers_own_commands():
     assert [line for line in lines if line.startswith("make ")] == [
         "make check",
         "make test",
+        "make test-long",
         "make test-apart",
         "make test-page",
         "make test-ray",

@@ -50,6 +50,7 @@ def environment(folder: Path) -> dict[str, str]:
     return {**os.environ, **home, "PYTHONPATH": sources, "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}"}
 
 
+@pytest.mark.long
 def test_an_agent(tmp_path: Path) -> None:
     weather, unit_test = blocks("An agent", "python")
     install, serve, *commands = "".join(blocks("An agent", "bash")).splitlines()
@@ -65,6 +66,7 @@ def test_an_agent(tmp_path: Path) -> None:
     assert "1 passed" in run(tmp_path, "python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_weather.py")
 
 
+@pytest.mark.long
 def test_a_router_in_front_of_vllm(tmp_path: Path) -> None:
     install, doctor, route = "".join(blocks("A router in front of vLLM", "bash")).splitlines()
     [client] = blocks("A router in front of vLLM", "python")

@@ -112,10 +112,12 @@ def _measure_overhead(flags: RouteFlags, stubs: StubFlags) -> OverheadReport:
         ways: dict[str, StubProcess | RouterProcess] = {DIRECT: stub}
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hotloop-bench-")))
         (folder / "keys.toml").write_text(_KEYS, encoding="utf-8")
-        counted = ("--api-key-file", str(folder / "keys.toml"), "--spend-file", str(folder / "spent.json"))
         ways["hotloop"] = stack.enter_context(RouterProcess([stub.url], ("--log-level", "warning")))
-        stable = ("--stabilise", "--tell-late-tools", "--log-format", "json")
-        ways["with everything"] = stack.enter_context(RouterProcess([stub.url], (*stable, *counted), key=_OPERATOR))
+        stable = ("--stabilise", "--tell-late-tools")
+        for label, more in (("with logs and limits", ()), ("with everything", stable)):
+            counted = ("--api-key-file", str(folder / "keys.toml"), "--spend-file", str(folder / f"{len(ways)}.json"))
+            logged = ("--log-format", "json", *counted, *more)
+            ways[label] = stack.enter_context(RouterProcess([stub.url], logged, key=_OPERATOR))
         lanes = [Lane(label, way.url, partial(cpu_s_of, way.pid)) for label, way in ways.items()]
         with progress() as bar:
             task = bar.add_task("overhead", total=len(lanes) * flags.rounds)

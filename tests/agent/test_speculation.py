@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.agent.predict.talks import clerk, step, user
 from tests.agent.runs import end_of, listen, of, speculate, speculating
+from tests.properties import examples
 
 from hotloop.agent.agent import Agent
 from hotloop.agent.conversation import Conversation
@@ -309,7 +310,7 @@ async def test_a_tool_that_is_not_read_only_never_runs_ahead():
     assert shop.log == ["cancel W099A1"]
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(st.lists(st.sampled_from(["find_customer", "find_order", "cancel_order", "say"]), max_size=6), st.booleans())
 def test_never_a_side_effect_that_was_not_asked_for(course: Sequence[str], is_taught: bool):
     """Whatever was learned and whatever the model does: writing tools run as often as they are asked for, no more."""

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.chat.calling_templates import TEMPLATED, calling_template
 from tests.chat.speaking import FORMATS, TAGGED, Language, hear, join_calls, to_json, write_call
 from tests.chat.test_families import MARKER, is_unsayable
+from tests.properties import examples
 
 from hotloop.chat.formats import choose_format
 from hotloop.chat.prompt import ChatInput, Prompts
@@ -74,7 +75,7 @@ def test_the_template_tells_the_family(name: str) -> None:
 
 
 @every_template
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(written=calls, prose=st.sampled_from(["", "Well.", "a < b"]))
 def test_what_the_template_writes_is_accepted_and_read_back(
     name: str, written: list[tuple[str, dict[str, Any]]], prose: str
@@ -90,7 +91,7 @@ def test_what_the_template_writes_is_accepted_and_read_back(
 
 
 @every_template
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(written=calls, prose=st.sampled_from(["", "Well.\n", "a < b "]), is_respelt=st.booleans())
 def test_what_the_model_wrote_is_what_it_reads_next(
     name: str, written: list[tuple[str, dict[str, Any]]], prose: str, is_respelt: bool

@@ -22,6 +22,7 @@ from tests.chat.speaking import (
     write_call,
     write_fenced,
 )
+from tests.properties import examples
 
 from hotloop.chat.formats import GenericFormat, HermesFormat, LlamaFormat, MistralFormat
 from hotloop.chat.tools import ToolChoice
@@ -294,7 +295,7 @@ def without_limits(tool: Tool) -> Tool:
 
 
 @every_family
-@settings(max_examples=8)
+@settings(max_examples=examples(8))
 @given(case=tools_and_calls(), prose=st.sampled_from(["", "Well.", "a < b"]))
 def test_what_is_accepted_is_read_back(
     name: str, case: tuple[tuple[Tool, ...], list[tuple[Tool, dict[str, Any]]]], prose: str
@@ -320,7 +321,7 @@ SPACES = st.text(" \t\r\n", max_size=3)
 
 
 @fenced_families
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(case=tools_and_calls(), prose=st.sampled_from(["", "Well.", "`a`"]), space=SPACES, has_label=st.booleans())
 def test_what_is_accepted_in_fences_is_read_back(
     name: str,

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.chat.speaking import byte_tokenizer, hear, hear_cut_anywhere
+from tests.properties import examples
 
 from hotloop.chat.formats import HarmonyFormat, choose_format
 from hotloop.chat.harmony import HarmonyParser
@@ -75,7 +76,7 @@ def test_a_call_nobody_offered_is_not_told_as_one() -> None:
     ]
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.lists(st.sampled_from([HM, NEXT, FINAL, CALL, "<|end|>", "<|", "a", "<|mess"]), max_size=8), st.data())
 def test_how_an_answer_is_cut_changes_nothing(answer: list[str], data: st.DataObject) -> None:
     text = "".join(answer)

@@ -106,6 +106,7 @@ def test_an_answer(name: str, answer: str, text: str | None, calls: list[tuple[s
     assert heard.closed == list(range(len(heard.calls)))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", ["hermes", "hermes_special", "generic", "llama3"])
 @pytest.mark.parametrize(
     ("answer", "text", "calls"),

@@ -101,6 +101,7 @@ class RandomModel:
         return token_id
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ALL)
 def test_names_and_arguments_are_right_whatever_the_model_tries(name: str, num_random_calls: int) -> None:
     """`--random-calls N`: how many calls all families together are to be heard of."""

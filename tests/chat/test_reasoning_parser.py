@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.chat.speaking import FORMATS, hear, hear_cut_anywhere, write_call
+from tests.properties import examples
 
 from hotloop.chat.reasoning import ReasoningFormat, ReasoningParser
 from hotloop.chat.stream import CallsOnly, PlainText
@@ -87,6 +88,7 @@ def test_calls_beside_and_inside_thoughts(answer: str, parts: list[tuple[str, An
     assert read(answer) == parts
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", FORMATS)
 def test_every_family_may_think_before_it_calls(family: str) -> None:
     call = write_call(family, "f", {"a": 1, "b": "</think>"})
@@ -116,7 +118,7 @@ def test_half_a_call_in_a_thought_that_was_cut_is_not_told() -> None:
 words = st.sampled_from(["<think>", "</think>", CALL, CALL[:20], "Well", ".", " ", "\n", "<", "tool_call>", "{", "a"])
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.lists(words, max_size=12), st.data(), st.booleans())
 def test_how_an_answer_is_cut_changes_nothing(answer: list[str], data: st.DataObject, is_open: bool) -> None:
     text = "".join(answer)

@@ -83,6 +83,7 @@ def answers(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.long
 def test_a_batch_that_is_killed_three_times_answers_every_line_once(tmp_path: Path) -> None:
     file, out = write(tmp_path / "in.jsonl"), tmp_path / "in.answers.jsonl"
     with serving() as server:

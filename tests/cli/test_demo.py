@@ -84,6 +84,7 @@ def test_what_is_asked_for_is_run_on_any_machine():
     assert size_of(choose_jobs(a_machine(10, 1), agents=5)[0]) == (5, SIZES[-1].turns)
 
 
+@pytest.mark.long
 def test_the_demo_ends_with_a_table(tmp_path: Path, home_for_processes: Path):
     model = write_smallest(tmp_path / "m")
     result = hotloop("demo", "--model", str(model), "--agents", "2", "--turns", "1", timeout_s=280)

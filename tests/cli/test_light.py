@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 from tests.bench.fake_server import FakeServer
 
-from hotloop.core.extras import EXTRA_OF, missing_extra
+from hotloop.core.extras import EXTRA_OF, installer, missing_extra
 
 ROOT = Path(__file__).parents[2]
 _WITHOUT = f"import sys; sys.modules.update(dict.fromkeys({[*EXTRA_OF]}));"
@@ -100,3 +100,19 @@ def test_each_of_those_packages_is_in_the_extra_that_is_named():
         "it needs the extra `ray`: pip install 'hotloop[ray]'"
     )
     assert missing_extra(ModuleNotFoundError(name="nonsense"), "it") is None
+
+
+@pytest.mark.parametrize(
+    ("marker", "command"),
+    [
+        ("bin/python", "pip install"),
+        ("pipx_metadata.json", "pipx install --force"),
+        ("uv-receipt.toml", "uv tool install"),
+        ("archive-v0/x9/bin/python", "uvx --from"),
+    ],
+)
+def test_the_line_to_type_is_that_of_what_made_the_environment(tmp_path: Path, marker: str, command: str):
+    file = tmp_path / marker
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.touch()
+    assert installer(tmp_path / "archive-v0" / "x9" if "archive" in marker else tmp_path) == command

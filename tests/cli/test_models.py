@@ -67,6 +67,7 @@ def test_what_goes_wrong_is_one_line(server: FakeHub, environ: dict[str, str], l
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.long
 def test_an_interrupt_ends_a_pull_that_stands_still_and_the_next_goes_on(server: FakeHub, tmp_path: Path):
     server.stalls.add("model.safetensors")
     size = len(server.repos[f"{TINY}@{COMMIT}"]["model.safetensors"])
@@ -88,6 +89,7 @@ def test_an_interrupt_ends_a_pull_that_stands_still_and_the_next_goes_on(server:
     assert server.sent_bytes["model.safetensors"] == size - half
 
 
+@pytest.mark.long
 def test_serve_takes_the_model_as_its_argument_and_pulls_it(server: FakeHub):
     with ChildServer((TINY,)) as child:
         assert httpx.get(f"{child.url}/v1/models").json()["data"][0]["id"] == TINY

@@ -85,6 +85,7 @@ for name, argv in json.load(sys.stdin).items():
     print(json.dumps([name, status, *said, contacted().removeprefix(before)]), file=report, flush=True)
 """
 
+LONG = pytest.mark.long
 CHAT = "/v1/chat/completions"
 SERVING = {
     "serve": "--port 0",
@@ -129,6 +130,8 @@ REFUSED = {"runs approve": "does not wait"} | {
     f"runs {name}": "is done" for name in ("cancel", "pause", "resume", "send")
 }
 """What there is nothing left to do for, once a run has ended, and a word of the refusal."""
+SAMPLE = ("lint", "models", "run", "size", "trace show", "version")
+"""Those of `make test`."""
 RAY = ("ray up", "ray status", "ray down")
 
 
@@ -206,16 +209,23 @@ class Ran(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def ran(guard: Guard, url: str) -> dict[str, Ran]:
-    """All commands, one after another in a process."""
+def ran(guard: Guard, request: pytest.FixtureRequest) -> dict[str, Ran]:
+    """All commands that are tested, one after another in a process."""
+    chosen = {
+        item.callspec.params["name"]
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and item.originalname == "test_a_command_contacts_nobody"
+    }
+    needs_url = any("{url}" in COMMANDS[name] for name in chosen)
+    url = request.getfixturevalue("url") if needs_url else ""
     run = (guard.work / "run").read_text()
-    argvs = {name: options.format(url=url, run=run).split() for name, options in COMMANDS.items()}
+    argvs = {name: options.format(url=url, run=run).split() for name, options in COMMANDS.items() if name in chosen}
     done = guard.python("-c", COMMANDS_OF_A_PROCESS, str(guard.record), stdin=json.dumps(argvs))
     assert done.returncode == 0, done.stderr
     return {each.name: each for each in (Ran(*json.loads(line)) for line in done.stdout.splitlines())}
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[LONG] * (name not in SAMPLE)) for name in COMMANDS])
 def test_a_command_contacts_nobody(name: str, guard: Guard, ran: dict[str, Ran]):
     assert ran[name].contacted == ""
     has_findings = name == "doctor" and ran[name].status == 1 and ran[name].output  # of a busy machine, too
@@ -231,7 +241,7 @@ def test_a_command_line_contacts_nobody(guard: Guard):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("name", SERVING)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[LONG] * (name != "route")) for name in SERVING])
 def test_a_server_contacts_nobody(name: str, guard: Guard, url: str):
     argv = SERVING[name].format(url=url).split()
     with guard.serving(*name.split(), *argv) as address, http_at(address) as http:

@@ -71,6 +71,7 @@ def plain_answers(number: int) -> dict[tuple[int, ...], Completion]:
         return {tuple(prompt): slow.generate(prompt, SAMPLINGS[number], grammar=GRAMMAR) for prompt in PROMPTS}
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("forced_tokens", [True, False])
 @pytest.mark.parametrize("error_rate", [0.0, 0.4, 1.0])
 @pytest.mark.parametrize("number", range(len(SAMPLINGS)), ids=["greedy", "sampled", "penalised"])
@@ -195,6 +196,7 @@ def test_an_answer_whose_grammar_fails_is_closed(temperature: float, monkeypatch
     assert len(json.loads(done.text)) >= 9
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("can_force", [True, False])
 @pytest.mark.parametrize("max_tokens", [1, 2, 900])
 def test_a_grammar_that_fails_behind_a_token_ends_its_request_alone(

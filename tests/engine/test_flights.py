@@ -15,6 +15,7 @@ from tests.backends.device import NullDevice
 from tests.engine.drafting.test_speculation import Oracle
 from tests.engine.offload.disk.fakes import make_store
 from tests.engine.tiny import BLOCK_SIZE, TOKENIZER, VOCAB_SIZE, greedy, make_engine, make_request
+from tests.properties import examples, seeds
 
 from hotloop.backends.backend import Batch
 from hotloop.core.config import EngineConfig
@@ -173,7 +174,7 @@ def make_jobs(seed: int, num_jobs: int = 12, num_trunks: int = 1, num_common: in
     return jobs
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(st.integers(0, 1 << 32), st.booleans(), st.booleans())
 def test_nothing_is_lost_or_changed_with_steps_in_flight(seed: int, has_drafts: bool, can_fail: bool) -> None:
     rng = random.Random(seed)
@@ -183,7 +184,7 @@ def test_nothing_is_lost_or_changed_with_steps_in_flight(seed: int, has_drafts: 
     check_answers(engine, jobs, run_all(engine, rng, jobs, 0.4, can_fail=can_fail))
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(st.integers(0, 1 << 32), st.integers(2, 24), st.booleans())
 def test_no_recurrent_state_is_lost_or_changed_either(seed: int, num_states: int, can_fail: bool) -> None:
     rng = random.Random(seed)
@@ -229,7 +230,7 @@ def test_one_who_gave_way_with_a_token_in_flight_goes_on_where_he_was() -> None:
     assert {name: tokens_of(events) for name, events in engine.said.items()} == {n: alone(*j) for n, j in jobs.items()}
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(3))
 def test_blocks_go_to_disk_and_come_back_with_steps_in_flight(seed: int, tmp_path: Path) -> None:
     prompt = tuple(range(40))
     for is_second in (False, True):
@@ -270,7 +271,7 @@ def test_those_that_a_step_has_no_room_for_are_not_taken_for_being_computed() ->
     assert most == 12
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", seeds(25))
 def test_one_who_gave_way_is_not_left_with_a_token_nobody_was_told_of(seed: int, tmp_path: Path) -> None:
     """A step that fails after its tokens were taken ends all who were in it, those who gave way meanwhile too."""
     rng, inbox = random.Random(seed), []

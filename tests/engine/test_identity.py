@@ -15,6 +15,7 @@ from tests.engine.tiny import (
     run_alone,
     run_together,
 )
+from tests.properties import examples
 
 from hotloop.core.request import SamplingParams
 
@@ -53,7 +54,7 @@ def test_random_tokens_do_not_depend_on_the_batch_either() -> None:
         assert run_together(engine, PROMPTS, sampling) == alone
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(
     seed=st.integers(0, 1000), num_blocks=st.integers(26, 60), max_step_tokens=st.integers(1, 80), cache=st.booleans()
 )

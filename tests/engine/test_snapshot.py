@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import pytest
 from tests.engine.kvcache.test_radix import BLOCK, Life, tokens
 from tests.engine.tiny import BLOCK_SIZE, TOKENIZER, VOCAB_SIZE, Listener, greedy, make_engine, make_request, until_idle
+from tests.properties import seeds
 
 from hotloop.backends.backend import Batch
 from hotloop.backends.null import NullBackend
@@ -78,7 +79,7 @@ class TestTotals:
         engine.core.step()
         assert engine.snapshot().totals.num_cached == 16
 
-    @pytest.mark.parametrize("seed", range(6))
+    @pytest.mark.parametrize("seed", seeds(6))
     def test_they_never_go_back(self, seed: int):
         """Whoever comes, ends, gives way or is broken off meanwhile."""
         rng = random.Random(seed)

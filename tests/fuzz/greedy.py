@@ -1,13 +1,8 @@
-"""`python -m tests.fuzz.greedy serve FOLDER` is a server with a tiny model that records what was said, redacted;
-`python -m tests.fuzz.greedy probe HOST PORT` asks it how it is, all the time. Each is a process of its own, so that the
-memory it takes and the time it waits are its own. Each writes a line when it is ready, and runs until its input ends.
+"""`python -m tests.fuzz.greedy FOLDER` is a server with a tiny model that records what was said, redacted: a process,
+so that the memory it takes is its own. It writes its address when it is ready, and runs until its input ends.
 """
 
-import http.client
-import json
 import sys
-import threading
-import time
 from pathlib import Path
 
 from tests.server.serving import Serving
@@ -30,19 +25,5 @@ def serve(folder: str) -> None:
     tracer.close()
 
 
-def probe(host: str, port: str) -> None:
-    """Writes how long each answer took, in milliseconds, as a list."""
-    taken_ms, is_over = [], threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.read(), is_over.set())).start()
-    connection = http.client.HTTPConnection(host, int(port), timeout=120)
-    print("ready", flush=True)
-    while not is_over.wait(0.03):
-        asked_at = time.monotonic()
-        connection.request("GET", "/health")
-        assert connection.getresponse().read()
-        taken_ms.append(round((time.monotonic() - asked_at) * 1000, 2))
-    print(json.dumps(taken_ms))
-
-
 if __name__ == "__main__":
-    {"serve": serve, "probe": probe}[sys.argv[1]](*sys.argv[2:])
+    serve(sys.argv[1])

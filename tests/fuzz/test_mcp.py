@@ -70,6 +70,7 @@ async def ask_all(asked: list[tuple[str, ...]], start_s: float = START_S) -> dic
     return dict(zip(asked, told, strict=True))
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc").exists(), reason="processes are looked for in /proc")
 @pytest.mark.parametrize("at", ["tools/call", "tools/list", "initialize"] if NUM_INPUTS > 10 else ["tools/call"])
 async def test_whatever_it_answers_is_an_error_in_its_time(at: str) -> None:

@@ -7,6 +7,7 @@ from benchmarks.cache.breakers import BREAKERS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.lint.stories import RULES, TOOLS, assistant, bodies, exchanges, messages_bodies, user
+from tests.properties import examples
 
 from hotloop.lint.conversations import sort_into_runs
 from hotloop.lint.engine import lint
@@ -62,7 +63,7 @@ def without_required_order(tool):
     )
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(talks, tools, st.sampled_from(CHANGES))
 def test_mending_is_idempotent_loses_nothing_and_helps(talk, offered, change):
     pairs = chat(talk, offered, change)
@@ -81,7 +82,7 @@ def test_mending_is_idempotent_loses_nothing_and_helps(talk, offered, change):
         assert [m["role"] for m in given_["messages"]] == [m["role"] for m in fixed["messages"]]
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(st.integers(1, 4), st.sets(st.integers(0, 6), max_size=6))
 def test_breakpoints_are_all_that_is_moved(num_turns, places):
     pairs = messages_bodies(num_turns=num_turns, mark=lambda body, number: mark(places, body))

@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.models.tiny import tiny_spec, tiny_weights, write_gguf
+from tests.properties import examples
 
 from hotloop.core.errors import ModelError
 from hotloop.models.gguf import dequantise, read_gguf_file
 
-reuse = settings(max_examples=200)
+reuse = settings(max_examples=examples(200))
 
 
 @pytest.fixture(scope="module")

@@ -46,6 +46,7 @@ def render(renderer: Renderer, source: str) -> str:
     return renderer.render(source, {"messages": []})
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "source",
     [

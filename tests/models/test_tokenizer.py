@@ -19,6 +19,7 @@ from tests.models.tiny import (
     write_folder,
     write_json,
 )
+from tests.properties import examples
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from hotloop.core.errors import ModelError
@@ -49,7 +50,7 @@ PIECES = [
     "()",
 ]
 texts = st.one_of(st.text(), st.lists(st.sampled_from(PIECES), max_size=30).map("".join))
-many = settings(max_examples=200)
+many = settings(max_examples=examples(200))
 
 
 def from_metadata(changes: dict[str, Any], arch: str = "llama") -> Tokenizer:

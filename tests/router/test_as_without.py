@@ -171,6 +171,7 @@ def test_every_path_of_a_server_has_a_case(ways: Ways) -> None:
     assert {f"POST {path}" for path in BODIES} | {*NAMED} | {*APART} == routes_of(ways.app)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("headers", [{}, VERSION], ids=["plain", "version"])
 @pytest.mark.parametrize("path", BODIES)
 def test_what_is_posted(ways: Ways, path: str, headers: dict[str, str]) -> None:

@@ -51,6 +51,7 @@ def result_of(response: Json) -> Json:
     return {"type": "function_call_output", "call_id": response["output"][-1]["call_id"], "output": "ok"}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("is_stream", [False, True])
 @pytest.mark.parametrize("name", NAMED.values(), ids=NAMED)
 async def test_items_of_translated_answers_are_found_by_their_names(
@@ -80,6 +81,7 @@ async def test_items_of_translated_answers_that_are_not_there(thinker: Serving, 
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "item_not_found")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("apis", [("chat",), ("messages",)])
 @pytest.mark.parametrize("returned", [("content", "summary", "encrypted_content"), ("id", "encrypted_content")])
 @pytest.mark.parametrize("fields", [{}, {"reasoning": {"summary": "auto"}}], ids=str)

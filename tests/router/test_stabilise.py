@@ -1,5 +1,6 @@
 """What replicas are sent with `--stabilise`, and what is told of it."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -52,22 +53,29 @@ async def test_every_replica_is_sent_what_begins_as_before(mirror: Mirror, route
     assert "hotloop_router_stabilised_tokens_total" in page
 
 
-def test_what_is_saved_is_told_in_money_where_there_is_a_price() -> None:
+async def test_what_is_saved_is_told_in_money_where_there_is_a_price() -> None:
     def cost(model: str, usage: ApiUsage) -> float:
         assert model == "own-name"
         return (usage.num_prompt - 0.9 * (usage.num_cached or 0)) / 1e6
 
     stable = StablePrompts(cost)
     for number in range(3):
-        done = stable.apply(parse_request(CHAT, {"x-session-id": "s"}, json.dumps(talk(number)).encode()), ())
+        done = await stable.apply(parse_request(CHAT, {"x-session-id": "s"}, json.dumps(talk(number)).encode()), ())
     assert done.num_saved > 1000
     assert done.money_saved == pytest.approx(0.9 * done.num_saved / 1e6)
     assert f"; money={done.money_saved:.6f}; " in done.render().decode()
     assert stable.money_saved == pytest.approx(0.9 * stable.num_saved / 1e6)
-    assert (
-        "money"
-        not in StablePrompts().apply(parse_request(CHAT, {}, json.dumps(talk(1)).encode()), ()).render().decode()
-    )
+    done = await StablePrompts().apply(parse_request(CHAT, {}, json.dumps(talk(1)).encode()), ())
+    assert b"money" not in done.render()
+
+
+@pytest.mark.parametrize(("num_words", "is_aside"), [(10, False), (20_000, True)])
+async def test_a_large_body_is_rewritten_beside_the_event_loop(num_words: int, is_aside: bool) -> None:
+    request = parse_request(CHAT, {}, json.dumps(talk(0, words=num_words)).encode())
+    doing = asyncio.create_task(StablePrompts().apply(request, ()))
+    await asyncio.sleep(0)  # one turn of the loop: enough for what is done on it, and too few to hear of a thread
+    assert doing.done() is not is_aside
+    assert "tools: put into one order" in (await doing).changes
 
 
 async def test_without_it_bodies_pass_byte_for_byte(mirror: Mirror, route: Any) -> None:
@@ -151,10 +159,10 @@ async def test_anthropic_is_told_of_late_tools_with_the_betas_that_takes(mirror:
     assert betas == ["mine", "mine,mid-conversation-tool-changes-2026-07-01,inline-tools-2026-09-15", "mine"]
 
 
-def test_the_session_stays_the_same() -> None:
+async def test_the_session_stays_the_same() -> None:
     raw = json.dumps({**talk(1), "session_id": "mine"}).encode()
     request = parse_request(CHAT, {}, raw)
-    assert StablePrompts().apply(request, ()).request.session == "mine"
+    assert (await StablePrompts().apply(request, ())).request.session == "mine"
 
 
 async def test_a_body_that_cannot_be_read_is_refused_and_a_strange_one_left_alone(mirror: Mirror, route: Any) -> None:

@@ -3,6 +3,8 @@
 A token is a byte, so a test can force any text it likes with `logit_bias`, or have a script played.
 """
 
+from __future__ import annotations
+
 import asyncio
 import socket
 import threading
@@ -12,10 +14,9 @@ from contextlib import ExitStack, suppress
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import httpx
-import openai
 from starlette.applications import Starlette
 from tests.backends.scripted import ScriptedBackend
 from tests.engine.tiny import TOKENIZER
@@ -37,6 +38,9 @@ from hotloop.server.fronts.host import EngineHost
 from hotloop.server.fronts.hub import Hub
 from hotloop.server.fronts.remote import EngineFacts, RemoteEngine
 from hotloop.trace.tracer import Tracer
+
+if TYPE_CHECKING:
+    import openai
 
 MODEL = "tiny"
 CHATML = (

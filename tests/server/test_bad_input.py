@@ -7,6 +7,7 @@ import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.properties import examples
 from tests.server.serving import HELLO, MODEL, Serving, check_error
 
 from hotloop.core.config import EngineConfig
@@ -295,7 +296,7 @@ JSON_VALUES = st.recursive(
 FIELDS = sorted({name for fields, _ in BAD_FIELDS + BAD_COMPLETIONS for name in fields})
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(
     path=st.sampled_from(["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"]),
     fields=st.dictionaries(st.sampled_from([*FIELDS, "tokens"]), JSON_VALUES, max_size=4),
@@ -309,7 +310,7 @@ def test_no_json_is_ever_a_500(serving: Serving, path: str, fields: dict[str, An
         check_error(response, response.status_code)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(content=st.binary(max_size=64))
 def test_no_bytes_are_ever_a_500(serving: Serving, content: bytes) -> None:
     check_error(serving.http.post("/v1/chat/completions", content=content, headers=JSON), 400)

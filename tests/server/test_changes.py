@@ -34,14 +34,15 @@ def test_of_many_changes_some_are_told() -> None:
     assert told[-1].startswith("and ")
 
 
-def test_tools_that_are_too_large_together_are_enforced_in_part() -> None:
+@pytest.mark.long
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_tools_that_are_too_large_together_are_enforced_in_part(choice: str) -> None:
     sizes = [{"enum": ["x" * 100 + str(j) for j in range(300)]}, {"type": "string"}]
     tools = [tool for size in sizes for tool in make_tools(10, {"type": "object", "properties": {"a": size}})]
     for i, tool in enumerate(tools):
         tool["function"]["name"] = f"t{i}"
     with make_roomy() as serving:
-        answers = [serving.chat(tools=tools, tool_choice=choice) for choice in ("auto", "required")]
-    for answer in answers:
-        assert answer.status_code == 200, answer.text
-        told = [change for change in answer.json()["usage"]["hotloop"]["changes"] if "whole schema" in change]
-        assert {change.partition("]")[0] for change in told} == {f"tools[{i}" for i in range(10)}
+        answer = serving.chat(tools=tools, tool_choice=choice)
+    assert answer.status_code == 200, answer.text
+    told = [change for change in answer.json()["usage"]["hotloop"]["changes"] if "whole schema" in change]
+    assert {change.partition("]")[0] for change in told} == {f"tools[{i}" for i in range(10)}

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.chat.assembly.merging import merging_tokenizer
+from tests.properties import examples
 from tests.server.calls import tool
 from tests.server.serving import Serving, check_error, until
 
@@ -332,7 +333,7 @@ def tight() -> Iterator[Serving]:
         yield serving
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(parts=st.lists(st.sampled_from(["ab" * 15, "cd" * 9, "é🙂" * 4, "x", RULES[:50]]), min_size=1, max_size=5))
 def test_whatever_is_asked_adds_up(tight: Serving, parts: list[str]) -> None:
     answer = tight.complete(prompt="".join(parts)).json()

@@ -22,7 +22,7 @@ from hotloop.engine.offload.moves import PATH
 from hotloop.http.keys import Key, Keys, Tenant, tenant_id
 from hotloop.server.kv import SegmentsResponse, is_peer
 from hotloop.server.service import Service
-from hotloop.wire.hints import KV_OFFER_PATH, KV_SESSION_PATH
+from hotloop.wire.kv import OFFER_PATH, SESSION_PATH
 
 PEERS = ("http://127.0.0.1:*",)
 PROMPT = "The quick brown fox jumps over the lazy dog. " * 30  # a token is a byte
@@ -189,7 +189,7 @@ def test_tenants_have_kv_of_their_own_and_may_not_ask(tmp_path: Path) -> None:
 
 
 def session_of(server: Serving, **headers: str) -> Any:
-    return server.http.post(KV_SESSION_PATH, json={"session": "s"}, headers=headers)
+    return server.http.post(SESSION_PATH, json={"session": "s"}, headers=headers)
 
 
 def test_what_a_session_goes_on_from_is_taken_before_it_comes(pair: tuple[Serving, Serving]) -> None:
@@ -198,22 +198,22 @@ def test_what_a_session_goes_on_from_is_taken_before_it_comes(pair: tuple[Servin
     told = session_of(old)
     assert told.status_code == 200
     offer = {**told.json(), "session": "s", "source": old.url}
-    answer = new.http.post(KV_OFFER_PATH, json=offer)
+    answer = new.http.post(OFFER_PATH, json=offer)
     assert answer.json() == {"tokens": NUM_MOVED}
-    assert new.http.post(KV_OFFER_PATH, json=offer).json() == {"tokens": NUM_MOVED}, "it is there already"
+    assert new.http.post(OFFER_PATH, json=offer).json() == {"tokens": NUM_MOVED}, "it is there already"
     assert stats(new).num_moves == 1
     assert ask(new, **{"x-session-id": "s"})[1] == NUM_MOVED
-    check_error(old.http.post(KV_SESSION_PATH, json={"session": "nobody's"}), 404)
-    check_error(old.http.post(KV_SESSION_PATH, json={}), 400)
-    check_error(new.http.post(KV_OFFER_PATH, json={**offer, "layout": "another"}), 409)
-    check_error(new.http.post(KV_OFFER_PATH, json={**offer, "tokens": [1] * 100_000}), 409)
-    check_error(new.http.post(KV_OFFER_PATH, json={**offer, "source": "http://10.0.0.1:80"}), 403)
+    check_error(old.http.post(SESSION_PATH, json={"session": "nobody's"}), 404)
+    check_error(old.http.post(SESSION_PATH, json={}), 400)
+    check_error(new.http.post(OFFER_PATH, json={**offer, "layout": "another"}), 409)
+    check_error(new.http.post(OFFER_PATH, json={**offer, "tokens": [1] * 100_000}), 409)
+    check_error(new.http.post(OFFER_PATH, json={**offer, "source": "http://10.0.0.1:80"}), 403)
 
 
 def test_an_offer_of_a_server_that_is_gone_costs_nothing(pair: tuple[Serving, Serving]) -> None:
     old, new = pair
     offer = {**asked(old), "session": "s", "source": "http://127.0.0.1:9"}
-    assert new.http.post(KV_OFFER_PATH, json=offer).json() == {"tokens": 0}
+    assert new.http.post(OFFER_PATH, json=offer).json() == {"tokens": 0}
     assert ask(new)[1] == 0
     assert new.engine.stats().moves.num_failed == 1
 
@@ -227,10 +227,10 @@ def test_sessions_are_shown_and_offered_by_who_speaks_for_all_tenants(tmp_path: 
         check_error(session_of(old), 401)
         for headers in ({"authorization": "Bearer sk-one"}, one):
             check_error(session_of(old, **headers), 403)
-            check_error(old.http.post(KV_OFFER_PATH, json={}, headers=headers), 403)
+            check_error(old.http.post(OFFER_PATH, json={}, headers=headers), 403)
         check_error(session_of(old, **root), 404)
         theirs = {"session": Tenant(tenant_id(b"sk-one"), is_apart=True).qualify("s")}
-        assert old.http.post(KV_SESSION_PATH, json=theirs, headers=root).status_code == 200
+        assert old.http.post(SESSION_PATH, json=theirs, headers=root).status_code == 200
 
 
 def test_states_of_hybrids_do_not_move_and_that_is_said() -> None:

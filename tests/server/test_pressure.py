@@ -126,6 +126,7 @@ def gain(tool_time: ToolTime, share_lost: float = 0.0, num_worlds: int = 2) -> f
     return statistics.fmean(gains)
 
 
+@pytest.mark.long
 def test_agents_who_come_back_soon_are_worth_waiting_for() -> None:
     assert gain(lognormal(2.0), num_worlds=4) > 1.25
 
@@ -134,8 +135,8 @@ def test_agents_who_come_back_soon_are_worth_waiting_for() -> None:
     ("tool_time", "share_lost"),
     [
         pytest.param(lognormal(20.0), 0.0, id="ten times longer than is usual"),
-        pytest.param(lambda rng: rng.choice([0.2, 30.0]), 0.0, id="at random"),
-        pytest.param(lognormal(2.0), 0.3, id="many never come back"),
+        pytest.param(lambda rng: rng.choice([0.2, 30.0]), 0.0, id="at random", marks=pytest.mark.long),
+        pytest.param(lognormal(2.0), 0.3, id="many never come back", marks=pytest.mark.long),
     ],
 )
 def test_nothing_is_lost_where_tool_times_mislead(tool_time: ToolTime, share_lost: float) -> None:

@@ -106,6 +106,7 @@ STATELESS: dict[str, Json] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("returned", [("content", "summary", "encrypted_content"), ("summary", "encrypted_content")])
 @pytest.mark.parametrize("fields", STATELESS.values(), ids=STATELESS)
 def test_a_loop_that_stores_nothing_is_exact(thinker: Serving, fields: Json, returned: tuple[str, ...]) -> None:
@@ -132,6 +133,7 @@ NAMED = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("wanted", [{}, {"reasoning": {"summary": "auto"}}], ids=str)
 @pytest.mark.parametrize("name", NAMED.values(), ids=NAMED)
 def test_items_that_are_only_named_are_those_that_were_put_out(thinker: Serving, name: Any, wanted: Json) -> None:

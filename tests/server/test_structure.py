@@ -208,6 +208,7 @@ def changes_of(answer: Any) -> list[str]:
     return [change for change in answer["usage"]["hotloop"]["changes"] if change.startswith(SCHEMA_PARAM)]
 
 
+@pytest.mark.long
 def test_a_costly_pattern_does_not_end_a_stream_in_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "LIMITS", LLParserLimits(max_lexer_states=5000, verbose_errors=False))
     monkeypatch.setattr(matcher, "_MAX_REPLAY_S", 600)  # a slow machine may take long

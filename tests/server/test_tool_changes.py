@@ -7,6 +7,7 @@ import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.properties import examples
 from tests.server.calls import write_call
 from tests.server.serving import HELLO, MODEL, Routing, Serving
 from tests.server.test_late_tools import claude_tool, item_tool, post, references, result, saying
@@ -73,6 +74,7 @@ def num_tokens(http: httpx.Client, path: str, body: Any) -> Any:
     return post(http, path, **body)["input_tokens"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("path", "body", "name"), MARKED)
 @pytest.mark.parametrize("is_routed", [False, True])
 def test_what_was_found_can_be_called(path: str, body: dict[str, Any], name: str, is_routed: bool) -> None:
@@ -217,7 +219,7 @@ ITEMS = st.one_of(
 def test_any_mix_of_them_is_answered_or_refused() -> None:
     with Serving() as serving:
 
-        @settings(max_examples=150, deadline=None)
+        @settings(max_examples=examples(150), deadline=None)
         @given(DECLARED, st.lists(TURN, min_size=1, max_size=5), st.lists(ITEMS, min_size=1, max_size=6))
         def check(tools: list[Any], messages: list[Any], items: list[Any]) -> None:
             bodies = {"messages": {"tools": tools, "messages": messages}, "responses": {"input": items}}

@@ -16,7 +16,7 @@ TOOLS: list[Any] = [
 CALLS: list[tuple[str, dict[str, Any]]] = [("weather", {"city": 'Paris, "Ö"\n<b>', "days": 3}), ("now", {})]
 
 
-@pytest.mark.parametrize("choice", ["auto", "required"])
+@pytest.mark.parametrize("choice", ["auto", pytest.param("required", marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", TEMPLATED)
 def test_calls_are_told_and_cached(name: str, choice: str) -> None:
     prose = "Let me see.\n" if choice == "auto" else ""
@@ -40,6 +40,7 @@ def test_calls_are_told_and_cached(name: str, choice: str) -> None:
         assert second["usage"]["prompt_tokens_details"]["cached_tokens"] >= num_before - 64
 
 
+@pytest.mark.sampled(3)
 # A closing tag that is several tokens is not begun where there is no room: the first of them could be text.
 @pytest.mark.parametrize("name", [name for name in TEMPLATED if "special" in name and "minimax" not in name])
 @pytest.mark.parametrize("max_tokens", [250, 255])

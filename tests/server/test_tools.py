@@ -307,6 +307,7 @@ ODD: list[tuple[Any, str]] = [
 ]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("choice", ["auto", "required"])
 @pytest.mark.parametrize(("schema", "told"), ODD, ids=str)
 def test_an_odd_tool_is_enforced_as_far_as_possible(serving: Serving, schema: Any, told: str, choice: str) -> None:

@@ -86,6 +86,7 @@ def _told(api: str, text: str) -> Iterator[tuple[str, Any]]:
         yield ("text", block["text"]) if block["type"] == "text" else (block["name"], json.loads(block["text"]))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("api", APIS)
 @pytest.mark.parametrize("written", WRITTEN)
 def test_a_call_is_one_however_it_is_written_and_nothing_follows_it(written: str, api: str) -> None:
@@ -126,6 +127,7 @@ def test_of_a_required_call_that_is_cut_nothing_is_text(api: str, stream: bool) 
             assert [part for part in parts if part != ("text", "")] == []
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("num_chars", [10, 1200])
 @pytest.mark.parametrize("written", ["bare", "doubled", "pretty"])
 def test_a_bare_call_comes_back_as_it_was_written(written: str, num_chars: int) -> None:

@@ -10,6 +10,7 @@ from tests.chat.assembly.test_spans import WITH_TOOLS, told
 from tests.chat.assembly.test_system_turns import HOISTING, REFUSING
 from tests.chat.speaking import QWEN
 from tests.engine.tiny import TOKENIZER
+from tests.properties import examples
 from tests.server.serving import CHATML
 
 from hotloop.chat.formats import choose_format
@@ -219,7 +220,7 @@ def histories(draw: st.DrawFn) -> list[Request]:
     return requests
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(histories(), st.sampled_from([CHATML, WITH_TOOLS, REFUSING]))
 def test_a_conversation_that_grows_only_adds_to_its_prompt(requests: list[Request], source: str) -> None:
     prompts, before = make(source), ()
@@ -231,7 +232,7 @@ def test_a_conversation_that_grows_only_adds_to_its_prompt(requests: list[Reques
         before = (*read,)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(histories(), st.sampled_from([CHATML, WITH_TOOLS, REFUSING]))
 def test_what_is_marked_is_told_alike_by_a_server_that_has_seen_nothing(requests: list[Request], source: str) -> None:
     prompts = make(source)

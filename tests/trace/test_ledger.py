@@ -175,6 +175,25 @@ def test_a_router_has_a_queue_and_a_reason():
     assert parts_ms(turn)["network"] == 5 + 1 + 10 + 1, "with what the replica that failed has cost"
 
 
+@pytest.mark.parametrize(("told", "worth"), [({}, 0.009), ({"money_saved": 0.5}, 0.5)])
+def test_what_stable_prompts_saved_is_told_and_what_was_changed(told: dict[str, float], worth: float):
+    changes = ["tools: put into one order", "system: the time of day was moved behind the newest message"]
+    route = span(names.ROUTE, 0, 60, service="router", model="big", stabilised=changes, num_saved=1000, **told)
+    prices = PriceTable({"big": Prices(prompt=10.0, cached=1.0, output=100.0)})
+    ledger = build_ledger([route, *a_request(10, 50, route)], prices)
+    [turn] = ledger.turns
+    assert turn.changes == tuple(changes)
+    assert turn.num_saved == ledger.num_saved == 1000
+    assert turn.money_saved == ledger.money_saved == pytest.approx(worth)
+
+
+@pytest.mark.parametrize("name", ["stabilised", "num_saved", "money_saved"])
+def test_whatever_a_router_says_of_stable_prompts_there_is_an_account_of_it(name: str):
+    for nonsense in NONSENSE:
+        route = span(names.ROUTE, 0, 60, service="router", **{name: nonsense})
+        assert json.dumps(asdict(build_ledger([route, *a_request(10, 50, route)])), allow_nan=False)
+
+
 def test_a_hosted_model_costs_money():
     run = span(names.RUN, 0, 50, end="done")
     turn = span(names.TURN, 0, 50, run)

@@ -4,8 +4,11 @@ from collections.abc import Callable
 from datetime import datetime
 
 import pytest
+from msgspec.structs import replace
 from tests.ui.conftest import NUM_RUNS, Browsing, PageServer
 from tests.ui.made_up import SCRIPT, START_NS, TOOLS, Run, hostile_run, long_run
+
+from hotloop.trace import names
 
 LONG, HOSTILE = long_run()[0].trace_id, hostile_run()[0].trace_id
 NUM_FAILED = sum(i % 9 == 4 and i % 7 != 3 for i in range(NUM_RUNS - 2))  # as `make_runs` has it
@@ -216,6 +219,27 @@ class TestRun:
         page.wait_for_selector("button[data-mode=whole][aria-pressed=true]")
         columns.nth(4).click()
         page.wait_for_selector(".turn >> text=Turn 5")
+
+    def test_what_stable_prompts_saved_is_shown_with_what_was_changed(
+        self, tab: Browsing, serve: Callable[..., PageServer]
+    ):
+        told = {
+            names.STABILISED: ["tools: put into one order", f"system: {SCRIPT}"],
+            names.NUM_SAVED: 1200,
+            names.MONEY_SAVED: 0.5,
+        }
+        run = [
+            replace(span, attributes={**span.attributes, **told}) if span.name == names.ROUTE else span
+            for span in FEW[0]
+        ]
+        open_run(tab, serve(run), run[0].trace_id)
+        page = tab.page
+        tile = page.locator(".tile", has_text="Stabilised")
+        assert "7,200" in tile.text_content(), "of six turns"
+        assert "tokens saved, $3.00" in tile.text_content()
+        page.wait_for_selector(".turn >> text=1,200 tokens saved")
+        assert page.locator(".turn p", has_text="tools: put into one order").is_visible()
+        assert page.evaluate("window.hacked") is None
 
     def test_two_hundred_turns_are_drawn_as_far_as_they_are_seen(self, tab: Browsing, full_server: PageServer):
         open_run(tab, full_server, LONG)

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.properties import examples
 from tests.wire.nouns import ids, names, said
 
 from hotloop.core.errors import RemoteError
@@ -96,7 +97,7 @@ def simplified(answer: Answer) -> Any:
 
 
 @pytest.mark.parametrize("api", APIS)
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(whole=answers, cuts=st.lists(st.integers(0, 3000), max_size=4))
 def test_a_stream_cut_anywhere_is_the_answer_that_was_written(api: Api, whole: Any, cuts: list[int]) -> None:
     written = writer(api)
@@ -108,7 +109,7 @@ def test_a_stream_cut_anywhere_is_the_answer_that_was_written(api: Api, whole: A
 
 
 @pytest.mark.parametrize("api", APIS)
-@settings(max_examples=10)
+@settings(max_examples=examples(10))
 @given(whole=answers)
 def test_a_stream_that_comes_byte_by_byte(api: Api, whole: Any) -> None:
     written = writer(api)
@@ -118,7 +119,7 @@ def test_a_stream_that_comes_byte_by_byte(api: Api, whole: Any) -> None:
 
 
 @pytest.mark.parametrize("api", APIS)
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(whole=in_any_order)
 def test_parts_in_any_order_are_the_same_streamed_and_whole(api: Api, whole: Any) -> None:
     """Thoughts between texts, text behind calls: a chat has one text and brings thoughts, text and calls in its own
@@ -140,7 +141,7 @@ def shown(answer: Answer) -> str:
 
 
 @pytest.mark.parametrize(("far", "near"), [*product(APIS, APIS)])
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(whole=answers)
 def test_an_answer_goes_through_two_formats(far: Api, near: Api, whole: Any) -> None:
     """What a signature is worth elsewhere is for its maker: it comes back as it was."""
@@ -158,7 +159,7 @@ def read_events(api: Api, data: bytes) -> list[Event]:
 
 
 @pytest.mark.parametrize("api", APIS)
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(whole=calls, data=st.data())
 def test_calls_that_are_mixed_come_one_after_the_other(api: Api, whole: list[Call], data: st.DataObject) -> None:
     """Replicas may open all calls before they write the arguments of any."""

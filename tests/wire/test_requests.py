@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from tests.properties import examples
 from tests.wire.nouns import requests
 
 from hotloop.wire.formats import FORMATS
@@ -20,7 +21,7 @@ values = st.recursive(
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
     max_leaves=4,
 )
-_slow = settings(max_examples=20)
+_slow = settings(max_examples=examples(20))
 
 
 def parse(api: Api, body: Any) -> ApiRequest:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hotloop.cli.settings import CONFIG_FILE, flag_name
 from hotloop.core.config import TraceConfig
 from hotloop.core.errors import ConfigError
+from hotloop.core.extras import needs_extra
 from hotloop.core.files import read_toml
 from hotloop.core.home import store_path
 
@@ -83,5 +84,5 @@ def _open_otlp(config: TraceConfig, content: "Content") -> "Tracer | None":
     try:
         from hotloop.trace.otel import OtelTracer
     except ImportError:
-        raise ConfigError("trace_otlp needs the extra `otel`: pip install 'hotloop[otel]'") from None
+        raise needs_extra("otel", "trace_otlp") from None
     return OtelTracer(config.trace_otlp, content=content)

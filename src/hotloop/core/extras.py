@@ -1,11 +1,16 @@
 """Which extra of hotloop brings which package, and the line to type where it is missing."""
 
+import sys
+from pathlib import Path
+
 from hotloop.core.errors import ConfigError
 
 _CUDA = {"torch": "cuda", "triton": "cuda"}
 _OTHERS = {"huggingface_hub": "hub", "mcp": "mcp", "opentelemetry": "otel", "ray": "ray", "zmq": "kv-events"}
 _ENGINE = dict.fromkeys(("gguf", "jinja2", "llguidance", "numpy", "tokenizers"), "cpu")
 EXTRA_OF = {**_ENGINE, **_OTHERS, **_CUDA}
+_OWN_ENVIRONMENT = {"pipx_metadata.json": "pipx install --force", "uv-receipt.toml": "uv tool install"}
+_UV_CACHE = ("archive-v", "environments-v")
 
 
 def missing_extra(error: ImportError, who: str) -> ConfigError | None:
@@ -14,4 +19,16 @@ def missing_extra(error: ImportError, who: str) -> ConfigError | None:
     if extra is None:
         return None
     other = ", or 'hotloop[cuda]' for an NVIDIA GPU" if extra == "cpu" else ""
-    return ConfigError(f"{who} needs the extra `{extra}`: pip install 'hotloop[{extra}]'{other}")
+    return needs_extra(extra, who, other)
+
+
+def needs_extra(extra: str, who: str, other: str = "") -> ConfigError:
+    return ConfigError(f"{who} needs the extra `{extra}`: {installer(Path(sys.prefix))} 'hotloop[{extra}]'{other}")
+
+
+def installer(prefix: Path) -> str:
+    """What installs into that environment: pipx and uv keep one of its own for each program, where pip would not."""
+    for name, command in _OWN_ENVIRONMENT.items():
+        if (prefix / name).exists():
+            return command
+    return "uvx --from" if any(part.startswith(_UV_CACHE) for part in prefix.parts) else "pip install"

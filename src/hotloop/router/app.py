@@ -227,7 +227,7 @@ class RouterApp:
         if held is not request:
             request = held
             caller.headers[PRIORITY_HEADER.encode()] = held.headers[PRIORITY_HEADER].encode()
-        stable = self._stabilise(request)
+        stable = await self._stabilise(request)
         request = stable.request if stable else request
         if stable and stable.betas:
             caller.headers[_BETA] = b",".join(
@@ -238,7 +238,11 @@ class RouterApp:
             caller.client.copy = span.answer
             if stable:
                 caller.client.add_header(HEADER, stable.render())
-                span.facts |= {names.STABILISED: [*stable.changes], names.NUM_SAVED: stable.num_saved}
+                span.facts |= {
+                    names.STABILISED: [*stable.changes],
+                    names.NUM_SAVED: stable.num_saved,
+                    names.MONEY_SAVED: stable.money_saved,
+                }
                 caller.client.copy = bytearray() if span.answer is None else span.answer
             scope["state"][FACTS] = span.describe_access
             try:
@@ -248,7 +252,7 @@ class RouterApp:
             finally:
                 self.spending.settle(metered)
 
-    def _stabilise(self, request: RoutedRequest) -> Stabilised | None:
+    async def _stabilise(self, request: RoutedRequest) -> Stabilised | None:
         """The request as it is to be sent, if it is to be put in a stable form."""
         route, is_on = self._tiered.config.route(request.model), self.replica_set.config.router.stabilise
         if not (is_on if route is None or route.stabilise is None else route.stabilise):
@@ -256,7 +260,7 @@ class RouterApp:
         if not find_format(request):
             return None
         tells_late_tools = self.replica_set.config.router.tell_late_tools
-        return self._stable.apply(request, self.replica_set.kinds_for(request), tells_late_tools=tells_late_tools)
+        return await self._stable.apply(request, self.replica_set.kinds_for(request), tells_late_tools=tells_late_tools)
 
     def _scope(self, tenant: Tenant) -> str:
         """Whose prefixes are not to be shared with others; empty where they are."""

@@ -17,7 +17,8 @@ from hotloop.router.request import RoutedRequest, change
 from hotloop.router.translate import Translation, can_translate, translate
 from hotloop.router.upstream.wire import UpstreamRequest
 from hotloop.wire.errors import ThreadUnsupported
-from hotloop.wire.hints import KV_SOURCE_HEADER, TOKENS_HEADER
+from hotloop.wire.hints import TOKENS_HEADER
+from hotloop.wire.kv import SOURCE_HEADER
 from hotloop.wire.responses.items import ItemStore
 
 
@@ -51,7 +52,7 @@ def compose(
     if tells_tokens and replica.kind.resumes == "tokens":
         sent_headers.append((TOKENS_HEADER.encode(), b"1"))
     if kv_source and not request.is_question:
-        sent_headers.append((KV_SOURCE_HEADER.encode(), kv_source.encode()))
+        sent_headers.append((SOURCE_HEADER.encode(), kv_source.encode()))
     is_spoken = request.api in spoken
     options = usage_options(request) if replica.kind.has_stream_usage or not is_spoken else None
     changes: dict[str, Any] = {"stream_options": options} if options else {}

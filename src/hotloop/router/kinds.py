@@ -97,6 +97,8 @@ class ReplicaKind:
     """For one that asks for `api-version`: the one that is named where the file names none."""
     pays_marks: bool = False
     """Whether `cache_control` is what makes it cache."""
+    takes_cache_key: bool = False
+    """Whether `prompt_cache_key` brings the requests of a session to where its prefix is cached."""
     late_tools: LateWay = ""
     """How tools that appear mid-session can be described to it without a change of its tool list."""
     salted: frozenset[Api] = frozenset()
@@ -168,7 +170,14 @@ _KINDS: tuple[ReplicaKind, ...] = (
         has_stream_usage=False,
         takes_tenants=True,  # it may be ours, its metrics out of reach
     ),
-    ReplicaKind("openai", _OPENAI_ALL | _COMPACTING, health_path=None, models_path=None, is_strict=True),
+    ReplicaKind(
+        "openai",
+        _OPENAI_ALL | _COMPACTING,
+        health_path=None,
+        models_path=None,
+        is_strict=True,
+        takes_cache_key=True,
+    ),
     ReplicaKind(
         "anthropic",
         frozenset({"messages"}),

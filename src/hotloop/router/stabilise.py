@@ -7,13 +7,15 @@ did than if it had been sent as it came.
 import hashlib
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from cachetools import LRUCache
 from msgspec import Raw
 from msgspec.json import decode, encode
 
 from hotloop.core.errors import HotloopError, RequestError
+from hotloop.http.bodies import read_aside
 from hotloop.router.kinds import KINDS
 from hotloop.router.placement.index import HASH_BYTES
 from hotloop.router.request import BLOCK_TOKENS, RoutedRequest, change
@@ -51,7 +53,7 @@ class Stabilised:
 
 
 class StablePrompts:
-    """`cost` tells what an answer of a model costs."""
+    """`cost` tells what an answer of a model costs. Lives on the event loop."""
 
     def __init__(self, cost: Cost = lambda model, usage: 0.0) -> None:
         self._cost = cost
@@ -63,8 +65,21 @@ class StablePrompts:
         self._keys: LRUCache[str, tuple[bytes, bytes]] = LRUCache(_MAX_SESSIONS)
         """The keys of each session's last prompt, as it came and as it was sent."""
 
-    def apply(self, request: RoutedRequest, kinds: Collection[str], *, tells_late_tools: bool = False) -> Stabilised:
+    async def apply(
+        self, request: RoutedRequest, kinds: Collection[str], *, tells_late_tools: bool = False
+    ) -> Stabilised:
         """`kinds` are those of the replicas it may go to. Raises RequestError where the body cannot be read."""
+        rewrite = partial(self._rewrite, request, kinds, tells_late_tools=tells_late_tools)
+        done = await read_aside(len(request.raw), rewrite)
+        num_saved = self._count_saved(request, done.request)
+        self.num_changes.update(change.partition(":")[0].partition("[")[0] for change in done.changes)
+        self.num_saved += num_saved
+        money = [self._cost(request.model, ApiUsage(num_saved, num_cached, 0)) for num_cached in (0, num_saved)]
+        self.money_saved += money[0] - money[1]
+        return replace(done, num_saved=num_saved, money_saved=money[0] - money[1])
+
+    def _rewrite(self, request: RoutedRequest, kinds: Collection[str], *, tells_late_tools: bool) -> Stabilised:
+        """What is to be sent, and why. On any thread."""
         api = find_format(request)
         if api is None:
             return Stabilised(request)
@@ -77,19 +92,14 @@ class StablePrompts:
                 scope=_scope(request),
                 has_calls=any(word in request.raw for word in _CALLS),
                 pays_marks=any(KINDS[name].pays_marks for name in kinds),
-                cache_key=_cache_key(request) if "openai" in kinds else "",
+                cache_key=_cache_key(request) if any(KINDS[name].takes_cache_key for name in kinds) else "",
                 late_tools=way,
             )
             sent = request.with_body(encode(change(given, fields))) if fields else request
         except (TypeError, ValueError, RecursionError, AttributeError) as error:
             raise RequestError(f"the body cannot be read: {error}") from None
-        num_saved = self._count_saved(request, sent)
-        self.num_changes.update(change.partition(":")[0].partition("[")[0] for change in changes)
-        self.num_saved += num_saved
-        money = [self._cost(request.model, ApiUsage(num_saved, num_cached, 0)) for num_cached in (0, num_saved)]
-        self.money_saved += money[0] - money[1]
         betas = BETAS if way == "changes" and any(word in sent.raw for word in _TOOL_CHANGES) else ()
-        return Stabilised(sent, changes, num_saved, money[0] - money[1], betas)
+        return Stabilised(sent, changes, betas=betas)
 
     def may_learn(self, answer: bytes | bytearray) -> bool:
         """Whether there are calls in an answer, for somebody who stabilises prompts."""

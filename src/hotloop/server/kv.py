@@ -11,19 +11,19 @@ from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 from starlette.requests import Request as HttpRequest
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from hotloop.core.errors import Overloaded
 from hotloop.core.request import KvSource
-from hotloop.engine.offload.moves import MAX_MOVES, PATH, AskedKv, SessionKv, render_header
+from hotloop.engine.offload.moves import MAX_MOVES, PATH, AskedKv, render_header
 from hotloop.http.keys import TENANT_HEADER, AccessDenied, Tenant
 from hotloop.server.border import read_json
 from hotloop.server.errors import HttpError
 from hotloop.server.options import convert, decode
 from hotloop.server.service import Service
-from hotloop.wire.hints import KV_OFFER_PATH, KV_SESSION_PATH, KV_SOURCE_HEADER
+from hotloop.wire.kv import OFFER_PATH, SESSION_PATH, SOURCE_HEADER, AskedSession, OfferedKv, SessionKv, TakenKv
 
 _MAX_BODY = 16 << 20
 _WINDOW_BYTES = 32 << 20  # that are copied at a time, in one pause of the engine
@@ -51,19 +51,6 @@ async def send_segments(http: HttpRequest) -> Response:
         raise
 
 
-class AskedSession(msgspec.Struct, frozen=True):
-    """Told by a router whose sessions are to go elsewhere, as one that ends is told here."""
-
-    session: str
-
-
-class OfferedKv(SessionKv, frozen=True):
-    """KV of a session that is going to come, and the server that has it."""
-
-    session: str
-    source: str
-
-
 async def show_session(http: HttpRequest) -> Response:
     """What a session goes on from, so that another server can ask for its KV before it comes there."""
     service = Service.of(http)
@@ -72,8 +59,7 @@ async def show_session(http: HttpRequest) -> Response:
     found, segments = await service.engine.find_session(asked.session), service.engine.kv_segments
     if found is None or segments is None:
         raise HttpError(404, "there is no KV of this session here")
-    told = SessionKv(segments.layout, found[1], found[0].tolist())
-    return Response(msgspec.json.encode(told), media_type="application/json")
+    return _show(SessionKv(segments.layout, found[1], found[0].tolist()))
 
 
 async def take_session(http: HttpRequest) -> Response:
@@ -88,19 +74,23 @@ async def take_session(http: HttpRequest) -> Response:
         raise AccessDenied(403, "forbidden", "kv_peers does not name the server that has it")
     source = KvSource(offered.source, service.peer_key)
     num_known = await service.engine.take_kv(source, offered.salt, offered.tokens, offered.session)
-    return JSONResponse({"tokens": num_known})
+    return _show(TakenKv(num_known))
+
+
+def _show(told: msgspec.Struct) -> Response:
+    return Response(msgspec.json.encode(told), media_type="application/json")
 
 
 ROUTES = (
     Route(PATH, send_segments, methods=["POST"]),
-    Route(KV_SESSION_PATH, show_session, methods=["POST"]),
-    Route(KV_OFFER_PATH, take_session, methods=["POST"]),
+    Route(SESSION_PATH, show_session, methods=["POST"]),
+    Route(OFFER_PATH, take_session, methods=["POST"]),
 )
 
 
 def find_source(http: HttpRequest) -> KvSource | None:
     """Where a router says that the KV of a request is, if that may be asked."""
-    service, url = Service.of(http), http.headers.get(KV_SOURCE_HEADER)
+    service, url = Service.of(http), http.headers.get(SOURCE_HEADER)
     if not url or service.engine.kv_segments is None:
         return None
     tenant: Tenant = http.state.tenant

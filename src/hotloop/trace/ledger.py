@@ -90,6 +90,8 @@ class Account:
     prefill_ahead: TokenCounts  # what was prefilled before it was needed, on top of `tokens`
     lost: TokenCounts  # for answers that failed, were broken off, or came second
     money: float
+    num_saved: int  # prompt tokens cached thanks to a router's stable prompts, by its estimate; among `tokens.cached`
+    money_saved: float  # what these would have cost beyond what they did
     error: str
 
 
@@ -110,6 +112,7 @@ class TurnLedger(Account):
     priority: str
     finish_reason: str
     answer_id: str
+    changes: tuple[str, ...]  # to its prompt, by a router, so that it begins as the one before it did
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +144,7 @@ def build_ledger(spans: Iterable[Span], prices: PriceTable | None = None) -> Run
     calls = [call for node in nodes if node.parent is None or node.name in _ASKERS for call in node.calls()]
     models, tools = (clip(_busy(nodes, is_model=is_model), begin, end) for is_model in (True, False))
     return RunLedger(
-        **_account(calls, segments, begin, end),
+        **_account(calls, segments, begin, end, prices),
         trace_id=spans[0].trace_id,
         session=next((node.span.session for node in nodes if node.span.session), ""),
         agent=_word(run, names.AGENT),
@@ -174,7 +177,8 @@ def _turn(turn: SpanNode, number: int, prices: PriceTable) -> TurnLedger:
     within = [node for call in asked for node in call.walk()]
     guesses = [node for node in turn.children if node.name == names.SPECULATIVE]
     return TurnLedger(
-        **_account(calls, segments, turn.begin, turn.end) | {name: _first_word(within, name) for name in _WORDS},
+        **_account(calls, segments, turn.begin, turn.end, prices)
+        | {name: _first_word(within, name) for name in _WORDS},
         span_id=turn.span.span_id,
         run_span_id=turn.span.parent_id or "",
         index=turn.count(names.INDEX) or number,
@@ -182,6 +186,7 @@ def _turn(turn: SpanNode, number: int, prices: PriceTable) -> TurnLedger:
         tools=tuple(_tool(node, segments) for node in turn.children if node.name == names.TOOL),
         num_speculative=len(guesses),
         num_wasted=sum(not node.span.attributes.get(names.WAS_USED) for node in guesses),
+        changes=tuple(change for node in within for change in _words(node, names.STABILISED)),
         money=sum(_money(call, prices) for call in calls),
         error=turn.span.error or next((node.span.error for node in within if node.span.error), ""),
     )
@@ -210,10 +215,17 @@ def _seconds(value: Any) -> float:
     return float(value) if isinstance(value, int | float) and 0 <= value < math.inf else 0.0
 
 
-def _account(calls: Iterable[SpanNode], segments: Sequence[Segment], begin: int, end: int) -> dict[str, Any]:
-    """What turns and runs have in common, but for money and errors."""
+def _account(
+    calls: Sequence[SpanNode], segments: Sequence[Segment], begin: int, end: int, prices: PriceTable
+) -> dict[str, Any]:
+    """What turns and runs have in common, but for what they cost and errors."""
     times = {"start_ns": begin, "end_ns": end, "wall_s": (end - begin) / 1e9, "parts": _add_up(segments)}
-    return times | dict(zip(("tokens", "prefill_ahead", "lost"), _count_tokens(calls), strict=True))
+    routes = [node for call in calls for node in call.walk() if node.name == names.ROUTE]
+    saved = {
+        "num_saved": sum(route.count(names.NUM_SAVED) for route in routes),
+        "money_saved": sum(_money_saved(route, prices) for route in routes),
+    }
+    return times | saved | dict(zip(("tokens", "prefill_ahead", "lost"), _count_tokens(calls), strict=True))
 
 
 def _count_tokens(calls: Iterable[SpanNode]) -> tuple[TokenCounts, TokenCounts, TokenCounts]:
@@ -306,6 +318,13 @@ def _money(call: SpanNode, prices: PriceTable) -> float:
     )
 
 
+def _money_saved(route: SpanNode, prices: PriceTable) -> float:
+    """As the router reckoned, or by the table."""
+    model, num = _word(route, names.MODEL), route.count(names.NUM_SAVED)
+    found, lost = (prices.cost(model, num_prompt=num, num_cached=cached, num_output=0) for cached in (num, 0))
+    return route.amount(names.MONEY_SAVED) or lost - found
+
+
 def _add_up(segments: Sequence[Segment]) -> dict[TimePart, float]:
     sums = dict.fromkeys(TimePart, 0)
     for segment in segments:
@@ -341,6 +360,11 @@ def _sum(each: Iterable[TokenCounts]) -> TokenCounts:
 def _word(node: SpanNode | None, name: str) -> str:
     value = node.span.attributes.get(name) if node else None
     return value if isinstance(value, str) else ""
+
+
+def _words(node: SpanNode, name: str) -> list[str]:
+    value = node.span.attributes.get(name)
+    return [word for word in value if isinstance(word, str)] if isinstance(value, list | tuple) else []
 
 
 def _first_word(nodes: Sequence[SpanNode], name: str) -> str:

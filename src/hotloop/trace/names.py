@@ -64,6 +64,7 @@ NUM_MATCHED: Final = "num_matched"  # tokens of the prompt the replica was belie
 TRIED: Final = "tried"  # the replicas that were asked, in order
 STABILISED: Final = "stabilised"  # what was changed in its prompt so that it begins as the one before it did: a list
 NUM_SAVED: Final = "num_saved"  # tokens of the prompt that would not have been found otherwise, by estimate
+MONEY_SAVED: Final = "money_saved"  # what these would have cost beyond what they did
 QUEUE_NS: Final = "queue_ns"  # how long it waited for its turn; a duration
 FIRST_BYTE_NS: Final = "first_byte_ns"
 STATUS: Final = "status"  # the status of the HTTP answer

@@ -43,7 +43,8 @@ class _Scene:
         ledger = self._ledger
         run = next((root for root in self._roots if root.name == names.RUN), None)
         return {
-            **_pick(ledger, "session", "agent", "error", "services", "money", "tokens", "prefill_ahead", "lost"),
+            **_pick(ledger, "session", "agent", "error", "services", "money", "num_saved", "money_saved"),
+            **_pick(ledger, "tokens", "prefill_ahead", "lost"),
             "id": ledger.trace_id,
             "prompt": _content(run, names.CONTENT_PROMPT) if run else None,
             "start_ms": ledger.start_ns / 1e6,
@@ -72,7 +73,8 @@ class _Scene:
         run = self._nodes.get(turn.run_span_id)
         return {
             **_pick(turn, "model", "replica", "reason", "priority", "finish_reason", "money", "error"),
-            **_pick(turn, "tokens", "prefill_ahead", "lost"),
+            **_pick(turn, "tokens", "prefill_ahead", "lost", "num_saved", "money_saved"),
+            "changes": [_cut(change) for change in turn.changes],
             "id": turn.span_id,
             "turn": turn.index,
             "depth": _depth(node),

@@ -35,10 +35,6 @@ PRIORITY_HEADER = "x-hotloop-priority"
 TASK_HEADER = "x-hotloop-task"
 TOKENS_HEADER = "x-hotloop-tokens"
 """Asks for the token ids of a stream, which a router needs to have an answer go on elsewhere."""
-KV_SOURCE_HEADER = "x-hotloop-kv-source"
-"""By which a router names the replica that probably has the KV of a prompt."""
-KV_SESSION_PATH, KV_OFFER_PATH = "/kv/session", "/kv/offer"
-"""Where a router hears what a session goes on from, and where it offers that to the replica that is to have it."""
 AGENT_HINT_HEADER = "x-agent-hint"
 HINT_HEADERS = (
     *(*SESSION_HEADERS, *_PARENT_HEADERS, _AGENT, _PARENT_AGENT),

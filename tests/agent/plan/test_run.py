@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from tests.agent.plan.planners import GOOD, TOOLS, Dictated, double, fail, listen, plan, planner
 from tests.agent.runs import end_of, num_tasks, of
+from tests.properties import examples
 
 from hotloop.agent.agent import Agent
 from hotloop.agent.conversation import Conversation
@@ -118,7 +119,7 @@ def graphs(draw: st.DrawFn) -> dict[str, list[str]]:
 
 
 @given(graphs(), st.randoms(use_true_random=False), st.integers(1, 40))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_any_graph_runs_as_parallel_as_it_can(graph: dict[str, list[str]], chance: Any, piece: int) -> None:
     """Whenever nothing moves any more, exactly the steps whose needs are done run; then a random one of them ends."""
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.agent.predict.talks import asks, clerk, gets, step, user
+from tests.properties import examples
 
 from hotloop.agent.predict.habits import MAX_RECIPES, MIN_RUNS
 from hotloop.agent.predict.history import History
@@ -191,7 +192,7 @@ def test_the_same_runs_teach_the_same():
     assert msgspec.json.encode(taught(8)) == msgspec.json.encode(taught(8))
 
 
-@settings(max_examples=5)
+@settings(max_examples=examples(5))
 @given(st.randoms(use_true_random=False))
 def test_memory_is_bounded_whatever_is_called(chance: random.Random):
     predictor = Predictor()
@@ -208,7 +209,7 @@ def test_memory_is_bounded_whatever_is_called(chance: random.Random):
     assert msgspec.json.encode(msgspec.json.decode(written, type=Predictor)) == written
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(st.lists(st.tuples(st.sampled_from(["user", "assistant", "tool", "system"]), st.text(max_size=30)), max_size=12))
 def test_any_conversation_can_be_learned_from(turns: list[tuple[str, str]]):
     predictor = Predictor()

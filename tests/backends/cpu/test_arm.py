@@ -9,9 +9,13 @@ import pytest
 from hotloop.backends.cpu.build import SOURCES
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
-pytestmark = pytest.mark.skipif(
-    not (shutil.which(COMPILER) and shutil.which(EMULATOR)), reason=f"needs {COMPILER} and {EMULATOR}: make test-arm"
-)
+pytestmark = [
+    pytest.mark.long,  # compiles and emulates: 11 s of CPU
+    pytest.mark.skipif(
+        not (shutil.which(COMPILER) and shutil.which(EMULATOR)),
+        reason=f"needs {COMPILER} and {EMULATOR}: make test-arm",
+    ),
+]
 FLAGS = ("-O1", "-std=c++20", "-static", "-ffp-contract=off", f"-I{SOURCES}")
 
 

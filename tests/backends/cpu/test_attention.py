@@ -157,12 +157,11 @@ def make_tables(count: int) -> list[list[int]]:
 @pytest.mark.parametrize(
     "spec",
     [
-        make_spec(),
-        make_spec(96, 4, 4),
-        make_spec(128, 8, 2, has_qk_norm=True),
-        make_spec(64, 7, 1, has_qk_norm=True),
+        pytest.param(make_spec(), id="64"),
+        pytest.param(make_spec(96, 4, 4), id="96", marks=pytest.mark.long),
+        pytest.param(make_spec(128, 8, 2, has_qk_norm=True), id="128-norm"),
+        pytest.param(make_spec(64, 7, 1, has_qk_norm=True), id="64-norm", marks=pytest.mark.long),
     ],
-    ids=["64", "96", "128-norm", "64-norm"],
 )
 def test_long_prompts_in_chunks_then_tokens_and_drafts(spec: ModelSpec, kernel: Kernel, max_error: float) -> None:
     with make_rig(spec, kernel) as rig:

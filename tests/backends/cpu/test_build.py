@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hotloop.backends.cpu import build
-from hotloop.backends.cpu.build import compiler, make
+from hotloop.backends.cpu.build import Library, compiler, make
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
 
@@ -43,6 +43,17 @@ def test_what_was_compiled_is_kept(tmp_path: Path) -> None:
     for text in (ANSWER, "int x = nonsense;"):
         make(path, "-shared", "-fPIC", write_source(tmp_path, text))
     assert answer(path) == 42
+
+
+def test_a_checkout_elsewhere_compiles_nothing_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    objects = []
+    for name in ("here", "there"):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "answer.cpp").write_text(ANSWER)
+        monkeypatch.setattr(build, "SOURCES", folder)
+        objects.append(Library({"answer.cpp": ()}).objects(tmp_path, "native"))
+    assert objects[0] == objects[1]
 
 
 def test_one_compiles_for_all_who_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

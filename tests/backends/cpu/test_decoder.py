@@ -107,6 +107,7 @@ def test_in_floats_no_bit_depends_on_what_else_is_computed(
 LEAST = {"f32": 1 - 1e-6, "auto": 0.99, "bf16": 0.9999, "int8": 0.99, "int4": 0.9}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", ["llama", *MIXTURES])
 @pytest.mark.parametrize("weights", LEAST)
 @pytest.mark.parametrize("precision", ["exact", "fast"])

@@ -172,6 +172,7 @@ def ask(model: Model, name: str, text: str, priority: Priority) -> Request:
     return make_request(model.tokenizer.encode(text), name, sampling=greedy(16), priority=priority)
 
 
+@pytest.mark.long
 @pytest.mark.model
 def test_the_real_model_says_the_same_however_it_is_computed(real_model: Model) -> None:
     alone = go_on(real_model, max_running=1, prefix_cache=False)

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.backends.batches import batch
+from tests.properties import examples
 
 from hotloop.backends.backend import Batch
 from hotloop.backends.cuda.steps.groups import PrefixGroup, SharedPlan, Sharing
@@ -67,7 +68,7 @@ def families(draw: st.DrawFn) -> tuple[list[list[int]], list[int]]:
     return tables, rows
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(families(), st.integers(1, 5), st.integers(1, 12), st.integers(0, 9))
 def test_every_row_of_a_group_meets_every_shared_block_once(
     family: tuple[list[list[int]], list[int]], tile_rows: int, num_programs: int, padding: int
@@ -110,7 +111,7 @@ def check_plan(plan: SharedPlan, groups: list[PrefixGroup], made: Batch, sharing
             assert parts == set(range(num_parts))
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(families())
 def test_nothing_saves_more_than_the_first_group(family: tuple[list[list[int]], list[int]]) -> None:
     tables, _ = family

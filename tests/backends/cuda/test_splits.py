@@ -3,6 +3,7 @@
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.properties import examples
 
 from hotloop.backends.cuda.steps.splits import Splitting
 
@@ -20,7 +21,7 @@ def steps(draw: st.DrawFn) -> tuple[list[int], list[int], list[int], list[int]]:
     return rows, [a + b for a, b in zip(rows, past, strict=True)], skipped, shared
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(steps(), st.integers(1, 40), st.sampled_from([400, 2000]))
 def test_every_key_is_in_one_split_and_every_part_has_its_place(
     step: tuple[list[int], list[int], list[int], list[int]], num_programs: int, num_slots: int

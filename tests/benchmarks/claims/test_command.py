@@ -37,6 +37,7 @@ def test_the_command_is_kept_without_this_machines_paths():
     assert _public(flags) == ["--only", "tiers", "--small", "SMALL", "--data", "DATA", "--keep"]
 
 
+@pytest.mark.long
 @pytest.mark.model
 def test_a_part_with_a_model_and_quickly(default_model_path: Path, capsys: pytest.CaptureFixture[str]):
     """How long anything takes is not looked at."""

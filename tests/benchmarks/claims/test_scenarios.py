@@ -212,6 +212,7 @@ def bench() -> Iterator[Bench]:
         yield opened
 
 
+@pytest.mark.long
 def test_tokens_are_counted_on_a_tiny_model_as_on_any(bench: Bench):
     loop, ten, prefix = measure_tokens(bench)
     prefilled = loop.figure("prefilled")

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from benchmarks.route.fleet import (
     FleetSide,
     ReplicaCount,
@@ -48,6 +49,7 @@ def test_sides_are_compared_and_the_busiest_is_named():
     assert fleet_table([slow, fast]).row_count > 5
 
 
+@pytest.mark.long
 def test_a_side_runs_all_jobs_and_its_replicas_have_done_them(tmp_path: Path, home_for_processes: Path):
     model = ("--model", str(write_smallest(tmp_path / "m")))
     room = size_room(JOBS, 3, model)

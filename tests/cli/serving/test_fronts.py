@@ -121,6 +121,7 @@ async def test_a_stop_lets_what_runs_come_to_its_end(tmp_path: Path) -> None:
         assert not is_running(front)
 
 
+@pytest.mark.long
 async def test_a_front_that_is_killed_takes_only_its_own_requests_with_it(tmp_path: Path) -> None:
     body = {**BODY, "max_tokens": 300, "stream": True}
     async with (
@@ -151,6 +152,7 @@ async def test_a_front_that_is_killed_takes_only_its_own_requests_with_it(tmp_pa
                 await asyncio.sleep(0.02)
 
 
+@pytest.mark.long
 async def test_a_conversation_goes_on_at_a_front_that_took_the_place_of_another(tmp_path: Path) -> None:
     async with started("serve", "--fronts", "2", folder=tmp_path) as process:
         fronts = await all_begun(process, 2)
@@ -164,6 +166,7 @@ async def test_a_conversation_goes_on_at_a_front_that_took_the_place_of_another(
             assert (await http.post("/v1/responses", json=more)).status_code == 200
 
 
+@pytest.mark.long
 async def test_settings_reach_every_front_and_those_that_start_later(tmp_path: Path) -> None:
     old, new = ({"authorization": f"Bearer {key}"} for key in ("old", "new"))
     async with started("serve", "--fronts", "2", folder=tmp_path) as process:
@@ -184,6 +187,7 @@ async def test_settings_reach_every_front_and_those_that_start_later(tmp_path: P
                 assert (await http.get("/v1/models", headers=old)).status_code == 401
 
 
+@pytest.mark.long
 async def test_a_stop_drains_all_fronts(tmp_path: Path) -> None:
     async with (
         started("serve", "--fronts", "3", folder=tmp_path) as process,
@@ -204,6 +208,7 @@ async def test_a_stop_drains_all_fronts(tmp_path: Path) -> None:
         assert not any(map(is_running, fronts))
 
 
+@pytest.mark.long
 async def test_several_fronts_speak_https_with_one_certificate(tmp_path: Path) -> None:
     certificate = write_certificate(tmp_path, "127.0.0.1")
     flags = ("--tls-cert", certificate.cert, "--tls-key", certificate.key)

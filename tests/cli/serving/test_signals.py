@@ -99,7 +99,14 @@ async def started(command: str, *own: str, folder: Path, flags: Sequence[str] = 
         await stub.close()
 
 
-@pytest.mark.parametrize("line", ["serve --fronts 0", "serve --fronts 1", "route"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        pytest.param("serve --fronts 0", marks=pytest.mark.long),
+        pytest.param("serve --fronts 1", marks=pytest.mark.long),
+        "route",
+    ],
+)
 async def test_a_hangup_reloads_and_a_stop_keeps_answering_until_the_delay_is_over(line: str, tmp_path: Path):
     async with started(*line.split(), folder=tmp_path, flags=("--drain-delay-s", "600")) as process:
         config = tmp_path / "settings.toml"

@@ -114,6 +114,13 @@ def test_a_run_is_shown(db: str, capsys: pytest.CaptureFixture[str]):
     assert "decode 180 ms → search 260 ms → runtime 40 ms" in words
 
 
+def test_what_stable_prompts_saved_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    trace = Trace("d4" * 16)
+    trace.add(names.ROUTE, "router", 0, 60, stabilised=["tools: put into one order"], num_saved=1200, money_saved=0.5)
+    db = str(fill(tmp_path / "trace.db", trace.spans))
+    assert "stable prompts saved 1,200 prompt tokens, 0.5000 money" in ask(capsys, "show", "d4", "--trace", db)
+
+
 def test_words_of_a_prompt_are_neither_markup_nor_commands_to_the_terminal(db: str, capsys: pytest.CaptureFixture[str]):
     out = " ".join(ask(capsys, "show", "b2", "--trace", db).split())
     assert "“[red]12:04”, which was “12:03?[2J”" in out

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.backends.device import NullDevice
 from tests.engine.tiny import BLOCK_SIZE, EOS_ID, TOKENIZER, VOCAB_SIZE, byte_tokenizer, make_request
+from tests.properties import examples
 
 from hotloop.backends.backend import Batch
 from hotloop.core.errors import BackendError, ModelError
@@ -217,7 +218,7 @@ def test_a_failure_ends_the_drafting_and_nothing_else(caplog: pytest.LogCaptureF
     drafter.close()
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.integers(0, 10_000))
 def test_every_draft_is_its_models_own_whatever_happens(seed: int) -> None:
     rng = random.Random(seed)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.engine.drafting.simulated import MAX_LENGTH, Pair, Simulation
+from tests.properties import examples
 
 from hotloop.engine.drafting.payoff import Average, DraftScenario, StepCost, best_length
 
@@ -115,7 +116,7 @@ def test_where_many_run_a_draft_has_to_bring_more() -> None:
     assert best_length(lambda n: 1 + n / 1000, 16, 16, DraftScenario(16, 0.3, step_s=0.1), MAX_LENGTH)[0] == 1
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(PAIRS, st.integers(5, 300), st.integers(20, 200), st.integers(0, 100))
 def test_a_draft_model_never_costs_much_whatever_it_is_like(
     pair: Pair, num_prompt: int, num_output: int, seed: int

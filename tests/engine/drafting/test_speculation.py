@@ -4,6 +4,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import cache
 from itertools import count
 
 import pytest
@@ -27,7 +28,7 @@ from hotloop.engine.core import EngineCore
 from hotloop.engine.decode import TokenDecoder
 from hotloop.engine.drafting.drafter import Drafter, DraftRequest, Proposal
 from hotloop.engine.drafting.speculation import Draft, Speculator
-from hotloop.engine.engine import Engine
+from hotloop.engine.engine import Completion, Engine
 from hotloop.engine.step import Slice
 
 PARAMS = [
@@ -92,10 +93,15 @@ def tokens_of(events: Sequence[TokenEvent]) -> list[int]:
     return [token_id for event in events for token_id in event.token_ids]
 
 
+@cache
+def all_alone(number: int) -> list[Completion]:
+    return [run_alone(prompt, PARAMS[number]) for prompt in PROMPTS]
+
+
 @pytest.mark.parametrize("error_rate", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("params", PARAMS, ids=["greedy", "sampled", "penalised", "logprobs"])
 def test_drafts_change_no_token(params: SamplingParams, error_rate: float) -> None:
-    alone = [run_alone(prompt, params) for prompt in PROMPTS]
+    alone = all_alone(PARAMS.index(params))
     oracle = Oracle({tuple(p): done.token_ids for p, done in zip(PROMPTS, alone, strict=True)}, error_rate)
     requests = [make_request(prompt, f"r{i}", sampling=params) for i, prompt in enumerate(PROMPTS)]
     engine = make_engine(drafter=oracle, num_blocks=60)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from tests.engine.tiny import EOS_ID, TOKENIZER, VOCAB_SIZE
 from tests.models.tiny import tiny_tokenizer
+from tests.properties import examples
 from tokenizers import Tokenizer as InnerTokenizer
 from tokenizers import decoders, models, normalizers
 
@@ -80,7 +81,7 @@ def random_walk(data: st.DataObject, matcher: Matcher, max_tokens: int) -> list[
     return path
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.data(), st.sampled_from(GRAMMARS))
 def test_what_is_rolled_back_never_was(data: st.DataObject, grammar: Grammar):
     matcher, other = WORDY.matcher(grammar), WORDY.matcher(grammar)
@@ -104,7 +105,7 @@ def somewhere(data: st.DataObject, grammar: Grammar) -> Matcher:
     return matcher
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.data(), st.sampled_from(GRAMMARS))
 def test_forced_tokens_are_the_only_ones_the_mask_allows(data: st.DataObject, grammar: Grammar):
     matcher = somewhere(data, grammar)
@@ -116,7 +117,7 @@ def test_forced_tokens_are_the_only_ones_the_mask_allows(data: st.DataObject, gr
     assert matcher.is_complete or allowed_ids(matcher)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.data(), st.sampled_from(GRAMMARS))
 def test_a_single_token_and_the_mask_agree(data: st.DataObject, grammar: Grammar):
     matcher = somewhere(data, grammar)
@@ -127,7 +128,7 @@ def test_a_single_token_and_the_mask_agree(data: st.DataObject, grammar: Grammar
     assert not matcher.allows(10**6)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.data(), st.sampled_from([g for g in GRAMMARS if g.kind != "lark"]))
 def test_an_ending_completes_what_was_begun(data: st.DataObject, grammar: Grammar):
     matcher = BYTES.matcher(grammar)

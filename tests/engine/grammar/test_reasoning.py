@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.chat.speaking import byte_tokenizer
 from tests.engine.tiny import make_request
+from tests.properties import examples
 
 from hotloop.backends.sampler import is_allowed
 from hotloop.core.grammar import Grammar, json_schema
@@ -120,7 +121,7 @@ def test_who_is_guided_by_what() -> None:
 TEXTS = ("<think>a</think>\n\n{", "<thi", "</think>", "ab", '{"n": 12}', "\n", "<think>")
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(
     st.sampled_from([None, OBJECT, PROSE]),
     st.booleans(),

@@ -9,6 +9,7 @@ from benchmarks.schemas import OrderSearch
 from benchmarks.vocabularies import byte_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.properties import examples
 
 from hotloop.core.errors import RequestError
 from hotloop.core.grammar import json_schema
@@ -228,7 +229,7 @@ SCHEMAS = st.recursive(LEAVES, deeper, max_leaves=6)
 VALUES: list[Any] = [None, True, 0, 1, 2, "a", "b", "ab", {}, {"a": "a"}, {"a": 1}, {"b": "a"}, {"a": "a", "b": "b"}]
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(SCHEMAS)
 def test_whatever_is_accepted_means_the_same(schema: Any) -> None:
     try:

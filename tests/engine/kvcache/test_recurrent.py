@@ -1,6 +1,7 @@
 """Recurrent states of hybrid models: where they are saved, from where requests go on, and which are given up first."""
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from tests.engine.drafting.test_speculation import Oracle
 from tests.engine.tiny import BLOCK_SIZE, PROMPTS, check_prompts, greedy, make_engine, make_prompts, run_together
 from tests.engine.turning import Loop, make_scheduler, prompt
+from tests.properties import examples
 
 from hotloop.core.request import Priority, Request
 from hotloop.core.retention import Hold, HoldKind
@@ -61,7 +63,7 @@ def test_the_same_is_said_however_it_is_computed(changes: dict[str, Any], undist
     assert stats.num_blocks_used == stats.states.num_used == 0
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(
     seed=st.integers(0, 1000),
     num_blocks=st.integers(26, 60),
@@ -305,6 +307,12 @@ def test_nothing_is_saved_of_a_request_that_failed() -> None:
     assert loop.scheduler.states.pool.num_free == 16
 
 
+@cache
+def all_alone() -> list[list[int]]:
+    with make_engine(prefix_cache=False, max_running=1, num_states=1, drafts=False) as engine:
+        return run_together(engine, PROMPTS, greedy(40))
+
+
 @pytest.mark.parametrize("error_rate", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize(
     "changes", [{}, {"depth": 2}, {"num_states": 6, "num_blocks": 40}, {"prefix_cache": False}], ids=str
@@ -313,8 +321,7 @@ def test_drafts_change_no_token(changes: dict[str, Any], error_rate: float, monk
     """Wrong ones are taken back with their state; and what was right is said once."""
     monkeypatch.setattr(StepCost, "stall_s", 0.0)  # all the time is the host's here
     monkeypatch.setattr(StepCost, "observe", lambda *_: None)  # and what disturbs it makes no draft too dear
-    with make_engine(prefix_cache=False, max_running=1, num_states=1, drafts=False) as engine:
-        alone = run_together(engine, PROMPTS, greedy(40))
+    alone = all_alone()
     oracle = Oracle({tuple(each): said for each, said in zip(PROMPTS, alone, strict=True)}, error_rate)
     with make_engine(**{"num_states": 64, "drafter": oracle, **changes}) as engine:
         for _ in range(2):

@@ -11,6 +11,7 @@ from tests.backends.device import break_restore
 from tests.engine.test_flights import Turned, check_answers, make_jobs, run_all
 from tests.engine.tiny import PROMPTS, check_prompts, greedy, make_engine, run_together
 from tests.engine.turning import prompt
+from tests.properties import examples
 
 from hotloop.engine.engine import Engine
 from hotloop.engine.kvcache.recurrent import StateCache
@@ -121,7 +122,7 @@ def test_the_same_is_said_over_both(changes: dict[str, Any]) -> None:
     assert stats.num_blocks_used == stats.states.num_used == 0
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(
     st.integers(0, 1 << 32),
     st.booleans(),

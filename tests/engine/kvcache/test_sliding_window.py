@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.engine.tiny import BLOCK_SIZE, PROMPTS, greedy, make_engine, make_prompts, run_together
 from tests.engine.turning import Loop, prompt
+from tests.properties import examples
 
 from hotloop.core.config import EngineConfig
 from hotloop.core.request import Request
@@ -71,7 +72,7 @@ def test_the_same_is_said_however_it_is_computed(changes: dict[str, Any], undist
         assert engine._core.scheduler.tree.windows.pool.num_used == 0
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(
     seed=st.integers(0, 1000),
     num_blocks=st.integers(26, 60),

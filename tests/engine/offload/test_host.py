@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from tests.backends.device import NullDevice, break_restore
 from tests.engine.test_flights import Turned, alone, check_answers, make_jobs, run_all, tokens_of
 from tests.engine.tiny import BLOCK_SIZE, TOKENIZER, VOCAB_SIZE, Listener, greedy, make_request, run_alone, until_idle
+from tests.properties import examples
 
 from hotloop.core.config import EngineConfig
 from hotloop.core.request import FinishReason, Priority
@@ -22,7 +23,7 @@ def host_turned(rng: random.Random, num_blocks: int, num_host_blocks: int, **cha
     return Turned(rng, num_blocks=num_blocks, num_host_blocks=num_host_blocks, **changes)
 
 
-@settings(max_examples=10)
+@settings(max_examples=examples(10))
 @given(st.integers(0, 1 << 32), st.booleans(), st.integers(20, 40), st.sampled_from([3, 10, 60]))
 def test_an_engine_over_both_says_what_it_says_over_one(
     seed: int, can_fail: bool, num_blocks: int, num_host_blocks: int

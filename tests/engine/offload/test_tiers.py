@@ -16,6 +16,7 @@ from tests.backends.device import NullDevice
 from tests.engine.offload.disk.fakes import PatientWorker, WornFolder, make_store
 from tests.engine.test_flights import SAMPLINGS, SHAPES, Turned, alone, tokens_of
 from tests.engine.tiny import BLOCK_SIZE
+from tests.properties import examples, seeds
 
 from hotloop.core.errors import BackendError
 from hotloop.core.request import FinishReason, Priority
@@ -185,14 +186,14 @@ seldom = st.sampled_from([0.0, 0.01])
 troubles = st.builds(Troubles, abort=shares, step=seldom, copy=shares, disk=shares, stall=seldom)
 
 
-@settings(max_examples=10)
+@settings(max_examples=examples(10))
 @given(st.integers(0, 1 << 32), troubles, st.sampled_from([1 << 20, 2000]))
 def test_an_engine_over_all_three_says_what_it_says_over_one(seed: int, troubles: Troubles, max_bytes: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         serve_twice(seed, troubles, Path(folder), max_bytes=max_bytes)
 
 
-@settings(max_examples=10)
+@settings(max_examples=examples(10))
 @given(st.integers(0, 1 << 32), troubles, st.integers(2, 16), st.sampled_from([0, 2, 20]))
 def test_hybrids_too(seed: int, troubles: Troubles, num_states: int, num_host_states: int) -> None:
     slots = {"num_states": num_states, "num_host_states": num_host_states}
@@ -201,7 +202,7 @@ def test_hybrids_too(seed: int, troubles: Troubles, num_states: int, num_host_st
 
 
 @pytest.mark.parametrize("slots", [{}, {"num_states": 8, "num_host_states": 30}], ids=["dense", "hybrid"])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(3))
 def test_all_three_are_used(seed: int, slots: dict[str, int], tmp_path: Path) -> None:
     first, second = serve_twice(seed, Troubles(), tmp_path, rooms=(24, 30), **slots)
     assert first.engine.core.usage.num_from_host

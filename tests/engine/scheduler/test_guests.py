@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.backends.device import NullDevice
 from tests.engine.tiny import BLOCK_SIZE, PROMPTS, SIZE, Listener, greedy, make_engine, make_request, run_alone
 from tests.engine.turning import Loop, make_scheduler, prompt
+from tests.properties import examples
 
 from hotloop.core.config import EngineConfig
 from hotloop.core.request import Priority, Request
@@ -176,7 +177,7 @@ def test_for_a_moment_after_an_interactive_request_chunks_are_short() -> None:
     assert later_s > 2 * short_s
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(
     num_guests=st.integers(1, 20),
     users=st.lists(st.tuples(st.integers(1, 30), st.integers(0, 12)), min_size=1, max_size=4),

@@ -10,6 +10,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from tests.engine.tiny import BLOCK_SIZE
 from tests.engine.turning import STEP_S, Loop, make_scheduler, prompt
+from tests.properties import examples
 
 from hotloop.core.config import EngineConfig
 from hotloop.core.request import FinishReason, Priority, Request
@@ -401,4 +402,4 @@ class Life(RuleBasedStateMachine):
 
 
 TestLife = Life.TestCase
-TestLife.settings = settings(max_examples=60, stateful_step_count=40)
+TestLife.settings = settings(max_examples=examples(60), stateful_step_count=40)

@@ -224,7 +224,7 @@ def begun_at(loop: Loop, request: Request, step_s: float) -> float:
 
 
 @pytest.mark.parametrize("priority", [Priority.WORKFLOW, Priority.BACKGROUND])
-@pytest.mark.parametrize("step_s", [0.004, 0.03])
+@pytest.mark.parametrize("step_s", [pytest.param(0.004, marks=pytest.mark.long), 0.03])
 def test_no_class_waits_longer_than_it_may_while_there_is_room(priority: Priority, step_s: float) -> None:
     """Though its share is used up by another of its class that has a long prompt."""
     loop = Loop(make_scheduler(num_blocks=4096, max_step_tokens=64, background_share=0.01, workflow_share=0.01))

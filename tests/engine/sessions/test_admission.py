@@ -7,6 +7,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from tests.engine.tiny import BLOCK_SIZE, make_request
+from tests.properties import examples
 
 from hotloop.core.request import Priority, Request
 from hotloop.core.retention import Hold, HoldKind
@@ -348,4 +349,4 @@ class Life(RuleBasedStateMachine):
 
 
 TestLife = Life.TestCase
-TestLife.settings = settings(max_examples=50, stateful_step_count=40)
+TestLife.settings = settings(max_examples=examples(50), stateful_step_count=40)

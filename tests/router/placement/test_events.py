@@ -269,7 +269,9 @@ async def test_a_replay_beyond_its_limits_is_given_up(limits: ReplayLimits, capl
         assert not one.held.is_complete
 
 
-@pytest.mark.parametrize("limits", [ReplayLimits(max_batches=2000), ReplayLimits(max_s=0.5)])
+@pytest.mark.parametrize(
+    "limits", [ReplayLimits(max_batches=2000), pytest.param(ReplayLimits(max_s=0.5), marks=pytest.mark.long)]
+)
 async def test_a_replay_without_end_is_given_up(limits: ReplayLimits, caplog: pytest.LogCaptureFixture) -> None:
     """It is taken in as it comes, so that what was heard takes no memory."""
     with FakePublisher() as publisher:

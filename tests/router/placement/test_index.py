@@ -3,6 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from tests.properties import examples
 
 from hotloop.router.placement.index import PrefixIndex
 
@@ -66,10 +67,10 @@ class Machine(RuleBasedStateMachine):
 
 
 TestIndex = Machine.TestCase
-TestIndex.settings = settings(max_examples=30, stateful_step_count=20)
+TestIndex.settings = settings(max_examples=examples(30), stateful_step_count=20)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.lists(st.tuples(st.sampled_from(REPLICAS), prompts), max_size=40), st.integers(1, 15))
 def test_a_bound_is_kept_and_the_newest_stays(inserts: list[tuple[str, list[int]]], max_blocks: int) -> None:
     index = PrefixIndex()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.properties import examples
 
 from hotloop.router.placement.placement import LATELY, OUTPUT_COST, TOOL_GAP_S, Placement, Ticket
 from hotloop.router.placement.policy import (
@@ -44,7 +45,7 @@ views = st.lists(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(views, st.sampled_from(sorted(SIMULATED)), st.integers(0, 2000), st.integers(0, 99))
 def test_somebody_is_always_chosen_from_those_there_are(
     seen: list[ReplicaView], name: str, tokens: int, turn: int

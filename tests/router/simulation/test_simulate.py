@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.properties import examples
 
 from hotloop.cli.main import run
 from hotloop.core.errors import ConfigError
@@ -67,7 +68,7 @@ def random_session(turns: list[tuple[int, int, int]]) -> dict[str, Any]:
 
 
 @given(st.lists(st.lists(TURN, min_size=1, max_size=6), min_size=1, max_size=4), st.integers(1, 3))
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_no_policy_does_better_than_ideal(tmp_path: Path, turns: list[list[Any]], num_replicas: int) -> None:
     path = tmp_path / "random.jsonl"
     path.write_text("\n".join(json.dumps(random_session(each)) for each in turns))

@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.properties import examples
 from tests.router.upstream.replicas import CHUNKED, OK, POST, Replica, Visit, body_of, saying
 from tests.router.upstream.serving import Uvicorn
 
@@ -95,7 +96,7 @@ async def test_a_piece_is_all_that_has_come_and_nothing_is_held_back() -> None:
     splits=st.lists(st.integers(1, 300), max_size=30),
     is_chunked=st.booleans(),
 )
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_a_body_comes_byte_for_byte_however_it_is_cut(
     body: bytes, cuts: list[int], splits: list[int], is_chunked: bool
 ) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.properties import examples
 
 from hotloop.router.upstream.connection import Pool
 
@@ -75,7 +76,7 @@ async def test_what_is_idle_too_long_is_closed() -> None:
 
 
 @given(seed=st.integers(0, 2**32), max_open=st.integers(1, 4), num_steps=st.integers(1, 80))
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_places_add_up(seed: int, max_open: int, num_steps: int) -> None:
     asyncio.run(_wander(random.Random(seed), Pool(max_open), num_steps))
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 from tests.backends.scripted import ScriptedBackend
 from tests.engine.tiny import TOKENIZER
+from tests.properties import seeds
 from tests.server.serving import HELLO, Hosting, Serving, only, until
 
 from hotloop.backends.null import NullBackend
@@ -94,7 +95,7 @@ def facts_of(request: Request) -> tuple[object, ...]:
     return request.token_ids, request.finish_reason, usage, is_timed, request.num_computed_at_end, request.session
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", seeds(12))
 async def test_the_same_answers_and_counts_near_and_far(seed: int) -> None:
     told, known = [], []
     for is_far in (False, True):

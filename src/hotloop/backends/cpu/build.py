@@ -78,7 +78,8 @@ class Library:
         def compile_source(name: str) -> str:
             source = SOURCES / name
             arguments = self.arguments(name, _target(march), *tune, *flags)
-            path = folder / f"{source.stem}-{_digest(*arguments, source.read_text(), *headers)}.o"
+            recipe = (*arguments[:-1], source.read_text(), *headers)  # the same wherever the sources are
+            path = folder / f"{source.stem}-{_digest(*recipe)}.o"
             make(path, *arguments)
             return str(path)
 

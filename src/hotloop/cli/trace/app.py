@@ -20,6 +20,7 @@ from hotloop.cli.settings import Json, Sources
 from hotloop.cli.tracing import load_prices
 from hotloop.core.config import TraceConfig
 from hotloop.core.errors import ConfigError
+from hotloop.core.extras import needs_extra
 from hotloop.core.files import named_errors, write_private
 from hotloop.core.home import store_path
 
@@ -209,7 +210,7 @@ def _send(spans: "Sequence[Span]", endpoint: str) -> None:
     try:
         from hotloop.trace.otel import send
     except ImportError:
-        raise ConfigError("otlp needs the extra `otel`: pip install 'hotloop[otel]'") from None
+        raise needs_extra("otel", "otlp") from None
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # what goes wrong is told once, and by us
     send(spans, endpoint)
 

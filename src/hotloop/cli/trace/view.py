@@ -138,6 +138,9 @@ def _heading(ledger: RunLedger) -> Iterator[Text]:
     yield Text(
         f"model idle {idle}, tools idle {duration(ledger.tool_idle_s)}, tools hidden {hidden}{speculative}{saved}"
     )
+    if ledger.num_saved:
+        worth = f", {money(ledger.money_saved)} money" if ledger.money_saved else ""
+        yield Text(f"stable prompts saved {ledger.num_saved:,} prompt tokens{worth}")
     if ledger.error:
         yield Text(shorten(ledger.error, MAX_WIDTH), style="red")
 

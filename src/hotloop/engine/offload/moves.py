@@ -47,24 +47,13 @@ _MAGIC = b"hotloopM"
 _HEADER = struct.Struct(f"<8s{KEY_BYTES}s32s")
 
 
-_TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
-
-
 class AskedKv(msgspec.Struct, frozen=True):
     """What a server asks another for: the segments of a prompt from `begin` on."""
 
     layout: str
     salt: str
     begin: Annotated[int, msgspec.Meta(ge=0)]
-    tokens: list[_TokenId]
-
-
-class SessionKv(msgspec.Struct, frozen=True):
-    """Where a session's next prompt goes on from."""
-
-    layout: str
-    salt: str
-    tokens: list[_TokenId]
+    tokens: list[Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]]
 
 
 @dataclass(slots=True)

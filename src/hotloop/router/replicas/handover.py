@@ -15,7 +15,7 @@ import msgspec
 from hotloop.router.placement.placement import Placement
 from hotloop.router.replicas.replica import Replica
 from hotloop.router.upstream.wire import UpstreamFailed, UpstreamRequest, fetch, parse_json
-from hotloop.wire.hints import KV_OFFER_PATH, KV_SESSION_PATH
+from hotloop.wire.kv import OFFER_PATH, SESSION_PATH, AskedSession, OfferedKv, SessionKv, TakenKv
 
 log = logging.getLogger("hotloop.router")
 
@@ -26,16 +26,6 @@ _MAX_S = 30.0
 _MAX_BYTES = 16 << 20
 _SHARE = 0.5
 """Of what a session goes on from: less is not counted on."""
-
-
-class _SessionKv(msgspec.Struct):
-    layout: str
-    salt: str
-    tokens: list[int]
-
-
-class _Taken(msgspec.Struct):
-    tokens: int
 
 
 async def hand_on(source: Replica, placement: Placement, list_targets: Callable[[], Iterable[Replica]]) -> None:
@@ -60,20 +50,20 @@ async def _hand(source: Replica, target: Replica, session: str) -> bool:
     """Whether most of it is there now."""
     try:
         async with asyncio.timeout(_MAX_S):
-            page = await _post(source, KV_SESSION_PATH, {"session": session})
-            told = parse_json(page, _SessionKv) if page else None
+            page = await _post(source, SESSION_PATH, AskedSession(session))
+            told = parse_json(page, SessionKv) if page else None
             if told is None:
                 return False
-            offer = {**msgspec.to_builtins(told), "session": session, "source": source.config.url}
-            page = await _post(target, KV_OFFER_PATH, offer)
+            offer = OfferedKv(told.layout, told.salt, told.tokens, session, source.config.url)
+            page = await _post(target, OFFER_PATH, offer)
     except (UpstreamFailed, TimeoutError) as failure:
         log.debug("session not handed on: from=%s to=%s reason=%s", source.name, target.name, failure)
         return False
-    taken = parse_json(page, _Taken) if page else None
+    taken = parse_json(page, TakenKv) if page else None
     return taken is not None and taken.tokens >= _SHARE * len(told.tokens)
 
 
-async def _post(replica: Replica, path: str, value: object) -> bytes:
+async def _post(replica: Replica, path: str, value: msgspec.Struct) -> bytes:
     """What it answers; nothing if it refuses."""
     headers = replica.headers({b"content-type": b"application/json"})
     request = UpstreamRequest("POST", path, headers, msgspec.json.encode(value))

@@ -12,6 +12,7 @@ from tests.backends.device import NullDevice
 from tests.engine.offload.disk.fakes import SEGMENT_TOKENS, GatedFolder, make_store, spoil
 from tests.engine.tiny import SIZE, TOKENIZER, Listener, greedy, make_engine, make_prompts, make_request, run_together
 from tests.engine.turning import prompt
+from tests.properties import examples, seeds
 
 from hotloop.core.config import EngineConfig
 from hotloop.core.errors import ConfigError
@@ -105,7 +106,7 @@ def test_one_copy_serves_those_who_come_together(filled: Path, alone: tuple[int,
     assert folder.num_asked == 6
 
 
-@pytest.mark.parametrize("number", range(12))
+@pytest.mark.parametrize("number", seeds(12))
 def test_damage_costs_no_more_than_the_prefix(filled: Path, alone: tuple[int, ...], number: int) -> None:
     paths = sorted(filled.glob("*.kv"))
     path = paths[number % len(paths)]
@@ -146,7 +147,7 @@ def test_a_folder_is_used_as_configured(tmp_path: Path) -> None:
     assert [each.usage.num_restored for each in said[1]] == [192, 0]
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(
     seed=st.integers(0, 1000),
     num_blocks=st.integers(26, 60),

@@ -24,6 +24,7 @@ from tests.engine.tiny import (
     run_together,
     until_idle,
 )
+from tests.properties import seeds
 
 from hotloop.backends.backend import Batch
 from hotloop.backends.null import NullBackend
@@ -355,7 +356,7 @@ def test_too_small_a_folder_is_refused(tmp_path: Path) -> None:
     assert open_store(EngineConfig(), make_backend()) is None
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(6))
 def test_under_pressure_the_same_is_said_as_without(tmp_path: Path, seed: int) -> None:
     """Few blocks, a small folder, files that vanish and rot: engines that come and go say what one alone says."""
     rng = random.Random(seed)

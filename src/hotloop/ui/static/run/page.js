@@ -92,6 +92,8 @@ function tellRun(run) {
     tile("Output", short(tokens.output), `${percent(tokens.forced + tokens.accepted, tokens.output)} forced or accepted`),
     tile("Model idle", percent(run.model_idle_ms, run.wall_ms),
       `${duration(run.model_idle_ms)}, ${plural(tools, "tool call")}`),
+    ...(run.num_saved ? [tile("Stabilised", short(run.num_saved),
+      `tokens saved${run.money_saved ? `, ${money(run.money_saved)}` : ""}`)] : []),
     tile("Money", run.money ? money(run.money) : NONE, run.money ? "by the price table" : "no price for this model"),
   ];
 }

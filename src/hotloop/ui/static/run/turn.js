@@ -37,6 +37,7 @@ function tell(turn) {
     ]),
     el("h3", {}, "Tokens"),
     facts(tellTokens(turn.tokens, turn.prefill_ahead, turn.lost)),
+    ...tellStabilised(turn),
     ...turn.causes.filter((cause) => cause.reason !== "cold").flatMap(tellCause),
     ...tellTools(turn.rows),
     ...(turn.answer ? [el("h3", {}, "Answer"), said(turn.answer)] : []),
@@ -69,6 +70,16 @@ function tellTokens(tokens, ahead, lost) {
     ["output", count(tokens.output)],
     ["forced", some(tokens.forced)],
     ["drafted", tokens.drafted ? `${count(tokens.accepted)} of ${count(tokens.drafted)}` : null],
+  ];
+}
+
+/** What a router changed in the prompt, so that it begins as the one before it did. */
+function tellStabilised({ changes, num_saved: saved, money_saved: worth }) {
+  if (!changes.length && !saved) return [];
+  return [
+    el("h3", {}, "Stabilised", el("span", { class: "muted" }, ` ${count(saved)} tokens saved`)),
+    facts([["money saved", worth ? money(worth) : null]]),
+    ...changes.map((change) => el("p", {}, change)),
   ];
 }
 
