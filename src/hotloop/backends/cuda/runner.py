@@ -254,8 +254,14 @@ class CudaBackend:
         self._graphs: Graphs | None = None
         if plan.has_graphs and isinstance(self._decoder, Decoder):
             table_width = width if flash else 0
-            options = {"table_width": table_width, "sharing": self._sharing, "tiling": tiling}
-            shapes = shapes_for(config.max_running, max_rows, splitting, **options)
+            shapes = shapes_for(
+                config.max_running,
+                max_rows,
+                splitting,
+                table_width=table_width,
+                sharing=self._sharing,
+                tiling=tiling,
+            )
             self._graphs = Graphs(self._decoder, self._indexes, self._chosen, shapes)
         self._deltas = self._decoder.deltas if isinstance(self._decoder, Decoder) else None
         self._host = open_host_memory(self._decoder.kv, config, self._deltas)
