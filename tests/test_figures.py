@@ -127,7 +127,7 @@ def test_claude_code_is_given_the_same_variables_on_both_pages() -> None:
 
 
 def test_the_readme_counts_what_there_is() -> None:
-    [kinds] = re.findall(r"(\w+) kinds of replicas", text_of("README.md"))
+    [kinds] = re.findall(r"(\w+) kinds of engines and hosted APIs", text_of("README.md"))
     assert kinds.lower() == WORDS[len(KINDS) - 10]
 
 

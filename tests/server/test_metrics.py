@@ -3,8 +3,11 @@
 import re
 from pathlib import Path
 
+import pytest
 from tests.server.calls import TOOLS
 from tests.server.serving import Serving, check_error, only, until
+
+from hotloop.server.engine_metrics import Utilization
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
 
@@ -20,6 +23,22 @@ def test_every_metric_is_documented_and_every_documented_metric_exists(serving: 
     exported = re.findall(r"^# HELP (\w+)", serving.http.get("/metrics").text, re.MULTILINE)
     documented = re.findall(r"^\| `(hotloop_\w+)`", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE)
     assert sorted(documented) == sorted(exported)
+
+
+def test_utilization_is_the_share_of_the_last_seconds_that_steps_took() -> None:
+    clock = [100.0]
+    utilization = Utilization(lambda: clock[0])
+    assert utilization.share() == 0
+    for clock[0] in (101.2, 101.7, 105.5):
+        utilization.add(0.5)
+    assert utilization.share() == pytest.approx(0.1), "the second that is not over does not count yet"
+    clock[0] = 106.0
+    assert utilization.share() == pytest.approx(0.15)
+    clock[0] = 112.0
+    assert utilization.share() == pytest.approx(0.05)
+    utilization.add(30)
+    clock[0] = 113.0
+    assert utilization.share() == 1, "of a step that took longer than that"
 
 
 def test_a_request_leaves_its_traces() -> None:

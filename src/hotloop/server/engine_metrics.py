@@ -2,10 +2,12 @@
 of steps are fed on its thread. A scrape takes no lock that thread could wait for longer than one addition takes.
 """
 
-from collections.abc import Iterator
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
 from operator import attrgetter
 
-from prometheus_client import CollectorRegistry, Histogram, core, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, Histogram, core, generate_latest
 from prometheus_client.registry import Collector
 
 from hotloop.core.request import Priority
@@ -17,6 +19,7 @@ _STEPS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
 _OVERHEADS = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048)
+_WINDOW_S = 10
 
 Row = tuple[str, str, str]
 _GAUGES: tuple[Row, ...] = (
@@ -71,10 +74,36 @@ _TOTALS: tuple[Row, ...] = (
 """Each with its name, what it is, and where in the engine's snapshot it is."""
 
 
+class Utilization:
+    """What share of the last ten whole seconds the device computed, by what steps took of it. A step counts for the
+    second in which it ends."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._busy: deque[tuple[int, float]] = deque(maxlen=_WINDOW_S + 1)  # seconds, and how much of each
+
+    def add(self, busy_s: float) -> None:
+        second = int(self._clock())
+        if self._busy and self._busy[-1][0] == second:
+            self._busy[-1] = second, self._busy[-1][1] + busy_s
+        else:
+            self._busy.append((second, busy_s))
+
+    def share(self) -> float:
+        now = int(self._clock())
+        busy_s = sum(busy_s for second, busy_s in list(self._busy) if now - _WINDOW_S <= second < now)
+        return min(1.0, busy_s / _WINDOW_S)
+
+
 class EngineMetrics:
     def __init__(self, engine: Engine, model: str) -> None:
         self._registry = CollectorRegistry()
         self._registry.register(_EngineCollector(engine, model))
+        self._utilization = Utilization()
+        share = Gauge(
+            "hotloop_device_utilization", "Share of the last 10 s that the device computed.", registry=self._registry
+        )
+        share.set_function(self._utilization.share)
         self._step = self._histogram("step_seconds", "One step of the engine.", _STEPS)
         overhead = "The part of a step that is not the backend."
         self._overhead = self._histogram("step_overhead_seconds", overhead, _OVERHEADS)
@@ -89,6 +118,7 @@ class EngineMetrics:
         """On the engine's thread, after each step."""
         self._step.observe(report.duration_s)
         self._overhead.observe(report.overhead_s)
+        self._utilization.add(report.duration_s - report.overhead_s)
         self._step_requests.observe(report.num_requests)
         self._step_tokens.observe(report.num_tokens)
 

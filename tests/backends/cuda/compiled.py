@@ -99,10 +99,7 @@ def wide_attention() -> None:
 def hopper_attention() -> None:
     layout = gl.NVMMASharedLayout.get_default_for([64, 128], gl.bfloat16)
     blocks = f"tensordesc<bf16[64, 128],{layout!r}>"
-    given = {
-        "k": blocks, "v": blocks, "head_dim": 128, "layout": layout, "found": "*i32", "num_sequences": "i32",
-        "num_sms": "i32", "max_splits": "i32",
-    }  # fmt: skip
+    given = {"k": blocks, "v": blocks, "head_dim": 128, "layout": layout, "tiles": "*i32", "merges": "*i32"}
     compile_kernel(hopper._attend, ATTENTION | given, GluonASTSource, num_warps=4)
     compile_kernel(hopper._merge, ATTENTION | given)
 

@@ -144,6 +144,16 @@ def test_a_step_has_as_many_tokens_as_it_is_padded_to() -> None:
     assert loop.step() == {"long": (320, 404)}, "the end of a prompt is not put off"
 
 
+def test_rows_that_decode_are_among_those_it_is_padded_to() -> None:
+    loop = Loop(make_scheduler(num_blocks=512, max_step_tokens=100, step_sizes=(32, 64, 128)))
+    writes = loop.add("writes", prompt(8, 50_000))
+    while not writes.num_output:
+        loop.step()
+    add_later(loop, "long", prompt(404))
+    for i in range(5):
+        assert loop.step()["long"] == (63 * i, 63 * i + 63), "blocks end where they may: a row more would cost 64"
+
+
 def test_among_others_a_step_reads_for_a_few_times_what_it_takes_without() -> None:
     loop = Loop(make_scheduler(num_blocks=4096, max_step_tokens=2048))
 

@@ -10,6 +10,7 @@ import torch
 
 from hotloop.backends.cuda.attention.decode import Workspace, programs_to_fill
 from hotloop.backends.cuda.attention.flash import Flash
+from hotloop.backends.cuda.attention.hopper import can_attend, tiling_for
 from hotloop.backends.cuda.attention.paged import PagedAttention
 from hotloop.backends.cuda.attention.shared import tile_rows_for
 from hotloop.backends.cuda.layers.experts import mix
@@ -24,6 +25,7 @@ from hotloop.backends.cuda.parallel.ranks import Group
 from hotloop.backends.cuda.steps.groups import Sharing
 from hotloop.backends.cuda.steps.splits import Splitting
 from hotloop.backends.cuda.steps.step import Shape, Views
+from hotloop.backends.cuda.steps.tiles import Tiling
 from hotloop.models.rope import rotary_table
 from hotloop.models.spec import ModelSpec
 
@@ -32,7 +34,9 @@ _NUM_LATENT_PARTS = 2048  # the same, of parts that are several times as wide
 MIN_SAVED_BYTES = 160 << 20  # of a layer's KV that sharing must save in a step, to be worth its launches: measured
 
 
-def plans_for(spec: ModelSpec, kv: torch.Tensor, min_saved_bytes: int) -> tuple[Splitting, Sharing]:
+def plans_for(
+    spec: ModelSpec, kv: torch.Tensor, min_saved_bytes: int, flash: Flash | None
+) -> tuple[Splitting, Sharing, Tiling | None]:
     num_parts = _NUM_LATENT_PARTS if spec.latent else _NUM_PARTS
     num_heads, per_sm = (1, 1) if spec.latent else (spec.num_kv_heads, 2)  # a tile of latents fills an SM
     num_programs = programs_to_fill(kv.device, num_heads, per_sm)
@@ -43,7 +47,9 @@ def plans_for(spec: ModelSpec, kv: torch.Tensor, min_saved_bytes: int) -> tuple[
         min_saved=-(-min_saved_bytes // (kv.shape[1] * kv[0, 0, 0].nbytes)),
         split_rows=num_parts,
     )
-    return Splitting(kv.shape[4], num_programs, num_parts), sharing
+    is_tiled = flash is None and not spec.latent and can_attend(kv)
+    tiling = tiling_for(spec.num_heads, spec.num_kv_heads, kv.device) if is_tiled else None
+    return Splitting(kv.shape[4], num_programs, num_parts), sharing, tiling
 
 
 def workspace_for(spec: ModelSpec, device: torch.device) -> Workspace:
@@ -78,7 +84,7 @@ class Decoder:
         self._weights = weights
         self._dtype = weights.embed.dtype
         self._device = weights.embed.device
-        self.splitting, self.sharing = plans_for(spec, kv, min_saved_bytes)
+        self.splitting, self.sharing, self.tiling = plans_for(spec, kv, min_saved_bytes, flash)
         self.deltas: DeltaNet | None = None
         if spec.linear:
             self.deltas = DeltaNet(spec.linear, spec.rms_eps, num_states, self._dtype, self._device)
@@ -96,7 +102,7 @@ class Decoder:
         if spec.latent:
             return LatentAttention(spec.latent, spec.num_heads, kv, cos_sin, workspace, self._dtype)
         windows = [spec.window(layer) for layer in spec.kv_layers]
-        paged = PagedAttention(kv, windows, workspace, self.flash, window_kv)
+        paged = PagedAttention(kv, windows, workspace, self.flash, window_kv, self.tiling)
         return Attention(spec, paged, cos_sin, self._dtype)
 
     def forward(self, step: Views, chosen: torch.Tensor, shape: Shape) -> torch.Tensor:

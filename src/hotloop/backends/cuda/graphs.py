@@ -16,13 +16,14 @@ from hotloop.backends.cuda.decoder import Decoder
 from hotloop.backends.cuda.steps.groups import Sharing
 from hotloop.backends.cuda.steps.splits import Splitting
 from hotloop.backends.cuda.steps.step import MAX_SHORT_ROWS, MIXED_SHORT_ROWS, Shape, view_parts
+from hotloop.backends.cuda.steps.tiles import Tiling
 
 _COUNTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _RATIOS = (1, 2, 4, 8)  # rows a sequence, on average
 _MAX_ROWS = 512
 
 # Products of other numbers of rows take cuBLAS as long as of the next larger one here, or longer: measured on an H200.
-MIXED_ROWS = (64, 128, 192, 256, 320, 384, 512, 640, 768, 1024, 1536, 2048)
+MIXED_ROWS = (64, 128, 192, 256, 320, 384, 512, 640, 768, 1024, 1280, 1536, 2048)
 _MIXED_COUNTS = (1, 8, 64)
 _WIDE_ROWS = (128, 512, 2048)  # where one has more
 _WIDE_COUNTS = (8,)
@@ -33,7 +34,13 @@ _MAX_KNOWN = 4096  # shapes of steps whose graph is not looked for again
 
 
 def shapes_for(
-    max_sequences: int, max_rows: int, splitting: Splitting, *, table_width: int = 0, sharing: Sharing | None = None
+    max_sequences: int,
+    max_rows: int,
+    splitting: Splitting,
+    *,
+    table_width: int = 0,
+    sharing: Sharing | None = None,
+    tiling: Tiling | None = None,
 ) -> list[Shape]:
     """Every shape there is a graph for, the smallest first. One sequence may have a few times its share of rows."""
     shapes = [
@@ -49,6 +56,7 @@ def shapes_for(
         shapes += [
             Shape(
                 count, num_rows, short_rows, splitting.max_splits(count), num_long=MAX_LONG, max_long_rows=num_rows,
+                num_tile_lines=tiling.max_lines(num_rows, MAX_LONG) if tiling else 0,
                 table_width=min(table_width, MAX_TABLE_WIDTH),
             )
             for count in _up_to(max_sequences, counts)

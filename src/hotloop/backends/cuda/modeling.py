@@ -37,9 +37,9 @@ class ModelingDecoder:
     ) -> None:
         spec = self._spec = model.spec
         self.kv, self.flash = kv, flash
-        self.splitting, self.sharing = plans_for(spec, kv, min_saved_bytes)
+        self.splitting, self.sharing, self.tiling = plans_for(spec, kv, min_saved_bytes, flash)
         windows = [spec.window(layer) for layer in range(spec.num_layers)]
-        self._paged = PagedAttention(kv, windows, workspace_for(spec, kv.device), flash, window_kv)
+        self._paged = PagedAttention(kv, windows, workspace_for(spec, kv.device), flash, window_kv, self.tiling)
         name, own = f"hotloop_{id(self)}", ref(self)  # what is registered there stays, and holds nothing
         ALL_ATTENTION_FUNCTIONS.register(name, lambda *inputs, **named: own()._attend(*inputs, **named))  # type: ignore[union-attr]
         self._module = _load(model, kv.device, dtype, name).eval().requires_grad_(False)

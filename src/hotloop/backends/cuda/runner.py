@@ -244,7 +244,9 @@ class CudaBackend:
         num_items, width = self._decoder.sharing.num_items(max_rows), max_blocks if flash or spec.latent else 0
         num_splits = splitting.max_splits(config.max_running)
         num_long = max(MAX_LONG, config.max_running)
-        largest = Shape(config.max_running, max_rows, max_rows, num_splits, num_items, num_long, 0, width)
+        tiling = self._tiling = self._decoder.tiling
+        num_lines = tiling.max_lines(max_rows, num_long) if tiling else 0
+        largest = Shape(config.max_running, max_rows, max_rows, num_splits, num_items, num_long, 0, num_lines, width)
         self._indexes = torch.zeros(capacity(largest, max_blocks), dtype=torch.int32, device=device)
         self._chosen = torch.zeros(max_rows, dtype=torch.int32, device=device)
         self._staging = Staging(torch.device(device))
@@ -252,7 +254,14 @@ class CudaBackend:
         self._graphs: Graphs | None = None
         if plan.has_graphs and isinstance(self._decoder, Decoder):
             table_width = width if flash else 0
-            shapes = shapes_for(config.max_running, max_rows, splitting, table_width=table_width, sharing=self._sharing)
+            shapes = shapes_for(
+                config.max_running,
+                max_rows,
+                splitting,
+                table_width=table_width,
+                sharing=self._sharing,
+                tiling=tiling,
+            )
             self._graphs = Graphs(self._decoder, self._indexes, self._chosen, shapes)
         self._deltas = self._decoder.deltas if isinstance(self._decoder, Decoder) else None
         self._host = open_host_memory(self._decoder.kv, config, self._deltas)
@@ -297,11 +306,14 @@ class CudaBackend:
     def _pack(self, batch: Batch) -> Packed:
         groups = self._sharing.find(batch, MAX_SHORT_ROWS) if self._sharing else []
         has_table, has_groups = self._decoder.flash is not None, bool(groups)
-        shape = shape_of(batch, self._splitting, has_table=has_table, sharing=self._sharing, has_groups=has_groups)
+        sharing, tiling = self._sharing, self._tiling
+        shape = shape_of(
+            batch, self._splitting, has_table=has_table, sharing=sharing, has_groups=has_groups, tiling=tiling
+        )
         graph = self._graphs.fitting(shape) if self._graphs else None
         if graph is None and self.spec.latent:  # keys and values are made of the latents of what it names
             shape = shape_of(batch, self._splitting, has_table=True)
-        ints = pack(batch, self._splitting, graph or shape, sharing=self._sharing, groups=groups)
+        ints = pack(batch, self._splitting, graph or shape, sharing=sharing, groups=groups, tiling=tiling)
         num_chosen = 0 if batch.sources is None or not self._workers else int(batch.sources.max()) + 1
         return Packed(ints, graph or shape, graph is not None, len(batch.logit_rows), num_chosen)
 

@@ -3,12 +3,13 @@
     took_s - plain_s  =  token_s x (tokens prefilled)  +  pair_s x (tokens prefilled x tokens before each)
     took_s - lean_s   =  row_s x (rows of guests)         of steps that prefill nothing beside an interactive request
 
-1. No step prefills for longer than half of what a decoding step takes, times the prompts that wait and one that may
-   come: beside few, newcomers are soon served; of many, none gains by smaller steps. Where nobody decodes it may take
+1. No step prefills for longer than a decoding step takes, times the prompts that wait and one that may come: beside
+   few, newcomers are soon served; of many, none gains by smaller steps. Where nobody decodes it may take
    `NOBODY_DECODES` of them at least. (On a CPU for longer, see below.)
 2. Beside those who decode, prompts have the share of time that makes the sum of slow-downs least, as if one at a time
    were served: one that is prefilled in p seconds counts (d / p)^2, one that decodes 1, d being what `OUTPUT_TOKENS`
-   take. So what is short goes first and what is long is prefilled beside the others, in half of the time at least.
+   take. So what is short goes first and what is long is prefilled beside the others, in four ninths of the time at
+   least.
 3. Who is less urgent than one that runs has a share of the time, but for first tokens once its class's wait is over:
 
        left_s  =  min(left_s, 0)  +  share / (1 - share) x (what a step takes without it)  -  (what it took)
@@ -37,9 +38,9 @@ from hotloop.engine.step import Slice
 
 OUTPUT_TOKENS = 50
 """So many a decoding request is taken to have before it: about what agents' turns have."""
-LEAST = 1.0
+LEAST = 0.8
 """So many times as long as a step takes that prefills nothing, prompts are prefilled in each, on average, at least."""
-PER_PROMPT = 1 / 2
+PER_PROMPT = 1.0
 """So many times as long a step may prefill at most, for each prompt that waits and for one more."""
 NOBODY_DECODES = 4
 """So many times as long it may where nobody decodes: smaller steps are slower, and only serve who may come."""

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from hotloop.core.request import Request
 from hotloop.engine.scheduler.prefill_budget import PrefillBudget
 
-SHARE = 0.6
+SHARE = 0.5
 
 
 class PromptOrder:

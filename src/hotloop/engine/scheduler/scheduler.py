@@ -371,11 +371,12 @@ class Scheduler:
 
     def _chunk(self, plan: StepPlan, request: Request, count: int) -> int:
         """So many tokens or somewhat fewer: chunks end where blocks end, so that the next one can be followed or
-        shared, and leave few of the rows unused that the step is padded to.
+        shared, unless that would leave rows unused that the step is padded to.
         """
         num_rows = plan.num_decoding + plan.num_prefilled
-        unpadded = max((size - num_rows for size in self._step_sizes if size <= num_rows + count), default=count)
-        counts = [each - (request.num_computed + each) % self.block_size for each in (count, max(0, unpadded))]
+        aligned = count - (request.num_computed + count) % self.block_size
+        sizes = (size - num_rows for size in self._step_sizes if num_rows <= size <= num_rows + count)
+        counts = aligned, max(sizes, default=aligned)
         if max(counts) <= 0 and self.budget.least_for(request.rank) == 1:
             return count
         return max(counts, key=lambda each: (num_rows + each) / self._num_padded(num_rows + each))

@@ -6,10 +6,11 @@ import torch
 
 from hotloop.backends.cuda.attention.decode import Workspace, decode_attention
 from hotloop.backends.cuda.attention.flash import Flash
-from hotloop.backends.cuda.attention.hopper import can_attend, chunk_attention
+from hotloop.backends.cuda.attention.hopper import chunk_attention
 from hotloop.backends.cuda.attention.prefill import prefill_attention
 from hotloop.backends.cuda.attention.shared import shared_attention
 from hotloop.backends.cuda.steps.step import Shape, Views
+from hotloop.backends.cuda.steps.tiles import Tiling
 
 
 class PagedAttention:
@@ -24,9 +25,9 @@ class PagedAttention:
         workspace: Workspace,
         flash: Flash | None,
         window_kv: torch.Tensor | None = None,
+        tiling: Tiling | None = None,
     ) -> None:
-        self._windows, self._workspace, self._flash = windows, workspace, flash
-        self._has_hopper = can_attend(kv)
+        self._windows, self._workspace, self._flash, self._tiling = windows, workspace, flash, tiling
         self._has_own = [window_kv is not None and window is not None for window in windows]
         own, others = iter(() if window_kv is None else window_kv), iter(kv)
         self._layers = [next(own if has_own else others) for has_own in self._has_own]
@@ -68,11 +69,8 @@ class PagedAttention:
                 q, kv[0], kv[1], step.row_begins[short + 1 :], step.lens[short:], step.table, out,
                 max_rows=shape.max_long_rows, scale=scale,
             )  # fmt: skip
-        elif self._has_hopper and long and window is None and sinks is None:
-            chunk_attention(
-                q, kv[0], kv[1], step.row_begins[short + 1 :], step.lens[short:], step.block_ids, block_begins[short:],
-                out, num_sequences=long, max_rows=shape.max_long_rows, scale=scale,
-            )  # fmt: skip
+        elif self._tiling and long and window is None and sinks is None:
+            chunk_attention(q, kv[0], kv[1], step.block_ids, step.tiles, out, tiling=self._tiling, scale=scale)
         elif long:
             prefill_attention(
                 q, kv[0], kv[1], step.row_begins[short + 1 :], step.lens[short:], step.block_ids,

@@ -3,12 +3,13 @@
     [ slots | window_slots | token_ids | sources | positions | wanted | row_begins | lens | block_begins | ..
       rows, 8 bytes each                                                sequences
 
-    .. | window_begins | states | splits | part_begins | shared | table | block_ids ]
-                                                                          as many as there are
+    .. | window_begins | states | splits | part_begins | shared | tiles | table | block_ids ]
+                                                                                  as many as there are
 
 Sequences with few rows come first, then those with many, rows and all. Each kind has its own `row_begins`, one more
-than there are sequences. How the keys of those with few are split is in splits.py; what is shared (groups.py) is there
-if anything is. The table repeats the blocks of the sequences with many rows, a line each: FlashAttention wants it so.
+than there are sequences. How the keys of those with few are split is in splits.py, and into which tiles those with many
+are cut, for the kernel that wants it, in tiles.py; what is shared (groups.py) is there if anything is. The table
+repeats the blocks of the sequences with many rows, a line each: FlashAttention wants it so.
 
 Where each part lies depends on the shape alone, so a CUDA graph that was captured for it finds the parts of every later
 step in the same place. A graph's step is padded: rows at the end that are stored nowhere, sequences of either kind that
@@ -25,6 +26,7 @@ from numpy.typing import NDArray
 from hotloop.backends.backend import Batch
 from hotloop.backends.cuda.steps.groups import ITEM_INTS, PrefixGroup, SharedPlan, Sharing
 from hotloop.backends.cuda.steps.splits import SPLIT_INTS, Splitting
+from hotloop.backends.cuda.steps.tiles import TILE_INTS, Tiling
 
 MAX_SHORT_ROWS = 32  # of one sequence, up to which it is attended to as one that decodes
 MIXED_SHORT_ROWS = 8  # the same in most steps that prefill as well
@@ -42,6 +44,7 @@ class Shape(NamedTuple):
     num_items: int = 0  # room for what sequences share
     num_long: int = 0  # sequences with many rows
     max_long_rows: int = 0  # of one of these
+    num_tile_lines: int = 0  # of the plan of their tiles; 0: there is none
     table_width: int = 0  # blocks that there is room for in a line of the table; 0: there is none
 
     @property
@@ -77,6 +80,7 @@ class Parts(Generic[Array]):
     part_begins: Array  # [num_short_rows + 1]
     folded: Array
     items: Array
+    tiles: Array
     table: Array  # [num_long, table_width]
     block_ids: Array
 
@@ -117,6 +121,7 @@ def shape_of(
     has_table: bool = False,
     sharing: Sharing | None = None,
     has_groups: bool = False,
+    tiling: Tiling | None = None,
 ) -> Shape:
     """Of a step that is not padded."""
     rows = np.diff(batch.query_starts)
@@ -130,6 +135,7 @@ def shape_of(
         num_splits=splitting.max_splits(len(short)),
         num_long=len(long),
         max_long_rows=int(long.max(initial=0)),
+        num_tile_lines=tiling.max_lines(int(batch.query_starts[-1]), len(long)) if tiling else 0,
         table_width=-(-max_keys // splitting.block_size) if has_table else 0,
     )
     return shape._replace(num_items=sharing.num_items(shape.num_short_rows)) if sharing and has_groups else shape
@@ -142,6 +148,7 @@ def pack(
     *,
     sharing: Sharing | None = None,
     groups: list[PrefixGroup] | None = None,
+    tiling: Tiling | None = None,
 ) -> NDArray[np.int32]:
     """All of a step as integers, padded to a shape that it fits into. `groups` are those that `sharing` has found."""
     is_long = np.diff(batch.query_starts) > MAX_SHORT_ROWS
@@ -162,6 +169,10 @@ def pack(
         shared = sharing.plan(groups, batch.query_starts, batch.block_begins, shape.num_short_rows)
     if num_short:
         _fill_splits(parts, splitting, lens[:num_short], np.diff(batch.query_starts)[:num_short], shared)
+    if tiling and shape.num_tile_lines and is_long.any():
+        begins = batch.query_starts[num_short:-1], np.diff(batch.query_starts)[num_short:]
+        plan = tiling.plan(*begins, lens[num_short:], batch.block_begins[num_short:-1], shape.num_tile_lines)
+        parts.tiles[:] = plan.reshape(-1)
     if shape.table_width:
         _fill_table(parts.table.reshape(shape.num_long, shape.table_width), batch, lens[is_long], splitting.block_size)
     parts.block_ids[:] = all_ids
@@ -234,9 +245,9 @@ def _sizes(shape: Shape) -> list[int]:
     num_sequences, num_rows = shape.num_short + shape.num_long, shape.num_rows
     splits = [shape.num_splits * SPLIT_INTS, shape.num_short_rows + 1]
     shared = [num_rows, shape.num_items * ITEM_INTS] if shape.num_items else [0, 0]
-    table = shape.num_long * shape.table_width
+    last = [shape.num_tile_lines * TILE_INTS, shape.num_long * shape.table_width]
     sequences = [num_sequences + 2, *[num_sequences] * 3, 2 * num_sequences]
-    return [2 * num_rows, 2 * num_rows, *[num_rows] * 4, *sequences, *splits, *shared, table]
+    return [2 * num_rows, 2 * num_rows, *[num_rows] * 4, *sequences, *splits, *shared, *last]
 
 
 def _short_first(
