@@ -5,6 +5,7 @@ import platform
 import shutil
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -87,24 +88,24 @@ def test_libraries_share_what_is_the_same_in_them(tmp_path: Path, monkeypatch: p
         path.touch()
 
     monkeypatch.setattr(build, "_compile", pretend)
-    first, second = (build.LIBRARIES[f"decoder-{kv}"].objects(tmp_path, "native") for kv in ("half", "float"))
+    first, second = (build.LIBRARIES[kv].objects(tmp_path, "native") for kv in ("half", "float"))
     assert first[0] == second[0]
     assert first[1] != second[1]
     assert sorted(compiled) == sorted({Path(path).name for path in first + second})
-    assert build.LIBRARIES["decoder-half"].objects(tmp_path, "native", "-O1")[0] != first[0]
+    assert build.LIBRARIES["half"].objects(tmp_path, "native", "-O1")[0] != first[0]
 
 
 def test_what_a_wheel_brings_needs_no_compiler(
     tmp_path: Path, empty_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`make test-wheel` does the same with libraries as zig builds them."""
-    if not (cpus := list(build.usable_cpus(build.LIBRARIES["decoder-float"]))):
+    if not (cpus := list(build.usable_cpus(build.LIBRARIES["float"]))):
         pytest.skip("no wheel has libraries for this CPU")
-    shutil.copy(build.load_library("decoder-float")._name, tmp_path / f"decoder-float-{cpus[0]}.so")
+    shutil.copy(build.load_library("float")._name, tmp_path / f"decoder-{cpus[0]}.so")
     monkeypatch.setattr(build, "home", lambda: empty_home)
     monkeypatch.setattr(build, "_FROM_WHEEL", tmp_path)
     monkeypatch.setenv("PATH", "")
-    assert build.load_library("decoder-float").decoder_step
+    assert build.load_library("float").decoder_step
     assert not list(empty_home.rglob("*.so"))
 
 
@@ -112,12 +113,36 @@ def test_apples_compilers_are_told_a_cpu(monkeypatch: pytest.MonkeyPatch) -> Non
     for machine, target in (("arm64", "-mcpu=apple-m1"), ("x86_64", "-march=native")):
         monkeypatch.setattr(build.platform, "machine", lambda machine=machine: machine)
         assert build._target("native") == target
-        assert list(build.usable_cpus(build.LIBRARIES["decoder-half"])) != [] or machine == "x86_64"
+        assert list(build.usable_cpus(build.LIBRARIES["half"])) != [] or machine == "x86_64"
 
 
 def test_a_machine_that_no_library_is_for_gets_none(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="riscv64"):
         build.build_for_wheel(tmp_path, "riscv64")
+
+
+def test_a_wheel_has_one_library_for_each_kind_of_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled, linked = list[Path](), dict[str, list[str]]()
+
+    def pretend(path: Path, arguments: tuple[str, ...], program: Sequence[str] = ()) -> None:
+        if "-shared" in arguments:
+            linked[path.name] = [each for each in arguments if each.endswith(".o")]
+        else:
+            compiled.append(path)
+
+    monkeypatch.setattr(build, "_compile", pretend)
+    monkeypatch.setattr(build.platform, "system", lambda: "Linux")
+    monkeypatch.setattr(build.importlib.util, "find_spec", lambda name: object())
+    for machine in ("x86_64", "aarch64", "arm64"):
+        libraries, _ = build.build_for_wheel(tmp_path, machine)
+        assert [path.name for path in libraries] == [f"decoder-{march}.so" for march in build._CPUS[machine]]
+        assert sorted(linked) == sorted(path.name for path in libraries)
+        used = [each for objects in linked.values() for each in objects]
+        assert sorted(used) == sorted(map(str, compiled)), "each object is compiled once, for one library"
+        for name, objects in linked.items():
+            assert len(objects) == (6 if "sapphirerapids" in name else 4), "the decoder, and attention for each type"
+        compiled.clear()
+        linked.clear()
 
 
 def test_the_best_of_what_this_cpu_can_run_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +155,7 @@ def test_the_best_of_what_this_cpu_can_run_is_taken(monkeypatch: pytest.MonkeyPa
 def test_a_cpu_that_a_library_is_not_for_is_told_so(empty_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "cpu_features", frozenset)
     with pytest.raises(OSError, match="no AMX"):
-        build.load_library("decoder-bf16")
+        build.load_library("bf16")
 
 
 def test_a_wheel_is_built_however_long_that_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -109,7 +109,7 @@ def test_products_are_those_of_rounded_rows(native: Native, kind: str, num_rows:
 
 def other_cpus() -> list[str]:
     """What libraries in a wheel are compiled for that this CPU can run, but the best of it, which it computes with."""
-    return list(usable_cpus(LIBRARIES["decoder-float"]))[1:]
+    return list(usable_cpus(LIBRARIES["float"]))[1:]
 
 
 @pytest.mark.parametrize("march", other_cpus())

@@ -4,6 +4,7 @@ import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -29,18 +30,20 @@ class Attention:
     def __init__(
         self,
         library: ctypes.CDLL,
+        kv_type: str,
         sizes: tuple[int, int],
         spec: ModelSpec,
         num_blocks: int,
         angles: NDArray[np.float32],
     ) -> None:
         """`sizes`: the bytes of a number, and of a scale."""
-        self.library = self._library = library
+        self.library = library
+        self._entries = entries = _declare(library, kv_type)
         self._keep = [angles]
-        self._handle = _create(library, spec, num_blocks, angles)
+        self._handle = _create(entries, spec, num_blocks, angles)
         if not self._handle:
             raise BackendError("the native attention could not be set up: not enough memory, or AMX is not permitted")
-        memory = ctypes.cast(library.attention_kv(self._handle), ctypes.POINTER(ctypes.c_uint8))
+        memory = ctypes.cast(entries.kv(self._handle), ctypes.POINTER(ctypes.c_uint8))
         layer_bytes = BLOCK_SIZE * kv_token_bytes(replace(spec, num_layers=1, linear=None), *sizes)
         self.kv: NDArray[np.uint8] = np.ctypeslib.as_array(memory, (spec.num_layers, num_blocks, layer_bytes))
         """The memory of the blocks; gone once this is closed."""
@@ -48,38 +51,38 @@ class Attention:
     def set_norms(self, layer: int, q_norm: NDArray[np.float32], k_norm: NDArray[np.float32]) -> None:
         norms = [np.ascontiguousarray(norm, np.float32) for norm in (q_norm, k_norm)]
         self._keep += norms  # the kernel reads them where they are
-        self._library.attention_set_norms(self._handle, layer, *(norm.ctypes.data for norm in norms))
+        self._entries.set_norms(self._handle, layer, *(norm.ctypes.data for norm in norms))
 
     def set_window(self, layer: int, window: int) -> None:
-        self._library.attention_set_window(self._handle, layer, window)
+        self._entries.set_window(self._handle, layer, window)
 
     def set_sinks(self, layer: int, sinks: NDArray[np.float32]) -> None:
         self._keep.append(sinks := np.ascontiguousarray(sinks, np.float32))
-        self._library.attention_set_sinks(self._handle, layer, sinks.ctypes.data)
+        self._entries.set_sinks(self._handle, layer, sinks.ctypes.data)
 
     def set_latent(self, layer: int, up_keys: NDArray[np.float32], up_values: NDArray[np.float32]) -> None:
         ups = [_in_spans(up) for up in (up_keys, up_values)]
         self._keep += ups
-        self._library.attention_set_latent(self._handle, layer, *(up.ctypes.data for up in ups))
+        self._entries.set_latent(self._handle, layer, *(up.ctypes.data for up in ups))
 
     def plan(self, batch: Batch) -> None:
         arrays = (batch.query_starts, batch.past_lens, batch.block_ids, batch.block_begins)
-        self._library.attention_plan(self._handle, len(batch.past_lens), *(array.ctypes.data for array in arrays))
+        self._entries.plan(self._handle, len(batch.past_lens), *(array.ctypes.data for array in arrays))
 
     def run(self, layer: int, qkv: NDArray[np.float32], output: NDArray[np.float32]) -> None:
-        self._library.attention_run(self._handle, layer, qkv.ctypes.data, output.ctypes.data)
+        self._entries.run(self._handle, layer, qkv.ctypes.data, output.ctypes.data)
 
     @property
     def entry(self) -> tuple[int, int]:
         """The function that `run` calls and its first argument, for those who call it from C."""
-        function = ctypes.cast(self._library.attention_run, ctypes.c_void_p).value
+        function = ctypes.cast(self._entries.run, ctypes.c_void_p).value
         assert function
         assert self._handle
         return function, self._handle
 
     def close(self) -> None:
         self.kv = self.kv[:, :0].copy()  # before its memory goes
-        self._library.attention_destroy(self._handle)
+        self._entries.destroy(self._handle)
         self._keep.clear()
 
 
@@ -108,14 +111,14 @@ def _in_spans(up: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.ascontiguousarray(padded.transpose(0, 2, 1, 3), np.float32)
 
 
-def _create(library: ctypes.CDLL, spec: ModelSpec, num_blocks: int, angles: NDArray[np.float32]) -> int | None:
+def _create(entries: SimpleNamespace, spec: ModelSpec, num_blocks: int, angles: NDArray[np.float32]) -> int | None:
     latent = spec.latent
     counts = spec.num_layers, spec.num_heads
     if latent is None:
         shape = (spec.num_kv_heads, spec.head_dim, num_blocks)
-        return cast("int | None", library.attention_create(*counts, *shape, spec.rms_eps, angles.ctypes.data))
+        return cast("int | None", entries.create(*counts, *shape, spec.rms_eps, angles.ctypes.data))
     dims = (latent.kv_rank, latent.nope_dim, latent.rope_dim, latent.value_dim)
-    handle = library.attention_create_latent(*counts, *dims, num_blocks, latent.scale, angles.ctypes.data)
+    handle = entries.create_latent(*counts, *dims, num_blocks, latent.scale, angles.ctypes.data)
     return cast("int | None", handle)
 
 
@@ -123,11 +126,12 @@ def kernel_of(library: ctypes.CDLL, kv_type: str) -> Kernel:
     """The attention of a library that was compiled with it."""
     item_bytes = ITEM_BYTES[kv_type]
     scale_bytes = INT8_SCALE_BYTES if item_bytes == 1 else 0
-    create = partial(Attention, _declare(library), (item_bytes, scale_bytes))
+    create = partial(Attention, library, kv_type, (item_bytes, scale_bytes))
     return Kernel(kv_type, item_bytes, create, scale_bytes)
 
 
-def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
+def _declare(library: ctypes.CDLL, kv_type: str) -> SimpleNamespace:
+    """Its functions for keys and values of that type."""
     pointer, number = ctypes.c_void_p, ctypes.c_int
     signatures: dict[str, tuple[Any, list[Any]]] = {
         "create": (pointer, [number] * 5 + [ctypes.c_float, pointer]),
@@ -137,12 +141,12 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
         "plan": (None, [pointer, number, pointer, pointer, pointer, pointer]),
         "run": (None, [pointer, number, pointer, pointer]),
     }
-    if hasattr(library, "attention_set_window"):  # which the one for AMX has not
+    if hasattr(library, f"{kv_type}_set_window"):  # which the one for AMX has not
         signatures["set_window"] = None, [pointer, number, number]
         signatures["set_sinks"] = None, [pointer, number, pointer]
         signatures["create_latent"] = pointer, [number] * 7 + [ctypes.c_float, pointer]
         signatures["set_latent"] = None, [pointer, number, pointer, pointer]
+    entries = {name: getattr(library, f"{kv_type}_{name}") for name in signatures}
     for name, (result, arguments) in signatures.items():
-        function = getattr(library, f"attention_{name}")
-        function.restype, function.argtypes = result, arguments
-    return library
+        entries[name].restype, entries[name].argtypes = result, arguments
+    return SimpleNamespace(**entries)

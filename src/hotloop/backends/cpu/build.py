@@ -1,8 +1,8 @@
 """C++ sources of ours as libraries: as a wheel brings them, else compiled once by the machine's own compiler, and kept.
 
-A wheel has each library for several kinds of CPU, of which the best that this one is loads. A source tree has none:
-there they are compiled for this very CPU. Wheels are built by zig, which brings its own C++ library and links against
-an old glibc whatever the build machine has.
+A wheel has one library for each of several kinds of CPU, with all that others are made of; the best that this CPU can
+run loads. A source tree has none: there those that are asked for are compiled for this very CPU. Wheels are built by
+zig, which brings its own C++ library and links against an old glibc whatever the build machine has.
 """
 
 import ctypes
@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from pathlib import Path
 
 from hotloop.core.home import home
@@ -101,19 +102,19 @@ def _target(march: str) -> str:
     return "-mcpu=apple-m1" if platform.machine() == "arm64" else f"-march={march}"
 
 
-def _decoder(attention: str, *flags: str, cpus: Cpus | None = None) -> Library:
-    sources = {"decoder.cpp": (), attention: flags}
+def _decoder(attention: str, name: str, kv: str, cpus: Cpus | None = None) -> Library:
+    """With attention over keys and values of type `kv`, in functions that begin with `name`."""
+    sources = {"decoder.cpp": (), attention: (f"-DENTRY(function)={name}_##function", f"-DKV={kv}")}
     return Library(sources, ("-pthread", "-ffp-contract=off"), cpus)
 
 
 _ANY, _TILES = "attention.cpp", "attention_tiles.cpp"
 LIBRARIES = {
-    "decoder-bf16": _decoder(_TILES, cpus={"x86_64": _AMX}),
-    "decoder-byte_tiles": _decoder(_TILES, "-DKV=int8_t", cpus={"x86_64": _AMX}),
-    "decoder-float": _decoder(_ANY, "-DKV=float"),
-    "decoder-half": _decoder(_ANY, "-DKV=half"),
-    "decoder-int8_t": _decoder(_ANY, "-DKV=int8_t"),
+    "bf16": _decoder(_TILES, "bf16", "bf16", {"x86_64": _AMX}),
+    "byte_tiles": _decoder(_TILES, "byte_tiles", "int8_t", {"x86_64": _AMX}),
+    **{kv: _decoder(_ANY, kv, kv) for kv in ("float", "half", "int8_t")},
 }
+"""By what attention in them calls keys and values."""
 
 
 def load_library(name: str, *flags: str) -> ctypes.CDLL:
@@ -124,18 +125,18 @@ def load_library(name: str, *flags: str) -> ctypes.CDLL:
     library = LIBRARIES[name]
     cpus = list(usable_cpus(library))
     for march in cpus:
-        if not flags and (path := _FROM_WHEEL / f"{name}-{march}.so").exists():
+        if not flags and (path := _FROM_WHEEL / f"decoder-{march}.so").exists():
             return ctypes.CDLL(str(path))
     if library.cpus and not cpus and EMULATED not in flags:
         raise OSError("this CPU has no AMX")
     folder = _kept()
     objects = library.objects(folder, cpus[0] if library.cpus and cpus else "native", *flags)
-    return ctypes.CDLL(str(library.link(folder / f"{name}-{_digest(*objects)}.so", *objects)))
+    return ctypes.CDLL(str(library.link(folder / f"decoder-{name}-{_digest(*objects)}.so", *objects)))
 
 
 def has_amx() -> bool:
     """Whether there is something of ours for it: our C++ asks Linux for tiles."""
-    return platform.system() == "Linux" and any(usable_cpus(LIBRARIES["decoder-bf16"]))
+    return platform.system() == "Linux" and any(usable_cpus(LIBRARIES["bf16"]))
 
 
 def usable_cpus(library: Library) -> Iterator[str]:
@@ -201,9 +202,10 @@ def _size_of(path: Path) -> Path:
 
 
 def build_for_wheel(folder: Path, machine: str) -> tuple[list[Path], str]:
-    """Every library for every kind of CPU of a machine, and the platform tag of a wheel with them in it.
+    """A library for every kind of CPU of a machine, and the platform tag of a wheel with them in it.
 
-    They need no library but the system's own, from _WHEEL_GLIBC or _WHEEL_MACOS on. Raises one of BUILD_ERRORS.
+    Each has all that can be compiled for its CPU, so that what most of it is, the decoder, is there once. They need no
+    library but the system's own, from _WHEEL_GLIBC or _WHEEL_MACOS on. Raises one of BUILD_ERRORS.
     """
     if machine not in _CPUS:
         raise OSError(f"there are no libraries for {machine}, only for {' and '.join(_CPUS)}")
@@ -213,12 +215,12 @@ def build_for_wheel(folder: Path, machine: str) -> tuple[list[Path], str]:
     target = f"aarch64-macos.{_WHEEL_MACOS}" if is_apple else f"{machine}-linux-gnu.{_WHEEL_GLIBC}"
     zig = (sys.executable, "-m", "ziglang", "c++", "-target", target)
     recipes = {}
-    for name, library in LIBRARIES.items():
-        for march in (library.cpus or _CPUS).get(machine, {}):
-            cpu = f"-mcpu={_ZIG_CPUS.get(march, march)}"
-            recipes[folder / f"{name}-{march}.so"] = [library.arguments(source, cpu) for source in library.sources]
-    different = {recipe for parts in recipes.values() for recipe in parts}  # libraries share sources
-    objects = {recipe: folder / f"{i}.o" for i, recipe in enumerate(different)}
+    for march in _CPUS[machine]:
+        cpu = f"-mcpu={_ZIG_CPUS.get(march, march)}"
+        fitting = [library for library in LIBRARIES.values() if march in (library.cpus or _CPUS).get(machine, {})]
+        parts = [library.arguments(source, cpu) for library in fitting for source in library.sources]
+        recipes[folder / f"decoder-{march}.so"] = [*dict.fromkeys(parts)]
+    objects = {recipe: folder / f"{i}.o" for i, recipe in enumerate(chain.from_iterable(recipes.values()))}
 
     def link(path: Path) -> None:
         _compile(path, ("-shared", "-s", *(str(objects[recipe]) for recipe in recipes[path])), zig)

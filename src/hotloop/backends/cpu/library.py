@@ -41,7 +41,7 @@ _THEN: tuple[Then, ...] = ("store", "add", "gate", "gate_floats")
 @cache
 def load_library(*flags: str, kv_type: KvType = "float") -> ctypes.CDLL:
     """With attention over keys and values of that type in it. Raises one of BUILD_ERRORS."""
-    return _declare(load_shipped(f"decoder-{kv_type}", *flags))
+    return _declare(load_shipped(kv_type, *flags))
 
 
 @cache

@@ -475,48 +475,49 @@ Attention* create(const Attention& shape) {
 
 }  // namespace
 
+// ENTRY makes half_create of create: a library may have attention for several types of keys and values.
 extern "C" {
 
 // Null if there is no memory.
-Attention* attention_create(int num_layers, int num_heads, int num_kv_heads, int head_dim, int num_blocks, float norm_eps,
-                            const float* angles) {
+Attention* ENTRY(create)(int num_layers, int num_heads, int num_kv_heads, int head_dim, int num_blocks, float norm_eps,
+                         const float* angles) {
     const float scale = 1 / std::sqrt((float)head_dim);
     return create({num_layers, num_heads, num_kv_heads, head_dim, head_dim, num_blocks, norm_eps, scale, angles});
 }
 
 // The same for latent attention. Null for bytes as well: a latent is both a key and a value.
-Attention* attention_create_latent(int num_layers, int num_heads, int kv_rank, int nope_dim, int rope_dim, int value_dim,
-                                   int num_blocks, float scale, const float* angles) {
+Attention* ENTRY(create_latent)(int num_layers, int num_heads, int kv_rank, int nope_dim, int rope_dim, int value_dim,
+                                int num_blocks, float scale, const float* angles) {
     if (HAS_SCALES) return nullptr;
     const Latent latent = {nope_dim, rope_dim, value_dim};
     return create({num_layers, num_heads, 1, kv_rank + rope_dim, kv_rank, num_blocks, 0, scale, angles, latent});
 }
 
-void attention_destroy(Attention* a) {
+void ENTRY(destroy)(Attention* a) {
     free(a->kv);
     delete a;
 }
 
-void* attention_kv(Attention* a) { return a->kv; }
+void* ENTRY(kv)(Attention* a) { return a->kv; }
 
-void attention_set_norms(Attention* a, int layer, const float* q_norm, const float* k_norm) {
+void ENTRY(set_norms)(Attention* a, int layer, const float* q_norm, const float* k_norm) {
     a->q_norm[layer] = q_norm;
     a->k_norm[layer] = k_norm;
 }
 
-void attention_set_window(Attention* a, int layer, int window) { a->windows[layer] = window; }
+void ENTRY(set_window)(Attention* a, int layer, int window) { a->windows[layer] = window; }
 
-void attention_set_sinks(Attention* a, int layer, const float* sinks) { a->sinks[layer] = sinks; }
+void ENTRY(set_sinks)(Attention* a, int layer, const float* sinks) { a->sinks[layer] = sinks; }
 
 // What makes a layer's keys of latents, and its values, as a Product wants them.
-void attention_set_latent(Attention* a, int layer, const float* up_keys, const float* up_values) {
+void ENTRY(set_latent)(Attention* a, int layer, const float* up_keys, const float* up_values) {
     a->up_keys[layer] = up_keys;
     a->up_values[layer] = up_values;
 }
 
-// What the next calls of attention_run compute: the batch as backend.py draws it.
-void attention_plan(Attention* a, int num_sequences, const int* begins, const int* past_lens, const int* block_ids,
-                    const int* block_begins) {
+// What the next calls of `run` compute: the batch as backend.py draws it.
+void ENTRY(plan)(Attention* a, int num_sequences, const int* begins, const int* past_lens, const int* block_ids,
+                 const int* block_begins) {
     const int num_tokens = begins[num_sequences];
     a->positions.resize(num_tokens), a->slots.resize(num_tokens);
     a->queries.resize((size_t)num_tokens * a->num_heads * a->key_dim);
@@ -541,7 +542,7 @@ void attention_plan(Attention* a, int num_sequences, const int* begins, const in
 
 // qkv: [token][query heads, key heads, value heads][head_dim]; output: [token][query heads][head_dim]
 // With latents: [token][query heads][nope_dim + rope_dim], latent, rotary key; output: [token][query heads][value_dim]
-void attention_run(Attention* a, int layer, const float* qkv, float* output) {
+void ENTRY(run)(Attention* a, int layer, const float* qkv, float* output) {
     const Latent& l = a->latent;
     const size_t width = a->is_latent() ? (size_t)a->num_heads * (l.nope_dim + l.rope_dim) + a->key_dim
                                         : (size_t)(a->num_heads + 2 * a->num_kv_heads) * a->key_dim;

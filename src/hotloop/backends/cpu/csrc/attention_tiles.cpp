@@ -41,9 +41,6 @@ namespace {
 
 using bf16 = uint16_t;
 
-#ifndef KV
-#define KV bf16
-#endif
 constexpr bool ARE_BYTES = sizeof(KV) == 1;
 
 constexpr int BLOCK = 32;         // tokens a KV block holds
@@ -775,11 +772,12 @@ void run_layer(Attention& a, int layer, const float* qkv, float* output) {
 
 }  // namespace
 
+// ENTRY makes half_create of create: a library may have attention for several types of keys and values.
 extern "C" {
 
 // Null if the system permits no tiles, the head size is not built, or there is no memory.
-Attention* attention_create(int num_layers, int num_heads, int num_kv_heads, int head_dim, int num_blocks, float norm_eps,
-                            const float* angles) {
+Attention* ENTRY(create)(int num_layers, int num_heads, int num_kv_heads, int head_dim, int num_blocks, float norm_eps,
+                         const float* angles) {
     if (!permit_tiles() || (head_dim != 64 && head_dim != 96 && head_dim != 128)) return nullptr;
     try {
         Memory kv((size_t)num_layers * num_blocks * num_kv_heads * head_bytes(head_dim));
@@ -791,18 +789,18 @@ Attention* attention_create(int num_layers, int num_heads, int num_kv_heads, int
     }
 }
 
-void attention_destroy(Attention* a) { delete a; }
+void ENTRY(destroy)(Attention* a) { delete a; }
 
-void* attention_kv(Attention* a) { return a->kv.data(); }
+void* ENTRY(kv)(Attention* a) { return a->kv.data(); }
 
-void attention_set_norms(Attention* a, int layer, const float* q_norm, const float* k_norm) {
+void ENTRY(set_norms)(Attention* a, int layer, const float* q_norm, const float* k_norm) {
     a->q_norm[layer] = q_norm;
     a->k_norm[layer] = k_norm;
 }
 
-// What the next calls of attention_run compute: the batch as backend.py draws it.
-void attention_plan(Attention* a, int num_sequences, const int* query_starts, const int* past_lens, const int* block_ids,
-                    const int* block_begins) {
+// What the next calls of `run` compute: the batch as backend.py draws it.
+void ENTRY(plan)(Attention* a, int num_sequences, const int* query_starts, const int* past_lens, const int* block_ids,
+                 const int* block_begins) {
     const int group = a->group();
     a->num_tokens = query_starts[num_sequences];
     a->num_parts = 0;
@@ -837,7 +835,7 @@ void attention_plan(Attention* a, int num_sequences, const int* query_starts, co
 }
 
 // qkv: [token][query heads, key heads, value heads][head_dim]; output: [token][query heads][head_dim]
-void attention_run(Attention* a, int layer, const float* qkv, float* output) {
+void ENTRY(run)(Attention* a, int layer, const float* qkv, float* output) {
     switch (a->head_dim) {
         case 64: return run_layer<64>(*a, layer, qkv, output);
         case 96: return run_layer<96>(*a, layer, qkv, output);

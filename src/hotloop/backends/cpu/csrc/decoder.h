@@ -6,7 +6,7 @@
 //
 // Whatever reads x rounds it on the way into products, and whatever adds to x does so from the sums: between two products
 // nothing is written but what is in the names above. Attention, with its rotary positions and its KV, is a kernel that
-// the caller passes in. It has the batch from `attention_plan`, which is called before the step, and uses the same workers.
+// the caller passes in. It has the batch from attention's `plan`, which is called before the step, and uses the same workers.
 //
 // In place of attention a layer may have the delta rule (delta.h), and in place of the MLP experts (experts.h). Latent
 // attention has its queries, latents and rotary keys, side by side, in place of qkv.
