@@ -224,6 +224,7 @@ def long_run(begin: str) -> list[Span]:
 
 
 @pytest.mark.parametrize("line", ENDING)
+@pytest.mark.sampled(4)
 def test_it_does_what_it_is_shown_for(
     line: str, folder: Path, recorded: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -64,6 +64,7 @@ def serve() -> Iterator[Serve]:
 
 
 @pytest.mark.parametrize("name", INSTALLED)
+@pytest.mark.long
 def test_each_does_its_work(name: str, serve: Serve, tmp_path: Path):
     server = serve()
     with start(name, server.url, tmp_path) as process:

@@ -112,6 +112,7 @@ def recordings(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.long
 def test_the_linter_before_a_commit(recordings: Path) -> None:
     settings, _ = map(yaml.safe_load, blocks("The linter in CI", "yaml"))
     [hook] = settings["repos"][0]["hooks"]

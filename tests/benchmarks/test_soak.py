@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from benchmarks.soak import Asked, find_faults, open_null, run_soak
 from rich.console import Console
 
@@ -14,6 +15,7 @@ from hotloop.core.grammar import Grammar
 from hotloop.core.request import FinishReason, Request, SamplingParams, TokenEvent, Usage
 
 
+@pytest.mark.long
 def test_a_short_soak_finishes_aborts_evicts_and_leaks_nothing():
     report = run_soak(*open_null(), 1.0, num_warming_blocks=1)
     assert report.num_finished > 0

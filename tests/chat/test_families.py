@@ -297,6 +297,7 @@ def without_limits(tool: Tool) -> Tool:
 @every_family
 @settings(max_examples=examples(8))
 @given(case=tools_and_calls(), prose=st.sampled_from(["", "Well.", "a < b"]))
+@pytest.mark.sampled(5)
 def test_what_is_accepted_is_read_back(
     name: str, case: tuple[tuple[Tool, ...], list[tuple[Tool, dict[str, Any]]]], prose: str
 ) -> None:
@@ -323,6 +324,7 @@ SPACES = st.text(" \t\r\n", max_size=3)
 @fenced_families
 @settings(max_examples=examples(12))
 @given(case=tools_and_calls(), prose=st.sampled_from(["", "Well.", "`a`"]), space=SPACES, has_label=st.booleans())
+@pytest.mark.sampled(5)
 def test_what_is_accepted_in_fences_is_read_back(
     name: str,
     case: tuple[tuple[Tool, ...], list[tuple[Tool, dict[str, Any]]]],

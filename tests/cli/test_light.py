@@ -73,6 +73,7 @@ def test_what_needs_no_engine_runs(argv: str, ran: dict[str, Ran]):
 
 
 @pytest.mark.parametrize("argv", NEEDING_AN_ENGINE)
+@pytest.mark.long
 def test_what_needs_an_engine_says_the_one_line_to_type(argv: str, ran: dict[str, Ran]):
     what = f"hotloop {argv.split()[0]}"
     line = "pip install 'hotloop[cpu]', or 'hotloop[cuda]' for an NVIDIA GPU"

@@ -36,6 +36,7 @@ def server(home_for_processes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
         yield fake
 
 
+@pytest.mark.long
 def test_pull_list_show_and_remove(server: FakeHub):
     pulled = hotloop("pull", TINY, "--json")
     assert pulled.returncode == 0, pulled.stderr

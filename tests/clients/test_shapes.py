@@ -28,6 +28,7 @@ def post(serving: Serving, shape: Shape, body: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
+@pytest.mark.sampled(4)
 def test_a_client_is_answered_and_its_next_turn_is_cached(shape: Shape) -> None:
     first = write_call("run", command="cat word.txt") if shape.has_tools else "Let me see."
     tracer = ListTracer(keeps_content=True)

@@ -226,6 +226,7 @@ def ran(guard: Guard, request: pytest.FixtureRequest) -> dict[str, Ran]:
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[LONG] * (name not in SAMPLE)) for name in COMMANDS])
+@pytest.mark.sampled(3)
 def test_a_command_contacts_nobody(name: str, guard: Guard, ran: dict[str, Ran]):
     assert ran[name].contacted == ""
     has_findings = name == "doctor" and ran[name].status == 1 and ran[name].output  # of a busy machine, too

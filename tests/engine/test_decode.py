@@ -186,6 +186,7 @@ def test_a_part_whose_choice_does_not_fit_ends_the_answer() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0, 1])
+@pytest.mark.long
 def test_an_answer_whose_grammar_fails_is_closed(temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "LIMITS", LLParserLimits(max_lexer_states=1000, verbose_errors=False))
     words = {"type": "string", "pattern": r"^(?:\S+\s+){0,49}\S+$", "maxLength": 400}

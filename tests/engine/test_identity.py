@@ -41,6 +41,7 @@ def undisturbed() -> list[list[int]]:
     ],
     ids=str,
 )
+@pytest.mark.sampled(3)
 def test_the_same_is_said_however_it_is_computed(changes: dict[str, Any], undisturbed: list[list[int]]) -> None:
     stats = check_prompts(make_engine(**changes), undisturbed)
     assert stats.num_blocks_used == 0

@@ -101,6 +101,7 @@ def explanations(serving: Serving, tenant: Tenant) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.long
 def test_tenants_neither_find_nor_feel_each_other(way: str) -> None:
     rng = random.Random(f"tenants {SEED} {way}")
     config = ServerConfig(port=0, **WAYS[way])

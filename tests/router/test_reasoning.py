@@ -159,6 +159,7 @@ async def test_a_replica_without_the_path_is_asked_for_a_summary(scripted: Any, 
     assert "responses" in (await router.client.get("/router/replicas")).json()["replicas"][0]["apis"]
 
 
+@pytest.mark.long
 def test_a_named_item_is_asked_for_where_it_was_made() -> None:
     with serve() as one, serve() as other, Routing(one.url, other.url) as url, http_at(url) as http:
         made = []

@@ -148,6 +148,7 @@ def text_of(data: bytes) -> str:
 
 
 @pytest.mark.parametrize("dies_after", range(2, 12))
+@pytest.mark.sampled(3)
 async def test_a_text_goes_on_from_where_it_was(tellers, route, dies_after):
     for teller in tellers:
         teller.dies_after = dies_after
@@ -301,6 +302,7 @@ ODD = [
 
 @pytest.mark.parametrize("odd", ODD)
 @pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/v1/responses", "/v1/completions"])
+@pytest.mark.sampled(4)
 async def test_nothing_that_a_replica_says_breaks_the_router(scripted, route, caplog, path, odd):
     """It breaks off behind that, and whatever comes next is the same again."""
     body = odd + chunk({"content": "It"}) + odd

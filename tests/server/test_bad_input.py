@@ -214,6 +214,7 @@ def test_log_probabilities_of_an_answer_are_bounded(serving: Serving) -> None:
     assert serving.chat(n=2, max_tokens=4, logprobs=True, top_logprobs=20).status_code == 200
 
 
+@pytest.mark.long
 def test_an_answer_of_open_length_ends_where_it_has_as_many_log_probabilities_as_one_may(serving: Serving) -> None:
     fields = {"n": 32, "logprobs": True, "top_logprobs": 20, "ignore_eos": True, "max_tokens": None}
     answer = serving.chat(**fields).json()

@@ -94,6 +94,7 @@ def test_leaving_in_the_middle_of_the_body(serving: Serving) -> None:
     assert serving.http.get("/health").status_code == 200
 
 
+@pytest.mark.long
 def test_a_client_that_does_not_read_gets_everything_in_the_end(serving: Serving) -> None:
     client = send_raw(serving, ENDLESS | {"stream": True, "max_tokens": 3000})
     until(lambda: is_busy(serving))
@@ -259,6 +260,7 @@ def test_the_curl_line(serving: Serving) -> None:
     assert '"Authorization: Bearer $HOTLOOP_API_KEY"' in curl_line("http://x", is_chat=True, has_key=True)
 
 
+@pytest.mark.long
 def test_many_streams_at_once(serving: Serving) -> None:
     barrier = threading.Barrier(32)
 

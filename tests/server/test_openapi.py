@@ -54,6 +54,7 @@ def test_every_endpoint_is_described(serving: Serving) -> None:
 
 
 @pytest.mark.parametrize("path", BODIES)
+@pytest.mark.sampled(3)
 def test_the_least_that_is_described_is_answered_and_less_is_refused(serving: Serving, path: str) -> None:
     body = LEAST[path]
     jsonschema.validate(body, schema_of(path))

@@ -128,7 +128,7 @@ def gain(tool_time: ToolTime, share_lost: float = 0.0, num_worlds: int = 2) -> f
 
 @pytest.mark.long
 def test_agents_who_come_back_soon_are_worth_waiting_for() -> None:
-    assert gain(lognormal(2.0), num_worlds=4) > 1.25
+    assert gain(lognormal(2.0), num_worlds=4) > 1.2
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,7 @@ def test_a_model_cannot_end_its_turn_before_it_has_written_a_summary() -> None:
         assert compact(serving, input="hello").json()["usage"]["output_tokens"] > 4
 
 
+@pytest.mark.long
 def test_a_summary_that_is_cut_is_told() -> None:
     with Serving(script=["word " * 1000]) as serving:
         made = compact(serving, input="x" * 3000).json()

@@ -140,6 +140,7 @@ def is_cut_so(model: Model, request: Request) -> bool:
 
 
 @pytest.mark.parametrize("api", APIS)
+@pytest.mark.long
 def test_the_next_prompt_has_the_very_tokens_that_were_generated(api: str, model: Model) -> None:
     with ModelServing(model, ServerConfig(port=0)) as serving:
         requests = hold(serving, APIS[api](SCRIPT, Asking(max_tokens=24, temperature=1, salt="s")))

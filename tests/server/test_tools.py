@@ -192,6 +192,7 @@ def test_without_strict_a_call_is_still_one_of_a_tool_and_json(is_said: bool, st
     assert isinstance(json.loads(arguments), dict)
 
 
+@pytest.mark.long
 def test_without_strict_a_call_that_is_cut_is_json() -> None:
     wild = 'Well.\n<tool_call>\n{"name": "weather", "arguments": {"days": five}}\n</tool_call>'
     tools = [tool("weather", WEATHER, strict=False), tool("clock", strict=False)]

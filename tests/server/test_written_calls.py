@@ -100,6 +100,7 @@ def test_a_call_is_one_however_it_is_written_and_nothing_follows_it(written: str
 SIX = "\n".join(write_call("weather", city="Rome", days=i % 5 + 1) for i in range(6))
 
 
+@pytest.mark.long
 def test_a_call_there_is_no_room_for_is_not_begun() -> None:
     """Tools of different sizes: there may be room for one of them, and not for the one the model wants."""
     fields = {"tools": TOOLS, "tool_choice": "required"}

@@ -240,6 +240,7 @@ def _root(spans: list[Span]) -> Span:
     return root
 
 
+@pytest.mark.long
 def test_everything_was_on(played: Played) -> None:
     assert len(played.ran) == len(played.spans) == 16, "twelve agents; one has two branches, one talks four times"
     ends = {each.run_id: _root(played.spans[each.run_id]).attributes[names.END] for each in played.ran}

@@ -35,6 +35,7 @@ def num_marks(request: ApiRequest) -> int:
 @pytest.mark.parametrize("api", APIS)
 @_slow
 @given(data=st.data())
+@pytest.mark.sampled(3)
 def test_parse_is_the_inverse_of_render(api: Api, data: st.DataObject) -> None:
     request = data.draw(requests(api))
     assume(num_marks(request) <= 4)
@@ -46,6 +47,7 @@ def test_parse_is_the_inverse_of_render(api: Api, data: st.DataObject) -> None:
 @pytest.mark.parametrize(("near", "far"), [*permutations(APIS, 2)])
 @_slow
 @given(data=st.data())
+@pytest.mark.sampled(3)
 def test_words_calls_and_results_arrive_in_order(near: Api, far: Api, data: st.DataObject) -> None:
     request = data.draw(requests(near))
     arrived = parse(far, FORMATS[far].render(request, RenderTarget()))

@@ -76,7 +76,7 @@ MANY = [WORDS[: 1 << 16]] * (HUGE >> 16)
 NUMBERED = dict.fromkeys(range(1 << 19))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("make", "told"),
     [

@@ -164,6 +164,7 @@ def test_what_a_model_of_an_engine_thinks_is_heard(name: str) -> None:
     ("hear_all", "wire"),
     [(openai, wires.OPENAI_CALLS), (anthropic, wires.ANTHROPIC_CALLS), (responses, wires.RESPONSES_CALLS)],
 )
+@pytest.mark.sampled(3)
 def test_streams_may_be_cut_anywhere(hear_all: Any, wire: bytes) -> None:
     whole = hear_all(wire)
     for i in range(len(wire)):

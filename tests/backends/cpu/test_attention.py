@@ -175,6 +175,7 @@ def test_long_prompts_in_chunks_then_tokens_and_drafts(spec: ModelSpec, kernel: 
 
 
 @every_kernel
+@pytest.mark.sampled(3)
 def test_sequences_that_share_blocks_and_part_anywhere(kernel: Kernel, max_error: float) -> None:
     with make_rig(make_spec(), kernel) as rig:
         tables = make_tables(16)
@@ -199,6 +200,7 @@ def test_what_a_block_held_before_does_not_matter(kernel: Kernel, max_error: flo
 
 @every_kernel
 @pytest.mark.parametrize("past", [63, 64, 65, 511, 512, 513])
+@pytest.mark.sampled(5)
 def test_rows_on_either_side_of_what_is_read_at_once(kernel: Kernel, max_error: float, past: int) -> None:
     with make_rig(make_spec(), kernel) as rig:
         sequence = Sequence(make_tables(1)[0])
@@ -208,6 +210,7 @@ def test_rows_on_either_side_of_what_is_read_at_once(kernel: Kernel, max_error: 
 
 @every_kernel
 @pytest.mark.parametrize("spec", [make_spec(), make_spec(128, 4, 2)], ids=["64", "128"])
+@pytest.mark.sampled(5)
 def test_scores_that_outgrow_all_before_them(spec: ModelSpec, kernel: Kernel, max_error: float) -> None:
     with make_rig(spec, kernel) as rig:
         rows = rig.rng.standard_normal((700, rig.width)).astype(np.float32)
@@ -221,6 +224,7 @@ def test_scores_that_outgrow_all_before_them(spec: ModelSpec, kernel: Kernel, ma
 @every_kernel
 @pytest.mark.parametrize("spec", [make_spec(), make_spec(128, 4, 2)], ids=["64", "128"])
 @pytest.mark.parametrize("scale", [10, 150])  # some far above all others and some below
+@pytest.mark.sampled(5)
 def test_a_first_score_far_from_all_others(spec: ModelSpec, kernel: Kernel, max_error: float, scale: float) -> None:
     with make_rig(spec, kernel) as rig:
         rows = rig.rng.standard_normal((300, rig.width)).astype(np.float32)
@@ -262,6 +266,7 @@ def test_a_row_is_the_same_to_the_bit_whoever_shares_its_blocks(kernel: Kernel, 
 
 @every_portable_kernel
 @pytest.mark.parametrize("spec", [make_spec(), make_spec(48, 4, 2, has_qk_norm=True), make_spec(16, 3, 3)], ids=str)
+@pytest.mark.sampled(3)
 def test_a_row_is_the_same_to_the_bit_however_it_is_computed(kernel: Kernel, max_error: float, spec: ModelSpec) -> None:
     with make_rig(spec, kernel) as rig:
         tables = make_tables(4)

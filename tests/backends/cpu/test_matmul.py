@@ -99,6 +99,7 @@ def assert_rows_close(actual: Array, expected: Array, limit: float) -> None:
 
 
 @pytest.mark.parametrize(("form", "shape"), [*product(("int8", "bf16"), SHAPES)])
+@pytest.mark.sampled(5)
 def test_products_are_those_of_the_rounded_matrices(native: Native, form: Format, shape: tuple[int, int, int]):
     num_rows, num_in, num_out = shape
     x, matrix, bias = draw(num_rows, num_in), draw(num_out, num_in), draw(num_out)

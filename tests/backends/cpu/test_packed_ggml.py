@@ -91,6 +91,7 @@ def multiply(native: Native, x: Array, *parts: Stored, bias: Array | None = None
 
 
 @pytest.mark.parametrize("kind", STRIP_KINDS)
+@pytest.mark.sampled(3)
 def test_every_row_is_what_the_package_reads(native: Native, kind: str):
     rows = random_rows(kind, 48, 512)
     out = multiply(native, np.eye(512, dtype=np.float32), rows).T
@@ -131,6 +132,7 @@ def test_what_it_does_to_the_smallest_numbers_stays_with_it(native: Native):
 
 @pytest.mark.parametrize("num_in", [256, 768])
 @pytest.mark.parametrize("kind", STRIP_KINDS)
+@pytest.mark.sampled(5)
 def test_tiles_are_the_same_in_int8(tiled: Native, kind: str, num_in: int):
     rows, x = random_rows(kind, 72, num_in), draw(40, num_in)
     expected = to_bytes(x, chunk_steps=24) @ in_bytes(rows).T

@@ -20,6 +20,7 @@ def test_quick_and_for_a_program(capsys: pytest.CaptureFixture[str]):
     }
 
 
+@pytest.mark.long
 def test_a_failure_ends_with_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert claims(only="speculative execution", supplies=Supplies(data=tmp_path / "none.jsonl"), as_json=True) == 1
     assert "cannot read" in capsys.readouterr().out

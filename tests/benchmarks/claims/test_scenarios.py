@@ -366,6 +366,7 @@ def test_workflows_as_transcripts(tmp_path: Path):
     assert {(job.num_turns, job.num_calls, len(job.episodes)) for job in jobs} == {(5, 4, 1)}
 
 
+@pytest.mark.long
 def test_speculation_of_both_kinds_on_a_simulated_clock(bench: Bench, tmp_path: Path):
     path = tmp_path / "workflows.jsonl"
     write_workflows(path)

@@ -170,6 +170,7 @@ async def test_a_closed_terminal_stops_the_router_as_a_signal_does(tmp_path: Pat
 
 
 @pytest.mark.parametrize("command", ["serve", "route"])
+@pytest.mark.long
 def test_a_taken_port_is_reported_before_anything_is_loaded(command: str, tmp_path: Path):
     with bind("127.0.0.1", 0) as listener:
         listener.listen()

@@ -100,6 +100,7 @@ def all_alone(number: int) -> list[Completion]:
 
 @pytest.mark.parametrize("error_rate", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("params", PARAMS, ids=["greedy", "sampled", "penalised", "logprobs"])
+@pytest.mark.sampled(4)
 def test_drafts_change_no_token(params: SamplingParams, error_rate: float) -> None:
     alone = all_alone(PARAMS.index(params))
     oracle = Oracle({tuple(p): done.token_ids for p, done in zip(PROMPTS, alone, strict=True)}, error_rate)

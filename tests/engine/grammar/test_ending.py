@@ -61,6 +61,7 @@ def test_hints_are_the_words_of_patterns():
 
 
 @pytest.mark.parametrize(("schema", "text"), FOLLOWED, ids=str)
+@pytest.mark.sampled(4)
 def test_a_string_is_closed_wherever_it_is_cut(schema: dict[str, str], text: str):
     whole = {"type": "object", "properties": {"a": {"type": "string", **schema}, "b": {"type": "null"}}}
     grammar = json_schema({**whole, "required": ["a", "b"]})

@@ -317,6 +317,7 @@ def all_alone() -> list[list[int]]:
 @pytest.mark.parametrize(
     "changes", [{}, {"depth": 2}, {"num_states": 6, "num_blocks": 40}, {"prefix_cache": False}], ids=str
 )
+@pytest.mark.sampled(4)
 def test_drafts_change_no_token(changes: dict[str, Any], error_rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wrong ones are taken back with their state; and what was right is said once."""
     monkeypatch.setattr(StepCost, "stall_s", 0.0)  # all the time is the host's here

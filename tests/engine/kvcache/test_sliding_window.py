@@ -63,6 +63,7 @@ def undisturbed() -> list[list[int]]:
     ],
     ids=str,
 )
+@pytest.mark.sampled(4)
 def test_the_same_is_said_however_it_is_computed(changes: dict[str, Any], undisturbed: list[list[int]]) -> None:
     """The backend reads a window's tokens back from the slots, and finds out if they are another's."""
     with make_engine(**changes) as engine:

@@ -195,6 +195,7 @@ def test_an_engine_over_all_three_says_what_it_says_over_one(seed: int, troubles
 
 @settings(max_examples=examples(10))
 @given(st.integers(0, 1 << 32), troubles, st.integers(2, 16), st.sampled_from([0, 2, 20]))
+@pytest.mark.long
 def test_hybrids_too(seed: int, troubles: Troubles, num_states: int, num_host_states: int) -> None:
     slots = {"num_states": num_states, "num_host_states": num_host_states}
     with tempfile.TemporaryDirectory() as folder:

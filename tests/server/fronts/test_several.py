@@ -127,6 +127,7 @@ def test_an_answer_is_explained_at_any_front_and_compared_with_what_another_has_
 
 
 @pytest.mark.parametrize("declares_all", [False, True])
+@pytest.mark.long
 def test_a_session_with_deferred_tools_finds_its_prefix_whichever_front_it_asks(declares_all: bool) -> None:
     with saying(*SEARCHES) as serving:
         turns = run_search_session(Apart(serving).in_turn, declares_all=declares_all)

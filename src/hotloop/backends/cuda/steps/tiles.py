@@ -23,7 +23,8 @@ TILE_INTS = 8
 """Of a tile or part: first row of its sequence, rows, keys before them, number of the tile, first and last turn, first
 block, where it goes among the parts (-1: it is whole). Of a merge: first row, rows, 0, tile, first part, parts. The
 first line is how many of each there are."""
-_MAX_ROUNDS = 8  # of parts, on each program
+_MAX_ROUNDS = 8  # on each program; where there are more, the last one is short beside them
+_MAX_PARTS = 1024  # of all kv heads: 64 MB of results. The same on all cards, since one plans for several
 _FIXED_TURNS = 4  # what a tile or part takes besides its turns
 _MERGE_TURNS = 3  # what merging takes
 _FACTORS = (2, 3, 4, 6, 8, 16)  # by how much the longest tile may be split
@@ -41,7 +42,7 @@ class Tiling:
     @property
     def max_parts(self) -> int:
         """Of each kv head."""
-        return _MAX_ROUNDS * self.num_programs // self.num_kv_heads
+        return _MAX_PARTS // self.num_kv_heads
 
     def max_lines(self, num_rows: int, num_sequences: int) -> int:
         """Of the plan for so many rows."""
