@@ -120,7 +120,9 @@ class PrefillBudget:
         return num_tokens
 
     def hold(self, now: float, running: Iterable[Request], newcomers: Iterable[Request]) -> None:
-        """A step begins: these run, and these may begin with it. Are guests held?"""
+        """A step begins: these run, and these may begin with it. Are guests held? Only where rows make steps longer."""
+        if self._max_solo_prefill == math.inf:
+            return
         ranks = Counter(each.rank for each in running)
         is_beside = ranks[Priority.INTERACTIVE] > 0 or any(each.priority == Priority.INTERACTIVE for each in newcomers)
         if not is_beside:

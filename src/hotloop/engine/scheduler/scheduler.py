@@ -78,7 +78,6 @@ class Scheduler:
             max_solo_prefill,
             config.class_limits,
         )
-        self._do_rows_cost = max_solo_prefill < math.inf
         self._order = PromptOrder(self.budget, self.max_step_tokens)
         self.waiting: dict[str, Request] = {}
         self.running: dict[str, Request] = {}
@@ -113,8 +112,7 @@ class Scheduler:
             return Step()
         self.fairness.begin_step(now, is_busy=bool(self.running))
         self.retention.now = self.admission.now = now
-        if self._do_rows_cost:
-            self.budget.hold(now, running, (each for each in self.waiting.values() if self._may_begin(each)))
+        self.budget.hold(now, running, (each for each in self.waiting.values() if self._may_begin(each)))
         plan = self._plan()
         if not plan.slices and self.budget.are_held:
             self.budget.let_go()  # whom they were held for was not let in

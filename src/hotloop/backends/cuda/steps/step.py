@@ -169,9 +169,10 @@ def pack(
         shared = sharing.plan(groups, batch.query_starts, batch.block_begins, shape.num_short_rows)
     if num_short:
         _fill_splits(parts, splitting, lens[:num_short], np.diff(batch.query_starts)[:num_short], shared)
-    if tiling and shape.num_tile_lines and is_long.any():
-        begins = batch.query_starts[num_short:-1], np.diff(batch.query_starts)[num_short:]
-        plan = tiling.plan(*begins, lens[num_short:], batch.block_begins[num_short:-1], shape.num_tile_lines)
+    if tiling and is_long.any():
+        row_begins, num_rows = batch.query_starts[num_short:-1], np.diff(batch.query_starts)[num_short:]
+        block_begins = batch.block_begins[num_short:-1]
+        plan = tiling.plan(row_begins, num_rows, lens[num_short:], block_begins, shape.num_tile_lines)
         parts.tiles[:] = plan.reshape(-1)
     if shape.table_width:
         _fill_table(parts.table.reshape(shape.num_long, shape.table_width), batch, lens[is_long], splitting.block_size)
