@@ -35,8 +35,8 @@ _LIMITS = {"max_completion_tokens": 1, "max_tokens": 1, "min_tokens": 0}
 """Counts of the answer's tokens, and the least that each may be."""
 _PENALTIES = ("presence_penalty", "frequency_penalty")
 """Which count the tokens of an answer, and not those of its prompt."""
-_GRAMMARS = ("structured_outputs", "structural_tag", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
-_GRAMMARS += ("json_schema", "regex", "choice", "grammar", "ebnf")
+_GRAMMARS = {"structured_outputs", "structural_tag", "guided_json", "guided_regex", "guided_choice", "guided_grammar"}
+_GRAMMARS |= {"json_schema", "regex", "choice", "grammar", "ebnf"}
 """Fields by which engines are told what an answer must look like, besides `response_format`."""
 
 
