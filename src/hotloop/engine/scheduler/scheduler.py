@@ -296,7 +296,8 @@ class Scheduler:
         shortest_s, num_first = math.inf, 0
         for i, request in enumerate(self._order.sort(queue, lacking)):
             rest_s = self.budget.rest_s(request, lacking.get(request, request.num_uncomputed))
-            if rest_s > 2 * shortest_s and self.budget.is_worth_a_step(request, plan.num_left, num_first, len(queue) - i):
+            num_behind = len(queue) - i
+            if rest_s > 2 * shortest_s and self.budget.is_worth_a_step(request, plan.num_left, num_first, num_behind):
                 break  # no first token waits for the prefill of one that lacks much more
             self._serve(plan, request)
             part = plan.slices.get(request.id)
