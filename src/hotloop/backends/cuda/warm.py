@@ -1,5 +1,5 @@
-"""A few steps before the first request: so that none waits for a kernel to be compiled or loaded, and a step of the
-largest size that does not fit into the GPU's memory fails while the engine is loaded, not under somebody's prompt.
+"""A few steps before the first request: so that none waits for a kernel to be compiled, and a step of the largest size
+that does not fit into the GPU's memory fails while the engine is loaded, not under somebody's prompt.
 """
 
 import numpy as np
@@ -8,8 +8,6 @@ from hotloop.backends.backend import Backend, Mask, SampleRow, Sampling, prompt_
 from hotloop.backends.cuda.quant.fp8 import TILE_ROWS
 from hotloop.core.request import Request, SamplingParams
 
-_APART = 512
-"""Tokens between two steps that are run: a library's kernel for a size is loaded when it is first needed."""
 _WAYS = (
     SamplingParams(temperature=0),
     SamplingParams(temperature=1),
@@ -25,8 +23,7 @@ def warm_up(backend: Backend) -> None:
     largest = min(backend.step_tokens, backend.num_blocks * backend.block_size, backend.max_context)
     for num_logits in (2, *TILE_ROWS):
         _run(backend, min(max(backend.block_size, num_logits), largest), _WAYS[0], num_logits=num_logits)
-    for num_tokens in (largest, *range(largest - _APART, max(backend.step_sizes, default=0), -_APART)):
-        _run(backend, num_tokens, _WAYS[0])
+    _run(backend, largest, _WAYS[0])
     backend.write_blocks([0], backend.read_blocks([0]).wait())
 
 
