@@ -15,7 +15,7 @@ from hotloop.core.errors import ConfigError, Overloaded
 from hotloop.core.home import store_path
 from hotloop.core.request import Priority, Request
 from hotloop.http.keys import ApiKeys
-from hotloop.trace.store import TraceStore
+from hotloop.trace.runs import TraceStore
 from hotloop.ui.app import create_ui
 from hotloop.ui.source import KvUse, Live, LiveReplica, LiveRequest, SessionBlocks
 from hotloop.ui.store_source import StoreSource
