@@ -1,6 +1,7 @@
-"""What an engine is made of, from a model's name: the model, its backend, and who drafts ahead."""
+"""An engine from a model's name: the model, its backend, and who drafts ahead."""
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 
 from hotloop.backends.backend import Backend
@@ -10,6 +11,7 @@ from hotloop.core.errors import ConfigError
 from hotloop.engine.drafting.drafter import Drafter, EitherDrafter
 from hotloop.engine.drafting.history import PastDrafter
 from hotloop.engine.drafting.model import MIN_MATCH, ModelDrafter, check_same_vocabulary
+from hotloop.engine.engine import Engine
 from hotloop.models.model import Model, load_model
 
 log = logging.getLogger(__name__)
@@ -17,7 +19,33 @@ log = logging.getLogger(__name__)
 _DRAFT_STEP_TOKENS = 512  # a draft model prefills a bounded piece at a time
 
 
-def open_parts(
+def open_engine(
+    name: str,
+    config: EngineConfig | None,
+    *,
+    weights: WeightFormat,
+    precision: Precision,
+    device: Device,
+    load_format: LoadFormat,
+    meanwhile: Callable[[], object] = lambda: None,
+) -> Engine:
+    """As `Engine.load`; `meanwhile` is called while weights are made ready, which other threads do."""
+    config = config or EngineConfig()
+    model, backend, drafter, note = _open_parts(
+        name,
+        config,
+        weights=weights,
+        precision=precision,
+        device=device,
+        load_format=load_format,
+        meanwhile=meanwhile,
+    )
+    engine = Engine(model.tokenizer, backend, config, name=model.name, template=model.template, drafter=drafter)
+    engine.device_note = note
+    return engine
+
+
+def _open_parts(
     name: str,
     config: EngineConfig,
     *,
@@ -25,6 +53,7 @@ def open_parts(
     precision: Precision,
     device: Device,
     load_format: LoadFormat,
+    meanwhile: Callable[[], object],
 ) -> tuple[Model, Backend, Drafter | None, str]:
     """A model by name or path, on this machine's GPU if it has one, with a draft model if one was asked for, and a note
     about the device.
@@ -39,6 +68,11 @@ def open_parts(
         check_same_vocabulary(model.tokenizer, draft.tokenizer)
         if draft.spec.linear:
             raise ConfigError(f"draft_model {draft.name} is a hybrid, which cannot draft so far")
+
+    def make_ready() -> None:
+        model.tokenizer.encode("")  # which may yet have to be made
+        meanwhile()
+
     backend = open_backend(
         model,
         config,
@@ -46,6 +80,7 @@ def open_parts(
         weight_format=weights,
         precision=precision,
         draft_spec=draft.spec if draft else None,
+        meanwhile=make_ready,
     )
     note = describe_backend(choice, model, weights, precision)
     if not draft:
