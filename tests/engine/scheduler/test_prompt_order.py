@@ -97,6 +97,19 @@ def test_one_who_lacks_little_is_read_at_once_by_what_was_saved_up() -> None:
     assert loop.step()["short"] == (0, 19)
 
 
+def test_the_rest_of_a_prompt_has_no_step_of_its_own_where_many_wait_behind_it() -> None:
+    """A step more makes all of them wait as long as one that decodes; one request gains what is left of its own."""
+    loop = Loop(make_scheduler(num_blocks=8192, max_step_tokens=800, max_running=64))
+    writes = loop.add("writes", prompt(8, 900_000))
+    for _ in range(20):
+        timed_step(loop, 0.01, 0.0001)
+    loop.finish(writes)
+    asked = [loop.add(f"p{i}", prompt(300, 1000 * i)) for i in range(60)]
+    sizes = [num_prefilled(timed_step(loop, 0.01, 0.0001)) for _ in range(8)]
+    assert any(0 < each.num_uncomputed < 300 for each in asked), "steps end within prompts"
+    assert min(sizes[1:]) > 300
+
+
 def test_of_equals_none_takes_the_share_of_those_who_lack_little() -> None:
     loop = Loop(make_scheduler(num_blocks=512, max_step_tokens=40))
     for i in range(3):

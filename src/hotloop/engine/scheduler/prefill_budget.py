@@ -42,7 +42,7 @@ LEAST = 0.8
 """So many times as long as a step takes that prefills nothing, prompts are prefilled in each, on average, at least."""
 PER_PROMPT = 1.0
 """So many times as long a step may prefill at most, for each prompt that waits and for one more."""
-NOBODY_DECODES = 4
+NOBODY_DECODES = 6
 """So many times as long it may where nobody decodes: smaller steps are slower, and only serve who may come."""
 AT_ONCE_S = 0.2
 """So long a step may prefill the rest of a prompt, on a CPU, however quick decoding is: nobody minds that."""
@@ -195,6 +195,15 @@ class PrefillBudget:
             self._guests_left_s -= cost_s
         for lower in range(rank + 1, len(Priority)):
             self._class_left_s[lower] = min(self._class_left_s[lower], self._guest_s(Priority(lower)))
+
+    def is_worth_a_step(self, request: Request, num_left: int, num_first: int, num_behind: int) -> bool:
+        """Whether the first tokens of this step had better not wait for this prompt and those behind it: they would
+        come sooner by what is left of the step, and all those later by a step that decodes.
+        """
+        if self.num_tokens(request.rank, request.num_computed) < self.least:
+            return True
+        rest_s = min(self._room_s(request.rank), self.cost_s(request.num_computed, num_left))
+        return num_first * rest_s > num_behind * self.plain_s
 
     def close(self) -> None:
         """Nothing more is prefilled in this step."""

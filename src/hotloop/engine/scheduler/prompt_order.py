@@ -9,6 +9,10 @@
 what is short does not wait for what is long: of all orders that one makes the mean time to the first token least. The
 first in turn is the one that the queue has first (`Fairness`, then arrival). However many shorter ones come, it has its
 share of all that is prefilled, so it takes 1 / (1 - SHARE) times as long as alone, and then the next one is the first.
+
+A step that brings first tokens is not filled up with prompts that lack more than twice as much, if it pays:
+
+    (first tokens of the step) x (what is left of it, in seconds)  >  (prompts behind them) x plain_s
 """
 
 from collections.abc import Mapping, Sequence
