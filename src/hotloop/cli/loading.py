@@ -54,9 +54,14 @@ def load_engine(model: ModelConfig, engine: EngineConfig, meanwhile: Callable[[]
     given = asdict(model)
     with _status(f"loading {model.model} ..."):
         shared_renderer().prepare()
-        from hotloop.engine.load import open_engine
+        from hotloop.engine.engine import Engine
+        from hotloop.engine.load import open_parts
 
-        return open_engine(given.pop("model"), engine, meanwhile=meanwhile, **given)
+        loaded, backend, drafter, note = open_parts(given.pop("model"), engine, meanwhile=meanwhile, **given)
+        name, template = loaded.name, loaded.template
+        opened = Engine(loaded.tokenizer, backend, engine, name=name, template=template, drafter=drafter)
+        opened.device_note = note
+        return opened
 
 
 @contextmanager

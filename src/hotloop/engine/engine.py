@@ -136,9 +136,16 @@ class Engine:
         load_format: LoadFormat = "auto",
     ) -> "Engine":
         """The model of that name or path, on this machine's GPU if it has one. Not started yet."""
-        from hotloop.engine.load import open_engine  # noqa: PLC0415 - half a second, and not for everyone
+        from hotloop.engine.load import open_parts  # noqa: PLC0415 - half a second, and not for everyone
 
-        return open_engine(model, config, weights=weights, precision=precision, device=device, load_format=load_format)
+        config = config or EngineConfig()
+        loaded, backend, drafter, note = open_parts(
+            model, config, weights=weights, precision=precision, device=device, load_format=load_format
+        )
+        name, template = loaded.name, loaded.template
+        engine = cls(loaded.tokenizer, backend, config, name=name, template=template, drafter=drafter)
+        engine.device_note = note
+        return engine
 
     def start(self) -> Self:
         atexit.register(self.close)  # Python ends a thread that it finds in C++ at exit by ending the process

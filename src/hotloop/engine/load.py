@@ -1,4 +1,4 @@
-"""An engine from a model's name: the model, its backend, and who drafts ahead."""
+"""What an engine is made of, from a model's name: the model, its backend, and who drafts ahead."""
 
 import logging
 from collections.abc import Callable
@@ -11,7 +11,6 @@ from hotloop.core.errors import ConfigError
 from hotloop.engine.drafting.drafter import Drafter, EitherDrafter
 from hotloop.engine.drafting.history import PastDrafter
 from hotloop.engine.drafting.model import MIN_MATCH, ModelDrafter, check_same_vocabulary
-from hotloop.engine.engine import Engine
 from hotloop.models.model import Model, load_model
 
 log = logging.getLogger(__name__)
@@ -19,33 +18,7 @@ log = logging.getLogger(__name__)
 _DRAFT_STEP_TOKENS = 512  # a draft model prefills a bounded piece at a time
 
 
-def open_engine(
-    name: str,
-    config: EngineConfig | None,
-    *,
-    weights: WeightFormat,
-    precision: Precision,
-    device: Device,
-    load_format: LoadFormat,
-    meanwhile: Callable[[], object] = lambda: None,
-) -> Engine:
-    """As `Engine.load`; `meanwhile` is called while weights are made ready, which other threads do."""
-    config = config or EngineConfig()
-    model, backend, drafter, note = _open_parts(
-        name,
-        config,
-        weights=weights,
-        precision=precision,
-        device=device,
-        load_format=load_format,
-        meanwhile=meanwhile,
-    )
-    engine = Engine(model.tokenizer, backend, config, name=model.name, template=model.template, drafter=drafter)
-    engine.device_note = note
-    return engine
-
-
-def _open_parts(
+def open_parts(
     name: str,
     config: EngineConfig,
     *,
@@ -53,10 +26,10 @@ def _open_parts(
     precision: Precision,
     device: Device,
     load_format: LoadFormat,
-    meanwhile: Callable[[], object],
+    meanwhile: Callable[[], object] = lambda: None,
 ) -> tuple[Model, Backend, Drafter | None, str]:
     """A model by name or path, on this machine's GPU if it has one, with a draft model if one was asked for, and a note
-    about the device.
+    about the device. `meanwhile` is called while weights are made ready, which other threads do.
     """
     choice = choose_device(device, config.gpus)
     model = load_model(name, load_format=load_format)

@@ -19,7 +19,8 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 from starlette.routing import Route
 
 from hotloop.core.config import ServerConfig
@@ -42,10 +43,18 @@ from hotloop.server.responses import api as responses
 from hotloop.server.responses.compact import compact
 from hotloop.server.responses.store import ResponseStore
 from hotloop.server.service import Service
+from hotloop.server.stream import JsonResponse
 from hotloop.trace.tracer import NullTracer, Tracer
 
 if TYPE_CHECKING:
     from hotloop.server.batches.runner import BatchRunner
+
+
+async def _describe(request: Request) -> Response:
+    from hotloop.server.openapi import describe  # noqa: PLC0415 - many classes, which few servers are asked about
+
+    return JsonResponse(await asyncio.to_thread(describe, ROUTES))
+
 
 ROUTES = (
     Route("/v1/chat/completions", chat_completions, methods=["POST"]),
@@ -66,7 +75,7 @@ ROUTES = (
     Route("/tokenize", info.tokenize, methods=["POST"]),
     Route("/detokenize", info.detokenize, methods=["POST"]),
     Route("/metrics", info.metrics),
-    Route("/openapi.json", info.describe_routes),
+    Route("/openapi.json", _describe),
 )
 
 
@@ -98,7 +107,6 @@ def create_app(
     app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
     app.state.service = service
     app.state.responses = ResponseStore(sharing=client.sharing)
-    app.state.routes = ROUTES
     app.state.batches = None
     if config.batch_dir:
         from hotloop.server.batches.runner import BatchRunner  # noqa: PLC0415 - with a client, too

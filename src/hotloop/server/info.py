@@ -52,13 +52,6 @@ async def ready(request: Request) -> Response:
     return JSONResponse({"status": "ready"})
 
 
-async def describe_routes(request: Request) -> Response:
-    from hotloop.server.openapi import describe  # noqa: PLC0415 - many classes, which few servers are asked about
-
-    description = await asyncio.to_thread(describe, request.app.state.routes)
-    return Response(msgspec.json.encode(description), media_type="application/json")
-
-
 async def version(request: Request) -> Response:
     return JSONResponse({"version": __version__})
 
