@@ -59,6 +59,11 @@ class Renderer:
         """Of the processes that have nothing to do."""
         return [process.pid for process in self._idle]
 
+    def prepare(self) -> None:
+        """Start a process, without waiting for it, unless there is one."""
+        if not self._idle:
+            self._idle.append(self._start())
+
     def compile(self, source: str) -> None:
         """Raises TemplateFailed unless the template can be compiled."""
         self.render(source, None)
@@ -101,6 +106,7 @@ class Renderer:
         """A process that was ended may have been so by somebody else: a new one tries once more."""
         process, has_failed = self._take(), False
         while True:
+            process.await_start()
             try:
                 answer = process.ask(task)
             except BlockingIOError:
@@ -132,11 +138,12 @@ class Renderer:
 
 
 class _Process:
-    """One process and the connection to it. It has begun when it is made: what a task may take is for the task."""
+    """One process and the connection to it. It has begun when it is asked: what a task may take is for the task."""
 
     def __init__(self, limits: RenderLimits) -> None:
         ours, theirs = socket.socketpair()
         _wait_at_most(ours, limits.max_start_s)
+        self._limits, self._has_begun = limits, False
         environment = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
         with theirs:
             self._process = subprocess.Popen(
@@ -147,22 +154,26 @@ class _Process:
                 env=environment | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             )
         self.pid = self._process.pid
-        self._connection = Connection(os.dup(ours.fileno()))
         with ours:
-            self._await_start(limits.max_start_s)
-            _wait_at_most(ours, limits.max_wall_s)
+            self._connection = Connection(os.dup(ours.fileno()))
 
-    def _await_start(self, max_start_s: float) -> None:
+    def await_start(self) -> None:
         """One that ends instead is found out by its first task."""
+        if self._has_begun:
+            return
         try:
             with suppress(EOFError, ConnectionError):
                 self._connection.recv_bytes()
+            with socket.socket(fileno=os.dup(self._connection.fileno())) as ours:
+                _wait_at_most(ours, self._limits.max_wall_s)
         except BlockingIOError:
             self.kill()
-            raise Unavailable(f"the process for chat templates did not start within {max_start_s:g} s") from None
+            within = f"within {self._limits.max_start_s:g} s"
+            raise Unavailable(f"the process for chat templates did not start {within}") from None
         except BaseException:
             self.kill()
             raise
+        self._has_begun = True
 
     @property
     def is_alive(self) -> bool:
