@@ -16,7 +16,7 @@ from hotloop.core.home import store_path
 from hotloop.core.request import Priority, Request
 from hotloop.http.keys import ApiKeys
 from hotloop.http.page import Application
-from hotloop.trace.store import TraceStore
+from hotloop.trace.runs import TraceStore
 
 if TYPE_CHECKING:
     from hotloop.engine.engine import Engine
