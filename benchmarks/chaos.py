@@ -36,7 +36,7 @@ from benchmarks.command import main, show_report
 from benchmarks.route.processes import RouterProcess
 from benchmarks.vocabularies import END, write_filled_tokenizer
 from hotloop.bench.serving import ChildServer
-from hotloop.cli.loading import console
+from hotloop.cli.output import console
 from hotloop.cli.settings import Json
 from hotloop.core.errors import RemoteError
 from hotloop.http.listen import bind

@@ -27,7 +27,7 @@ from typing import Literal
 from cyclopts.types import PositiveFloat, PositiveInt
 
 from benchmarks.command import main
-from hotloop.cli.loading import console
+from hotloop.cli.output import console
 
 Verdict = Literal["killed", "hung", "survived"]
 

@@ -33,7 +33,7 @@ from benchmarks.vocabularies import filled_tokenizer, write_filled_tokenizer
 from hotloop.backends.backend import Backend
 from hotloop.backends.null import NullBackend
 from hotloop.bench.report import figures_table
-from hotloop.cli.loading import console
+from hotloop.cli.output import console
 from hotloop.cli.settings import Json
 from hotloop.core.config import EngineConfig
 from hotloop.core.errors import HotloopError

@@ -102,6 +102,7 @@ async def test_a_link_to_a_file_outside_is_not_searched(tmp_path: Path, monkeypa
     assert await results(load("repository"), ScriptedCall("search", text="secret")) == ["nothing found"]
 
 
+@pytest.mark.long
 async def test_the_notes_are_kept_by_an_mcp_server():
     written, read, listed = "written", "a tent", '{"result":["groceries","ideas","trip"]}'
     found = load("notes_mcp")

@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -102,13 +103,21 @@ def test_the_public_names_are_there():
 def imports_of(path: Path, modules: set[str]) -> set[str]:
     """The modules of ours that a file imports, at its top, in a function, or for a type only."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in statements(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom):
             names = {f"{node.module}.{alias.name}" for alias in node.names}
             found |= names & modules or {str(node.module)} & modules
         elif isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names} & modules
     return found
+
+
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """All in it, and what these consist of; not what an expression does, where no import can be."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.expr):
+            yield child
+            yield from statements(child)
 
 
 @pytest.mark.parametrize(("root", "package"), [("src", "hotloop"), (".", "benchmarks")])

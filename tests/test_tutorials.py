@@ -124,6 +124,7 @@ def test_the_linter_before_a_commit(recordings: Path) -> None:
     run(recordings, *shlex.split(hook["entry"]), "main.requests.jsonl")
 
 
+@pytest.mark.long
 def test_the_linter_on_a_pull_request(recordings: Path) -> None:
     _, workflow = map(yaml.safe_load, blocks("The linter in CI", "yaml"))
     install, lint, check = (step for step in workflow["jobs"]["lint"]["steps"] if "run" in step)

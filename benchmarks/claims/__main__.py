@@ -18,8 +18,8 @@ from benchmarks.claims.result import Result, plain_of, taken_here, write_results
 from benchmarks.claims.run import GROUPS, run_claims
 from benchmarks.command import main
 from hotloop.bench.serving import exit_on_sigterm
-from hotloop.cli.loading import console, pull_model
-from hotloop.cli.output import show
+from hotloop.cli.loading import pull_model
+from hotloop.cli.output import console, show
 from hotloop.cli.settings import Json, pick_names
 from hotloop.core.config import DEFAULT_MODEL
 from hotloop.core.errors import ConfigError

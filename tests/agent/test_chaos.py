@@ -82,6 +82,7 @@ def script(dice: random.Random) -> ScriptedModel:
     return ScriptedModel(answer)
 
 
+@pytest.mark.long
 async def test_chaos(caplog: pytest.LogCaptureFixture) -> None:
     # A log that has half a surrogate pair, as `crash` says, cannot be sent to the process that gathers the reports.
     caplog.set_level(logging.ERROR, logger="hotloop.agent.tools.dispatch")

@@ -279,6 +279,7 @@ async def test_a_server_over_http_that_came_back_is_connected_to_again():
         await agent.__aexit__()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("program", [SERVER, PLAIN], ids=["real", "plain"])
 async def test_a_run_may_be_closed_by_another_task(program: str):
     agent = Agent(ScriptedModel([ScriptedCall("hang")]), tools=[McpServer.stdio(sys.executable, program)])

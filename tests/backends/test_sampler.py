@@ -82,6 +82,7 @@ def test_seeds_positions_and_tokens_have_noise_of_their_own() -> None:
     assert (_noise(7, 40, 10) == _noise(7, 0, 100)[40:50]).all(), "a token's is the same wherever it is drawn with"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("params", [{}, {"top_p": 0.95}, {"top_k": 50}, {"min_p": 0.001}, {"temperature": 0.7}])
 def test_logits_that_differ_in_the_last_digits_give_the_same_tokens(params: dict[str, Any]) -> None:
     """As those of a cached prompt differ from a computed one's: by 3e-6."""
@@ -118,7 +119,7 @@ def test_min_p_keeps_what_is_likely_enough() -> None:
     assert support(row, min_p=1.0) == {int(row.argmax())}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("vocab", [3, 256, 257, 400])
 def test_the_ends_of_the_distribution(vocab: int) -> None:
     row = np.zeros(vocab, np.float32)
@@ -130,7 +131,7 @@ def test_the_ends_of_the_distribution(vocab: int) -> None:
     assert min(support(row)) == 1
 
 
-@pytest.mark.parametrize("vocab", [3, 300, pytest.param(2000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("vocab", [300, *(pytest.param(size, marks=pytest.mark.long) for size in (3, 2000))])
 def test_tokens_come_as_often_as_they_should(vocab: int) -> None:
     row = np.resize(LOGITS[3] / 2, vocab)
     expected = softmax(row, temperature=0.7)

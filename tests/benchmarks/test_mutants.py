@@ -40,6 +40,7 @@ def test_the_same_change_twice_has_two_names() -> None:
     ]
 
 
+@pytest.mark.long
 def test_a_seed_chooses_the_same_mutants_and_all_can_be_compiled() -> None:
     chosen = choose_mutants(30, seed=3)
     assert chosen == choose_mutants(30, seed=3) != choose_mutants(30, seed=4)

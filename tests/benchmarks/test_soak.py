@@ -45,6 +45,7 @@ def test_answers_that_are_not_what_was_asked_for_are_found():
     assert [*find_faults(longer)] == ["has 9 tokens, 1 by its usage, of at most 8"]
 
 
+@pytest.mark.long
 def test_memory_is_what_a_process_has():
     """One of its own: what a worker of these tests frees meanwhile would count as well."""
     program = """

@@ -74,6 +74,7 @@ def test_the_template_tells_the_family(name: str) -> None:
     assert found.grammar(TOOLS, ToolChoice()) == tool_format.grammar(TOOLS, ToolChoice())
 
 
+@pytest.mark.sampled(4)
 @every_template
 @settings(max_examples=examples(25))
 @given(written=calls, prose=st.sampled_from(["", "Well.", "a < b"]))
@@ -90,6 +91,7 @@ def test_what_the_template_writes_is_accepted_and_read_back(
     assert (heard.parsed, heard.text.rstrip("\n")) == (written, prose)
 
 
+@pytest.mark.sampled(4)
 @every_template
 @settings(max_examples=examples(12))
 @given(written=calls, prose=st.sampled_from(["", "Well.\n", "a < b "]), is_respelt=st.booleans())

@@ -118,6 +118,7 @@ def test_a_piped_chat_writes_answers_to_stdout_alone():
     assert server.api_keys == ["Bearer secret"]
 
 
+@pytest.mark.long
 def test_a_piped_chat_fails_when_the_server_does():
     with FakeServer(failing=frozenset({0})) as server:
         result = hotloop("chat", "--url", server.url, stdin="Hello\n")

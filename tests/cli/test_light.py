@@ -80,6 +80,7 @@ def test_what_needs_an_engine_says_the_one_line_to_type(argv: str, ran: dict[str
     assert ran[argv] == (2, "", f"hotloop: {what} needs the extra `cpu`: {line}\n")
 
 
+@pytest.mark.long
 def test_the_doctor_examines_a_server(tmp_path: Path):
     with FakeServer() as server:
         main = f"{_WITHOUT} from hotloop.cli.main import main; main()"

@@ -55,6 +55,7 @@ def test_the_list_of_commands_says_what_each_says_itself():
     assert {name: (whole[name].help or "").partition("\n\n")[0].strip() for name in listed} == listed
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "command",
     ["serve", "chat", "run", "predict", "simulate", "size", "pull", "rm", "models", "bench", "demo", "version"],

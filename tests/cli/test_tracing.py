@@ -10,7 +10,7 @@ from hotloop.core.config import TraceConfig
 from hotloop.core.errors import ConfigError
 from hotloop.core.home import store_path
 from hotloop.trace import names
-from hotloop.trace.store import TraceStore
+from hotloop.trace.runs import TraceStore
 from hotloop.trace.tracer import NullTracer
 
 

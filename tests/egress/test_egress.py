@@ -271,12 +271,14 @@ def test_the_library_contacts_nobody(guard: Guard, url: str):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.long
 def test_importing_every_module_contacts_nobody(guard: Guard):
     done = guard.python("-c", IMPORTS)
     check_nothing_left_the_machine(guard)
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.long
 def test_a_hub_is_asked_for_files_only(guard: Guard):
     """Told by name and version who asks, and not what else is installed, or which coding agent started it."""
     pytest.importorskip("huggingface_hub")

@@ -71,7 +71,7 @@ def plain_answers(number: int) -> dict[tuple[int, ...], Completion]:
         return {tuple(prompt): slow.generate(prompt, SAMPLINGS[number], grammar=GRAMMAR) for prompt in PROMPTS}
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("forced_tokens", [True, False])
 @pytest.mark.parametrize("error_rate", [0.0, 0.4, 1.0])
 @pytest.mark.parametrize("number", range(len(SAMPLINGS)), ids=["greedy", "sampled", "penalised"])
@@ -123,6 +123,7 @@ TEXT = json_schema(
 )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("shortcuts", [True, False])
 @pytest.mark.parametrize("max_tokens", [30, 70, 90, 130])
 def test_an_answer_is_completed_in_the_room_there_is(max_tokens: int, shortcuts: bool) -> None:

@@ -91,6 +91,7 @@ class PoisonedBackend(NullDevice):
         return logits
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("max_step_tokens", [8, 1000])
 def test_a_request_without_numbers_ends_alone_and_leaves_nothing_in_the_cache(max_step_tokens: int) -> None:
     backend = PoisonedBackend(**SIZE, num_blocks=256)

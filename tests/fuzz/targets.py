@@ -31,8 +31,9 @@ from hotloop.router.simulation.trace import read_trace
 from hotloop.trace import names
 from hotloop.trace.ledger import build_ledger
 from hotloop.trace.perfetto import render_perfetto
+from hotloop.trace.runs import TraceStore
 from hotloop.trace.span import Span, parse_lines, render_line
-from hotloop.trace.store import TraceStore, add_spans
+from hotloop.trace.store import add_spans
 from hotloop.wire.chat.reader import ChatReader
 from hotloop.wire.event import Ended
 from hotloop.wire.messages.reader import MessagesReader

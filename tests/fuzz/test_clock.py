@@ -11,7 +11,8 @@ from tests.engine.offload.disk.test_store import SIZE, data, fill, key, make_sto
 from tests.server.serving import Serving
 from tests.trace.test_store import DAY_MS, a_run
 
-from hotloop.trace.store import Bounds, StoreTracer, TraceStore
+from hotloop.trace.runs import TraceStore
+from hotloop.trace.store import Bounds, StoreTracer
 
 YEAR_S = 365.25 * 86400
 SEED = 0

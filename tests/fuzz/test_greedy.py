@@ -104,10 +104,8 @@ async def ask_forever(url: httpx.URL, number: int, is_over: asyncio.Event, told:
             await asyncio.sleep(PAUSE_S)
 
 
-@pytest.mark.parametrize(
-    ("num_others", "max_at_once"),
-    [pytest.param(50, 60, marks=pytest.mark.long, id="many"), pytest.param(5, 1, id="few")],
-)
+@pytest.mark.parametrize(("num_others", "max_at_once"), [(50, 60), (5, 1)], ids=["many", "few"])
+@pytest.mark.long
 async def test_greedy_clients_take_nothing_from_others(tmp_path: Path, num_others: int, max_at_once: int) -> None:
     async with process("greedy", str(tmp_path)) as (server, line):
         url = httpx.URL(line)

@@ -31,8 +31,9 @@ from hotloop.router.paths import OWNED
 from hotloop.server.app import ROUTES
 from hotloop.trace import names
 from hotloop.trace.content import Content
+from hotloop.trace.runs import TraceStore
 from hotloop.trace.span import Span
-from hotloop.trace.store import StoreTracer, TraceStore
+from hotloop.trace.store import StoreTracer
 from hotloop.ui.app import create_ui
 
 NUM_PAIRS = int(os.environ.get("FUZZ_INPUTS", "25"))
@@ -337,6 +338,7 @@ def house(way: str, folder: Path) -> Iterator[tuple[httpx.Client, Recorded]]:
         yield stack.enter_context(http_at(url)), tracer
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("way", ["at a server", "behind a router"])
 def test_nothing_of_one_tenant_reaches_another(way: str, tmp_path: Path) -> None:
     rng, counts = random.Random(f"keys {SEED} {way}"), Counter[str]()

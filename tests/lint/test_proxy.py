@@ -4,11 +4,11 @@ import json
 import socket
 
 import httpx
-import openai
 import pytest
 from tests.bench.fake_server import FakeServer
 from tests.lint.proxying import an_api, body_of, serving, watching
 from tests.lint.stories import SYSTEM, user
+from tests.loopback import openai_at
 
 from hotloop.core.errors import ConfigError
 from hotloop.lint.proxy import LintProxy
@@ -32,7 +32,7 @@ def test_bytes_headers_and_addresses_pass_unchanged():
     with serving(an_api(echo)) as address, watching(address) as (url, _):
         body = b'{"a":  1, "b": "\xc3\xa4"}'
         answer = httpx.put(
-            f"{url}/v1/odd%20path?x=1&x=%20", content=body, headers={"x-mine": "yes", "user-agent": "me"}
+            f"{url}/v1/odd%20path?x=1&x=%20", verify=False, content=body, headers={"x-mine": "yes", "user-agent": "me"}
         )
     seen = json.loads(answer.headers["x-seen"])
     assert (answer.status_code, answer.content) == (418, body + b"\x00\xff")
@@ -91,7 +91,7 @@ def talk(client, num_turns):
 def test_a_client_is_answered_and_its_prompts_are_linted(address):
     told = []
     with FakeServer() as server, watching(address.format(server.url), told.append) as (url, watch):
-        client = openai.OpenAI(base_url=f"{url}/v1", api_key="sk-mine", max_retries=0)
+        client = openai_at(url, "sk-mine")
         said = talk(client, 3)
         client.models.list()
         client.close()
@@ -108,7 +108,7 @@ def test_an_api_that_is_not_there_is_said_in_one_line():
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     with watching(f"http://127.0.0.1:{port}") as (url, watch):
-        answer = httpx.post(f"{url}/v1/chat/completions", json={})
+        answer = httpx.post(f"{url}/v1/chat/completions", verify=False, json={})
     assert answer.status_code == 502
     assert "cannot be reached" in answer.json()["error"]["message"]
     assert watch.num_requests == 0
@@ -116,7 +116,9 @@ def test_an_api_that_is_not_there_is_said_in_one_line():
 
 def test_what_cannot_be_read_is_passed_on_all_the_same():
     with FakeServer(failing=frozenset({0})) as server, watching(server.url) as (url, watch):
-        answer = httpx.post(f"{url}/v1/chat/completions", json={"model": "fake", "messages": [user("Hi")]})
+        answer = httpx.post(
+            f"{url}/v1/chat/completions", verify=False, json={"model": "fake", "messages": [user("Hi")]}
+        )
     assert answer.status_code == 503
     assert watch.num_requests == 0
 

@@ -86,7 +86,7 @@ def test_an_upstream_with_a_certificate_of_its_own(certificate, monkeypatch, is_
 
 def post_raw(url):
     """What came, as it came."""
-    with httpx.stream("POST", url + PATH, json=BODY) as answer:
+    with httpx.stream("POST", url + PATH, verify=False, json=BODY) as answer:
         return answer.headers.get("content-encoding"), b"".join(answer.iter_raw())
 
 
@@ -109,8 +109,8 @@ def test_an_answer_that_becomes_too_large_is_passed_on_and_not_read():
 def test_answers_are_asked_for_in_encodings_that_can_be_read():
     seen = []
     with serving(an_api(answering(seen=seen))) as address, watching(address) as (url, _):
-        httpx.post(url + PATH, json=BODY, headers={"accept-encoding": "gzip, deflate;q=0.5, br, zstd"})
-        httpx.post(url + PATH, json=BODY, headers={"accept-encoding": "br"})
+        httpx.post(url + PATH, verify=False, json=BODY, headers={"accept-encoding": "gzip, deflate;q=0.5, br, zstd"})
+        httpx.post(url + PATH, verify=False, json=BODY, headers={"accept-encoding": "br"})
     assert [dict(scope["headers"])[b"accept-encoding"] for scope in seen] == [b"gzip, deflate;q=0.5", b"identity"]
 
 
@@ -143,7 +143,7 @@ class Halting:
 def test_the_first_byte_comes_at_once_and_a_client_that_hangs_up_is_hung_up_on():
     api = Halting()
     with serving(an_api(api)) as address, watching(address) as (url, watch):
-        with httpx.stream("POST", url + PATH, json=BODY | {"stream": True}) as answer:
+        with httpx.stream("POST", url + PATH, verify=False, json=BODY | {"stream": True}) as answer:
             assert next(answer.iter_bytes()) == b'data: {"choices": []}\n\n'
         assert api.is_gone.wait(30)
     assert watch.num_requests == 1
@@ -153,9 +153,12 @@ def test_an_answer_that_breaks_off_breaks_off_for_the_client(caplog):
     api = Halting()
     api.breaks = True
     with serving(an_api(api)) as address, watching(address) as (url, _):
-        with pytest.raises(httpx.RemoteProtocolError), httpx.stream("POST", url + PATH, json=BODY) as answer:
+        with (
+            pytest.raises(httpx.RemoteProtocolError),
+            httpx.stream("POST", url + PATH, verify=False, json=BODY) as answer,
+        ):
             answer.read()
-        assert httpx.head(url + "/v1/models").status_code == 200
+        assert httpx.head(url + "/v1/models", verify=False).status_code == 200
     assert [record.exc_info for record in caplog.records if record.name == "hotloop.lint"] == [None]
 
 
@@ -170,7 +173,7 @@ def test_bodies_of_ten_megabytes():
         await send({"type": "http.response.body", "body": body})
 
     with serving(an_api(echo)) as address, watching(address) as (url, watch):
-        assert httpx.post(url + PATH, content=large, timeout=60).content == large
+        assert httpx.post(url + PATH, verify=False, content=large, timeout=60).content == large
     assert seen == [len(large)]
     assert watch.num_requests == 0
 
@@ -179,7 +182,7 @@ def test_bodies_of_ten_megabytes():
 def test_other_methods_and_unknown_paths_pass(method):
     seen = []
     with serving(an_api(answering(status=404, seen=seen))) as address, watching(address) as (url, watch):
-        answer = httpx.request(method, f"{url}/no/such/path")
+        answer = httpx.request(method, f"{url}/no/such/path", verify=False)
     assert (answer.status_code, seen[0]["method"], seen[0]["path"]) == (404, method, "/no/such/path")
     assert answer.headers["content-length"] == str(len(json.dumps(ANSWER)))
     assert watch.num_requests == 0
@@ -189,7 +192,7 @@ def test_other_methods_and_unknown_paths_pass(method):
 def test_refusals_pass_with_their_headers(status):
     api = an_api(answering(b'{"error": {"message": "no"}}', status, [(b"retry-after", b"7")]))
     with serving(api) as address, watching(address) as (url, watch):
-        answer = httpx.post(url + PATH, json=BODY)
+        answer = httpx.post(url + PATH, verify=False, json=BODY)
     assert (answer.status_code, answer.headers["retry-after"], answer.json()["error"]["message"]) == (status, "7", "no")
     assert watch.num_requests == 0
 
@@ -198,7 +201,7 @@ def test_websockets_are_refused_in_plain_words():
     seen = []
     asked = {"connection": "upgrade", "upgrade": "websocket", "sec-websocket-key": "x", "sec-websocket-version": "13"}
     with serving(an_api(answering(seen=seen))) as address, watching(address) as (url, _):
-        answer = httpx.get(f"{url}/v1/realtime", headers=asked)
+        answer = httpx.get(f"{url}/v1/realtime", verify=False, headers=asked)
     assert answer.status_code == 501
     assert "websockets" in answer.json()["error"]["message"]
     assert not seen
@@ -206,7 +209,11 @@ def test_websockets_are_refused_in_plain_words():
 
 def test_connections_are_kept():
     seen, ports = [], set()
-    with serving(an_api(answering(seen=seen))) as address, watching(address) as (url, _), httpx.Client() as client:
+    with (
+        serving(an_api(answering(seen=seen))) as address,
+        watching(address) as (url, _),
+        httpx.Client(verify=False) as client,
+    ):
         for _ in range(3):
             with client.stream("POST", url + PATH, json=BODY) as answer:
                 ports.add(answer.extensions["network_stream"].get_extra_info("client_addr"))
@@ -221,10 +228,10 @@ def test_keys_are_neither_kept_nor_told(capsys, caplog):
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     with serving(an_api(answering())) as address, watching(address, told.append) as (url, watch):
-        httpx.post(url + PATH, json=BODY, headers=secret)
+        httpx.post(url + PATH, verify=False, json=BODY, headers=secret)
         assert "sk-secret" not in repr(watch.__dict__)
     with watching(f"http://127.0.0.1:{port}") as (url, _):
-        assert "sk-secret" not in httpx.post(url + PATH, json=BODY, headers=secret).text
+        assert "sk-secret" not in httpx.post(url + PATH, verify=False, json=BODY, headers=secret).text
     said = capsys.readouterr()
     assert "sk-secret" not in said.out + said.err + caplog.text + repr(told)
 
@@ -240,5 +247,5 @@ def test_a_ping_is_not_the_first_token():
 
     seen = []
     with serving(an_api(app)) as address, serving(ProxyServer(LintProxy(address, seen.append))) as url:
-        httpx.post(url + PATH, json={**BODY, "stream": True})
+        httpx.post(url + PATH, verify=False, json={**BODY, "stream": True})
     assert seen[0].ttft_ms >= 200

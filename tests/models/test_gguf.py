@@ -10,7 +10,7 @@ from tests.models.tiny import tiny_spec, tiny_weights, write_gguf
 from tests.properties import examples
 
 from hotloop.core.errors import ModelError
-from hotloop.models.gguf import dequantise, read_gguf_file
+from hotloop.models.gguf import KINDS, UNREADABLE, dequantise, read_gguf_file
 
 reuse = settings(max_examples=examples(200))
 
@@ -76,6 +76,22 @@ def test_a_type_that_cannot_be_dequantised_is_refused_with_the_header(tmp_path: 
     writer.close()
     with pytest.raises(ModelError, match=r"m\.gguf: tensor m has type I16, which cannot be read"):
         read_gguf_file(tmp_path / "m.gguf")
+
+
+def test_every_type_is_as_large_as_the_package_says() -> None:
+    assert {name: (items, size) for name, items, size in KINDS.values()} == {
+        kind.name: size for kind, size in gguf.GGML_QUANT_SIZES.items()
+    }
+    assert {number: name for number, (name, _, _) in KINDS.items()} == {
+        kind.value: kind.name for kind in gguf.GGMLQuantizationType
+    }
+    for kind, (_, block_bytes) in gguf.GGML_QUANT_SIZES.items():
+        block = np.zeros((1, block_bytes), np.uint8)
+        if kind.name in UNREADABLE:
+            with pytest.raises(NotImplementedError):
+                gguf.quants.dequantize(block, kind)
+        else:
+            gguf.quants.dequantize(block, kind)
 
 
 def test_typed_access_says_what_is_wrong(tmp_path: Path) -> None:

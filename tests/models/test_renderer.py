@@ -15,7 +15,7 @@ import pytest
 from tests.server.serving import until
 
 from hotloop.core.errors import Overloaded, Unavailable
-from hotloop.models.renderer import Renderer, TemplateFailed
+from hotloop.models.renderer import Renderer, RenderLimits, TemplateFailed
 
 DOUBLING = (
     "{%% set n = namespace(v=%s, w=%s) %%}"
@@ -29,7 +29,7 @@ HALF_MB = "{% set x = 'x' * 500000 %}"
 
 @pytest.fixture(scope="module")
 def renderer() -> Iterator[Renderer]:
-    made = Renderer(max_cpu_s=0.2, max_bytes=256 << 20)
+    made = Renderer(RenderLimits(max_cpu_s=0.2, max_bytes=256 << 20))
     yield made
     made.close()
 
@@ -37,7 +37,7 @@ def renderer() -> Iterator[Renderer]:
 @pytest.fixture(scope="module")
 def patient_renderer() -> Iterator[Renderer]:
     """One whose memory, however busy the machine, ends before its time does."""
-    made = Renderer(max_cpu_s=60, max_bytes=256 << 20)
+    made = Renderer(RenderLimits(max_cpu_s=60, max_bytes=256 << 20))
     yield made
     made.close()
 
@@ -123,7 +123,7 @@ def test_a_process_that_was_ended_from_outside_is_started_again(renderer: Render
 @pytest.fixture
 def stopped() -> Iterator[tuple[Renderer, int]]:
     """One whose only process so far has been stopped, and that one's id. One of two is for small tasks."""
-    renderer = Renderer(max_wall_s=60, num_processes=2)
+    renderer = Renderer(RenderLimits(max_wall_s=60, num_processes=2))
     renderer.compile("")
     [pid] = renderer.idle_pids
     os.kill(pid, signal.SIGSTOP)
@@ -146,6 +146,7 @@ def begin_rendering(renderer: Renderer, text: str) -> tuple[threading.Thread, li
     return thread, texts
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("text", ["small", "large" * 1_000_000])
 def test_a_process_that_is_killed_at_work_costs_nobody_an_answer(stopped: tuple[Renderer, int], text: str) -> None:
     renderer, pid = stopped
@@ -158,7 +159,7 @@ def test_a_process_that_is_killed_at_work_costs_nobody_an_answer(stopped: tuple[
 
 @pytest.mark.parametrize("text", ["small", "large" * 1_000_000])
 def test_a_process_that_does_not_answer_is_killed_and_replaced(text: str) -> None:
-    renderer = Renderer(max_wall_s=1)
+    renderer = Renderer(RenderLimits(max_wall_s=1))
     while not renderer.idle_pids:  # on a busy machine even that may take longer
         with suppress(Unavailable):
             renderer.compile("")
@@ -175,14 +176,14 @@ def test_a_process_that_does_not_start_is_told_apart(tmp_path: Path, monkeypatch
     """Python may take its time to start, a task may not."""
     (tmp_path / "sitecustomize.py").write_text("import signal\nsignal.pause()\n")
     monkeypatch.syspath_prepend(tmp_path)
-    renderer = Renderer(max_wall_s=600, max_start_s=0.1)
+    renderer = Renderer(RenderLimits(max_wall_s=600, max_start_s=0.1))
     with pytest.raises(Unavailable, match=r"the process for chat templates did not start within 0\.1 s"):
         renderer.compile("")
     assert renderer.idle_pids == []
 
 
 def test_a_large_task_holds_up_neither_small_nor_large_ones() -> None:
-    renderer = Renderer(max_wall_s=60, num_processes=3)
+    renderer = Renderer(RenderLimits(max_wall_s=60, num_processes=3))
     renderer.compile("")
     [pid] = renderer.idle_pids
     os.kill(pid, signal.SIGSTOP)
@@ -212,7 +213,7 @@ def test_large_tasks_leave_a_process_to_small_ones(stopped: tuple[Renderer, int]
 
 
 def test_a_task_that_finds_no_process_in_time_is_told_so() -> None:
-    renderer = Renderer(max_wall_s=60, max_queue_s=0.1, num_processes=2)
+    renderer = Renderer(RenderLimits(max_wall_s=60, max_queue_s=0.1, num_processes=2))
     renderer.compile("")
     [pid] = renderer.idle_pids
     os.kill(pid, signal.SIGSTOP)

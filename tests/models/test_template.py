@@ -128,6 +128,7 @@ def test_whatever_fails_inside_is_one_line(source: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.long
 def test_a_template_that_hangs_is_stopped() -> None:
     """How, and what else is, in test_renderer."""
     nested = "{% set n = namespace(v=[1], w=[1]) %}{% for i in range(60) %}{% set n.v = [n.v, n.v] %}"

@@ -29,6 +29,7 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path, empty_home:
     backend.close()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_in_bytes_they_are_near(name: str, tmp_path: Path, empty_home: Path) -> None:
     model = read_model(name, write_model(name, tmp_path / "m"), TOKENIZER)
@@ -43,6 +44,7 @@ def test_in_bytes_they_are_near(name: str, tmp_path: Path, empty_home: Path) -> 
         backend.close()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("family", ["qwen3moe", "gptoss", "glm4moe", "deepseek3"])
 def test_the_engine_gives_each_request_the_tokens_it_gets_alone(family: Family, empty_home: Path) -> None:
     """Batched, in chunks, over cached blocks, and with drafts of what was said before."""

@@ -89,6 +89,7 @@ def test_glm_has_a_shared_expert_and_turns_half_of_each_head(tmp_path: Path, emp
     check_logits("glm4_moe", model)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("is_old", [False, True])
 @pytest.mark.parametrize("name", ["deepseek_v2, groups", "deepseek_v3", "glm4_moe_lite"])
 def test_keys_and_values_are_made_of_latents(name: str, is_old: bool, tmp_path: Path, empty_home: Path) -> None:

@@ -51,6 +51,7 @@ def test_going_on_from_a_state_changes_no_bit(name: str, backend: Backend) -> No
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kv_precision", ["auto", pytest.param("int8", marks=needs_compiler)])
 def test_int8_is_near(name: str, backend: Backend, kv_precision: KvPrecision, tmp_path: Path) -> None:
     model = read_model(name, tmp_path / "m", TOKENIZER)
@@ -63,6 +64,7 @@ def test_int8_is_near(name: str, backend: Backend, kv_precision: KvPrecision, tm
     assert np.corrcoef(exact.ravel(), near.ravel())[0, 1] > 0.9
 
 
+@pytest.mark.sampled(3)
 def test_an_engine_says_the_same_from_checkpoints(name: str, tmp_path: Path, empty_home: Path) -> None:
     """Turns of two sessions with the same head: each goes on where its last answer ended."""
     model = read_model(name, write_model(name, tmp_path / "m"), TOKENIZER)
@@ -82,6 +84,7 @@ def test_an_engine_says_the_same_from_checkpoints(name: str, tmp_path: Path, emp
     assert said[True] == said[False]
 
 
+@pytest.mark.sampled(3)
 def test_an_engine_says_the_same_after_a_restart(name: str, tmp_path: Path, empty_home: Path) -> None:
     """The states of a prompt and of an answer are on disk, with the KV before them: not a bit is computed otherwise."""
     model = read_model(name, write_model(name, tmp_path / "m"), TOKENIZER)

@@ -190,6 +190,7 @@ def test_what_is_posted(ways: Ways, path: str, headers: dict[str, str]) -> None:
         ways.check(Ask(method, path, headers=own))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("headers", [{}, VERSION], ids=["plain", "version"])
 @pytest.mark.parametrize("name", NAMED)
 def test_what_is_named(ways: Ways, name: str, headers: dict[str, str]) -> None:
@@ -208,6 +209,7 @@ def test_what_is_named(ways: Ways, name: str, headers: dict[str, str]) -> None:
         ways.check(Ask(other, NAMED[name], headers=own))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("headers", [{}, VERSION], ids=["plain", "version"])
 @pytest.mark.parametrize("path", UNKNOWN)
 def test_what_is_not_there(ways: Ways, path: str, headers: dict[str, str]) -> None:

@@ -105,6 +105,7 @@ async def test_a_summary_that_is_none_is_noted(thinker: Serving, route: Any) -> 
     assert "reasoning.summary: it is the reasoning itself" in answer.headers["x-hotloop-notes"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("is_stream", [False, True])
 async def test_a_translated_thought_that_is_not_shown_comes_back(thinker: Serving, route: Any, is_stream: bool) -> None:
     router = await route(only(thinker, "chat"))
@@ -124,6 +125,7 @@ async def test_a_translated_thought_that_is_not_shown_comes_back(thinker: Servin
     assert second["usage"]["cache_read_input_tokens"] >= num_first - 32
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("apis", [(), ("responses",), ("chat",), ("messages",)])
 async def test_a_conversation_is_made_shorter(route: Any, apis: Any) -> None:
     with serve(COMPACTED) as serving:

@@ -98,6 +98,7 @@ async def ask(client: httpx.AsyncClient, api: str, **fields: Any) -> bytes:
     return response.content
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("api", ASKED)
 @pytest.mark.parametrize("num_places", [3, pytest.param(10, marks=pytest.mark.long)])
 async def test_a_replica_lost_at_any_byte_is_not_noticed(api, num_places, cutters, route):

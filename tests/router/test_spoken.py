@@ -35,6 +35,7 @@ def speaks_chat(replica) -> ReplicaConfig:
     return ReplicaConfig(url=replica.url, name="r", kind="vllm")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize(
     ("status", "body"),

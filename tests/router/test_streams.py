@@ -121,6 +121,7 @@ async def test_a_translated_stream_is_counted(scripted, route):
     assert 'hotloop_router_prompt_tokens_total{replica="r"} 800.0' in await counted(router)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", [name for name, kind in KINDS.items() if "chat" in kind.apis])
 @pytest.mark.parametrize("given", ["background", 7])
 async def test_a_priority_reaches_who_understands_it(scripted, route, kind, given):

@@ -15,12 +15,17 @@ ROUTED_TOO = (
     "test_agents",
     "test_anthropic_agents",
 )
+ROUTED_OFTEN = ("test_openai_client", "test_anthropic_client")
+"""Those of them that are so in `make test`."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """The clients' own tests run twice: with a router between, they notice nothing of it."""
-    if metafunc.module.__name__.endswith(ROUTED_TOO) and not metafunc.config.getoption("--through-router"):
-        metafunc.parametrize("has_router", [False, True], ids=["direct", "routed"], scope="module", indirect=True)
+    name = metafunc.module.__name__.rpartition(".")[2]
+    if name in ROUTED_TOO and not metafunc.config.getoption("--through-router"):
+        routed = pytest.param(True, id="routed", marks=[pytest.mark.long] * (name not in ROUTED_OFTEN))
+        ways = [pytest.param(False, id="direct"), routed]
+        metafunc.parametrize("has_router", ways, scope="module", indirect=True)
 
 
 @pytest.fixture(scope="module", autouse=True)

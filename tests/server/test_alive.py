@@ -69,6 +69,7 @@ def test_the_head_and_a_ping_come_before_the_first_token(serving: Serving, path:
         look(serving.url)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize("is_routed", [False, True], ids=["direct", "routed"])
 def test_what_is_refused_has_a_status(path: str, is_routed: bool) -> None:

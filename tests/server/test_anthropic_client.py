@@ -57,7 +57,12 @@ def test_a_streamed_answer() -> None:
 
 async def test_the_asynchronous_client(serving: Serving) -> None:
     async with (
-        anthropic.AsyncAnthropic(base_url=serving.url, api_key="none", max_retries=0) as client,
+        anthropic.AsyncAnthropic(
+            base_url=serving.url,
+            api_key="none",
+            max_retries=0,
+            http_client=anthropic.DefaultAsyncHttpxClient(verify=False),
+        ) as client,
         client.messages.stream(model=MODEL, messages=HELLO, max_tokens=5) as stream,
     ):
         kinds = [event.type async for event in stream]

@@ -23,6 +23,7 @@ def client(serving: Serving) -> Iterator[anthropic.Anthropic]:
         yield client
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("script", ["Just words.", "Let me look.\n" + PARIS, PARIS, BOTH, "", "Well.\n" + BOTH])
 def test_every_event_of_a_stream(script: str) -> None:
     with Serving(script=[script]) as serving, claude(serving) as client:

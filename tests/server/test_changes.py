@@ -19,6 +19,7 @@ def make_tools(num_tools: int, schema: dict[str, Any]) -> list[Any]:
     return [{"type": "function", "function": {"name": f"t{i}", "parameters": schema}} for i in range(num_tools)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("level", ["off", "counts", "words"])
 def test_changes_are_told_whatever_is_explained(level: Any) -> None:
     with Serving(ServerConfig(port=0, explanations=level)) as serving:

@@ -294,6 +294,7 @@ BAD = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", BAD)
 def test_what_a_hostile_server_sends_is_computed(name: str, pair: tuple[Serving, Serving]) -> None:
     old, new = pair

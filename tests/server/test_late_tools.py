@@ -148,6 +148,7 @@ def run_search_session(http: httpx.Client, *, declares_all: bool) -> Messages:
     return turns
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("declares_all", [False, True])
 def test_a_long_session_with_deferred_tools(declares_all: bool) -> None:
     with saying(*SCRIPT) as serving:
@@ -161,6 +162,7 @@ GROWN = ["mcp__a__open", "mcp__b__close"]
 GROWTH = [write_call(name, path="a") for name in (HEAD[0], GROWN[0], HEAD[0], HEAD[1])] + ["Done."]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("api", [Messages, Items, Chat])
 def test_tools_that_appear_without_a_mark(api: type[Any]) -> None:
     """As Codex has it, whose MCP servers start slowly; in the end one of them goes again."""

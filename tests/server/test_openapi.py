@@ -51,17 +51,19 @@ def test_every_endpoint_is_described(serving: Serving) -> None:
     assert {*served["paths"]} == {route.path.replace(":path}", "}") for route in ROUTES}
     assert {path for path, methods in served["paths"].items() if "requestBody" in methods.get("post", {})} == {*BODIES}
     assert {*served["paths"]["/v1/responses/{id}"]} == {"get", "delete"}
+    for path in BODIES:
+        jsonschema.Draft202012Validator.check_schema(schema_of(path))
 
 
 @pytest.mark.parametrize("path", BODIES)
-@pytest.mark.sampled(3)
 def test_the_least_that_is_described_is_answered_and_less_is_refused(serving: Serving, path: str) -> None:
     body = LEAST[path]
-    jsonschema.validate(body, schema_of(path))
+    validator = jsonschema.Draft202012Validator(schema_of(path))
+    validator.validate(body)
     assert serving.http.post(path, json=body).status_code == 200
     for name in body:
         less = {other: value for other, value in body.items() if other != name}
-        if not jsonschema.Draft202012Validator(schema_of(path)).is_valid(less):
+        if not validator.is_valid(less):
             assert serving.http.post(path, json=less).status_code == 400
 
 

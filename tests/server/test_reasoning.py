@@ -242,6 +242,7 @@ SCRIPTS = [make_script(seed) for seed in range(NUM_STREAMS)]
 WORDS = make_tokenizer(text for text, _, _ in SCRIPTS)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("is_opened", [False, True])
 @pytest.mark.parametrize("api", APIS)
 @pytest.mark.parametrize("num_streams", [16, pytest.param(NUM_STREAMS, marks=pytest.mark.long)])

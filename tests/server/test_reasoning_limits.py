@@ -151,6 +151,7 @@ def test_a_budget_must_be_a_number(serving: Serving, budget: Any) -> None:
     assert "thinking.budget_tokens" in response.json()["error"]["message"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("is_opened", [False, True])
 @pytest.mark.parametrize("has_shortcuts", [False, True])
 @pytest.mark.parametrize("answer", ['{"n": 12}', "I would rather not."])
@@ -209,6 +210,7 @@ def cached(usage: dict[str, Any]) -> int:
     return int(usage["prompt_tokens_details"]["cached_tokens"])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("is_opened", [False, True])
 def test_a_thought_is_found_again_inside_a_tool_loop_and_missed_behind_it(is_opened: bool) -> None:
     script = ["<think>\nI ask.\n</think>\n\nSure.\n" + CALL, "<think>\nI know.\n</think>\n\nFine.", "Bye."]

@@ -52,6 +52,7 @@ def test_a_thought_is_streamed_as_a_part_of_its_item(thinker: Serving) -> None:
     assert not [event for event in events if "summary" in event["type"]]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "asked", [{"summary": "auto"}, {"summary": "detailed"}, {"generate_summary": "concise"}], ids=str
 )
@@ -191,6 +192,7 @@ def test_items_are_of_those_who_were_given_them() -> None:
         assert num_anna > num_bob + len(THOUGHT)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("wanted", [{}, {"summary": "auto"}], ids=str)
 def test_the_stream_helper_of_the_client(thinker: Serving, wanted: Any) -> None:
     with thinker.openai() as client:

@@ -53,6 +53,7 @@ def said(data: bytes) -> list[Any]:
     return [text, *rest]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("path", "body"), ASKED)
 def test_the_rest_is_what_it_would_have_been(path: str, body: dict[str, Any]) -> None:
     with Serving(script=[CALL] if "tools" in body else ["It is (42)."]) as serving:

@@ -11,8 +11,9 @@ from tests.server.serving import HELLO, Serving, only, until
 from hotloop.core.config import EngineConfig, ServerConfig
 from hotloop.trace import names
 from hotloop.trace.ledger import build_ledger
+from hotloop.trace.runs import TraceStore
 from hotloop.trace.span import Span
-from hotloop.trace.store import StoreTracer, TraceStore
+from hotloop.trace.store import StoreTracer
 from hotloop.trace.tracer import ListTracer, Losses
 from hotloop.ui.source import RunFilter
 from hotloop.ui.store_source import StoreSource

@@ -81,7 +81,7 @@ def test_what_was_found_can_be_called(path: str, body: dict[str, Any], name: str
     script = [write_call(name, path="a")] * 3
     with saying(*script) as serving:
         if is_routed:
-            with Routing(serving.url) as url, httpx.Client(base_url=url) as http:
+            with Routing(serving.url) as url, httpx.Client(base_url=url, verify=False) as http:
                 answer = post(http, path, max_tokens=400, max_output_tokens=400, **body)
         else:
             answer = post(serving.http, path, max_tokens=400, max_output_tokens=400, **body)

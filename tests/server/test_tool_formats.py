@@ -16,6 +16,7 @@ TOOLS: list[Any] = [
 CALLS: list[tuple[str, dict[str, Any]]] = [("weather", {"city": 'Paris, "Ö"\n<b>', "days": 3}), ("now", {})]
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("choice", ["auto", pytest.param("required", marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", TEMPLATED)
 def test_calls_are_told_and_cached(name: str, choice: str) -> None:

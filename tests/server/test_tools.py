@@ -67,6 +67,7 @@ def test_what_the_schema_forbids_is_not_said() -> None:
             check_call(call.function.name, call.function.arguments)  # type: ignore[union-attr]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("script", ["Just words.", "Let me look.\n" + PARIS, PARIS, BOTH], ids=range(4))
 def test_auto_leaves_the_choice_to_the_model(script: str, stream: bool) -> None:
@@ -174,6 +175,7 @@ def test_schemas_are_followed_unless_somebody_says_otherwise() -> None:
         assert calls_of(ask(client, tools=strict))[0][1].keys() == {"city", "days"}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("is_said", [True, False], ids=["strict: false", "disabled"])
 def test_without_strict_a_call_is_still_one_of_a_tool_and_json(is_said: bool, stream: bool) -> None:

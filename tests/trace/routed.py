@@ -109,7 +109,7 @@ class RoutedReplicas:
         is_ready.set()
 
     def _up(self) -> list[Any]:
-        replicas = httpx.get(f"{self.url}/router/replicas").json()["replicas"]
+        replicas = httpx.get(f"{self.url}/router/replicas", verify=False).json()["replicas"]
         return [each for each in replicas if each["state"] == "up"]
 
     def _tracer(self) -> StoreTracer:

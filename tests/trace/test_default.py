@@ -11,7 +11,7 @@ from hotloop.agent.agent import Agent
 from hotloop.agent.scripted import ScriptedModel
 from hotloop.core.errors import ConfigError
 from hotloop.trace.default import default_tracer
-from hotloop.trace.store import TraceStore
+from hotloop.trace.runs import TraceStore
 
 PROGRAM = """
 from hotloop import Agent, ScriptedModel
@@ -35,6 +35,7 @@ def test_a_program_s_runs_are_recorded_without_what_was_said(tmp_path: Path):
     assert b"secret" not in (tmp_path / "trace.db").read_bytes()
 
 
+@pytest.mark.long
 def test_what_was_said_is_recorded_where_that_is_asked_for(tmp_path: Path):
     run_program(tmp_path, HOTLOOP_TRACE_CONTENT="1", HOTLOOP_TRACE_REDACT="secret")
     with TraceStore(tmp_path / "trace.db") as store:

@@ -32,8 +32,9 @@ from hotloop.agent.wire.openai import OpenAIModel
 from hotloop.core.errors import HotloopError
 from hotloop.trace import names
 from hotloop.trace.ledger import RunLedger, TokenCounts, build_ledger
+from hotloop.trace.runs import RunSummary, TraceStore
 from hotloop.trace.span import Span
-from hotloop.trace.store import RunSummary, StoreTracer, TraceStore
+from hotloop.trace.store import StoreTracer
 from hotloop.trace.tracer import Tracer
 from hotloop.wire.usage import ApiUsage
 

@@ -12,8 +12,9 @@ import pytest
 
 from hotloop.core.errors import ConfigError
 from hotloop.trace.journal import Entry, JournalRow, RunTaken
+from hotloop.trace.runs import TraceStore
 from hotloop.trace.span import new_span_id, new_trace_id
-from hotloop.trace.store import Bounds, StoreTracer, TraceStore, bound
+from hotloop.trace.store import Bounds, StoreTracer, bound
 from hotloop.trace.tables import open_to_write
 
 ROOT = Path(__file__).parents[2]

@@ -6,8 +6,9 @@ from tests.trace.spans import span
 
 from hotloop.core.errors import ConfigError
 from hotloop.trace import names
+from hotloop.trace.runs import TraceStore
 from hotloop.trace.span import parse_lines, render_line
-from hotloop.trace.store import TraceStore, add_spans
+from hotloop.trace.store import add_spans
 
 RUN = span(names.RUN, 0, 9, session="s", agent="né", causes=[{"reason": "evicted", "num_tokens": 3}])
 TURN = span(names.TURN, 1, 8, RUN, error="it failed", turn=1)

@@ -9,8 +9,9 @@ from tests.trace.spans import DAWN_NS, TRACE, span
 from hotloop.core.errors import ConfigError
 from hotloop.trace import names, store
 from hotloop.trace.content import Content
+from hotloop.trace.runs import RunSummary, TraceStore
 from hotloop.trace.span import Span, new_trace_id
-from hotloop.trace.store import Bounds, RunSummary, StoreTracer, TraceStore, add_spans, bound
+from hotloop.trace.store import Bounds, StoreTracer, add_spans, bound
 from hotloop.trace.tables import open_to_write
 from hotloop.trace.tracer import Losses
 

@@ -4,8 +4,9 @@ from tests.trace.spans import DAWN_NS, span
 
 from hotloop.trace import names, store
 from hotloop.trace.content import Content
+from hotloop.trace.runs import TraceStore
 from hotloop.trace.span import new_trace_id
-from hotloop.trace.store import Bounds, StoreTracer, TraceStore
+from hotloop.trace.store import Bounds, StoreTracer
 from hotloop.trace.tracer import Losses
 
 

@@ -11,7 +11,8 @@ from tests.trace.test_store import a_run
 
 from hotloop.core.errors import ConfigError
 from hotloop.trace import store
-from hotloop.trace.store import StoreTracer, TraceStore, add_spans
+from hotloop.trace.runs import TraceStore
+from hotloop.trace.store import StoreTracer, add_spans
 
 
 @pytest.fixture

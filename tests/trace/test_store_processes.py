@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hotloop.trace.store import StoreTracer, TraceStore
+from hotloop.trace.runs import TraceStore
+from hotloop.trace.store import StoreTracer
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,6 +27,7 @@ def read_until(process: "subprocess.Popen[str]", number: int) -> None:
             return
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kill_after", [20, 400, 1000])
 def test_a_killed_writer_loses_nothing_it_had_committed(tmp_path, kill_after):
     path = tmp_path / "trace.db"

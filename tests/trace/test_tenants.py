@@ -5,8 +5,9 @@ from pathlib import Path
 from msgspec.structs import replace
 from tests.trace.spans import TRACE, a_request
 
+from hotloop.trace.runs import TraceStore
 from hotloop.trace.span import RecentTraces, own_trace_id, parse_traceparent, render_traceparent
-from hotloop.trace.store import TraceStore, add_spans
+from hotloop.trace.store import add_spans
 
 PARENT = f"00-{TRACE}-00f067aa0ba902b7-01"
 

@@ -1,5 +1,6 @@
 """The dashboard in a real browser: a store full of made-up runs, served on loopback, and Chromium to look at it."""
 
+import importlib
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from tests.threads import ThreadedServer
 from tests.ui.made_up import FINDINGS, Engine, fill_store, hostile_run, long_run, make_runs
 
 from hotloop.http.keys import ApiKeys, read_keys
-from hotloop.trace.store import TraceStore
+from hotloop.trace.runs import TraceStore
 from hotloop.ui.app import create_ui
 from hotloop.ui.store_source import StoreSource
 
@@ -76,9 +77,7 @@ class Browsing:
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
     """For a module of such tests only: while it is there, no other test can have an event loop."""
-    sync_api = pytest.importorskip(
-        "playwright.sync_api", reason="the dashboard is tested with playwright: pip install it"
-    )
+    sync_api = importlib.import_module("playwright.sync_api")
     path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if not path:
         pytest.skip("the dashboard is tested in Chromium, and there is none here")

@@ -10,7 +10,7 @@ from playwright.sync_api import sync_playwright
 from tests.ui.conftest import PageServer
 from tests.ui.made_up import FINDINGS, Engine, Run, fill_store, make_runs
 
-from hotloop.trace.store import TraceStore
+from hotloop.trace.runs import TraceStore
 from hotloop.ui.store_source import StoreSource
 
 RUN = Run(10_014, "flight desk", "session-07").agent_run(14)

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from tests.ui.made_up import FINDINGS, Engine, Run, fill_store, make_runs
 
 from hotloop.http.keys import ApiKeys, Key, Keys, tenant_id
-from hotloop.trace.store import TraceStore
+from hotloop.trace.runs import TraceStore
 from hotloop.ui.app import HEADERS, create_ui
 from hotloop.ui.store_source import StoreSource
 

@@ -12,6 +12,7 @@ from tests.ui.made_up import Engine, Run, fill_store
 from hotloop.trace.span import Span
 from hotloop.ui.store_source import LOST_S
 
+pytest.importorskip("playwright", reason="the dashboard is tested with playwright: pip install it")
 COLUMNS = "svg[aria-label='tokens of each turn'] .column"
 OLD_NS = time.time_ns() - int(2 * LOST_S * 1e9)
 

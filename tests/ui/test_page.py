@@ -10,6 +10,7 @@ from tests.ui.made_up import SCRIPT, START_NS, TOOLS, Run, hostile_run, long_run
 
 from hotloop.trace import names
 
+pytest.importorskip("playwright", reason="the dashboard is tested with playwright: pip install it")
 LONG, HOSTILE = long_run()[0].trace_id, hostile_run()[0].trace_id
 NUM_FAILED = sum(i % 9 == 4 and i % 7 != 3 for i in range(NUM_RUNS - 2))  # as `make_runs` has it
 DAY_NS = 24 * 3600 * 10**9

@@ -8,7 +8,7 @@ import pytest
 from tests.ui.made_up import FINDINGS, START_NS, Engine, Run, fill_store, make_runs
 
 from hotloop.trace import names
-from hotloop.trace.store import TraceStore
+from hotloop.trace.runs import TraceStore
 from hotloop.ui.source import RunFilter, SummaryFilter
 from hotloop.ui.store_source import LOST_S, StoreSource
 

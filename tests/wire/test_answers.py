@@ -140,6 +140,7 @@ def shown(answer: Answer) -> str:
     return "".join(thought.shown for thought in answer.thoughts)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("far", "near"), [*product(APIS, APIS)])
 @settings(max_examples=examples(15))
 @given(whole=answers)

@@ -1,6 +1,7 @@
 """Which hardware: the GPU where there is one and PyTorch can use it, else the CPU; and the backend for it."""
 
 import importlib.util
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -76,8 +77,9 @@ def open_backend(
     precision: Precision = "fast",
     draft_spec: ModelSpec | None = None,
     kv_tokens: int | None = None,
+    meanwhile: Callable[[], object] = lambda: None,
 ) -> Backend:
-    """The quickest backend of that precision on this device.
+    """The quickest backend of that precision on this device. `meanwhile` is called while weights are made ready.
 
     On a GPU a draft_spec, a draft model, is left room for, and is then opened with KV for as many tokens; on a CPU the
     configuration says how much each has.
@@ -86,10 +88,18 @@ def open_backend(
     if choose_device(device, config.gpus).device == "cuda":
         from hotloop.backends.cuda.runner import open_cuda  # noqa: PLC0415 - an extra, and seconds
 
+        meanwhile()
         return open_cuda(
             model, config, weight_format=weight_format, precision=precision, draft_spec=draft_spec, kv_tokens=kv_tokens,
             drops_windows=drops_windows,
         )  # fmt: skip
     from hotloop.backends.cpu.opening import open_cpu  # noqa: PLC0415 - half a second, and not for everyone
 
-    return open_cpu(model, config, weight_format=weight_format, precision=precision, drops_windows=drops_windows)
+    return open_cpu(
+        model,
+        config,
+        weight_format=weight_format,
+        precision=precision,
+        drops_windows=drops_windows,
+        meanwhile=meanwhile,
+    )

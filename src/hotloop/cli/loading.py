@@ -1,13 +1,13 @@
-"""Getting a model and an engine ready while somebody waits: what takes time says so, on stderr."""
+"""Getting a model and an engine ready while somebody waits: what takes time says so, on stderr.
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+Only what shows something imports what shows it: most servers start where there is no terminal.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
-from typing import TYPE_CHECKING
-
-from rich.console import Console
-from rich.filesize import decimal
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from typing import TYPE_CHECKING, Any
 
 from hotloop.core.config import DEFAULT_MODEL, EngineConfig, ModelConfig
 
@@ -15,11 +15,13 @@ if TYPE_CHECKING:
     from hotloop.engine.engine import Engine
     from hotloop.models.catalogue import Entry
 
-console = Console(stderr=True, highlight=False, soft_wrap=True)
-
 
 def pull_model(name: str) -> "Entry":
     """Pull with a progress bar, or a line where there is no terminal; neither shows if there is nothing to download."""
+    from rich.filesize import decimal
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    from hotloop.cli.output import console
     from hotloop.models.model import pull
 
     columns = (TextColumn(f"pulling {name}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
@@ -42,14 +44,24 @@ def pull_missing(name: str) -> None:
         pull_model(name)
 
 
-def load_engine(model: ModelConfig, engine: EngineConfig) -> "Engine":
+def load_engine(model: ModelConfig, engine: EngineConfig, meanwhile: Callable[[], object] = lambda: None) -> "Engine":
+    """`meanwhile` is called while weights are made ready, which takes no more than the other cores."""
+    from hotloop.models.renderer import shared_renderer
+
     for name in (model.model, engine.draft_model):
         if name and model.load_format != "dummy":
             pull_missing(name)
-    with console.status(f"loading {model.model} ..."):
+    given = asdict(model)
+    with _status(f"loading {model.model} ..."):
+        shared_renderer().prepare()
         from hotloop.engine.engine import Engine
+        from hotloop.engine.load import open_parts
 
-        return Engine.load(config=engine, **asdict(model))
+        loaded, backend, drafter, note = open_parts(given.pop("model"), engine, meanwhile=meanwhile, **given)
+        name, template = loaded.name, loaded.template
+        opened = Engine(loaded.tokenizer, backend, engine, name=name, template=template, drafter=drafter)
+        opened.device_note = note
+        return opened
 
 
 @contextmanager
@@ -64,6 +76,15 @@ def lend_server(url: str | None, model: str | None, flags: Sequence[str] = ()) -
     name = model or DEFAULT_MODEL
     pull_missing(name)
     with ExitStack() as stack:
-        with console.status(f"loading {name} ..."):
+        with _status(f"loading {name} ..."):
             server = stack.enter_context(ChildServer(("--model", name, *flags)))
         yield server.url
+
+
+def _status(line: str) -> AbstractContextManager[Any]:
+    """A line that lasts as long as the context, on a terminal."""
+    if not sys.stderr.isatty():
+        return nullcontext()
+    from hotloop.cli.output import console
+
+    return console.status(line)

@@ -11,8 +11,8 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from hotloop.cli.command_line import CommandLine
-from hotloop.cli.loading import console, pull_model
-from hotloop.cli.output import make_table, show
+from hotloop.cli.loading import pull_model
+from hotloop.cli.output import console, make_table, show
 from hotloop.cli.settings import Json
 from hotloop.core.config import DEFAULT_MODEL
 from hotloop.core.version import __version__

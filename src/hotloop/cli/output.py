@@ -13,11 +13,11 @@ from rich.table import Table
 from rich.text import Text
 
 from hotloop.cli.exits import complain
-from hotloop.cli.loading import console
 
 if TYPE_CHECKING:
     from hotloop.bench.replay import Progress as TurnProgress
 
+console = Console(stderr=True, highlight=False, soft_wrap=True)
 _MAX_ERRORS = 3  # that are shown: the others are alike
 
 

@@ -1,6 +1,7 @@
 """What an engine is made of, from a model's name: the model, its backend, and who drafts ahead."""
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 
 from hotloop.backends.backend import Backend
@@ -25,9 +26,10 @@ def open_parts(
     precision: Precision,
     device: Device,
     load_format: LoadFormat,
+    meanwhile: Callable[[], object] = lambda: None,
 ) -> tuple[Model, Backend, Drafter | None, str]:
     """A model by name or path, on this machine's GPU if it has one, with a draft model if one was asked for, and a note
-    about the device.
+    about the device. `meanwhile` is called while weights are made ready, which other threads do.
     """
     choice = choose_device(device, config.gpus)
     model = load_model(name, load_format=load_format)
@@ -39,6 +41,11 @@ def open_parts(
         check_same_vocabulary(model.tokenizer, draft.tokenizer)
         if draft.spec.linear:
             raise ConfigError(f"draft_model {draft.name} is a hybrid, which cannot draft so far")
+
+    def make_ready() -> None:
+        model.tokenizer.encode("")  # which may yet have to be made
+        meanwhile()
+
     backend = open_backend(
         model,
         config,
@@ -46,6 +53,7 @@ def open_parts(
         weight_format=weights,
         precision=precision,
         draft_spec=draft.spec if draft else None,
+        meanwhile=make_ready,
     )
     note = describe_backend(choice, model, weights, precision)
     if not draft:

@@ -1,19 +1,17 @@
 """GGUF files: metadata and tensor descriptions at the front, tensors behind. What they say of a model: `gguf_model`.
 
 Invariant: every tensor of a `GgufFile` lies inside its file and is of a type that can be read. The header is parsed
-here, because the `gguf` package takes seconds over a vocabulary; what the tensor types mean is left to that package.
+here, because the `gguf` package takes seconds over a vocabulary; what quantised numbers mean is left to that package,
+which is imported when the first of them is read.
 """
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
 from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-from gguf.quants import dequantize, quantize
 from numpy.typing import NDArray
 
 from hotloop.core.errors import ModelError
@@ -28,6 +26,19 @@ _SCALARS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4"
 _SCALARS |= {10: "<u8", 11: "<i8", 12: "<f8"}
 _MAX_NESTING, _MAX_DIMS = 4, 4
 _PIECE_ROWS = 4096
+# Of each number of a tensor type its name, the numbers in a block of it, and its bytes.
+KINDS = {
+    0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34), 9: ("Q8_1", 32, 40), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110),
+    12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210), 15: ("Q8_K", 256, 292),
+    16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74), 18: ("IQ3_XXS", 256, 98), 19: ("IQ1_S", 256, 50),
+    20: ("IQ4_NL", 32, 18), 21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136),
+    24: ("I8", 1, 1), 25: ("I16", 1, 2), 26: ("I32", 1, 4), 27: ("I64", 1, 8), 28: ("F64", 1, 8),
+    29: ("IQ1_M", 256, 56), 30: ("BF16", 1, 2), 34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66), 39: ("MXFP4", 32, 17),
+    40: ("NVFP4", 64, 36), 41: ("Q1_0", 128, 18),
+}  # fmt: skip
+UNREADABLE = {"Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64", "Q1_0"}
+"""Those that nothing turns into numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +72,21 @@ class GgufFile:
 
 def dequantise(stored: Stored) -> NDArray[np.float32]:
     """Stored rows, of any kind that a GGUF file may have, as float32."""
-    rows = dequantize(stored.data, GGMLQuantizationType[stored.kind])
+    if stored.kind == "F32":
+        rows = stored.data.view(np.float32)
+    else:
+        from gguf.constants import GGMLQuantizationType  # noqa: PLC0415 - a tenth of a second, which few models need
+        from gguf.quants import dequantize  # noqa: PLC0415
+
+        rows = dequantize(stored.data, GGMLQuantizationType[stored.kind])
     return np.ascontiguousarray(rows, np.float32).reshape(stored.shape)
 
 
 def quantise(matrix: NDArray[np.float32]) -> Stored:
     """Rows of multiples of 32 numbers in Q8_0, some at a time: what that takes meanwhile is several times as large."""
+    from gguf.constants import GGMLQuantizationType  # noqa: PLC0415 - as above
+    from gguf.quants import quantize  # noqa: PLC0415
+
     pieces = [matrix[i : i + _PIECE_ROWS] for i in range(0, len(matrix), _PIECE_ROWS)]
     data = np.concatenate([quantize(piece, GGMLQuantizationType.Q8_0) for piece in pieces])
     return Stored(data, "Q8_0", matrix.shape)
@@ -112,21 +132,10 @@ def _parse(path: Path, header: "_Header") -> GgufFile:
     begin = -(-header.at // alignment) * alignment
     tensors = {name: replace(tensor, offset=begin + tensor.offset) for name, tensor in described.items()}
     for name, tensor in tensors.items():
-        if not _is_readable(tensor.kind):
+        if tensor.kind in UNREADABLE:
             raise ModelError(f"{path}: tensor {name} has type {tensor.kind}, which cannot be read")
         tensor.check_end(name, header.size)
     return GgufFile(path, metadata, tensors)
-
-
-@cache
-def _is_readable(name: str) -> bool:
-    """Whether the package can dequantise this type: it says so only when asked to, so ask for one block of zeros."""
-    kind = GGMLQuantizationType[name]
-    try:
-        dequantize(np.zeros((1, GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
-    except NotImplementedError:
-        return False
-    return True
 
 
 def _describe(header: "_Header") -> tuple[str, FileTensor]:
@@ -136,14 +145,12 @@ def _describe(header: "_Header") -> tuple[str, FileTensor]:
         raise header.damaged(f"tensor {name} claims {num_dims} dimensions")
     shape = tuple(reversed([header.u64() for _ in range(num_dims)]))  # in numpy's order
     type_id, offset = header.u32(), header.u64()
-    try:
-        kind = GGMLQuantizationType(type_id)
-    except ValueError:
-        raise header.damaged(f"tensor {name} has the unknown type {type_id}") from None
-    block_items, block_bytes = GGML_QUANT_SIZES[kind]
+    if type_id not in KINDS:
+        raise header.damaged(f"tensor {name} has the unknown type {type_id}")
+    kind, block_items, block_bytes = KINDS[type_id]
     if not shape or shape[-1] % block_items:
-        raise header.damaged(f"tensor {name} of type {kind.name} cannot have the shape {shape}")
-    return name, FileTensor(header.path, offset, kind.name, shape, shape[-1] // block_items * block_bytes)
+        raise header.damaged(f"tensor {name} of type {kind} cannot have the shape {shape}")
+    return name, FileTensor(header.path, offset, kind, shape, shape[-1] // block_items * block_bytes)
 
 
 class _Header:

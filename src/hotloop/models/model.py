@@ -33,11 +33,12 @@ from hotloop.models.huggingface import (
     published_tensors,
     weight_files,
 )
+from hotloop.models.kept import keep, read_kept
 from hotloop.models.layout import check_spec
 from hotloop.models.spec import ModelSpec, Weights
 from hotloop.models.template import ChatTemplate
 from hotloop.models.tokenizer import Tokenizer
-from hotloop.models.vocabulary import gguf_tokenizer
+from hotloop.models.vocabulary import gguf_tokenizer, gguf_vocabulary
 
 _NOT_OURS = "its architecture is none of ours: transformers computes it, on a GPU only, and slower (docs/models.md)"
 _NUM_SAMPLES, _SAMPLE_BYTES = 16, 4096  # of each file, that a model is known by
@@ -149,12 +150,24 @@ def _register(name: str, path: Path, commit: str = "") -> Entry:
 
 
 def _read_gguf(name: str, path: Path) -> Model:
-    file = read_gguf_file(path)
+    try:
+        fingerprint = _fingerprint([path])
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror or error}") from None
+    file, tokenizer = read_kept(path, fingerprint) or _read_whole(path, fingerprint)
     spec = gguf_spec(file)
-    tokenizer = gguf_tokenizer(file)
     template = _gguf_template(file, tokenizer)
     weights, size_bytes = GgufWeights(file, spec), path.stat().st_size
-    return Model(name, path, _fingerprint([path]), spec, tokenizer, template, weights, size_bytes)
+    return Model(name, path, fingerprint, spec, tokenizer, template, weights, size_bytes)
+
+
+def _read_whole(path: Path, fingerprint: str) -> tuple[GgufFile, Tokenizer]:
+    file = read_gguf_file(path)
+    gguf_spec(file)  # what is not supported is refused first
+    vocabulary = gguf_vocabulary(file)
+    tokenizer = gguf_tokenizer(file, vocabulary)
+    keep(fingerprint, file, vocabulary, tokenizer)
+    return file, tokenizer
 
 
 def _gguf_template(file: GgufFile, tokenizer: Tokenizer) -> ChatTemplate | None:

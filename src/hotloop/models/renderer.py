@@ -16,17 +16,12 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
 from hotloop.core.errors import Overloaded, Unavailable
 
-MAX_CPU_S = 2.0
-MAX_WALL_S = 10.0  # for a machine that is busy
-MAX_START_S = 60.0  # until Python runs and has its imports: from a cold disk that is longer than any task
-MAX_QUEUE_S = 10.0
-MAX_BYTES = 1 << 30  # of addresses
-NUM_PROCESSES = 4
 LARGE_BYTES = 64 << 10
 """A larger task may take long enough to be felt. One process is kept from these, so that small ones need not wait."""
 RENDERED, FAILED = b"+", b"-"  # how an answer begins
@@ -40,33 +35,34 @@ class TemplateFailed(Exception):
     """What the template, or the limits it runs under, say against it."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenderLimits:
+    max_cpu_s: float = 2.0
+    max_wall_s: float = 10.0  # for a machine that is busy
+    max_start_s: float = 60.0  # until Python runs and has its imports: from a cold disk that is longer than any task
+    max_queue_s: float = 10.0
+    max_bytes: int = 1 << 30  # of addresses
+    num_processes: int = 4  # one of them is for small tasks
+
+
 class Renderer:
     """Renders any template, within limits. For any thread."""
 
-    def __init__(
-        self,
-        *,
-        max_cpu_s: float = MAX_CPU_S,
-        max_wall_s: float = MAX_WALL_S,
-        max_start_s: float = MAX_START_S,
-        max_queue_s: float = MAX_QUEUE_S,
-        max_bytes: int = MAX_BYTES,
-        num_processes: int = NUM_PROCESSES,
-    ) -> None:
-        assert num_processes >= 2, "one of them is for small tasks"
-        self._max_cpu_s = max_cpu_s
-        self._max_wall_s = max_wall_s
-        self._max_start_s = max_start_s
-        self._max_queue_s = max_queue_s
-        self._limits = [str(max_cpu_s), str(max_bytes)]
-        self._places = threading.BoundedSemaphore(num_processes)
-        self._large_places = threading.BoundedSemaphore(num_processes - 1)
+    def __init__(self, limits: RenderLimits | None = None) -> None:
+        self._limits = limits or RenderLimits()
+        self._places = threading.BoundedSemaphore(self._limits.num_processes)
+        self._large_places = threading.BoundedSemaphore(self._limits.num_processes - 1)
         self._idle: list[_Process] = []
 
     @property
     def idle_pids(self) -> list[int]:
         """Of the processes that have nothing to do."""
         return [process.pid for process in self._idle]
+
+    def prepare(self) -> None:
+        """Start a process, without waiting for it, unless there is one."""
+        if not self._idle:
+            self._idle.append(self._start())
 
     def compile(self, source: str) -> None:
         """Raises TemplateFailed unless the template can be compiled."""
@@ -99,7 +95,7 @@ class Renderer:
 
     @contextmanager
     def _place(self, places: threading.Semaphore) -> Iterator[None]:
-        if not places.acquire(timeout=self._max_queue_s):
+        if not places.acquire(timeout=self._limits.max_queue_s):
             raise Overloaded("too many chat templates are being rendered")
         try:
             yield
@@ -110,15 +106,16 @@ class Renderer:
         """A process that was ended may have been so by somebody else: a new one tries once more."""
         process, has_failed = self._take(), False
         while True:
+            process.await_start()
             try:
                 answer = process.ask(task)
             except BlockingIOError:
                 process.kill()
-                raise Unavailable(f"a chat template was not rendered within {self._max_wall_s:g} s") from None
+                raise Unavailable(f"a chat template was not rendered within {self._limits.max_wall_s:g} s") from None
             except (EOFError, OSError):
                 status = process.end()
                 if status == -signal.SIGPROF:
-                    raise TemplateFailed(f"it takes more than {self._max_cpu_s:g} s") from None
+                    raise TemplateFailed(f"it takes more than {self._limits.max_cpu_s:g} s") from None
                 if has_failed:
                     raise TemplateFailed(f"its process ended with {status}") from None
                 process, has_failed = self._start(), True
@@ -137,41 +134,46 @@ class Renderer:
         return self._start()
 
     def _start(self) -> "_Process":
-        return _Process(self._limits, self._max_start_s, self._max_wall_s)
+        return _Process(self._limits)
 
 
 class _Process:
-    """One process and the connection to it. It has begun when it is made: what a task may take is for the task."""
+    """One process and the connection to it. It has begun when it is asked: what a task may take is for the task."""
 
-    def __init__(self, limits: list[str], max_start_s: float, max_wall_s: float) -> None:
+    def __init__(self, limits: RenderLimits) -> None:
         ours, theirs = socket.socketpair()
-        _wait_at_most(ours, max_start_s)
+        _wait_at_most(ours, limits.max_start_s)
+        self._limits, self._has_begun = limits, False
         environment = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", _CHILD, *limits],
+                [sys.executable, "-P", "-m", _CHILD, str(limits.max_cpu_s), str(limits.max_bytes)],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 env=environment | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             )
         self.pid = self._process.pid
-        self._connection = Connection(os.dup(ours.fileno()))
         with ours:
-            self._await_start(max_start_s)
-            _wait_at_most(ours, max_wall_s)
+            self._connection = Connection(os.dup(ours.fileno()))
 
-    def _await_start(self, max_start_s: float) -> None:
+    def await_start(self) -> None:
         """One that ends instead is found out by its first task."""
+        if self._has_begun:
+            return
         try:
             with suppress(EOFError, ConnectionError):
                 self._connection.recv_bytes()
+            with socket.socket(fileno=os.dup(self._connection.fileno())) as ours:
+                _wait_at_most(ours, self._limits.max_wall_s)
         except BlockingIOError:
             self.kill()
-            raise Unavailable(f"the process for chat templates did not start within {max_start_s:g} s") from None
+            within = f"within {self._limits.max_start_s:g} s"
+            raise Unavailable(f"the process for chat templates did not start {within}") from None
         except BaseException:
             self.kill()
             raise
+        self._has_begun = True
 
     @property
     def is_alive(self) -> bool:

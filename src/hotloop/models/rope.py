@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from hotloop.core.errors import ModelError
 from hotloop.models.spec import ModelSpec, RopeScaling
 
+_PIECE_POSITIONS = 256
 _YARN_FAST, _YARN_SLOW = 32.0, 1.0  # turns within the original context
 
 
@@ -30,9 +31,14 @@ def rotary_frequencies(spec: ModelSpec) -> NDArray[np.float32]:
 
 def rotary_table(spec: ModelSpec, num_positions: int) -> NDArray[np.float32]:
     """For each position the cosines, then the sines, of every pair."""
-    angles = np.outer(np.arange(num_positions), rotary_frequencies(spec).astype(np.float64))
-    table = np.concatenate([np.cos(angles), np.sin(angles)], axis=1)
-    return (table * (spec.rope_scaling.magnitude if spec.rope_scaling else 1)).astype(np.float32)
+    frequencies = rotary_frequencies(spec).astype(np.float64)
+    magnitude = spec.rope_scaling.magnitude if spec.rope_scaling else 1
+    table = np.empty((num_positions, 2, len(frequencies)), np.float32)
+    for begin in range(0, num_positions, _PIECE_POSITIONS):  # each of which the caches have room for
+        angles = np.outer(np.arange(begin, min(begin + _PIECE_POSITIONS, num_positions)), frequencies)
+        for i, turn in enumerate((np.cos, np.sin)):
+            table[begin : begin + _PIECE_POSITIONS, i] = turn(angles) * magnitude
+    return table.reshape(num_positions, -1)
 
 
 def scaling_from_divisors(divisors: NDArray[np.float32], head_dim: int, where: str) -> RopeScaling:

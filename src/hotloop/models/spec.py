@@ -1,5 +1,6 @@
 """What a model is, without its weights: the numbers a backend builds a graph from."""
 
+import mmap
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -248,8 +249,13 @@ class FileTensor:
             raise ModelError(f"{self.path} is cut short: tensor {name} ends at byte {end}, it at byte {file_bytes}")
 
     def stored(self) -> Stored:
-        data = np.memmap(self.path, np.uint8, "r", self.offset, (*self.shape[:-1], self.row_bytes))
-        return Stored(data, self.kind, self.shape)
+        """Mapped, not read."""
+        shape = *self.shape[:-1], self.row_bytes
+        begin = self.offset % mmap.ALLOCATIONGRANULARITY
+        with self.path.open("rb", buffering=0) as file:
+            length, place = begin + prod(shape), self.offset - begin
+            mapped = mmap.mmap(file.fileno(), length, access=mmap.ACCESS_READ, offset=place)
+        return Stored(np.frombuffer(mapped, np.uint8, offset=begin).reshape(shape), self.kind, self.shape)
 
 
 @dataclass(frozen=True, slots=True)

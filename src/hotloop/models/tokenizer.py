@@ -8,11 +8,14 @@ bytes in GPT-2's alphabet, and SentencePiece ones, which write a space as ▁ an
 import json
 import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
+import msgspec
 import tokenizers
 
 from hotloop.core.errors import ModelError, RequestError
@@ -63,55 +66,105 @@ def _spell_pieces(pieces: Sequence[str]) -> list[bytes]:
     ]
 
 
+class TokenTable(msgspec.Struct, frozen=True):
+    """All that is asked of a tokenizer's tokens but how a text is cut into them."""
+
+    max_token_bytes: int
+    """No token stands for more bytes of a text than this."""
+    special: dict[int, str]
+    spelled: bytes
+    """What the tokens stand for, one after the other."""
+    ends: bytes
+    """Of each of them, as integers of 32 bits."""
+    cuts: list[str]
+    """Tokens that are looked for in a text before all else; empty if that cannot be told."""
+    has_space_prefix: bool
+    is_exact: bool
+    """Whether the bytes of its tokens are the text, without a space added."""
+
+    @classmethod
+    def of(cls, inner: tokenizers.Tokenizer) -> "TokenTable":
+        vocab = inner.get_vocab(with_added_tokens=True)
+        vocab_size = max(vocab.values(), default=-1) + 1
+        if vocab_size > MAX_VOCAB:
+            raise ModelError(f"the tokenizer has ids up to {vocab_size - 1}; at most {MAX_VOCAB} are read")
+        added, steps = inner.get_added_tokens_decoder(), _decoder_steps(inner)
+        if not steps & {"ByteLevel", "ByteFallback", "Metaspace", "Replace"}:
+            raise ModelError("the tokenizer is neither byte-level nor SentencePiece")
+        spelled = [b""] * vocab_size
+        for token_id, token in added.items():
+            if not token.special:
+                spelled[token_id] = token.content.encode()
+        own = [(piece, token_id) for piece, token_id in vocab.items() if token_id not in added]
+        spell = _spell_letters if "ByteLevel" in steps else _spell_pieces
+        for begin in range(0, len(own), _SPELLED_AT_ONCE):
+            part = own[begin : begin + _SPELLED_AT_ONCE]
+            for (_, token_id), data in zip(part, spell([piece for piece, _ in part]), strict=True):
+                spelled[token_id] = data
+        longest = max((len(piece.encode()) for piece in vocab), default=1)
+        return cls(
+            longest * (_MAX_SHRINK if inner.normalizer else 1),
+            {token_id: token.content for token_id, token in added.items() if token.special},
+            b"".join(spelled),
+            array("i", accumulate(map(len, spelled))).tobytes(),
+            _cut_names([token for token in added.values() if not token.normalized]),
+            "Strip" in steps or "Metaspace" in steps,
+            b"".join(spelled[token_id] for token_id in _encode(inner, "a b")) == b"a b",
+        )
+
+
 class Tokenizer:
     """A `tokenizers.Tokenizer` and what a server needs to know beside it."""
 
     def __init__(
         self,
-        inner: tokenizers.Tokenizer,
+        inner: tokenizers.Tokenizer | Callable[[], tokenizers.Tokenizer],
         *,
         bos_id: int | None = None,
         eos_ids: Iterable[int] = (),
         wants_bos: bool = False,
+        table: TokenTable | None = None,
     ) -> None:
-        self._inner = inner
-        vocab = inner.get_vocab(with_added_tokens=True)
-        self.vocab_size = max(vocab.values(), default=-1) + 1
-        longest = max((len(piece.encode()) for piece in vocab), default=1)
-        self.max_token_bytes = longest * (_MAX_SHRINK if inner.normalizer else 1)
-        """No token stands for more bytes of a text than this."""
-        if self.vocab_size > MAX_VOCAB:
-            raise ModelError(f"the tokenizer has ids up to {self.vocab_size - 1}; at most {MAX_VOCAB} are read")
+        """With the table of an equal one `inner` may be a function: it is called when something is encoded first."""
+        self._make: Callable[[], tokenizers.Tokenizer] | None = inner if callable(inner) else None
+        self._made: tokenizers.Tokenizer | None = None if callable(inner) else inner
+        self._making = threading.Lock()
+        self.table = table or TokenTable.of(self._inner)
+        self._spelled, self._begins = self.table.spelled, array("i", [0])
+        self._begins.frombytes(self.table.ends)
+        self.vocab_size = len(self._begins) - 1
+        self.max_token_bytes = self.table.max_token_bytes
         self.bos_id = bos_id
         self.wants_bos = wants_bos and bos_id is not None
         """Whether the model expects a plain text, one that no chat template wrote, to begin with `bos_id`."""
-        added = inner.get_added_tokens_decoder()
-        self._special = {token_id: token.content for token_id, token in added.items() if token.special}
-        self._verbatim = {token_id: token.content for token_id, token in added.items() if not token.special}
-        named = {name: token_id for token_id, name in self._special.items()}
+        self._special = self.table.special
+        self._special_ids = {name: token_id for token_id, name in self._special.items()}
+        named = self._special_ids
         ends = _END_OF_ANSWER if "<|channel|>" in named and "<|message|>" in named else _END_OF_TURN
         self.eos_ids = frozenset({*eos_ids, *(named[name] for name in ends if name in named)})
-        steps = _decoder_steps(inner)
-        self._is_byte_level = "ByteLevel" in steps
-        self._has_space_prefix = "Strip" in steps or "Metaspace" in steps
-        if not self._is_byte_level and not steps & {"ByteFallback", "Metaspace", "Replace"}:
-            raise ModelError("the tokenizer is neither byte-level nor SentencePiece")
-        self._bytes = self._spell_all(vocab)
-        self._cuts = _cut_pattern([token for token in added.values() if not token.normalized])
-        self._special_ids = named
-        is_exact = b"".join(map(self.token_bytes, self.encode("a b"))) == b"a b"
-        self.can_split = self._cuts is not None and is_exact
+        cuts = sorted(self.table.cuts, key=len, reverse=True)  # of two at one place the longer, as `tokenizers` does
+        self._cuts = re.compile("|".join(map(re.escape, cuts))) if cuts else None
+        self.can_split = self._cuts is not None and self.table.is_exact
         """Whether `split` can tell the pieces of a text, and a text is its tokens' bytes without a space added."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As it is sent to other processes, which no lock can be."""
+        make = partial(type(self), bos_id=self.bos_id, eos_ids=self.eos_ids, wants_bos=self.wants_bos, table=self.table)
+        return make, (self._inner,)
+
+    @property
+    def _inner(self) -> tokenizers.Tokenizer:
+        with self._making:
+            if self._made is None:
+                assert self._make
+                self._made, self._make = self._make(), None
+            return self._made
 
     def encode(self, text: str, *, add_bos: bool = False) -> list[int]:
         """Token ids of a text; special tokens written in it are recognised."""
         begin = [self.bos_id] if add_bos and self.bos_id is not None else []
-        try:
-            # The batch call, unlike the plain one, lets other threads run meanwhile and skips the offsets.
-            with _large_texts if len(text) > _LARGE_CHARS else nullcontext():
-                return begin + self._inner.encode_batch_fast([readable(text)], add_special_tokens=False)[0].ids
-        except BaseException as error:
-            raise RequestError(f"the tokenizer cannot encode this text: {rust_reason(error)}") from None
+        with _large_texts if len(text) > _LARGE_CHARS else nullcontext():
+            return begin + _encode(self._inner, readable(text))
 
     def split(self, text: str) -> Iterator[tuple[str, int | None]]:
         """The special tokens written in a text, and the pieces between them, which are cut into tokens independently.
@@ -135,23 +188,13 @@ class Tokenizer:
         """The text of whole token ids; bytes that are not UTF-8 become U+FFFD."""
         special = self._special if keep_special else {}
         data = b"".join(special[i].encode() if i in special else self.token_bytes(i) for i in ids)
-        return (data.removeprefix(b" ") if self._has_space_prefix else data).decode("utf-8", "replace")
+        return (data.removeprefix(b" ") if self.table.has_space_prefix else data).decode("utf-8", "replace")
 
     def token_bytes(self, token_id: int) -> bytes:
         """The exact bytes a token stands for; none for special tokens and for ids that have no token."""
-        return self._bytes[token_id] if 0 <= token_id < self.vocab_size else b""
-
-    def _spell_all(self, vocab: Mapping[str, int]) -> list[bytes]:
-        spelled = [b""] * self.vocab_size
-        for token_id, content in self._verbatim.items():
-            spelled[token_id] = content.encode()
-        own = [(piece, i) for piece, i in vocab.items() if i not in self._special and i not in self._verbatim]
-        spell = _spell_letters if self._is_byte_level else _spell_pieces
-        for begin in range(0, len(own), _SPELLED_AT_ONCE):
-            part = own[begin : begin + _SPELLED_AT_ONCE]
-            for (_, token_id), data in zip(part, spell([piece for piece, _ in part]), strict=True):
-                spelled[token_id] = data
-        return spelled
+        if not 0 <= token_id < self.vocab_size:
+            return b""
+        return self._spelled[self._begins[token_id] : self._begins[token_id + 1]]
 
     def visible_bytes(self, token_id: int) -> bytes:
         """As `token_bytes`, but special tokens are their name, unless they end a turn."""
@@ -186,15 +229,19 @@ def readable(text: str) -> str:
     return text
 
 
-def _cut_pattern(tokens: Sequence[tokenizers.AddedToken]) -> re.Pattern[str] | None:
-    """Finds the tokens that are looked for before all else, of two at one place the longer, as `tokenizers` does.
+def _encode(inner: tokenizers.Tokenizer, text: str) -> list[int]:
+    """By the batch call, which unlike the plain one lets other threads run meanwhile, and skips the offsets."""
+    try:
+        return inner.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    except BaseException as error:
+        raise RequestError(f"the tokenizer cannot encode this text: {rust_reason(error)}") from None
 
-    None if there are none, or one that takes the whitespace around it too.
-    """
-    if not tokens or any(token.lstrip or token.rstrip or token.single_word for token in tokens):
-        return None
-    names = sorted((token.content for token in tokens), key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, names)))
+
+def _cut_names(tokens: Sequence[tokenizers.AddedToken]) -> list[str]:
+    """Of the tokens that are looked for before all else; none if one of them takes the whitespace around it too."""
+    if any(token.lstrip or token.rstrip or token.single_word for token in tokens):
+        return []
+    return [token.content for token in tokens]
 
 
 def _decoder_steps(inner: tokenizers.Tokenizer) -> set[str]:

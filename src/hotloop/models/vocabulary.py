@@ -1,10 +1,12 @@
 """The tokenizer a GGUF file describes: its lists of tokens, types, merges and scores made into a `Tokenizer`.
 
-How a text is cut into words before merging is not in the file, only the name of the way; the ways known are below.
+Of these lists comes a `Vocabulary`, which can be kept. How a text is cut into words before merging is not in the file,
+only the name of the way; the ways known are below.
 """
 
 from dataclasses import dataclass, replace
 
+import msgspec
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as InnerTokenizer
 
@@ -13,6 +15,7 @@ from hotloop.models.gguf import GgufFile
 from hotloop.models.tokenizer import Tokenizer
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = range(1, 6)
+_MERGES = "tokenizer.ggml.merges"
 _BOS_KEY = "tokenizer.ggml.bos_token_id"
 _END_KEYS = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom")]
 
@@ -76,45 +79,52 @@ _WORD_CUTS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _Tokens:
-    """The file's tokens, and what kind each is."""
+class Vocabulary(msgspec.Struct, frozen=True):
+    """What a tokenizer is made of."""
 
-    file: GgufFile
-    names: list[str]
-    kinds: list[int]
+    ids: dict[str, int]
+    """Without tokens that only pad the table."""
+    merges: list[tuple[str, str]]
+    added: list[tuple[str, bool]]
+    """Tokens that are looked for before all else, and whether they are special."""
+    way: str = ""
+    """How words are cut, by name; empty: a SentencePiece vocabulary."""
+    unknown: str = ""
+    has_prefix: bool = True
+    """Whether a SentencePiece vocabulary puts a space in front of a text."""
 
-    def ids(self) -> dict[str, int]:
-        """Without those that only pad the table."""
-        return {name: i for i, name in enumerate(self.names) if self.kinds[i] != _UNUSED}
+    def make(self) -> InnerTokenizer:
+        inner = self._byte_level(_WORD_CUTS[self.way]) if self.way else self._sentencepiece()
+        inner.add_tokens([AddedToken(name, special=special, normalized=False) for name, special in self.added])
+        return inner
 
-    def added(self) -> list[AddedToken]:
-        return [
-            AddedToken(name, special=kind != _USER_DEFINED, normalized=False)
-            for name, kind in zip(self.names, self.kinds, strict=True)
-            if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED)
-        ]
+    def _byte_level(self, cut: _WordCut) -> InnerTokenizer:
+        inner = InnerTokenizer(models.BPE(self.ids, self.merges, ignore_merges=cut.has_whole_words))
+        if cut.is_normalised:
+            inner.normalizer = normalizers.NFC()
+        inner.pre_tokenizer = _pre_tokenizer(cut)
+        inner.decoder = decoders.ByteLevel()
+        return inner
 
-    def bpe(self, merges: list[tuple[str, str]], **options: bool | str) -> InnerTokenizer:
-        try:
-            return InnerTokenizer(models.BPE(self.ids(), merges, **options))
-        except Exception as error:  # the Rust side raises bare Exceptions
-            raise ModelError(f"{self.file.path}: the tokenizer is damaged: {error}") from None
+    def _sentencepiece(self) -> InnerTokenizer:
+        options = {"unk_token": self.unknown, "fuse_unk": True, "byte_fallback": True}
+        inner = InnerTokenizer(models.BPE(self.ids, self.merges, **options))
+        prepend: list[normalizers.Normalizer] = [normalizers.Prepend("▁")] if self.has_prefix else []
+        strip: list[decoders.Decoder] = [decoders.Strip(" ", 1, 0)] if self.has_prefix else []
+        inner.normalizer = normalizers.Sequence([*prepend, normalizers.Replace(" ", "▁")])
+        steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+        inner.decoder = decoders.Sequence(steps)
+        return inner
 
 
-def gguf_tokenizer(file: GgufFile) -> Tokenizer:
-    if "tokenizer.ggml.tokens" not in file.metadata:
-        raise ModelError(f"{file.path} has no tokenizer")
-    tokens = _read_tokens(file)
-    kind = file.get("tokenizer.ggml.model", str)
-    if kind == "gpt2":
-        inner, wants_bos = _byte_level(tokens)
-    elif kind == "llama":
-        inner, wants_bos = _sentencepiece(tokens), True
-    else:
-        raise ModelError(f"{file.path}: a tokenizer of type {kind!r} is not supported (only gpt2 and llama are)")
-    inner.add_tokens(tokens.added())
+def gguf_tokenizer(file: GgufFile, vocabulary: Vocabulary | None = None) -> Tokenizer:
+    vocabulary = vocabulary or gguf_vocabulary(file)
+    try:
+        inner = vocabulary.make()
+    except Exception as error:  # the Rust side raises bare Exceptions
+        raise ModelError(f"{file.path}: the tokenizer is damaged: {error}") from None
     ids = {key: file.get(key, int) for key in (_BOS_KEY, *_END_KEYS) if key in file.metadata}
+    wants_bos = not vocabulary.way or _WORD_CUTS[vocabulary.way].wants_bos
     return Tokenizer(
         inner,
         bos_id=ids.pop(_BOS_KEY, None),
@@ -123,29 +133,36 @@ def gguf_tokenizer(file: GgufFile) -> Tokenizer:
     )
 
 
-def _read_tokens(file: GgufFile) -> _Tokens:
+def gguf_vocabulary(file: GgufFile) -> Vocabulary:
+    if "tokenizer.ggml.tokens" not in file.metadata:
+        raise ModelError(f"{file.path} has no tokenizer")
     names = file.items("tokenizer.ggml.tokens", str)
     has_kinds = "tokenizer.ggml.token_type" in file.metadata
     kinds = file.items("tokenizer.ggml.token_type", int) if has_kinds else [_NORMAL] * len(names)
     if len(kinds) != len(names):
         raise ModelError(f"{file.path}: the tokenizer has {len(names)} tokens but {len(kinds)} token types")
-    return _Tokens(file, names, kinds)
+    ids = {name: i for i, (name, kind) in enumerate(zip(names, kinds, strict=True)) if kind != _UNUSED}
+    own = (_UNKNOWN, _CONTROL, _USER_DEFINED)
+    added = [(name, kind != _USER_DEFINED) for name, kind in zip(names, kinds, strict=True) if kind in own]
+    model = file.get("tokenizer.ggml.model", str)
+    if model == "gpt2":
+        merges = [(left, right) for left, _, right in (pair.partition(" ") for pair in file.items(_MERGES, str))]
+        return Vocabulary(ids, merges, added, _way(file))
+    if model != "llama":
+        raise ModelError(f"{file.path}: a tokenizer of type {model!r} is not supported (only gpt2 and llama are)")
+    unknown = names[file.get("tokenizer.ggml.unknown_token_id", int, 0)]
+    has_prefix = file.get("tokenizer.ggml.add_space_prefix", bool, True)
+    merges = _merges_from_scores(file, names, kinds, ids)
+    return Vocabulary(ids, merges, added, unknown=unknown, has_prefix=has_prefix)
 
 
-def _byte_level(tokens: _Tokens) -> tuple[InnerTokenizer, bool]:
-    file = tokens.file
+def _way(file: GgufFile) -> str:
     usual = "gpt-2" if file.get("general.architecture", str) == "llama" else "qwen2"
     name = file.get("tokenizer.ggml.pre", str, usual)
-    cut = _WORD_CUTS.get(usual if name == "default" else name)
-    if cut is None:
+    name = usual if name == "default" else name
+    if name not in _WORD_CUTS:
         raise ModelError(f"{file.path}: the pre-tokenizer {name!r} is not known (only {', '.join(_WORD_CUTS)} are)")
-    merges = [pair.partition(" ")[::2] for pair in file.items("tokenizer.ggml.merges", str)]
-    inner = tokens.bpe(merges, ignore_merges=cut.has_whole_words)
-    if cut.is_normalised:
-        inner.normalizer = normalizers.NFC()
-    inner.pre_tokenizer = _pre_tokenizer(cut)
-    inner.decoder = decoders.ByteLevel()
-    return inner, cut.wants_bos
+    return name
 
 
 def _pre_tokenizer(cut: _WordCut) -> pre_tokenizers.PreTokenizer:
@@ -158,24 +175,15 @@ def _pre_tokenizer(cut: _WordCut) -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Sequence(steps)
 
 
-def _sentencepiece(tokens: _Tokens) -> InnerTokenizer:
-    unknown = tokens.names[tokens.file.get("tokenizer.ggml.unknown_token_id", int, 0)]
-    inner = tokens.bpe(_merges_from_scores(tokens), unk_token=unknown, fuse_unk=True, byte_fallback=True)
-    has_prefix = tokens.file.get("tokenizer.ggml.add_space_prefix", bool, True)
-    prepend: list[normalizers.Normalizer] = [normalizers.Prepend("▁")] if has_prefix else []
-    strip: list[decoders.Decoder] = [decoders.Strip(" ", 1, 0)] if has_prefix else []
-    inner.normalizer = normalizers.Sequence([*prepend, normalizers.Replace(" ", "▁")])
-    inner.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
-    return inner
-
-
-def _merges_from_scores(tokens: _Tokens) -> list[tuple[str, str]]:
+def _merges_from_scores(
+    file: GgufFile, names: list[str], kinds: list[int], ids: dict[str, int]
+) -> list[tuple[str, str]]:
     """SentencePiece keeps a score for each token instead of merges: a better one was merged earlier."""
-    scores, ids = tokens.file.items("tokenizer.ggml.scores", float), tokens.ids()
-    if len(scores) != len(tokens.names):
-        raise ModelError(f"{tokens.file.path}: the tokenizer has {len(tokens.names)} tokens but {len(scores)} scores")
+    scores = file.items("tokenizer.ggml.scores", float)
+    if len(scores) != len(names):
+        raise ModelError(f"{file.path}: the tokenizer has {len(names)} tokens but {len(scores)} scores")
     merges: list[tuple[float, int, int, str, str]] = []
-    for name, kind, score in zip(tokens.names, tokens.kinds, scores, strict=True):
+    for name, kind, score in zip(names, kinds, scores, strict=True):
         for cut in range(1, len(name)) if kind == _NORMAL else ():
             left, right = name[:cut], name[cut:]
             if left in ids and right in ids:

@@ -13,13 +13,14 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 from starlette.routing import Route
 
 from hotloop.core.config import ServerConfig
@@ -31,21 +32,29 @@ from hotloop.http.page import Application
 from hotloop.http.requests import HELLO_PATHS, REQUEST_ID_HEADER
 from hotloop.http.serving import ApiServer, limits_of
 from hotloop.http.tls import certificate_of
-from hotloop.server import info, kv, messages, openapi, sessions
+from hotloop.server import info, kv, messages, sessions
 from hotloop.server.batches import api as batches
-from hotloop.server.batches.runner import BatchRunner
-from hotloop.server.batches.store import BatchStore
 from hotloop.server.border import KeyCheck, RequestIds
 from hotloop.server.engine_client import EngineClient, LocalEngine
 from hotloop.server.errors import on_bug, on_error
-from hotloop.server.fronts.elsewhere import Elsewhere
 from hotloop.server.openai.chat import chat_completions
 from hotloop.server.openai.completions import completions
 from hotloop.server.responses import api as responses
 from hotloop.server.responses.compact import compact
 from hotloop.server.responses.store import ResponseStore
 from hotloop.server.service import Service
+from hotloop.server.stream import JsonResponse
 from hotloop.trace.tracer import NullTracer, Tracer
+
+if TYPE_CHECKING:
+    from hotloop.server.batches.runner import BatchRunner
+
+
+async def _describe(request: Request) -> Response:
+    from hotloop.server.openapi import describe  # noqa: PLC0415 - many classes, which few servers are asked about
+
+    return JsonResponse(await asyncio.to_thread(describe, ROUTES))
+
 
 ROUTES = (
     Route("/v1/chat/completions", chat_completions, methods=["POST"]),
@@ -66,7 +75,7 @@ ROUTES = (
     Route("/tokenize", info.tokenize, methods=["POST"]),
     Route("/detokenize", info.detokenize, methods=["POST"]),
     Route("/metrics", info.metrics),
-    openapi.ROUTE,
+    Route("/openapi.json", _describe),
 )
 
 
@@ -90,15 +99,19 @@ def create_app(
         middleware.append(Middleware(CORSMiddleware, allow_origins=config.cors_origins, expose_headers=shown, **cors))
     middleware.append(Middleware(KeyCheck, keys=keys))
     if own_socket:
+        from hotloop.server.fronts.elsewhere import Elsewhere  # noqa: PLC0415 - for several fronts, with a client
+
         middleware.append(Middleware(Elsewhere, own=own_socket, engine=client))
     handlers = {HotloopError: on_error, HTTPException: on_error, ClientDisconnect: on_error, Exception: on_bug}
     routes = (*ROUTES, *(kv.ROUTES if client.kv_segments else ()), *info.NOT_SERVED)
     app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
     app.state.service = service
     app.state.responses = ResponseStore(sharing=client.sharing)
-    app.state.description = openapi.describe(ROUTES)
     app.state.batches = None
     if config.batch_dir:
+        from hotloop.server.batches.runner import BatchRunner  # noqa: PLC0415 - with a client, too
+        from hotloop.server.batches.store import BatchStore  # noqa: PLC0415
+
         inside = [Middleware(RequestIds, metrics=service.metrics)]
         unkeyed = Starlette(routes=(*ROUTES, *info.NOT_SERVED), middleware=inside, exception_handlers=handlers)
         unkeyed.state = app.state

@@ -12,8 +12,6 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
-from starlette.requests import Request
-from starlette.responses import Response
 from starlette.routing import Route
 
 from hotloop.core.version import __version__
@@ -22,7 +20,6 @@ from hotloop.server.messages import MessageOptions
 from hotloop.server.openai.chat import ChatOptions
 from hotloop.server.openai.completions import CompletionOptions
 from hotloop.server.responses.api import ResponseOptions
-from hotloop.server.stream import JsonResponse
 from hotloop.wire.field import Json
 
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -232,10 +229,3 @@ def _names(path: str) -> Iterable[str]:
 
 def _ref(kind: type) -> dict[str, Any]:
     return {"$ref": f"#/components/schemas/{kind.__name__}"}
-
-
-async def openapi(http: Request) -> Response:
-    return JsonResponse(http.app.state.description)
-
-
-ROUTE = Route("/openapi.json", openapi)

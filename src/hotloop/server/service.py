@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import Any
 
 from starlette.requests import Request as HttpRequest
 
@@ -12,7 +13,6 @@ from hotloop.core.config import ServerConfig, parse_bytes
 from hotloop.core.errors import UnknownModel
 from hotloop.core.version import __version__
 from hotloop.http.bodies import BodyRoom, read_aside
-from hotloop.http.json_schema import first_violation
 from hotloop.http.keys import ApiKeys
 from hotloop.http.serving import trim_memory
 from hotloop.server.border import read_json
@@ -45,7 +45,7 @@ class Service:
             engine.template,
             engine.tokenizer,
             engine.grammars,
-            first_violation,
+            _first_violation,
             config,
             engine.max_context,
             engine.sharing,
@@ -116,3 +116,9 @@ class Service:
             hints.parent,
             hints.is_final,
         )
+
+
+def _first_violation(value: Any, schema: Any) -> str:
+    from hotloop.http.json_schema import first_violation  # noqa: PLC0415 - a tenth of a second, where there is a schema
+
+    return first_violation(value, schema)

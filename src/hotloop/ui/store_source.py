@@ -11,8 +11,8 @@ from dataclasses import asdict
 
 from hotloop.core.version import __version__
 from hotloop.trace.money import PriceTable
+from hotloop.trace.runs import RunSummary, TraceStore
 from hotloop.trace.span import Span
-from hotloop.trace.store import RunSummary, TraceStore
 from hotloop.ui.scene import draw_run
 from hotloop.ui.source import MAX_TIME_S, Json, LintLine, Live, RunFilter, SummaryFilter
 from hotloop.ui.summary import summarise

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from hotloop.trace.store import AnsweredRequest, RunSummary
+from hotloop.trace.runs import AnsweredRequest, RunSummary
 from hotloop.ui.source import GroupBy, Json
 
 Timed = TypeVar("Timed", RunSummary, AnsweredRequest)

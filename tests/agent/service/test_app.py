@@ -13,6 +13,7 @@ import openai
 import pytest
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
+from tests.loopback import openai_at
 from tests.threads import ThreadedServer
 
 from hotloop.agent.agent import Agent
@@ -68,13 +69,9 @@ FILE = {"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}
 SCRIPT = [["Let me look. ", ScriptedCall("look", at="home")], "It is there."]
 
 
-def client(url: str, key: str = "none") -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0)
-
-
 def test_chat_completions_whole(tracer: StoreTracer):
     agent = make(tracer, SCRIPT)
-    with serve(agent) as server, client(server.url) as openai_client:
+    with serve(agent) as server, openai_at(server.url) as openai_client:
         answer = openai_client.chat.completions.create(model="helper", messages=[{"role": "user", "content": "Where?"}])
         assert [model.id for model in openai_client.models.list()] == ["helper"]
     assert answer.choices[0].message.content == "It is there."
@@ -85,7 +82,7 @@ def test_chat_completions_whole(tracer: StoreTracer):
 
 
 def test_chat_completions_streamed_with_notes_of_the_tools(tracer: StoreTracer):
-    with serve(make(tracer, SCRIPT)) as server, client(server.url) as openai_client:
+    with serve(make(tracer, SCRIPT)) as server, openai_at(server.url) as openai_client:
         stream = openai_client.chat.completions.create(
             model="helper", messages=[{"role": "user", "content": "Where?"}], stream=True
         )
@@ -101,7 +98,7 @@ def test_chat_completions_streamed_with_notes_of_the_tools(tracer: StoreTracer):
 
 
 def test_responses_whole_and_streamed(tracer: StoreTracer):
-    with serve(make(tracer, SCRIPT)) as server, client(server.url) as openai_client:
+    with serve(make(tracer, SCRIPT)) as server, openai_at(server.url) as openai_client:
         whole = openai_client.responses.create(model="helper", input="Where?")
         with openai_client.responses.stream(model="helper", input="Where?") as stream:
             kinds = [event.type for event in stream]
@@ -134,6 +131,7 @@ def test_the_conversation_is_the_clients(tracer: StoreTracer):
     with serve(make(tracer, answer)) as server:
         got = httpx.post(
             f"{server.url}/v1/chat/completions",
+            verify=False,
             json={"messages": said},
             headers={"x-session-id": "s-1"},
         )
@@ -152,7 +150,7 @@ def test_the_conversation_is_the_clients(tracer: StoreTracer):
 
 def test_an_answer_of_a_type_is_json(tracer: StoreTracer):
     agent = make(tracer, [ScriptedCall("final_answer", value=[1, 2])], output=list[int])
-    with serve(agent) as server, client(server.url) as openai_client:
+    with serve(agent) as server, openai_at(server.url) as openai_client:
         messages: Any = [{"role": "user", "content": "Count."}]
         whole = openai_client.chat.completions.create(model="helper", messages=messages)
         chunks = [*openai_client.chat.completions.create(model="helper", messages=messages, stream=True)]
@@ -178,6 +176,7 @@ async def test_mcp_runs_it_as_a_tool(tracer: StoreTracer):
     assert any(message and message.startswith("call_dispatched") for message in told)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("body", "status", "words"),
     [
@@ -192,13 +191,13 @@ async def test_mcp_runs_it_as_a_tool(tracer: StoreTracer):
 )  # fmt: skip
 def test_what_it_cannot_be_asked(tracer: StoreTracer, body: Any, status: int, words: str):
     with serve(make(tracer, SCRIPT), max_body="64KiB") as server:
-        got = httpx.post(f"{server.url}/v1/chat/completions", json=body)
+        got = httpx.post(f"{server.url}/v1/chat/completions", verify=False, json=body)
         assert (got.status_code, words in got.json()["error"]["message"]) == (status, True), got.text
-        assert httpx.post(f"{server.url}/v1/chat/completions", content=b"x").status_code == 415
+        assert httpx.post(f"{server.url}/v1/chat/completions", verify=False, content=b"x").status_code == 415
         long = {"messages": [{"role": "user", "content": "x" * 70_000}]}
-        assert httpx.post(f"{server.url}/v1/chat/completions", json=long).status_code == 413
-        assert httpx.get(f"{server.url}/health").status_code == 200
-        assert httpx.get(f"{server.url}/nothing").status_code == 404
+        assert httpx.post(f"{server.url}/v1/chat/completions", verify=False, json=long).status_code == 413
+        assert httpx.get(f"{server.url}/health", verify=False).status_code == 200
+        assert httpx.get(f"{server.url}/nothing", verify=False).status_code == 404
 
 
 def test_a_call_that_waits_for_approval_is_gone_on_with_by_its_run(tracer: StoreTracer):
@@ -208,7 +207,7 @@ def test_a_call_that_waits_for_approval_is_gone_on_with_by_its_run(tracer: Store
     agent = make(tracer, script, [tool(needs_approval=True)(desk.write)], approve=lambda call: Approval.later())
     with serve(agent) as server:
         url, body = f"{server.url}/v1/chat/completions", {"messages": [{"role": "user", "content": "Write."}]}
-        waits = httpx.post(url, json=body)
+        waits = httpx.post(url, verify=False, json=body)
         assert waits.status_code == 409
         assert "hotloop runs approve" in waits.json()["error"]["message"]
         run = waits.headers["x-hotloop-run"]
@@ -216,11 +215,11 @@ def test_a_call_that_waits_for_approval_is_gone_on_with_by_its_run(tracer: Store
         assert past.open
         [call] = past.open.calls
         asyncio.run(decide(tracer.journal, run, call, True))
-        done = httpx.post(url, json=body, headers={"x-hotloop-run": run})
+        done = httpx.post(url, verify=False, json=body, headers={"x-hotloop-run": run})
         assert done.json()["choices"][0]["message"]["content"] == "It is written."
         assert done.headers["x-hotloop-run"] == run
         for name in (run, run[:8], "run-nobody"):
-            assert httpx.post(url, json=body, headers={"x-hotloop-run": name}).status_code == 404
+            assert httpx.post(url, verify=False, json=body, headers={"x-hotloop-run": name}).status_code == 404
     assert desk.done == ["a"]
 
 
@@ -229,7 +228,7 @@ def test_a_client_that_leaves_lets_effects_finish_and_may_come_back(tracer: Stor
     agent = make(tracer, [ScriptedCall("write", line="a"), "It is written."], [tool(desk.write)])
     with serve(agent) as server:
         url, body = f"{server.url}/v1/chat/completions", {"messages": [{"role": "user", "content": "Write."}]}
-        with httpx.stream("POST", url, json=body | {"stream": True}) as response:
+        with httpx.stream("POST", url, verify=False, json=body | {"stream": True}) as response:
             run = response.headers["x-hotloop-run"]
             assert desk.has_begun.wait(60)
         state = _state(tracer, run)
@@ -237,7 +236,7 @@ def test_a_client_that_leaves_lets_effects_finish_and_may_come_back(tracer: Stor
         while state == "running":
             state = _state(tracer, run)
         assert (state, desk.done) == ("cancelled", ["a"])
-        done = httpx.post(url, json=body, headers={"x-hotloop-run": run})
+        done = httpx.post(url, verify=False, json=body, headers={"x-hotloop-run": run})
         assert done.json()["choices"][0]["message"]["content"] == "It is written."
     assert desk.done == ["a"]
 
@@ -254,7 +253,7 @@ def test_a_server_that_stops_pauses_its_runs_for_the_next_one(tracer: StoreTrace
     with ThreadedServer(http) as server:
         answers: list[httpx.Response] = []
         url = f"{server.url}/v1/chat/completions"
-        asking = threading.Thread(target=lambda: answers.append(httpx.post(url, json=body, timeout=60)))
+        asking = threading.Thread(target=lambda: answers.append(httpx.post(url, verify=False, json=body, timeout=60)))
         asking.start()
         assert desk.has_begun.wait(60)
         http.stop()
@@ -267,7 +266,7 @@ def test_a_server_that_stops_pauses_its_runs_for_the_next_one(tracer: StoreTrace
     assert "was paused" in paused.json()["error"]["message"]
     run = paused.headers["x-hotloop-run"]
     with serve(make(tracer, script, [tool(desk.write)])) as server:
-        done = httpx.post(f"{server.url}/v1/chat/completions", json=body, headers={"x-hotloop-run": run})
+        done = httpx.post(f"{server.url}/v1/chat/completions", verify=False, json=body, headers={"x-hotloop-run": run})
     assert done.json()["choices"][0]["message"]["content"] == "Both."
     assert desk.done == ["a", "b"]
 
@@ -280,13 +279,13 @@ def test_keys_and_tenants(tracer: StoreTracer):
     one, two = ({"authorization": f"Bearer {key}"} for key in ("one", "two"))
     with serve(make(tracer, script, [writer], approve=lambda call: Approval.later()), keys) as server:
         url = f"{server.url}/v1/chat/completions"
-        assert httpx.post(url, json=body).status_code == 401
-        assert httpx.get(f"{server.url}/v1/models").status_code == 401
-        assert httpx.post(f"{server.url}/mcp", json=ping).status_code == 401
-        assert httpx.post(f"{server.url}/mcp", json=ping, headers=two).json()["result"] == {}
-        run = httpx.post(url, json=body, headers=one).headers["x-hotloop-run"]
-        assert httpx.post(url, json=body, headers=two | {"x-hotloop-run": run}).status_code == 404
-        assert httpx.post(url, json=body, headers=one | {"x-hotloop-run": run}).status_code == 409
+        assert httpx.post(url, verify=False, json=body).status_code == 401
+        assert httpx.get(f"{server.url}/v1/models", verify=False).status_code == 401
+        assert httpx.post(f"{server.url}/mcp", verify=False, json=ping).status_code == 401
+        assert httpx.post(f"{server.url}/mcp", verify=False, json=ping, headers=two).json()["result"] == {}
+        run = httpx.post(url, verify=False, json=body, headers=one).headers["x-hotloop-run"]
+        assert httpx.post(url, verify=False, json=body, headers=two | {"x-hotloop-run": run}).status_code == 404
+        assert httpx.post(url, verify=False, json=body, headers=one | {"x-hotloop-run": run}).status_code == 409
 
 
 def test_more_runs_than_there_may_be(tracer: StoreTracer):
@@ -295,18 +294,18 @@ def test_more_runs_than_there_may_be(tracer: StoreTracer):
     body = {"messages": [{"role": "user", "content": "go"}]}
     with serve(agent, max_runs=1) as server:
         url = f"{server.url}/v1/chat/completions"
-        first = threading.Thread(target=lambda: httpx.post(url, json=body, timeout=60))
+        first = threading.Thread(target=lambda: httpx.post(url, verify=False, json=body, timeout=60))
         first.start()
         assert desk.has_begun.wait(60)
-        refused = httpx.post(url, json=body)
+        refused = httpx.post(url, verify=False, json=body)
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
         desk.is_open.set()
         first.join(60)
-        assert httpx.post(url, json=body).status_code == 200
+        assert httpx.post(url, verify=False, json=body).status_code == 200
 
 
 def scrape(url: str, key: str = "none") -> str:
-    response = httpx.get(f"{url}/metrics", headers={"authorization": f"Bearer {key}"})
+    response = httpx.get(f"{url}/metrics", verify=False, headers={"authorization": f"Bearer {key}"})
     assert response.status_code == 200, response.text
     assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
     return response.text
@@ -324,7 +323,7 @@ def test_runs_are_measured(tracer: StoreTracer):
     inner = Agent(ScriptedModel([ScriptedCall("look", at="sea"), "Blue."]), [look], name="inner", tracer=tracer)
     ask = [ScriptedCall("look", at="home"), ScriptedCall("made_up", x=1), ScriptedCall("ask", prompt="Sea?")]
     agent = make(tracer, [ask, "It is there."], tools=(look, inner.as_tool("ask", "Knows the sea.")))
-    with serve(agent) as server, client(server.url) as openai_client:
+    with serve(agent) as server, openai_at(server.url) as openai_client:
         openai_client.chat.completions.create(model="helper", messages=GO)
         with pytest.raises(openai.BadRequestError):
             openai_client.chat.completions.create(model="helper", messages=[])
@@ -344,6 +343,11 @@ def test_runs_are_measured(tracer: StoreTracer):
 def test_a_tenant_does_not_see_what_is_measured(tracer: StoreTracer):
     keys = Keys((Key(b"one"), Key(b"two"), Key(b"seen", "metrics")))
     with serve(make(tracer, SCRIPT), keys) as server:
-        assert httpx.get(f"{server.url}/metrics", headers={"authorization": "Bearer one"}).status_code == 403
-        assert httpx.get(f"{server.url}/v1/models", headers={"authorization": "Bearer seen"}).status_code == 403
+        assert (
+            httpx.get(f"{server.url}/metrics", verify=False, headers={"authorization": "Bearer one"}).status_code == 403
+        )
+        assert (
+            httpx.get(f"{server.url}/v1/models", verify=False, headers={"authorization": "Bearer seen"}).status_code
+            == 403
+        )
         assert "hotloop_agent_runs_begun_total 0.0" in scrape(server.url, "seen")

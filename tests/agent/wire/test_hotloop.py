@@ -46,6 +46,7 @@ async def clock() -> str:
     raise RuntimeError("it stands still")
 
 
+@pytest.mark.sampled(2)
 @BOTH
 async def test_an_agent_with_two_tools(prefix: str) -> None:
     with saying(*SCRIPT) as serving:

@@ -153,6 +153,7 @@ def make_tables(count: int) -> list[list[int]]:
     return [shuffled[i * size : (i + 1) * size] for i in range(count)]
 
 
+@pytest.mark.sampled(4)
 @every_kernel
 @pytest.mark.parametrize(
     "spec",
@@ -175,7 +176,7 @@ def test_long_prompts_in_chunks_then_tokens_and_drafts(spec: ModelSpec, kernel: 
 
 
 @every_kernel
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 def test_sequences_that_share_blocks_and_part_anywhere(kernel: Kernel, max_error: float) -> None:
     with make_rig(make_spec(), kernel) as rig:
         tables = make_tables(16)
@@ -250,6 +251,7 @@ def assert_mostly_near(output: Array, expected: Array, max_error: float) -> None
     assert np.mean(np.abs(output - expected) < max_error) > 0.95
 
 
+@pytest.mark.sampled(3)
 @every_portable_kernel
 def test_a_row_is_the_same_to_the_bit_whoever_shares_its_blocks(kernel: Kernel, max_error: float) -> None:
     with make_rig(make_spec(), kernel) as rig:

@@ -88,6 +88,7 @@ def test_whole_chunked_batched_and_shared_give_the_reference(
     backend.close()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", [*FAMILIES, *MIXTURES])
 @pytest.mark.parametrize("weights", ["f32", "bf16", "int8", "int4"])
 def test_in_floats_no_bit_depends_on_what_else_is_computed(

@@ -1,5 +1,7 @@
 """Backends as they are opened, and the engine on the real model: in exact precision nothing changes a token."""
 
+import gc
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,7 +16,7 @@ from tests.backends.cpu.models import make_prompt, tiny_model
 from tests.backends.reference import reference_logits
 from tests.engine.tiny import Listener, greedy, make_request
 from tests.models.int4 import Recipe, write_int4_folder
-from tests.models.tiny import DictWeights, tiny_spec, tiny_weights, write_folder
+from tests.models.tiny import DictWeights, tiny_spec, tiny_weights, write_folder, write_gguf
 
 from hotloop.backends.backend import Backend
 from hotloop.backends.cpu.opening import open_cpu
@@ -149,6 +151,26 @@ TEXTS = (
 @pytest.fixture(scope="module")
 def real_model(default_model_path: Path) -> Model:
     return load_model(str(default_model_path))
+
+
+def test_an_engine_opened_and_closed_over_and_over_takes_no_more_memory(tmp_path: Path, empty_home: Path) -> None:
+    """Weights, KV and what drafts are made from: nothing of it waits for the garbage collector."""
+    spec = tiny_spec("llama", head_dim=64)
+    path = write_gguf(tmp_path / "m.gguf", spec, tiny_weights(spec))
+    config, sizes = EngineConfig(kv_memory="64MiB", draft_history_tokens=1_000_000), list[int]()
+    gc.disable()
+    try:
+        for _ in range(10):
+            with Engine.load(str(path), config, device="cpu") as engine:
+                engine.generate("the fox", greedy())
+            sizes.append(resident_bytes())
+    finally:
+        gc.enable()
+    assert sizes[-1] - sizes[2] < 32 << 20, "less than one of them took"
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def go_on(model: Model, *, interrupted: bool = False, num_turns: int = 1, **settings: Any) -> list[list[int]]:

@@ -80,6 +80,7 @@ class ByteTilesRig(Int8Rig):
         return k[:, :, slots], v.reshape(*keys.shape[:2], BLOCK, dim) * scales[:, :, 1]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("spec", [make_spec(), make_spec(96, 4, 4), make_spec(128, 8, 2)], ids=["64", "96", "128"])
 def test_in_tiles_too_every_row_is_what_numpy_makes_of_the_same_bytes(spec: ModelSpec) -> None:
     kernel = load_tiles("byte_tiles")

@@ -1,5 +1,6 @@
 """Products with quantised rows as GGUF files hold them, against what the gguf package says these stand for."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -187,6 +188,28 @@ def test_a_gate_meets_an_up_of_another_kind(native: Native, size: int):
     native.matmul(native.pack_parts([gate, up], "packed_ggml", is_gated=True), out, "gate")
     rows = grouped(x)
     assert_rows_close(from_bf16(out), silu(rows @ dequantise(gate).T) * (rows @ dequantise(up).T), 0.01)
+
+
+def test_what_waits_to_be_packed_is_dropped_with_its_owner() -> None:
+    num_threads = len(os.listdir("/proc/self/task"))
+    native = Native(4, load_library("-DMAX_JOB_BLOCKS=2", "-DMAX_JOB_PANELS=2", f"-DMAX_GROUPED_ROWS={1 << 30}", "-O1"))
+    for seed in range(20):
+        native.pack_parts([random_rows("Q4_K", 512, 768, seed)], "packed_ggml")
+    native.close()
+    assert len(os.listdir("/proc/self/task")) == num_threads
+
+
+def test_what_was_packed_before_stays_when_more_is(native: Native) -> None:
+    """Packing begins and ends again, in whatever order matrices are made and multiplied with."""
+    many, x = [random_rows("Q4_K", 80, 768, seed) for seed in range(6)], draw(3, 768)
+    packed = [native.pack_parts([rows], "packed_ggml") for rows in many[:3]]
+    alone = [multiply(native, x, rows) for rows in many]
+    packed += [native.pack_parts([rows], "packed_ggml") for rows in many[3:]]
+    for weights, expected in zip(packed, alone, strict=True):
+        out = np.full_like(expected, np.nan)
+        native.pack_rows(x)
+        native.matmul(weights, out)
+        np.testing.assert_array_equal(out, expected)
 
 
 def test_rows_of_zeros_stay_zeros(native: Native):

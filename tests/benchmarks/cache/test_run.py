@@ -67,6 +67,7 @@ async def test_protections_keep_broken_prompts_whole(serving: Serving):
     assert "diverged" in unlisted.causes
 
 
+@pytest.mark.long
 async def test_without_them_each_breaker_is_named():
     with Serving(UNPROTECTED, script=SCRIPT) as serving:
         measured = await run_all(serving, "timestamp", "tools")

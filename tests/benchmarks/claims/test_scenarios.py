@@ -175,7 +175,7 @@ async def test_a_fleet_that_fails_is_no_measurement():
 
 def test_prompts_of_a_loop_fit():
     sizes = (200, 500, 800)
-    with Serving() as serving, httpx.Client(base_url=serving.url) as http:
+    with Serving() as serving, httpx.Client(base_url=serving.url, verify=False) as http:
         job = fit_job(serving.url, sizes)
         counts = [http.post("/tokenize", json={"messages": turn.messages}).json()["count"] for turn in job.turns]
     for count, wanted in zip(counts, sizes, strict=True):

@@ -110,6 +110,7 @@ agent = Agent(ScriptedModel([ScriptedCall("shout"), "Quiet."]), tools=[shout])
 """
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("flags", [["--json"], []])
 def test_what_tools_print_is_kept_out_of_stdout(tmp_path: Path, flags: list[str]):
     result = hotloop("run", write(tmp_path, NOISY), "go", *flags)
@@ -149,6 +150,7 @@ def test_approval(weather: str, approve: str | None, answer: str, hotloop_run: C
     assert answer in hotloop_run(weather, "Please book it.", *flags).stdout
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("typed", "answer"),
     [("yes", "booked Rome"), ("n", "the call was not approved\r\n"), ("Paris instead", "not approved: Paris instead")],
@@ -277,6 +279,7 @@ def test_a_run_that_fails_exits_with_1(tmp_path: Path, capsys: pytest.CaptureFix
     assert "the script has 0 answers" in capsys.readouterr().err
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_stopping_it_says_what_was_done(number: signal.Signals, code: int, tmp_path: Path):
     text = (

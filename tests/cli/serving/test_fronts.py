@@ -61,7 +61,7 @@ async def all_begun(process: Process, num: int, gone: int = 0) -> list[int]:
 async def test_a_front_that_is_killed_is_replaced_and_leaves_nothing_in_the_engine(tmp_path: Path) -> None:
     async with (
         started("serve", "--fronts", "1", folder=tmp_path) as process,
-        httpx.AsyncClient(base_url=process.url, timeout=120, headers=KEY) as http,
+        httpx.AsyncClient(base_url=process.url, timeout=120, headers=KEY, verify=False) as http,
     ):
         engine, front = await begun(process, http)
         first = (await http.post(CHAT, json=GREEDY)).json()["choices"]
@@ -89,10 +89,11 @@ async def test_a_front_that_is_killed_is_replaced_and_leaves_nothing_in_the_engi
         assert (await http.post(CHAT, json=GREEDY)).json()["choices"] == first
 
 
+@pytest.mark.long
 async def test_a_front_whose_engine_is_killed_ends_its_answers_in_words_and_itself(tmp_path: Path) -> None:
     async with (
         started("serve", "--fronts", "1", folder=tmp_path) as process,
-        httpx.AsyncClient(base_url=process.url, timeout=120, headers=KEY) as http,
+        httpx.AsyncClient(base_url=process.url, timeout=120, headers=KEY, verify=False) as http,
     ):
         engine, front = await begun(process, http)
         async with http.stream("POST", CHAT, json=ENDLESS) as stream:
@@ -106,10 +107,11 @@ async def test_a_front_whose_engine_is_killed_ends_its_answers_in_words_and_itse
                 await asyncio.sleep(0.02)
 
 
+@pytest.mark.long
 async def test_a_stop_lets_what_runs_come_to_its_end(tmp_path: Path) -> None:
     async with (
         started("serve", "--fronts", "1", folder=tmp_path) as process,
-        httpx.AsyncClient(base_url=process.url, timeout=120, headers=KEY) as http,
+        httpx.AsyncClient(base_url=process.url, timeout=120, headers=KEY, verify=False) as http,
     ):
         _, front = await begun(process, http)
         async with http.stream("POST", CHAT, json={**BODY, "stream": True}) as stream:
@@ -126,7 +128,7 @@ async def test_a_front_that_is_killed_takes_only_its_own_requests_with_it(tmp_pa
     body = {**BODY, "max_tokens": 300, "stream": True}
     async with (
         started("serve", "--fronts", "3", folder=tmp_path) as process,
-        httpx.AsyncClient(base_url=process.url, timeout=120, headers=KEY) as http,
+        httpx.AsyncClient(base_url=process.url, timeout=120, headers=KEY, verify=False) as http,
         AsyncExitStack() as streams,
     ):
         fronts = await all_begun(process, 3)
@@ -156,12 +158,12 @@ async def test_a_front_that_is_killed_takes_only_its_own_requests_with_it(tmp_pa
 async def test_a_conversation_goes_on_at_a_front_that_took_the_place_of_another(tmp_path: Path) -> None:
     async with started("serve", "--fronts", "2", folder=tmp_path) as process:
         fronts = await all_begun(process, 2)
-        async with httpx.AsyncClient(base_url=process.url, timeout=120, headers=KEY) as http:
+        async with httpx.AsyncClient(base_url=process.url, timeout=120, headers=KEY, verify=False) as http:
             first = (await http.post("/v1/responses", json={"input": "hello", "max_output_tokens": 4})).json()
         for front in fronts:
             os.kill(front, signal.SIGKILL)
             await all_begun(process, 2, gone=front)
-        async with httpx.AsyncClient(base_url=process.url, timeout=120, headers=KEY) as http:
+        async with httpx.AsyncClient(base_url=process.url, timeout=120, headers=KEY, verify=False) as http:
             more = {"input": "again", "max_output_tokens": 4, "previous_response_id": first["id"]}
             assert (await http.post("/v1/responses", json=more)).status_code == 200
 
@@ -180,7 +182,7 @@ async def test_settings_reach_every_front_and_those_that_start_later(tmp_path: P
         await all_begun(process, 2, gone=fronts[0])
         seen = set[int | None]()
         while len(seen) < 2:
-            async with httpx.AsyncClient(base_url=process.url, timeout=120) as http:
+            async with httpx.AsyncClient(base_url=process.url, timeout=120, verify=False) as http:
                 async with http.stream("GET", "/v1/models", headers=new) as answer:
                     assert answer.status_code == 200
                     seen.add(front_of(answer, process.process.pid))
@@ -191,7 +193,7 @@ async def test_settings_reach_every_front_and_those_that_start_later(tmp_path: P
 async def test_a_stop_drains_all_fronts(tmp_path: Path) -> None:
     async with (
         started("serve", "--fronts", "3", folder=tmp_path) as process,
-        httpx.AsyncClient(base_url=process.url, timeout=120, headers=KEY) as http,
+        httpx.AsyncClient(base_url=process.url, timeout=120, headers=KEY, verify=False) as http,
         AsyncExitStack() as streams,
     ):
         fronts = await all_begun(process, 3)

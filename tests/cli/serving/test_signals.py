@@ -155,6 +155,7 @@ async def test_a_hangup_reloads_and_a_stop_keeps_answering_until_the_delay_is_ov
             assert await asyncio.wait_for(process.process.wait(), 120) == 0
 
 
+@pytest.mark.long
 async def test_a_closed_terminal_stops_the_router_as_a_signal_does(tmp_path: Path):
     stub = Stub("stub")
     await stub.start()

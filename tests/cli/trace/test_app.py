@@ -184,7 +184,9 @@ def test_turns_that_only_one_run_has(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "gone 2" in ask(capsys, "diff", *reversed(ids), "--trace", db)
 
 
-@pytest.mark.parametrize("spans", [long_run(), hostile_run()], ids=["long", "hostile"])
+@pytest.mark.parametrize(
+    "spans", [pytest.param(long_run(), id="long", marks=pytest.mark.long), pytest.param(hostile_run(), id="hostile")]
+)
 def test_anything_fits_a_terminal(spans: list[Span], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     db = str(fill(tmp_path / "trace.db", spans))
     for command in (["ls"], ["show"], ["diff", "last", "last"]):
@@ -257,6 +259,7 @@ def test_a_file_for_perfetto(db: str, capsys: pytest.CaptureFixture[str]):
     assert {"run clerk", "tool search", "decode"} <= {event["name"] for event in document["traceEvents"]}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("text", ["{", "{}", "[1]", '{"trace_id": "x"}', "\xff"])
 def test_a_damaged_file_is_one_line(text: str, db: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     damaged = tmp_path / "run.jsonl"
@@ -328,7 +331,7 @@ def test_the_page_is_served_until_interrupted(db: str):
             address = process.stdout.readline().strip()
             base, _, place = address.partition("#")
             assert place == f"/runs/{OLD}"
-            with httpx.Client(trust_env=False) as client:
+            with httpx.Client(trust_env=False, verify=False) as client:
                 assert client.get(base).headers["content-type"].startswith("text/html")
                 assert len(client.get(f"{base}/api/runs").json()["runs"]) == 3
                 assert client.get(base, headers={"host": "elsewhere.example"}).status_code == 403

@@ -30,6 +30,7 @@ FOLLOWED = [
 GRAMMARS = Grammars(TOKENIZER, VOCAB_SIZE)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "pattern",
     [

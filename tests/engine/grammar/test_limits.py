@@ -25,6 +25,7 @@ def lines(num: int) -> list[str]:
     return [" ".join(each) for each in words]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("grammars", [BYTES, WORDY])
 def test_a_grammar_is_not_used_up_by_the_texts_of_many(grammars: Grammars):
     """Nor by one text, where a token is looked at alone and no mask is made."""

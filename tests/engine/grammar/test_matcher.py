@@ -211,6 +211,7 @@ def test_a_refused_token_changes_nothing():
     assert matcher.error is None
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("text", ["<|im_end|>", "a <|im_start|> b", "e\u0301", "\0", "日本"])
 def test_words_that_look_special_are_spelled(text: str):
     for grammars, tokenizer in ((BYTES, TOKENIZER), (WORDY, WORDS)):
@@ -335,6 +336,7 @@ def test_a_wrong_lark_grammar_is_refused(text: str):
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "schema",
     [

@@ -5,10 +5,10 @@ from typing import Any
 
 import jsonschema
 import pytest
-from benchmarks.schemas import OrderSearch
 from benchmarks.vocabularies import byte_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.engine.grammar.orders import OrderSearch
 from tests.properties import examples
 
 from hotloop.core.errors import RequestError

@@ -43,6 +43,7 @@ def undisturbed() -> list[list[int]]:
         return run_together(engine, PROMPTS, greedy(12))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "changes",
     [

@@ -105,6 +105,7 @@ def test_a_copy_that_fails_costs_its_prefix_and_no_slot(when: str, expected: tup
         assert engine.stats().states.num_used == 0
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "changes",
     [

@@ -202,6 +202,7 @@ def test_hybrids_too(seed: int, troubles: Troubles, num_states: int, num_host_st
         serve_twice(seed, troubles, Path(folder), **slots)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("slots", [{}, {"num_states": 8, "num_host_states": 30}], ids=["dense", "hybrid"])
 @pytest.mark.parametrize("seed", seeds(3))
 def test_all_three_are_used(seed: int, slots: dict[str, int], tmp_path: Path) -> None:

@@ -51,6 +51,7 @@ def decoding(loop: Loop, num_guests: int, priority: Priority = Priority.BACKGROU
     return guests
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("num_guests", [1, 4, 12])
 def test_an_interactive_answer_takes_little_longer_than_alone(num_guests: int) -> None:
     loop = on_cpu()

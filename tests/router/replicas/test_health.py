@@ -13,6 +13,7 @@ def config_of(replica, **fields):
     return ReplicaConfig(url=replica.url, name="r", kind="vllm", **fields)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("path", "body"),
     [

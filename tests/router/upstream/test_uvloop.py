@@ -26,6 +26,7 @@ def scenarios(*modules: ModuleType) -> dict[str, Scenario]:
 SCENARIOS = scenarios(test_http1, test_failures, test_http2)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=[name.rpartition(".")[2] for name in SCENARIOS])
 def test_on_uvloop(scenario: Scenario, trust: Trust, old_trust: Trust) -> None:
     wanted = inspect.signature(scenario).parameters

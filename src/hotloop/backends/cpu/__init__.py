@@ -15,6 +15,7 @@ In csrc/:
     vectors.h        sixteen floats at once
     lanes.h          a register of the CPU's own width
     workers.h        threads
+    background.h     work beside what the caller does
     layout.h         the order of numbers in memory
     ggml_types.h     quantised rows as GGUF files hold them
     packed_ggml.h    the same in the order of products, in strips of columns

@@ -4,7 +4,7 @@ Weights are packed once and held once. The embedding stays in its file, and is r
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from math import prod
@@ -154,7 +154,9 @@ class NativeBackend(CpuBackend):
         holding: Holding,
         num_workers: int | None = None,
         drops_windows: bool = False,
+        meanwhile: Callable[[], object] = lambda: None,
     ) -> None:
+        """What is done `meanwhile` has a core to itself while the others pack the weights."""
         if model.spec.linear:
             model = replace(model, weights=HybridWeights(model.weights, model.spec))
         layout = describe_kv(model, str(holding), kernel.name)
@@ -167,6 +169,8 @@ class NativeBackend(CpuBackend):
             opened.callback(native.close)
             self._decoder = Decoder(native, model, holding, self.places)
             opened.callback(self._decoder.close)
+            meanwhile()
+            native.finish()
             self.run(prompt_batch(1, BLOCK_SIZE))
             self._opened = opened.pop_all()
 

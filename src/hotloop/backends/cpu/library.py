@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from mmap import mmap
 from typing import Any, Literal
 
 import numpy as np
@@ -27,6 +28,8 @@ TILES: tuple[KvType, ...] = ("bf16", "byte_tiles")
 
 _FORMATS: tuple[Format, ...] = ("int8", "bf16", "packed_ggml", "f32")
 STRIP, GROUP = 16, 32
+_MAX_COPIED_BYTES = 256 << 20
+"""Of rows that are in no file and wait to be packed."""
 STRIP_KINDS = {
     "MXFP4": (39, 4.5),
     "Q4_0": (2, 4.5), "Q4_1": (3, 5), "Q5_0": (6, 5.5), "Q5_1": (7, 6), "Q8_0": (8, 8.5),
@@ -82,6 +85,8 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
         "native_destroy": (None, [pointer]),
         "native_pack": (pointer, [pointer, number, pointer, pointer, *[number] * 4]),
         "native_pack_parts": (pointer, [pointer, number, number, pointer, pointer, *[number] * 3]),
+        "native_finish": (None, [pointer]),
+        "native_cancel": (None, [pointer]),
         "native_drop": (None, [pointer]),
         "native_rows_create": (pointer, []),
         "native_rows_destroy": (None, [pointer]),
@@ -131,6 +136,8 @@ class Native:
             raise BackendError("the native decoder could not be set up: not enough memory, or AMX is not permitted")
         self._rows = library.native_rows_create()
         self._weights: list[Weights] = []
+        self._unpacked: list[Sequence[Stored]] = []
+        self._num_copied = 0
         self._inputs: tuple[Array, Array | None, float] | None = None
 
     def pack(
@@ -157,12 +164,23 @@ class Native:
         in_floats: bool = False,
     ) -> Weights:
         """A matrix from such rows, one part below the other, as strips or int8; where kinds meet they have multiples of
-        16 rows.
+        16 rows. Strips are packed in the background, until `finish`.
         """
         own = (Part * len(parts))(*map(Part.of, parts))
         num_in = parts[0].shape[1]
         arguments = len(parts), ctypes.addressof(own), address_of(bias), num_in, int(is_gated), int(in_floats)
-        return self._own(self.library.native_pack_parts(self.handle, _FORMATS.index(form), *arguments))
+        weights = self._own(self.library.native_pack_parts(self.handle, _FORMATS.index(form), *arguments))
+        self._unpacked.append(parts)
+        self._num_copied += sum(part.data.nbytes for part in parts if not _is_mapped(part.data))
+        if self._num_copied > _MAX_COPIED_BYTES:
+            self.finish()
+        return weights
+
+    def finish(self) -> None:
+        """Wait until all is packed."""
+        self.library.native_finish(self.handle)
+        self._unpacked.clear()
+        self._num_copied = 0
 
     def _own(self, handle: int | None) -> Weights:
         if not handle:
@@ -177,13 +195,23 @@ class Native:
     def matmul(self, weights: Weights, out: NDArray[Any], then: Then = "store") -> None:
         """Rows times weights: stored, added, or, as silu(gate) * up in bf16 (uint16) or floats, gated."""
         assert self._inputs
+        self.finish()
         (x, norm, eps), which = self._inputs, _THEN.index(then)
         rows = address_of(x), len(x), address_of(norm), eps
         self.library.native_pack_rows(self.handle, self._rows, weights.handle, *rows)
         self.library.native_matmul(self.handle, self._rows, weights.handle, which, address_of(out), out.shape[1])
 
     def close(self) -> None:
+        self.library.native_cancel(self.handle)
+        self._unpacked.clear()
         while self._weights:
             self.library.native_drop(self._weights.pop().handle)
         self.library.native_rows_destroy(self._rows)
         self.library.native_destroy(self.handle)
+
+
+def _is_mapped(array: object) -> bool:
+    """Whether it is part of a file, which takes no memory of its own."""
+    while isinstance(array, np.ndarray | memoryview):
+        array = array.base if isinstance(array, np.ndarray) else array.obj
+    return isinstance(array, mmap)

@@ -2,6 +2,7 @@
 
 import logging
 import platform
+from collections.abc import Callable
 from dataclasses import replace
 
 from hotloop.backends.backend import Backend
@@ -30,8 +31,9 @@ def open_cpu(
     weight_format: WeightFormat = "auto",
     precision: Precision = "fast",
     drops_windows: bool = False,
+    meanwhile: Callable[[], object] = lambda: None,
 ) -> Backend:
-    """The native decoder, its KV sized from the memory budget."""
+    """The native decoder, its KV sized from the memory budget. `meanwhile` is called while weights are packed."""
     if model.spec.family == "transformers":
         raise ConfigError(f"{model.name} is of an architecture that runs on a GPU only, by transformers")
     if weight_format == "fp8":
@@ -47,7 +49,7 @@ def open_cpu(
         reason = f"the CPU backend cannot be compiled here, and was not shipped: {error}"
         raise ConfigError(f"{reason}; install a C++ compiler, or a wheel of hotloop for this platform") from None
     kv_bytes = parse_bytes(config.kv_memory)
-    return NativeBackend(model, kv_bytes, kernel, holding=holding, drops_windows=drops_windows)
+    return NativeBackend(model, kv_bytes, kernel, holding=holding, drops_windows=drops_windows, meanwhile=meanwhile)
 
 
 def _kv_type(spec: ModelSpec, kv_precision: KvPrecision, precision: Precision) -> KvType:

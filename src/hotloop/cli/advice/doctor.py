@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 
 from cyclopts.types import NonNegativeFloat, PositiveFloat
 
-from hotloop.cli.loading import console
-from hotloop.cli.output import show
+from hotloop.cli.output import console, show
 from hotloop.cli.settings import ApiKey, Json
 from hotloop.core.config import ServerConfig
 

@@ -22,8 +22,8 @@ from hotloop.lint.output import render_finding, render_github, render_json, rend
 from hotloop.lint.proxy import LintProxy, LiveLint, ProxyServer
 from hotloop.lint.requests import LintedRequest, read_requests, read_spans
 from hotloop.lint.rules.rule import Rule
+from hotloop.trace.runs import TraceStore
 from hotloop.trace.span import Span
-from hotloop.trace.store import TraceStore
 from hotloop.ui.source import LintLine
 
 

@@ -9,8 +9,7 @@ from cyclopts.types import NonNegativeFloat, PositiveInt
 from rich.console import Group
 from rich.table import Table
 
-from hotloop.cli.loading import console
-from hotloop.cli.output import show
+from hotloop.cli.output import console, show
 from hotloop.cli.settings import Json
 from hotloop.core.config import parse_bytes
 from hotloop.size.hardware import GPUS, Hardware, find_gpu

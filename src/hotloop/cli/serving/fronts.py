@@ -20,8 +20,9 @@ from typing import Any
 
 import msgspec
 
-from hotloop.cli.serving.http import Served, shorten_pauses
+from hotloop.cli.serving.http import shorten_pauses
 from hotloop.cli.serving.pages import live_of_engine
+from hotloop.cli.serving.reload import Served
 from hotloop.core.errors import ConfigError, DeviceLost, HotloopError
 from hotloop.engine.engine import Engine
 from hotloop.http.logs import start_logging

@@ -4,45 +4,28 @@ import gc
 import socket
 import sys
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from hotloop.cli.output import count
 from hotloop.cli.serving.pages import live_of_engine, opened_store, page_of
-from hotloop.cli.serving.reload import Reload, Settings
+from hotloop.cli.serving.reload import Reload, Served, Settings
 from hotloop.cli.tracing import tracing
-from hotloop.core.config import EngineConfig, ModelConfig, ServerConfig, TraceConfig
+from hotloop.core.config import ServerConfig
 from hotloop.engine.engine import Engine
 from hotloop.server.app import HttpServer
-from hotloop.server.fronts.remote import RemoteEngine
-from hotloop.ui.source import Live
+
+if TYPE_CHECKING:
+    from hotloop.server.fronts.remote import RemoteEngine
+    from hotloop.ui.source import Live
 
 _SWITCH_S = 0.0005  # so long the engine's thread waits at most for the one that answers clients
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
-    """The settings of `hotloop serve`."""
-
-    model: ModelConfig
-    engine: EngineConfig
-    server: ServerConfig
-    trace: TraceConfig
-
-    @property
-    def settings(self) -> Settings[ServerConfig]:
-        return Settings(self.server, self.trace, (self.model, self.engine))
-
-    def check(self) -> None:
-        """Raises ConfigError where a setting, or a file that one names, cannot be used."""
-        self.settings.check()
-
-
 def serve_http(
-    engine: Engine | RemoteEngine,
+    engine: "Engine | RemoteEngine",
     served: Served,
     listener: socket.socket,
     read: Callable[[], Served] | None,
@@ -72,9 +55,11 @@ def serve_http(
                 flush=True,
             )
 
-        async def show() -> Live:
+        async def show() -> "Live":
             if isinstance(engine, Engine):
                 return await live_of_engine(engine, served.engine.max_running)
+            from hotloop.ui.source import Live
+
             return msgspec.convert(await engine.ask("live"), Live)
 
         page = None
@@ -108,6 +93,7 @@ def shorten_pauses() -> None:
     """What is loaded by now stays: looking through it for garbage would stop all threads for tenths of a second."""
     gc.collect()
     gc.freeze()
+    gc.enable()
     sys.setswitchinterval(_SWITCH_S)
 
 
@@ -117,4 +103,6 @@ def _nothing() -> Served:
 
 def _say_draining(num_running: int) -> None:
     if num_running:
+        from hotloop.cli.output import count
+
         print(f"{count(num_running, 'request')} still running; press Ctrl-C again to abort", file=sys.stderr)

@@ -1,29 +1,28 @@
-"""The dashboard at /ui, put together: the store it reads, and what goes on right now in a server or a router."""
+"""The dashboard at /ui, put together: the store it reads, and what goes on right now in a server or a router.
+
+Its code is imported when somebody looks at it first: no start waits for it.
+"""
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from starlette.types import ASGIApp
-
-from hotloop.cli.advice.linting import lint_spans
 from hotloop.cli.tracing import load_prices
 from hotloop.core.config import TraceConfig
 from hotloop.core.errors import ConfigError, Overloaded
 from hotloop.core.home import store_path
 from hotloop.core.request import Priority, Request
 from hotloop.http.keys import ApiKeys
-from hotloop.trace.store import TraceStore
-from hotloop.ui.app import create_ui
-from hotloop.ui.source import KvUse, Live, LiveReplica, LiveRequest, SessionBlocks
-from hotloop.ui.store_source import StoreSource
+from hotloop.http.page import Application
+from hotloop.trace.runs import TraceStore
 
 if TYPE_CHECKING:
     from hotloop.engine.engine import Engine
     from hotloop.engine.snapshot import EngineSnapshot
     from hotloop.router.app import RouterApp
+    from hotloop.ui.source import KvUse, Live, LiveRequest
 
 _MAX_LISTED = 200
 """How many requests are listed, and how many sessions; those that have the most of the memory."""
@@ -46,17 +45,33 @@ def opened_store(config: TraceConfig) -> Iterator[TraceStore | None]:
 def page_of(
     store: TraceStore,
     title: str,
-    live: Callable[[], Awaitable[Live]],
+    live: "Callable[[], Awaitable[Live]]",
     *,
     model: str = "",
     keys: ApiKeys | None = None,
     names: Sequence[str] = (),
-) -> ASGIApp:
-    source = StoreSource(store, title=title, model=model, live=live, lint=lint_spans, prices=load_prices(None))
-    return create_ui(source, keys=keys, names=names)
+) -> Application:
+    prices, made = load_prices(None), list[Application]()
+
+    def make() -> None:
+        from hotloop.cli.advice.linting import lint_spans
+        from hotloop.ui.app import create_ui
+        from hotloop.ui.store_source import StoreSource
+
+        source = StoreSource(store, title=title, model=model, live=live, lint=lint_spans, prices=prices)
+        made.append(create_ui(source, keys=keys, names=names))
+
+    async def page(scope: Any, receive: Any, send: Any) -> None:
+        if not made:
+            await asyncio.to_thread(make)
+        await made[0](scope, receive, send)
+
+    return page
 
 
-async def live_of_engine(engine: "Engine", max_running: int, *, patience_s: float = _PATIENCE_S) -> Live:
+async def live_of_engine(engine: "Engine", max_running: int, *, patience_s: float = _PATIENCE_S) -> "Live":
+    from hotloop.ui.source import Live
+
     seen = asyncio.shield(asyncio.wrap_future(engine.snapshot()))  # others may wait for the same
     try:
         snapshot = await asyncio.wait_for(seen, patience_s)
@@ -74,7 +89,9 @@ async def live_of_engine(engine: "Engine", max_running: int, *, patience_s: floa
     )
 
 
-def _kv_use(snapshot: "EngineSnapshot", block_size: int) -> KvUse:
+def _kv_use(snapshot: "EngineSnapshot", block_size: int) -> "KvUse":
+    from hotloop.ui.source import KvUse, SessionBlocks
+
     sessions = sorted(
         (
             SessionBlocks(session=name, num_used=each.num_used, num_cached=each.num_kept)
@@ -91,7 +108,9 @@ def _kv_use(snapshot: "EngineSnapshot", block_size: int) -> KvUse:
     )
 
 
-async def live_of_router(app: "RouterApp") -> Live:
+async def live_of_router(app: "RouterApp") -> "Live":
+    from hotloop.ui.source import Live, LiveReplica
+
     replica_set = app.replica_set
     replicas = tuple(
         LiveReplica(
@@ -113,7 +132,9 @@ async def live_of_router(app: "RouterApp") -> Live:
     )
 
 
-def _live_request(request: Request, above: tuple[str, ...]) -> LiveRequest:
+def _live_request(request: Request, above: tuple[str, ...]) -> "LiveRequest":
+    from hotloop.ui.source import LiveRequest
+
     is_prefilling = request.first_token_at is None
     return LiveRequest(
         session=request.session_id,

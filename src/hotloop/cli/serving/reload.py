@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Generic, TypeVar
 
 from hotloop.cli.tracing import load_prices
-from hotloop.core.config import RELOADABLE, ListenerConfig, TraceConfig
+from hotloop.core.config import RELOADABLE, EngineConfig, ListenerConfig, ModelConfig, ServerConfig, TraceConfig
 from hotloop.http.keys import ApiKeys, Keys, read_keys
 from hotloop.http.logs import start_logging
 from hotloop.http.tls import certificate_of
@@ -50,6 +50,24 @@ class Settings(Generic[Listener]):
             for each in fields(before)
             if getattr(before, each.name) != getattr(after, each.name)
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """The settings of `hotloop serve`."""
+
+    model: ModelConfig
+    engine: EngineConfig
+    server: ServerConfig
+    trace: TraceConfig
+
+    @property
+    def settings(self) -> Settings[ServerConfig]:
+        return Settings(self.server, self.trace, (self.model, self.engine))
+
+    def check(self) -> None:
+        """Raises ConfigError where a setting, or a file that one names, cannot be used."""
+        self.settings.check()
 
 
 def _reloaded(before: Any, after: Any) -> Any:

@@ -1,5 +1,6 @@
 """`hotloop serve` and `hotloop route`: a model, or many replicas, behind one address."""
 
+import gc
 import os
 import signal
 import sys
@@ -11,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from hotloop.cli.loading import load_engine
-from hotloop.cli.output import count
 from hotloop.cli.settings import (
     CONFIG_FILE,
     TRACED,
@@ -55,16 +55,16 @@ def serve(
     Baseline for comparisons (no prefix cache, no batching): --disable prefix_cache --max-running 1. SIGHUP reads the
     settings again and applies what can change at run time: API keys, what classes may wait, and the log level.
     """
-    from hotloop.cli.serving.fronts import count_fronts, run_with_fronts
-    from hotloop.cli.serving.http import Served, serve_http
+    from hotloop.cli.serving.reload import Served
     from hotloop.http.listen import bind
     from hotloop.http.logs import start_logging
 
+    gc.disable()  # until all is loaded: it would look for garbage among what stays
     began_at = time.monotonic()
     model = replace(model, model=given or model.model)
     served = Served(model, without(engine, disable), without(server, disable), trace)
 
-    def read() -> "Served":
+    def read() -> Served:
         assert reread
         now = reread()
         named, off = replace(now["model"], model=given or now["model"].model), now["disable"]
@@ -75,7 +75,10 @@ def serve(
     start_logging(server)
     served.check()
     listener = bind(server.host, server.port)  # before the model is loaded: a taken port is told at once
-    with listener, load_engine(served.model, served.engine) as loaded:
+    with listener, load_engine(served.model, served.engine, _import_server) as loaded:
+        from hotloop.cli.serving.fronts import count_fronts, run_with_fronts
+        from hotloop.cli.serving.http import serve_http
+
         if num_fronts := count_fronts(server.fronts, loaded):
             run_with_fronts(num_fronts, loaded, served, listener, read if reread else None)
         else:
@@ -93,6 +96,10 @@ def begin_again(failure: DeviceLost, lived_s: float) -> None:
         raise failure
     print(f"{failure}; starting again", file=sys.stderr, flush=True)
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def _import_server() -> None:
+    from hotloop.cli.serving import fronts, http  # noqa: F401
 
 
 def _hold_hangups() -> None:
@@ -113,6 +120,7 @@ def route(
     Replicas may be hotloop, vLLM, SGLang, TGI, TensorRT-LLM, llama.cpp, Ollama, or hosted APIs; their type is detected
     automatically. Use --config replicas.toml for per-replica settings; SIGHUP reloads it without dropping streams.
     """
+    from hotloop.cli.output import count
     from hotloop.cli.serving.pages import live_of_router, opened_store, page_of
     from hotloop.cli.serving.reload import Reload, Settings
     from hotloop.http.logs import start_logging

@@ -26,8 +26,8 @@ from hotloop.core.home import store_path
 
 if TYPE_CHECKING:
     from hotloop.trace.ledger import RunLedger
+    from hotloop.trace.runs import TraceStore
     from hotloop.trace.span import Span
-    from hotloop.trace.store import TraceStore
 
 trace = CommandLine(name="trace", help="Analyse recorded runs: time, tokens, cache.", config=Sources(only=TraceConfig))
 
@@ -248,7 +248,7 @@ def _path(flags: StoreFlags) -> Path:
 
 
 def _open(flags: StoreFlags) -> "TraceStore":
-    from hotloop.trace.store import TraceStore
+    from hotloop.trace.runs import TraceStore
 
     return TraceStore(_path(flags), prices=load_prices(flags.prices))
 

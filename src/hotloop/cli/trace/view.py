@@ -15,8 +15,8 @@ from hotloop.cli.output import count, make_table, shorten
 from hotloop.cli.trace.waterfall import MIN_SHARE, draw, draw_legend, duration
 from hotloop.trace import names
 from hotloop.trace.ledger import PathStep, RunLedger, TokenCounts, TurnLedger
+from hotloop.trace.runs import RunSummary
 from hotloop.trace.span import Span
-from hotloop.trace.store import RunSummary
 from hotloop.trace.sweep import TimePart
 from hotloop.trace.tree import SpanNode, build_tree
 

@@ -78,13 +78,11 @@ class SuffixHistory:
 
 def token_classes(tokenizer: Tokenizer, vocab_size: int) -> Classes:
     """For each token id the least id of the tokens that differ from it in one leading space and (ASCII) case only."""
-    classes = np.arange(vocab_size, dtype=np.int32)
     first_ids: dict[bytes, int] = {}
-    for token_id in range(min(vocab_size, tokenizer.vocab_size)):
-        letters = tokenizer.token_bytes(token_id).removeprefix(b" ").lower()
-        if letters:
-            classes[token_id] = first_ids.setdefault(letters, token_id)
-    return classes
+    spelled = map(tokenizer.token_bytes, range(vocab_size))
+    letters = [data.removeprefix(b" ").lower() for data in spelled]
+    same = [first_ids.setdefault(each, i) if each else i for i, each in enumerate(letters)]
+    return np.array(same, np.int32)
 
 
 class PromptLookup:

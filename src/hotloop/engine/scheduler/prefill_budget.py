@@ -196,14 +196,14 @@ class PrefillBudget:
         for lower in range(rank + 1, len(Priority)):
             self._class_left_s[lower] = min(self._class_left_s[lower], self._guest_s(Priority(lower)))
 
-    def is_worth_a_step(self, request: Request, num_left: int, num_first: int, num_behind: int) -> bool:
-        """Whether the first tokens of this step had better not wait for this prompt and those behind it: they would
-        come sooner by what is left of the step, and all those later by a step that decodes.
+    def is_worth_a_step(self, request: Request, num_left: int, num_short: int, num_behind: int) -> bool:
+        """Whether the first tokens of so many shorter prompts had better not wait for this one and those behind it:
+        they come sooner by what is left of the step, and all those later by a step that decodes.
         """
         if self.num_tokens(request.rank, request.num_computed) < self.least:
             return True
         rest_s = min(self._room_s(request.rank), self.cost_s(request.num_computed, num_left))
-        return num_first * rest_s > num_behind * self.plain_s
+        return num_short * rest_s > num_behind * self.plain_s
 
     def close(self) -> None:
         """Nothing more is prefilled in this step."""

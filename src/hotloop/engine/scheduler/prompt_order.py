@@ -12,7 +12,7 @@ share of all that is prefilled, so it takes 1 / (1 - SHARE) times as long as alo
 
 A step that brings first tokens is not filled up with prompts that lack more than twice as much, if it pays:
 
-    (first tokens of the step) x (what is left of it, in seconds)  >  (prompts behind them) x plain_s
+    (such first tokens) x (what is left of the step, in seconds)  >  (prompts behind them) x plain_s
 """
 
 from collections.abc import Mapping, Sequence

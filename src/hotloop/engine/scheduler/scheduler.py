@@ -293,16 +293,16 @@ class Scheduler:
         return sorted((each for each in waiting if not each.is_loading), key=self.fairness.due_at)
 
     def _prefill(self, plan: StepPlan, queue: list[Request], lacking: dict[Request, int]) -> None:
-        shortest_s, num_first = math.inf, 0
+        first_s: list[float] = []  # what the rests of those take whose first tokens come of this step
         for i, request in enumerate(self._order.sort(queue, lacking)):
             rest_s = self.budget.rest_s(request, lacking.get(request, request.num_uncomputed))
-            num_behind = len(queue) - i
-            if rest_s > 2 * shortest_s and self.budget.is_worth_a_step(request, plan.num_left, num_first, num_behind):
+            num_short = sum(2 * each < rest_s for each in first_s)
+            if num_short and self.budget.is_worth_a_step(request, plan.num_left, num_short, len(queue) - i):
                 break  # no first token waits for the prefill of one that lacks much more
             self._serve(plan, request)
             part = plan.slices.get(request.id)
             if part and part.wants_token:
-                shortest_s, num_first = min(shortest_s, rest_s), num_first + 1
+                first_s.append(rest_s)
 
     def _begin_budget(self, decoding: list[int], num_prompts: int, lacking: dict[Request, int]) -> None:
         prefills = [(each.rank, self.budget.rest_s(each, num)) for each, num in lacking.items()]

@@ -3,7 +3,7 @@
 import asyncio
 import shutil
 import time
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -15,12 +15,14 @@ from starlette.routing import Route
 from hotloop.core.errors import ConfigError, RequestError
 from hotloop.http.batch import ENDPOINTS, count_lines
 from hotloop.http.keys import Tenant
-from hotloop.server.batches.runner import BatchRunner
 from hotloop.server.batches.store import BatchRecord, BatchStore, FileRecord
 from hotloop.server.border import read_json
 from hotloop.server.errors import ApiNotServed, HttpError
 from hotloop.server.options import convert, decode
 from hotloop.wire.field import Json
+
+if TYPE_CHECKING:
+    from hotloop.server.batches.runner import BatchRunner
 
 MAX_FILE_BYTES = 512 << 20
 _MAX_BODY = 64 << 10
@@ -35,7 +37,7 @@ class BatchBody(msgspec.Struct, kw_only=True):
     metadata: Annotated[dict[str, str], Meta(max_length=16)] | None = None
 
 
-def _runner(http: HttpRequest) -> BatchRunner:
+def _runner(http: HttpRequest) -> "BatchRunner":
     runner: BatchRunner | None = http.app.state.batches
     if runner is None:
         raise ApiNotServed("files and batches are kept in a folder: start the server with --batch-dir")

@@ -26,19 +26,24 @@ Weights* native_pack(Context* context, int format, const float* matrix, const fl
     }
 }
 
-// parts: rows as a GGUF file has them, one below the other; format: strips of them, or int8. Null if there is no memory, or
-// 16 neighbours differ in kind.
+// parts: rows as a GGUF file has them, one below the other, which have to stay until native_finish; format: strips of them,
+// or int8. Null if there is no memory, or 16 neighbours differ in kind.
 Weights* native_pack_parts(Context* context, int format, int num_parts, const Part* parts, const float* bias, int num_in,
                            int is_gated, int in_floats) {
     try {
         const std::vector<Part> all(parts, parts + num_parts);
-        std::unique_ptr<Weights> strips(pack_strips(context->workers, all, bias, num_in, is_gated, in_floats));
+        std::unique_ptr<Weights> strips(pack_strips(context->packing, all, bias, num_in, is_gated, in_floats));
         if (!strips || (Format)format == Format::PACKED_GGML) return strips.release();
+        context->packing.finish();
         return unpack_strips(context->workers, *strips);
     } catch (const std::bad_alloc&) {
         return nullptr;
     }
 }
+
+// Strips are packed in the background: before the first product all have to be, before any is dropped none is any more.
+void native_finish(Context* context) { context->packing.finish(); }
+void native_cancel(Context* context) { context->packing.cancel(); }
 
 void native_drop(Weights* weights) { delete weights; }
 

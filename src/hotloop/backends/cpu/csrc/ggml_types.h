@@ -148,8 +148,6 @@ inline void read_mxfp4(const uint8_t* b, Group& g) {
     for (uint8_t& code : g.codes) code = TABLE[code];
 }
 
-inline uint8_t place_in_table(uint8_t code) { return (uint8_t)(std::find(TABLE, TABLE + 15, code) - TABLE); }
-
 inline bool are_floats(GgmlType kind) {
     return kind == GgmlType::F32 || kind == GgmlType::F16 || kind == GgmlType::BF16 || kind == GgmlType::FLOATS_TO_4;
 }
@@ -225,15 +223,9 @@ void with_kind(GgmlType kind, Work work) {
     }
 }
 
-// What no number of a group is larger than.
-inline float bound_of(const Group& g, const GgmlTypeInfo& info) {
-    float bound = 0;
-    for (int half = 0; half < 2; half++) {
-        const float first = g.scales[half] * -info.center - g.mins[half];
-        const float last = g.scales[half] * (info.most - info.center) - g.mins[half];
-        bound = std::max(bound, std::max(std::abs(first), std::abs(last)));
-    }
-    return bound;
+// What no number is larger than that has this scale and min.
+inline float bound_of(float scale, float min, const GgmlTypeInfo& info) {
+    return std::max(std::abs(scale * -info.center - min), std::abs(scale * (info.most - info.center) - min));
 }
 
 inline size_t row_bytes(GgmlType kind, int num_in) {

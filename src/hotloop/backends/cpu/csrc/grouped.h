@@ -53,8 +53,11 @@ void round_row(GroupedRows& rows, int i, const Row& row) {
     }
 }
 
+// Of products with codes of so many bits, in pairs: how many sums of these fit into 16 bits, of four; 0: not even one.
+constexpr int fit_of(int bits) { return bits == 8 ? 0 : bits == 6 ? 2 : 4; }
+
 // Some rows on their way over unpacked groups, for as many columns as registers hold.
-template <int NUM_ROWS, bool HAS_HALVES, bool HAS_MINS, bool HAVE_EIGHT>
+template <int NUM_ROWS, bool HAS_HALVES, bool HAS_MINS, int NUM_FIT>
 struct Block {
     static constexpr int NUM = LANE_BYTES == 16 ? 2 : 1, COLUMNS = NUM * NUM_LANES;
 #if defined(HAS_PAIR_PRODUCTS)
@@ -95,11 +98,19 @@ struct Block {
     void dot_four(const Code* codes, const Sixteen* x) {
         for (int n = 0; n < NUM; n++) {
             const Codes four = load_codes(codes + I * STRIP * 4 + column * 4 + n * LANE_BYTES);
-            for (int r = 0; r < NUM_ROWS; r++) sums[r][n] = dot<I, HAVE_EIGHT>(sums[r][n], four, x[r]);
+            for (int r = 0; r < NUM_ROWS; r++) sums[r][n] = dot<I, NUM_FIT == 0>(sums[r][n], four, x[r]);
         }
     }
 
     void dot_half(const Code* codes, const Sixteen* x) {
+#if defined(ADDS_PAIRS)
+        for (int n = 0; NUM_FIT && n < NUM; n++) {
+            Codes fours[4];
+            for (int i = 0; i < 4; i++) fours[i] = load_codes(codes + i * STRIP * 4 + column * 4 + n * LANE_BYTES);
+            for (int r = 0; r < NUM_ROWS; r++) sums[r][n] = dot_all<NUM_FIT>(sums[r][n], fours, x[r]);
+        }
+        if (NUM_FIT) return;
+#endif
         dot_four<0>(codes, x), dot_four<1>(codes, x), dot_four<2>(codes, x), dot_four<3>(codes, x);
     }
 
@@ -142,9 +153,9 @@ struct Block {
 };
 
 // out[row][16 columns] += rows * unpacked groups
-template <int NUM_ROWS, bool HAS_HALVES, bool HAS_MINS, bool HAVE_EIGHT>
+template <int NUM_ROWS, bool HAS_HALVES, bool HAS_MINS, int NUM_FIT>
 void multiply_rows(const Unpacked& w, int num_groups, const RowGroup* const* rows, float* const* out) {
-    using Some = Block<NUM_ROWS, HAS_HALVES, HAS_MINS, HAVE_EIGHT>;
+    using Some = Block<NUM_ROWS, HAS_HALVES, HAS_MINS, NUM_FIT>;
     for (int column = 0; column < STRIP; column += Some::COLUMNS) {
         Some block = {w, rows, column, {}, {}};
         for (int r = 0; r < NUM_ROWS; r++)
@@ -157,9 +168,10 @@ void multiply_rows(const Unpacked& w, int num_groups, const RowGroup* const* row
 
 template <int NUM_ROWS>
 void multiply_rows(const Strip& strip, const Unpacked& w, int num_groups, const RowGroup* const* rows, float* const* out) {
-    if (strip.info.bits == 8) return multiply_rows<NUM_ROWS, false, false, true>(w, num_groups, rows, out);
+    if (strip.info.bits == 8) return multiply_rows<NUM_ROWS, false, false, fit_of(8)>(w, num_groups, rows, out);
+    if (strip.info.bits == 6) return multiply_rows<NUM_ROWS, true, false, fit_of(6)>(w, num_groups, rows, out);
     with_shape(strip.info, [&]<bool HAS_HALVES, bool HAS_MINS>() {
-        multiply_rows<NUM_ROWS, HAS_HALVES, HAS_MINS, false>(w, num_groups, rows, out);
+        multiply_rows<NUM_ROWS, HAS_HALVES, HAS_MINS, fit_of(4)>(w, num_groups, rows, out);
     });
 }
 
@@ -184,9 +196,16 @@ void multiply_few(const Strip& strip, int num_groups, const RowGroup* const* row
                 sums[r][0] = Words{} + (FIRST - center * (HAS_HALVES ? first : first + second));
                 if (HAS_HALVES) sums[r][NUM_PARTS - 1] = Words{} + (FIRST - center * second);
             }
+#if defined(ADDS_PAIRS)
+            Codes low[4], high[4];
+#endif
             auto dot_four = [&]<int I>() __attribute__((always_inline)) {
                 Codes a, b;
                 unpack_piece<BITS, I>(codes, a, b);
+#if defined(ADDS_PAIRS)
+                low[I] = a, high[I] = b;
+                if (fit_of(BITS)) return;
+#endif
                 if (IS_LESS) a ^= 128, b ^= 128;
                 for (int r = 0; r < NUM_ROWS; r++) {
                     const int8_t* x = rows[r][g].bytes;
@@ -196,6 +215,13 @@ void multiply_few(const Strip& strip, int num_groups, const RowGroup* const* row
             };
             dot_four.template operator()<0>(), dot_four.template operator()<1>();
             dot_four.template operator()<2>(), dot_four.template operator()<3>();
+#if defined(ADDS_PAIRS)
+            for (int r = 0; fit_of(BITS) && r < NUM_ROWS; r++) {
+                const int8_t* x = rows[r][g].bytes;
+                sums[r][0] = dot_all<fit_of(BITS)>(sums[r][0], low, load_sixteen(x));
+                sums[r][NUM_PARTS - 1] = dot_all<fit_of(BITS)>(sums[r][NUM_PARTS - 1], high, load_sixteen(x + 16));
+            }
+#endif
             for (int part = 0; part < NUM_PARTS; part++) {
                 const half* of = scales + part * STRIP + n * NUM_LANES;
                 const Floats scale = load_floats(of);

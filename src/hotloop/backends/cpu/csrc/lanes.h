@@ -273,6 +273,29 @@ inline Words dot(Words sum, Codes codes, Sixteen x) {
     return sum + sum_pairs(codes & 127, fours, 1) + sum_pairs(codes >> 7, fours, 128);
 }
 
+#define ADDS_PAIRS
+
+// All four at once. With fewer bits the sums of so many products fit into sixteen, where they are added first.
+template <int NUM_FIT>
+inline Words dot_all(Words sum, const Codes* codes, Sixteen x) {
+    auto fours = [&](int i) {
+        int32_t four;
+        memcpy(&four, x.at + 4 * i, sizeof(four));
+        return Words{} + four;
+    };
+#if defined(__AVX512BW__)
+    auto pairs = [&](int i) { return _mm512_maddubs_epi16((__m512i)codes[i], (__m512i)fours(i)); };
+    auto words = [](__m512i pairs) { return (Words)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1)); };
+    const auto first = _mm512_add_epi16(pairs(0), pairs(1)), second = _mm512_add_epi16(pairs(2), pairs(3));
+    return NUM_FIT == 4 ? sum + words(_mm512_add_epi16(first, second)) : sum + words(first) + words(second);
+#else
+    auto pairs = [&](int i) { return _mm256_maddubs_epi16((__m256i)codes[i], (__m256i)fours(i)); };
+    auto words = [](__m256i pairs) { return (Words)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)); };
+    const auto first = _mm256_add_epi16(pairs(0), pairs(1)), second = _mm256_add_epi16(pairs(2), pairs(3));
+    return NUM_FIT == 4 ? sum + words(_mm256_add_epi16(first, second)) : sum + words(first) + words(second);
+#endif
+}
+
 #else
 
 template <int I, bool HAVE_EIGHT = true>

@@ -322,9 +322,10 @@ void run_rows(const Rows& rows, const Weights& w, const Target& target, const Ro
 }
 
 struct Context {
-    explicit Context(int num_workers) : workers(num_workers), scratches(num_workers) {}
+    explicit Context(int num_workers) : workers(num_workers), scratches(num_workers), packing(num_workers - 1) {}
     Workers workers;
     std::vector<Scratch> scratches;
+    Background packing;
 };
 
 // The jobs of a product: about four for each worker, so that none waits long for another. A worker has rows of its own,

@@ -53,43 +53,48 @@ struct Unpacked {
     alignas(64) float scales[MAX_GROUPS][2 * STRIP], mins[MAX_GROUPS][2 * STRIP];  // of both halves
 };
 
-// Codes of a group, a byte each, to the bits they take.
+// Codes of a column's group, a byte each, to the bits they take, at the column's place in the first row. Nothing that is
+// written is read again: `pairs` are two words each, of rows 2 i and 2 i + 1.
 template <int BITS>
-inline void pack_codes(const uint8_t (*codes)[STRIP * 4], uint8_t* to) {
-    if (BITS == 8) {
-        memcpy(to, codes, GROUP_CODES);
-        return;
+inline void place_codes(const uint8_t* codes, uint8_t* to) {
+    constexpr uint64_t EACH = 0x0101010101010101;
+    uint64_t pairs[4];
+    memcpy(pairs, codes, sizeof(pairs));
+    auto place = [&](int row, uint32_t word) { memcpy(to + row * STRIP * 4, &word, sizeof(word)); };
+    auto joined = [](uint64_t pair, int shift) { return (uint32_t)pair | (uint32_t)(pair >> 32) << shift; };
+    for (int i = 0; i < (BITS == 8 ? 4 : 2); i++) {
+        const uint64_t both = BITS == 8 ? pairs[i] : (pairs[i] & 15 * EACH) | (pairs[i + 2] & 15 * EACH) << 4;
+        place(2 * i, (uint32_t)both), place(2 * i + 1, (uint32_t)(both >> 32));
     }
-    for (int row = 0; row < 4; row++)
-        for (int i = 0; i < STRIP * 4; i++) to[row * 64 + i] = (codes[row][i] & 15) | codes[row + 4][i] << 4;
-    for (int row = 0; BITS > 4 && row < WORD_ROWS; row++) {
-        uint8_t* high = to + 256 + (BITS == 6 ? row / 4 * 64 : 0);
-        const int shift = BITS == 6 ? row % 4 * 2 : row;
-        for (int i = 0; i < STRIP * 4; i++) high[i] |= codes[row][i] >> 4 << shift;
-    }
+    for (uint64_t& pair : pairs) pair = pair >> 4 & (BITS == 6 ? 3 : 1) * EACH;
+    if (BITS == 5) place(4, joined(pairs[0] | pairs[1] << 2 | pairs[2] << 4 | pairs[3] << 6, 1));
+    if (BITS == 6) place(4, joined(pairs[0] | pairs[1] << 4, 2)), place(5, joined(pairs[2] | pairs[3] << 4, 2));
 }
 
 template <GgmlType KIND>
 void pack_strip(const Strip& strip, const uint8_t* const* rows, int num_groups, float* byte_scales) {
     constexpr GgmlTypeInfo info = info_of(KIND);
     constexpr int NUM_PARTS = info.has_halves ? 2 : 1;
-    uint8_t codes[WORD_ROWS][STRIP * 4] = {};
-    half scales[2][NUM_PARTS][STRIP] = {};
+    float scales[2][NUM_PARTS][STRIP] = {};  // and mins
     float bounds[STRIP] = {};
     Group g;
     for (int i = 0; i < num_groups; i++) {
+        uint8_t* to = strip.at + (size_t)i * strip.group_bytes();
         for (int column = 0; column < STRIP; column++) {
             if (!rows[column]) continue;
             read_group(KIND, rows[column], i, g);
-            bounds[column] = std::max(bounds[column], bound_of(g, info));
+            if (info.bits == BY_TABLE) low_halves_first(rows[column] + (size_t)i * info.block_bytes + 1, g.codes);
             for (int part = 0; part < NUM_PARTS; part++)
-                scales[0][part][column] = (half)g.scales[part], scales[1][part][column] = (half)g.mins[part];
-            for (uint8_t& code : g.codes) code = info.bits == BY_TABLE ? place_in_table(code) : code;
-            for (int row = 0; row < WORD_ROWS; row++) memcpy(codes[row] + column * 4, g.codes + row * 4, 4);
+                scales[0][part][column] = g.scales[part], scales[1][part][column] = g.mins[part];
+            place_codes<info.bits % 16>(g.codes, to + strip.code_offset() + column * 4);
         }
-        uint8_t* to = strip.at + (size_t)i * strip.group_bytes();
-        memcpy(to, scales, strip.code_offset());
-        pack_codes<info.bits % 16>(codes, to + strip.code_offset());
+        half* halves = (half*)to;
+        for (int kind = 0; kind < (info.has_mins ? 2 : 1); kind++)
+            for (int part = 0; part < NUM_PARTS; part++)
+                for (int column = 0; column < STRIP; column++) *halves++ = (half)scales[kind][part][column];
+        for (int part = 0; part < NUM_PARTS; part++)
+            for (int column = 0; column < STRIP; column++)
+                bounds[column] = std::max(bounds[column], bound_of(scales[0][part][column], scales[1][part][column], info));
     }
     for (int column = 0; column < STRIP; column++) byte_scales[column] = std::max(byte_scales[column], bounds[column] / 127.0f);
 }

@@ -9,6 +9,7 @@
 #include <memory>
 #include <vector>
 
+#include "background.h"
 #include "layout.h"
 #include "packed_ggml.h"
 #include "vectors.h"
@@ -174,42 +175,45 @@ struct Part {
     int num_rows;
 };
 
-// Null if a strip has columns of several kinds.
-inline Weights* pack_strips(Workers& workers, const std::vector<Part>& parts, const float* bias, int num_in, bool is_gated,
-                            bool in_floats) {
+// A row, of the part that has it.
+inline Part row_of(const std::vector<Part>& parts, int row, int num_in) {
+    for (const Part& part : parts) {
+        if (row < part.num_rows) return {part.kind, part.rows + (size_t)row * row_bytes(part.kind, num_in), 1};
+        row -= part.num_rows;
+    }
+    return {};
+}
+
+// Packed in the background: until that has finished, rows have to stay. Null if a strip has columns of several kinds.
+inline Weights* pack_strips(Background& background, const std::vector<Part>& parts, const float* bias, int num_in,
+                            bool is_gated, bool in_floats) {
     int num_out = 0;
-    std::vector<std::pair<GgmlType, const uint8_t*>> rows;
     for (const Part& part : parts) num_out += part.num_rows;
-    rows.reserve(num_out);
-    for (const Part& part : parts)
-        for (int i = 0; i < part.num_rows; i++)
-            rows.emplace_back(part.kind, part.rows + (size_t)i * row_bytes(part.kind, num_in));
     auto w = shape_weights(Format::PACKED_GGML, num_out, num_in, is_gated, in_floats);
     const int num_groups = num_in / GROUP, num_panels = w->num_panels;
     std::vector<GgmlType> kinds;
     std::vector<size_t> offsets = {0};
     for (int i = 0; i < 2 * num_panels; i++) {
-        const int source = std::max(0, w->source(i * STRIP));
-        kinds.push_back(rows[source].first);
+        kinds.push_back(row_of(parts, std::max(0, w->source(i * STRIP)), num_in).kind);
         w->strips.push_back({info_of(kinds[i]), nullptr});
         offsets.push_back(offsets[i] + (size_t)num_groups * w->strips[i].group_bytes());
     }
     for (int i = 0; i < num_panels * PANEL_COLUMNS; i++) {
         const int source = w->source(i);
         if (source < 0) continue;
-        if (rows[source].first != kinds[i / STRIP]) return nullptr;
+        if (row_of(parts, source, num_in).kind != kinds[i / STRIP]) return nullptr;
         if (bias) w->bias[i] = bias[source];
     }
     w->numbers = Memory(offsets.back());
-    workers.split(2 * num_panels, 2, [&](int begin, int end) {
-        for (int i = begin; i < end; i++) {
+    for (int i = 0; i < 2 * num_panels; i++) w->strips[i].at = w->numbers.data() + offsets[i];
+    background.add(num_panels, [to = w.get(), parts, kinds = std::move(kinds), num_groups](int panel) {
+        for (int i = 2 * panel; i < 2 * panel + 2; i++) {
             const uint8_t* columns[STRIP];
             for (int j = 0; j < STRIP; j++) {
-                const int source = w->source(i * STRIP + j);
-                columns[j] = source < 0 ? nullptr : rows[source].second;
+                const int source = to->source(i * STRIP + j);
+                columns[j] = source < 0 ? nullptr : row_of(parts, source, to->num_in).rows;
             }
-            w->strips[i].at = w->numbers.data() + offsets[i];
-            pack_strip(w->strips[i], kinds[i], columns, num_groups, &w->scales[i * STRIP]);
+            pack_strip(to->strips[i], kinds[i], columns, num_groups, &to->scales[i * STRIP]);
         }
     });
     return w.release();
