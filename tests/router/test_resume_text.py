@@ -37,6 +37,9 @@ class Teller:
         self.dies_after: int | None = None
         self.last_words = b""
         self.hangs = False
+        self.num_cached: int | None = None
+        self.stays_gone = False
+        self.is_gone = False
         self.seen: list[dict[str, Any]] = []
         self.num_counted = 0
 
@@ -55,6 +58,8 @@ class Teller:
                 return
             await self._stream(scope["path"], given, send)
             return
+        if self.is_gone and scope["method"] == "POST":
+            raise ConnectionError("the machine is gone")
         known = {"/v1/models": {"data": [{"id": "m"}]}, "/health": {}}
         said = {"tokens": [*given["prompt"].encode()]} if scope["path"] == "/tokenize" else known.get(scope["path"])
         self.num_counted += scope["path"] == "/tokenize"
@@ -68,6 +73,7 @@ class Teller:
             if i == self.dies_after:
                 for each in self.all_of_them:
                     each.dies_after, each.calls = None, each.turns_to or each.calls
+                self.is_gone = self.stays_gone
                 if not self.last_words:
                     raise ConnectionError("the machine is gone")
                 await send({"type": "http.response.body", "body": self.last_words})
@@ -96,8 +102,7 @@ class Teller:
                 yield chunk({"tool_calls": [{"index": 0, "function": {"arguments": char}}]})
         yield chunk({}, "tool_calls" if self.calls else "stop")
         num_output = sum(map(len, words))
-        usage = {"prompt_tokens": 100 + num_begun, "completion_tokens": num_output, "total_tokens": 0}
-        yield b"data: " + json.dumps({"id": "chatcmpl-1", "choices": [], "usage": usage}).encode() + b"\n\n"
+        yield self._usage(num_begun, num_output)
         yield b"data: [DONE]\n\n"
 
     def _message(self, words: list[str]) -> Iterator[bytes]:
@@ -114,7 +119,14 @@ class Teller:
         for char in text.removeprefix(begun):
             yield b"data: " + json.dumps({"id": self.name, "choices": [{"index": 0, "text": char}]}).encode() + b"\n\n"
         end = {"id": self.name, "choices": [{"index": 0, "text": "", "finish_reason": "stop"}]}
-        yield b"data: " + json.dumps(end).encode() + b"\n\ndata: [DONE]\n\n"
+        yield b"data: " + json.dumps(end).encode() + b"\n\n"
+        yield self._usage(len(begun), len(text) - len(begun)) + b"data: [DONE]\n\n"
+
+    def _usage(self, num_begun: int, num_output: int) -> bytes:
+        usage: dict[str, Any] = {"prompt_tokens": 100 + num_begun, "completion_tokens": num_output, "total_tokens": 0}
+        if self.num_cached is not None:
+            usage["prompt_tokens_details"] = {"cached_tokens": self.num_cached}
+        return b"data: " + json.dumps({"id": "chatcmpl-1", "choices": [], "usage": usage}).encode() + b"\n\n"
 
 
 @pytest.fixture
@@ -125,8 +137,8 @@ async def tellers() -> AsyncIterator[list[Teller]]:
         yield both
 
 
-def configs(tellers: list[Teller], kind: str) -> tuple[ReplicaConfig, ...]:
-    return tuple(ReplicaConfig(url=each.url, name=each.name, kind=kind) for each in tellers)
+def configs(tellers: list[Teller], kind: str, **fields: Any) -> tuple[ReplicaConfig, ...]:
+    return tuple(ReplicaConfig(url=each.url, name=each.name, kind=kind, **fields) for each in tellers)
 
 
 async def ask(router: Any, path: str = CHAT, **fields: Any) -> bytes:
@@ -147,6 +159,10 @@ def text_of(data: bytes) -> str:
     return text
 
 
+def usage_of(data: bytes) -> dict[str, Any]:
+    return json.loads(data.split(b"data: ")[-2])["usage"]
+
+
 @pytest.mark.parametrize("dies_after", range(2, 12))
 @pytest.mark.sampled(3)
 async def test_a_text_goes_on_from_where_it_was(tellers, route, dies_after):
@@ -160,7 +176,7 @@ async def test_a_text_goes_on_from_where_it_was(tellers, route, dies_after):
     begun = again["messages"][-1]
     assert begun == {"role": "assistant", "content": WHOLE[: 5 * (dies_after - 1)]}
     assert again["max_tokens"] == 90 - len(begun["content"])
-    usage = json.loads(data.split(b"data: ")[-2])["usage"]
+    usage = usage_of(data)
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (100, len(WHOLE))
     page = (await router.client.get("/metrics")).text
     assert 'how="text"' in page
@@ -170,9 +186,83 @@ async def test_a_completion_goes_on_too(tellers, route):
     for teller in tellers:
         teller.dies_after = 7
     router = await route(configs(tellers, "sglang"))
-    data = await ask(router, "/v1/completions")
+    data = await ask(router, "/v1/completions", stream_options={"include_usage": True})
     assert text_of(data) == WHOLE
+    usage = usage_of(data)
+    assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (100, 46, 146)
     assert len({json.loads(line[6:])["id"] for line in data.splitlines() if line.startswith(b"data: {")}) == 1
+
+
+async def test_the_tokens_of_its_text_are_counted_where_somebody_can(tellers, route):
+    """The replica that was lost was up a moment ago."""
+    for teller in tellers:
+        teller.dies_after, teller.stays_gone = 7, True
+    router = await route(configs(tellers, "vllm"))
+    usage = usage_of(await ask(router, stream_options={"include_usage": True}))
+    assert [teller.num_counted for teller in tellers if teller.is_gone] == [0]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (100, len(WHOLE))
+
+
+async def test_what_a_replica_had_cached_of_the_answer_is_not_of_the_prompt(tellers, route):
+    for teller in tellers:
+        teller.dies_after, teller.num_cached = 7, 116
+    router = await route(configs(tellers, "vllm"))
+    usage = usage_of(await ask(router, stream_options={"include_usage": True}))
+    assert usage["prompt_tokens"] == usage["prompt_tokens_details"]["cached_tokens"] == 100
+
+
+async def test_the_beginning_that_a_client_gave_stays_in_front_of_the_text(tellers, route):
+    for teller in tellers:
+        teller.dies_after = 4
+    router = await route(configs(tellers, "vllm"))
+    given = [*MESSAGES, {"role": "assistant", "content": WHOLE[:6]}]
+    data = await ask(router, messages=given, continue_final_message=True, add_generation_prompt=False)
+    assert text_of(data) == WHOLE[6:]
+    last = {"role": "assistant", "content": WHOLE[: 6 + 3 * 5]}
+    assert [*MESSAGES, last] in [each["messages"] for teller in tellers for each in teller.seen]
+
+
+SHAPE = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "object"}}}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (CHAT, {"response_format": SHAPE}),
+        (CHAT, {"structured_outputs": {"regex": ".*"}}),
+        (CHAT, {"guided_json": {"type": "object"}}),
+        (CHAT, {"frequency_penalty": 0.5}),
+        ("/v1/responses", {"text": {"format": {"type": "json_schema", "name": "s", "schema": {"type": "object"}}}}),
+        ("/v1/completions", {"response_format": SHAPE}),
+    ],
+)
+async def test_what_depends_on_the_whole_answer_is_written_anew(tellers, route, path, fields):
+    """A grammar would begin again behind the text, and no penalty would count it."""
+    for teller in tellers:
+        teller.dies_after = 4
+    router = await route(configs(tellers, "vllm", apis=frozenset({"chat", "completions", "tokenize"})))
+    data = await ask(router, path, temperature=0, **fields)
+    assert text_of(data) == WHOLE
+    seen = [each for teller in tellers for each in teller.seen]
+    assert len(seen) == 2
+    assert all("continue_final_message" not in each and each.get("prompt") in (None, "Weather: ") for each in seen)
+
+
+async def test_text_of_a_grammar_that_could_be_another_is_not(tellers, route):
+    for teller in tellers:
+        teller.dies_after = 4
+    router = await route(configs(tellers, "vllm"))
+    data = await ask(router, response_format=SHAPE)
+    assert b"held to a grammar" in data
+    assert text_of(data) == WHOLE[:15]
+
+
+async def test_there_is_as_much_less_that_must_be_said(tellers, route):
+    for teller in tellers:
+        teller.dies_after = 4
+    router = await route(configs(tellers, "vllm"))
+    assert text_of(await ask(router, min_tokens=20, response_format={"type": "text"})) == WHOLE
+    assert [each["min_tokens"] for teller in tellers for each in teller.seen if "continue_final_message" in each] == [5]
 
 
 @pytest.mark.parametrize("path", ["/v1/messages", CHAT, "/v1/responses"])

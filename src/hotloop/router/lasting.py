@@ -128,7 +128,7 @@ class LastingStream:
         for plan in make_plans(self.request, told, answer, self.items):
             if not self.replica_set.can_place(plan.request, ()) or (answer.is_ended and plan.how != "tokens"):
                 continue
-            num_given = await self._count(plan)
+            num_given = await self._count(plan, tried)
             request = shorten(plan.request, num_given) if num_given else plan.request
             stream = read_resumed(self.request, plan, answer, num_given)
             try:
@@ -150,11 +150,10 @@ class LastingStream:
         is_asked_for = isinstance(options, dict) and bool(options.get("include_usage"))
         return is_asked_for and bool(told.token_ids) and not any(atom.key == ("usage",) for atom in answer.atoms)
 
-    async def _count(self, plan: Plan) -> int:
-        """How many tokens a replica is given of the answer; 0 if nobody can tell."""
-        return (
-            await count_tokens(self.replica_set.replicas.values(), plan.request.model, plan.given) if plan.given else 0
-        )
+    async def _count(self, plan: Plan, tried: Sequence[str]) -> int:
+        """How many tokens a replica is given of the answer; 0 if nobody can tell. One that was lost may yet seem up."""
+        others_first = sorted(self.replica_set.replicas.values(), key=lambda each: each.name in tried)
+        return await count_tokens(others_first, plan.request.model, plan.given) if plan.given else 0
 
     async def _move(self, part: ProxiedAnswer, resumed: ProxiedAnswer) -> None:
         """The answer is made elsewhere from now on; what is left of the place before is given back."""

@@ -5,7 +5,7 @@ responses  input_tokens                                      the same
 messages   input_tokens | cache_creation... | cache_read...  each token of the prompt is in one of them
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hotloop.wire.field import Json, present
@@ -35,6 +35,16 @@ class ApiUsage:
     @property
     def num_tokens(self) -> int:
         return self.num_prompt + self.num_output
+
+    def count_as_output(self, num: int) -> "ApiUsage":
+        """With so many tokens at the end of the prompt counted as output."""
+        num_prompt = max(0, self.num_prompt - num)
+        num_cached = None if self.num_cached is None else min(self.num_cached, num_prompt)
+        num_written = min(self.num_written, num_prompt - (num_cached or 0))
+        num_output = self.num_output + self.num_prompt - num_prompt
+        return replace(
+            self, num_prompt=num_prompt, num_cached=num_cached, num_written=num_written, num_output=num_output
+        )
 
     def render_chat(self) -> Json:
         return {

@@ -135,8 +135,8 @@ async def count_tokens(replicas: Iterable[Replica], model: str, text: str) -> in
 
 
 async def tokenize(replicas: Iterable[Replica], question: Mapping[str, Any]) -> list[int] | None:
-    """A prompt in tokens, by the first of these replicas that is up and has the model: all that have it tokenize alike.
-    None if none can tell."""
+    """A prompt in tokens, by the first of these replicas that can tell: all that have a model tokenize alike. None if
+    none can."""
     model = question.get("model")
     model = model if isinstance(model, str) else ""
     for replica in replicas:
@@ -148,7 +148,7 @@ async def tokenize(replicas: Iterable[Replica], question: Mapping[str, Any]) -> 
                 request = UpstreamRequest("POST", path, headers, body)
                 status, _, page = await fetch(replica.upstream, request, TOKENS_HEAD_BYTES + TOKEN_BYTES * len(body))
             except UpstreamFailed:
-                return None
-            told = parse_json(page, _Tokens) if status == 200 else None
-            return told.tokens if told else None
+                continue
+            if status == 200 and (told := parse_json(page, _Tokens)):
+                return told.tokens
     return None

@@ -7,7 +7,8 @@
     nothing was told   the same request
 
 What is begun and is neither text nor tokens (a call, a thought) is written anew by the other replica, behind the text
-before it: that is only tried where the request says that the same words will come, with temperature 0 or a seed.
+before it; so is text that a grammar holds, which would begin with what comes next. That is only tried where the request
+says that the same words will come, with temperature 0 or a seed.
 """
 
 from collections.abc import Iterator, Mapping
@@ -30,7 +31,13 @@ from hotloop.wire.policy import Notes
 from hotloop.wire.reader import name_call
 from hotloop.wire.responses.items import ItemStore
 
-_LIMITS = ("max_completion_tokens", "max_tokens")
+_LIMITS = {"max_completion_tokens": 1, "max_tokens": 1, "min_tokens": 0}
+"""Counts of the answer's tokens, and the least that each may be."""
+_PENALTIES = ("presence_penalty", "frequency_penalty")
+"""Which count the tokens of an answer, and not those of its prompt."""
+_GRAMMARS = {"structured_outputs", "structural_tag", "guided_json", "guided_regex", "guided_choice", "guided_grammar"}
+_GRAMMARS |= {"json_schema", "regex", "choice", "grammar", "ebnf"}
+"""Fields by which engines are told what an answer must look like, besides `response_format`."""
 
 
 class CannotResume(HotloopError):
@@ -73,27 +80,55 @@ def _check(body: Mapping[str, Any], told: Told) -> None:
 
 
 def _continue_text(request: RoutedRequest, answer: ToldAnswer, body: Json) -> Iterator[Plan]:
-    is_settled = body.get("temperature") == 0 or body.get("seed") is not None
-    if not answer.is_text_alone and not is_settled:
+    is_chat = request.api in ("chat", "completions")
+    asked = body if is_chat else translate(request.api, frozenset({"chat"}), body).request()[1]
+    is_settled = asked.get("temperature") == 0 or asked.get("seed") is not None
+    if not is_settled and not answer.is_text_alone:
         raise CannotResume("a call or a thought had begun, which another replica would write in other words")
+    if not is_settled and _has_grammar(asked):
+        raise CannotResume("its text is held to a grammar, and another replica would write it in other words")
+    text = answer.text if _can_be_given(answer, asked, is_settled=is_settled) else ""
     if request.api == "completions":
         if isinstance(prompt := body.get("prompt"), str):
-            raw = request.replace({"prompt": prompt + answer.text})
-            yield Plan(replace(request, raw=raw, kinds=_kinds("message")), "text", answer.text)
+            raw = request.replace({"prompt": prompt + text})
+            yield Plan(replace(request, raw=raw, kinds=_kinds("message")), "text", text)
         return
-    chat = body if request.api == "chat" else translate(request.api, frozenset({"chat"}), body).request()[1]
-    ways: tuple[tuple[Resumes, str], ...] = (("message", answer.text), ("prefill", answer.text.rstrip()))
-    for way, told in ways:
-        text = told if _begins_with_text(answer) else ""
-        asked = dict(chat)
-        if text:
-            asked["messages"] = [*chat["messages"], {"role": "assistant", "content": text}]
-            asked |= {"continue_final_message": True, "add_generation_prompt": False}
-        yield Plan(_as_chat(request, asked, _kinds(way)), "text", text)
+    ways: tuple[tuple[Resumes, str], ...] = (("message", text), ("prefill", text.rstrip()))
+    for way, given in ways:
+        yield Plan(_as_chat(request, _continue_chat(asked, given) if given else asked, _kinds(way)), "text", given)
 
 
-def _begins_with_text(answer: ToldAnswer) -> bool:
-    return all(atom.key[0] != "thought" for atom in answer.atoms)
+def _can_be_given(answer: ToldAnswer, asked: Json, *, is_settled: bool) -> bool:
+    """Whether what comes behind the text is then what would have come."""
+    is_penalised = is_settled and any(asked.get(name) for name in _PENALTIES)
+    begins_with_text = all(atom.key[0] != "thought" for atom in answer.atoms)
+    return begins_with_text and not is_penalised and not _has_grammar(asked)
+
+
+def _has_grammar(asked: Json) -> bool:
+    shape = asked.get("response_format")
+    is_shaped = isinstance(shape, dict) and shape.get("type") != "text"
+    return is_shaped or any(asked.get(name) for name in _GRAMMARS)
+
+
+def _continue_chat(chat: Json, text: str) -> Json:
+    """With the text as its last message, or at the end of the one that it was to continue."""
+    messages, said = [*chat["messages"]], {"role": "assistant", "content": text}
+    if chat.get("continue_final_message") and messages and isinstance(messages[-1], dict):
+        last = messages.pop()
+        said = {**last, "content": _append(last.get("content"), text)}
+    return {**chat, "messages": [*messages, said], "continue_final_message": True, "add_generation_prompt": False}
+
+
+def _append(content: Any, text: str) -> Any:
+    """To the last of its parts: engines put something between two."""
+    if not isinstance(content, list):
+        return f"{content or ''}{text}"
+    *parts, last = content or [{}]
+    said = last.get("text") if isinstance(last, dict) else None
+    if isinstance(said, str):
+        return [*parts, {**last, "text": said + text}]
+    return [*content, {"type": "text", "text": text}]
 
 
 def _as_chat(request: RoutedRequest, body: Json, kinds: frozenset[str]) -> RoutedRequest:
@@ -105,7 +140,9 @@ def _as_chat(request: RoutedRequest, body: Json, kinds: frozenset[str]) -> Route
 def shorten(request: RoutedRequest, num_given: int) -> RoutedRequest:
     """With room for as many tokens less as the answer has."""
     body = request.read_body()
-    limits = {name: max(1, body[name] - num_given) for name in _LIMITS if isinstance(body.get(name), int)}
+    limits = {
+        name: max(least, body[name] - num_given) for name, least in _LIMITS.items() if isinstance(body.get(name), int)
+    }
     return replace(request, raw=request.replace(limits))
 
 
@@ -113,7 +150,7 @@ def read_resumed(request: RoutedRequest, plan: Plan, answer: ToldAnswer, num_giv
     """Raises RequestError where the client's own body cannot be read."""
     api, far, splice = request.api, plan.request.api, Splice(request.api, answer)
     if not is_format(api) or not is_format(far):
-        splice.skip(plan.given)
+        splice.skip(plan.given, num_given)
         return SplicedStream(splice)
     body, near = request.read_body(), FORMATS[api]
     writer = near.writer(near.parse(body, Notes()), body)

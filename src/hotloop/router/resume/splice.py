@@ -21,7 +21,7 @@ from hotloop.wire.field import Json
 from hotloop.wire.formats import Writer
 from hotloop.wire.reader import Reader
 from hotloop.wire.sse import DONE, EventReader, write_data, write_event
-from hotloop.wire.usage import ApiUsage
+from hotloop.wire.usage import ApiUsage, read_usage
 
 _ENVELOPE = ("id", "object", "created", "model", "system_fingerprint")
 
@@ -41,11 +41,13 @@ class Splice:
         self._has_told = bool(told.atoms)
         self._envelope = {name: told.first[name] for name in _ENVELOPE if name in told.first}
         self._num_sent = told.num_sent
+        self._num_given = 0
         self._created_at = told.first.get("created_at")
 
-    def skip(self, text: str) -> None:
-        """It is told anew behind this text only."""
+    def skip(self, text: str, num_tokens: int) -> None:
+        """It is told anew behind this text only, which its prompt has: so many tokens."""
         self._at += len(text)
+        self._num_given = num_tokens
 
     def push(self, data: bytes) -> bytes:
         """Whole events."""
@@ -101,7 +103,9 @@ class Splice:
         if event.get("type") == "done":
             return DONE
         if self._api in ("chat", "completions"):
-            return write_data({**event, **self._envelope})
+            usage = read_usage(event.get("usage")) if self._num_given else None
+            counted = {"usage": usage.count_as_output(self._num_given).render_chat()} if usage else {}
+            return write_data({**event, **self._envelope, **counted})
         if self._api == "responses":
             event["sequence_number"] = self._num_sent
             self._num_sent += 1
@@ -206,8 +210,7 @@ class TranslatedSplice(SplicedStream):
         elif isinstance(event, CallOpened) and event.index < len(self._call_ids):
             yield replace(event, id=self._call_ids[event.index])
         elif isinstance(event, Ended):
-            num_prompt, num_output = event.usage.num_prompt - self._num_given, event.usage.num_output + self._num_given
-            self.usage = replace(event.usage, num_prompt=max(0, num_prompt), num_output=num_output)
+            self.usage = event.usage.count_as_output(self._num_given)
             yield replace(event, usage=self.usage)
         else:
             yield event
