@@ -183,7 +183,7 @@ class TraceStore:
             return [as_span(row) for row in rows]
 
     def find(self, name: str) -> str:
-        """A run's whole id, from how it may begin, or `last`. Raises ConfigError where that is none, or several."""
+        """The full id of a run, given a prefix of it or `last`. Raises ConfigError if no run matches, or several."""
         if name == _LAST:
             rows = self._query("SELECT trace_id FROM runs ORDER BY start_ns DESC, trace_id DESC LIMIT 1")
         else:

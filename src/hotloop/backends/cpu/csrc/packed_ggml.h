@@ -53,8 +53,8 @@ struct Unpacked {
     alignas(64) float scales[MAX_GROUPS][2 * STRIP], mins[MAX_GROUPS][2 * STRIP];  // of both halves
 };
 
-// Codes of a column's group, a byte each, to the bits they take, at the column's place in the first row. Nothing that is
-// written is read again: `pairs` are two words each, of rows 2 i and 2 i + 1.
+// Packs the codes of one column's group from a byte each to BITS bits, at the column's place in the first row. Output is
+// only written, never read. pairs[i] holds the words of rows 2 i and 2 i + 1.
 template <int BITS>
 inline void place_codes(const uint8_t* codes, uint8_t* to) {
     constexpr uint64_t EACH = 0x0101010101010101;
