@@ -37,7 +37,7 @@ from cyclopts.types import NonNegativeFloat, PositiveFloat, PositiveInt
 from benchmarks.command import main
 from hotloop.bench.report import figure, percentile, rounded, table_of_figures
 from hotloop.cli.output import show
-from hotloop.cli.settings import Json
+from hotloop.cli.settings import JsonOutput
 from hotloop.core.errors import ConfigError, RemoteError
 from hotloop.wire.sse import EventReader
 
@@ -325,7 +325,7 @@ def agentic(
     data: Path,
     users: str = "8",
     flags: Annotated[AgenticFlags, Parameter(name="*")] = _DEFAULTS,
-    as_json: Json = False,
+    as_json: JsonOutput = False,
 ) -> None:
     """Play recorded coding agents at a server by the rules of AIPerf's agentic-coding scenario.
 

@@ -1,4 +1,4 @@
-"""How every benchmark is run: `python -m benchmarks.NAME`, its flags read and its errors shown as hotloop's are."""
+"""How every benchmark is run: `python -m PACKAGE.NAME`, its flags read and its errors shown as hotloop's are."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -26,18 +26,18 @@ def show_report(report: Report, as_json: bool) -> None:
     show(report.to_json(), report.to_table(), as_json)
 
 
-def main(command: Command) -> None:
+def main(command: Command, package: str = "benchmarks") -> None:
     """Run a benchmark with the flags of this process, and leave with its exit code."""
-    sys.exit(run(command, sys.argv[1:]))
+    sys.exit(run(command, sys.argv[1:], package))
 
 
-def run(command: Command, argv: Sequence[str]) -> int:
-    return run_command(partial(parse, app_of(command)), argv)
+def run(command: Command, argv: Sequence[str], package: str = "benchmarks") -> int:
+    return run_command(partial(parse, app_of(command, package)), argv)
 
 
-def app_of(command: Command) -> App:
+def app_of(command: Command, package: str = "benchmarks") -> App:
     app = App(
-        name=f"python -m benchmarks.{command.__name__}",
+        name=f"python -m {package}.{command.__name__}",
         help_format="plaintext",
         default_parameter=Parameter(negative_iterable=()),
         result_action="return_value",

@@ -27,7 +27,7 @@ from benchmarks.chat_server import Call, ChatServer
 from benchmarks.command import main, show_report
 from hotloop.bench.report import figures_table
 from hotloop.bench.serving import ChildServer
-from hotloop.cli.settings import Json
+from hotloop.cli.settings import JsonOutput
 from hotloop.core.errors import ConfigError
 
 FOLDER = Path(__file__).parents[1] / "examples" / "four_tools"
@@ -150,7 +150,7 @@ def work(name: str, url: str, salt: str) -> Work:
     return Work(wall_s, process_s, script.num_asked, script.num_prompt, script.num_computed)
 
 
-def four_tools(*, repeats: PositiveInt = 5, json: Json = False) -> None:
+def four_tools(*, repeats: PositiveInt = 5, json: JsonOutput = False) -> None:
     """One agent of four tools in each framework that is installed, in turn.
 
     Parameters

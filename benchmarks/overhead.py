@@ -20,7 +20,7 @@ from benchmarks.command import main, show_report
 from benchmarks.vocabularies import null_tokenizer
 from hotloop.backends.null import NullBackend
 from hotloop.bench.report import figures_table, percentile
-from hotloop.cli.settings import Json
+from hotloop.cli.settings import JsonOutput
 from hotloop.core.config import EngineConfig
 from hotloop.core.request import Request, SamplingParams, TokenEvent
 from hotloop.engine.core import StepReport
@@ -150,7 +150,7 @@ def _random_tokens(rng: random.Random, count: int, vocab_size: int) -> list[int]
     return rng.choices(range(vocab_size), k=count)
 
 
-def overhead(*, vocab: PositiveInt = 49_152, as_json: Json = False) -> None:
+def overhead(*, vocab: PositiveInt = 49_152, as_json: JsonOutput = False) -> None:
     """Measure what a step costs beside the model: scheduler, radix tree and sampler, with the null backend.
 
     Parameters

@@ -34,7 +34,7 @@ from hotloop.backends.backend import Backend
 from hotloop.backends.null import NullBackend
 from hotloop.bench.report import figures_table
 from hotloop.cli.output import console
-from hotloop.cli.settings import Json
+from hotloop.cli.settings import JsonOutput
 from hotloop.core.config import EngineConfig
 from hotloop.core.errors import HotloopError
 from hotloop.core.grammar import Grammar
@@ -377,7 +377,7 @@ def _device_bytes() -> int:
     return int(torch.cuda.memory_allocated()) if torch and torch.cuda.is_available() else 0
 
 
-def soak(*, minutes: PositiveFloat = 20.0, cuda: bool = False, seed: int = 0, as_json: Json = False) -> None:
+def soak(*, minutes: PositiveFloat = 20.0, cuda: bool = False, seed: int = 0, as_json: JsonOutput = False) -> None:
     """Run the engine under random load, and see whether answers stay right, and memory and step time flat.
 
     Parameters

@@ -98,7 +98,7 @@ def equip(parts: dict[str, bool], model: ScriptedModel, helper: ScriptedModel, p
             inner = each._run.__self__  # type: ignore[attr-defined]
             inner.settings = replace(inner.settings, model=helper, tracer=NullTracer())
         elif isinstance(each, FunctionTool) and not parts["kept"]:
-            each.traits = replace(each.traits, cache_s=0.0)
+            each.options = replace(each.options, cache_s=0.0)
     limits = replace(agent.settings.limits, **({} if parts["parallel"] else {"concurrency": 1}))
     speculation = SpeculativeTools(predictor) if parts["ahead"] else None
     agent.settings = replace(

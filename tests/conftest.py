@@ -40,8 +40,9 @@ def home_for_processes(empty_home: Path) -> Path:
     return empty_home
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     gc.disable()  # until all is collected
+    begin_apart(config)
     os.environ["HOTLOOP_TRACE"] = "off"  # what tests run is not one of the user's runs
     unchecked = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
     # Busy machines are slow. Examples are new ones in every run: many runs see more than one long run.
@@ -57,11 +58,22 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def begin_apart(config: pytest.Config) -> None:
+    """Each worker collects all tests, and begins elsewhere: what one has compiled then, the others find."""
+    worker = getattr(config, "workerinput", None)
+    folders = [Path(each) for each in config.args]
+    if worker is None or folders != [Path(__file__).parent]:
+        return
+    tests = sorted({folders[0] / path.relative_to(folders[0]).parts[0] for path in folders[0].rglob("test_*.py")})
+    begin = len(tests) * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
+    config.args[:] = map(str, tests[begin:] + tests[:begin])
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest come first: no worker is left alone with one in the end."""
+    """In one order, wherever a worker began. The longest come first: none is left alone with one in the end."""
     mark_sampled(items)
-    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+    items.sort(key=lambda item: (item.get_closest_marker("long") is None, str(item.path)))
 
 
 def pytest_collection_finish() -> None:

@@ -67,7 +67,7 @@ class RecordedTool:
 
     def __init__(self, job: AgentJob, spec: Tool, latency: Latency) -> None:
         self.spec = spec
-        self.traits = ToolOptions(read_only=spec.name.startswith(READ_ONLY), timeout_s=None)
+        self.options = ToolOptions(read_only=spec.name.startswith(READ_ONLY), timeout_s=None)
         self._job = job
         self._latency = latency
 

@@ -4,7 +4,7 @@
     next      |═══════════ runs ahead from here ════════════════|hidden, the rest is waited for
     named                                         |═ from here ═|
 
-What nobody asked for in its turn is dropped, or kept for `cache_s`, until something is written.
+What nobody asked for in its turn is dropped.
 
 Nothing runs: the record says what the model asked for and wrote, and every call of a tool gets a duration by lot. What
 is measured is the predictor, and how much of the tools' time it would have hidden behind the model's.
@@ -39,8 +39,6 @@ class Pace(NamedTuple):
     chars_per_token: float = 4.0
     tool_median_s: float = 0.4
     tool_sigma: float = 0.5
-    user_s: float = 20.0
-    """Until the user has read an answer and written the next message."""
 
     def write_s(self, text: str) -> float:
         return len(text) / self.chars_per_token / self.tokens_per_s
@@ -74,47 +72,28 @@ class Figures:
         """The share of all tools' time that passed while the model wrote."""
         return self.hidden_s / self.tool_s if self.tool_s else 0.0
 
-    @property
-    def waste(self) -> float:
-        """Calls nobody asked for, a call that was made."""
-        return (self.guesses.num_started - self.guesses.num_hits) / self.num_calls if self.num_calls else 0.0
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
     """How the tools are marked that are taken to read only, and how they are run ahead."""
 
     threshold: float = THRESHOLD
-    next_threshold: float | None = None
-    wasted_call_s: float = WASTED_CALL_S
-    max_waste: float = MAX_WASTE
     trusted: bool = False
-    cache_s: float = 0.0
-    """Within a session, so also when the user has answered."""
 
 
 def measure_predictions(
     runs: Sequence[Sequence[Message]],
     *,
     num_learn: int,
-    learns_on: bool = False,
     taken: Taken | None = None,
     pace: Pace | None = None,
 ) -> Figures:
-    """Learn from the first `num_learn` runs and predict the others; `learns_on` goes on learning, turn by turn."""
+    """Learn from the first `num_learn` runs and predict the others."""
     taken = taken or Taken()
-    table = _Table(Predictor(), taken, Budget(taken.max_waste, 0.0), pace or Pace())
+    table = _Table(Predictor(), taken, Budget(MAX_WASTE, 0.0), pace or Pace())
     for index, messages in enumerate(runs):
-        is_test = index >= num_learn
-        table.play(messages, f"run {index}", is_test=is_test, learns=learns_on or not is_test)
+        table.play(messages, f"run {index}", is_test=index >= num_learn)
     return table.figures
-
-
-@dataclass(slots=True)
-class _Early:
-    began_s: float
-    is_open: bool = True
-    """Until its turn ends."""
 
 
 @dataclass(slots=True)
@@ -125,57 +104,51 @@ class _Table:
     pace: Pace
     figures: Figures = field(default_factory=Figures)
     now_s: float = 0.0
-    early: dict[str, _Early] = field(default_factory=dict)
+    early: dict[str, float] = field(default_factory=dict)
+    """When each call that nobody has asked for yet was begun."""
 
-    def play(self, messages: Sequence[Message], seed: str, *, is_test: bool, learns: bool) -> None:
+    def play(self, messages: Sequence[Message], seed: str, *, is_test: bool) -> None:
         run = self.predictor.open_run()
         history = History(trusted=frozenset(_read_only_tools(messages)) if self.taken.trusted else frozenset())
         self.figures.num_runs += is_test
         self.early.clear()
         for index, message in enumerate(messages):
-            self.now_s += self.pace.user_s * (message.role == "user")
             if message.role != "assistant":
                 continue
             history.follow(messages[:index])
             if is_test:
                 self._take_turn(history, message, f"{seed} message {index}")
-            if learns:
+            else:
                 self.predictor.learn_turn(history, message.tool_calls, run)
 
     def _take_turn(self, history: History, message: Message, seed: str) -> None:
-        least = self.taken.next_threshold or self.taken.threshold
-        self._start(self.predictor.predict(history), least)
+        self._start(self.predictor.predict(history))
         first_s = self.pace.first_token_s + self.pace.write_s(message.content)
         self.now_s += first_s
         may_look = True
         for number, call in enumerate(message.tool_calls):
             self.now_s += self.pace.write_s(call.name)
             if may_look and is_read_only(call.name):
-                self._start(self.predictor.predict(history, named=call.name)[:1], self.taken.threshold)
+                self._start(self.predictor.predict(history, named=call.name)[:1])
             written_s = self.pace.write_s(call.arguments)
             self.predictor.learn_pace(None if number else first_s, len(call.arguments), written_s)
             self.now_s += written_s
             may_look = may_look and is_read_only(call.name)
             if not may_look:
-                self._drop()
+                self._end_turn()  # something is written
             history = history.after(call)
             self._call(call, history.calls[-1].key, f"{seed} call {number}")
         self._end_turn()
         self.budget.end_turn(len(message.tool_calls))
 
-    def _start(self, predictions: Iterable[Prediction], least: float) -> None:
+    def _start(self, predictions: Iterable[Prediction]) -> None:
         for prediction in predictions:
-            is_wanted = prediction.confidence >= least and prediction.is_worth(self.taken.wasted_call_s)
-            if not is_wanted or not is_read_only(prediction.name) or self._has(prediction.key):
+            is_wanted = prediction.confidence >= self.taken.threshold and prediction.is_worth(WASTED_CALL_S)
+            if not is_wanted or not is_read_only(prediction.name) or prediction.key in self.early:
                 continue
             if self.budget.take(0.0):
-                self.early[prediction.key] = _Early(self.now_s)
+                self.early[prediction.key] = self.now_s
                 self.figures.guesses.num_started += 1
-
-    def _has(self, key: str) -> bool:
-        """Whether it runs, or what came of it is still kept."""
-        early = self.early.get(key)
-        return early is not None and (early.is_open or self.now_s - early.began_s <= self.taken.cache_s)
 
     def _call(self, call: ToolCall, key: str | None, seed: str) -> None:
         tool_s, hidden_s = self.pace.tool_s(seed), 0.0
@@ -184,28 +157,16 @@ class _Table:
         self.predictor.learn_time(call.name, tool_s)
         if is_read_only(call.name):
             self.figures.num_read_only += 1
-            if key and self._has(key):
-                early = self.early.pop(key)
+            if key in self.early:
                 self.figures.guesses.num_hits += 1
-                hidden_s = min(tool_s, self.now_s - early.began_s)
-                if early.is_open:
-                    self.budget.give_back(0.0)
-                else:
-                    self.budget.win_back(0.0)
+                hidden_s = min(tool_s, self.now_s - self.early.pop(key))
+                self.budget.give_back(0.0)
         self.figures.hidden_s += hidden_s
         self.now_s += tool_s - hidden_s
 
     def _end_turn(self) -> None:
-        for early in self.early.values():
-            if early.is_open:
-                self.budget.lose()
-            early.is_open = False
-        if not self.taken.cache_s:
-            self.early.clear()
-
-    def _drop(self) -> None:
-        """Something was written."""
-        self._end_turn()
+        for _ in self.early:
+            self.budget.lose()
         self.early.clear()
 
 

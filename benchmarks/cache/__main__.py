@@ -18,7 +18,7 @@ from benchmarks.command import main
 from hotloop.cli.bench import WorkloadFlags
 from hotloop.cli.loading import lend_server
 from hotloop.cli.output import progress, show
-from hotloop.cli.settings import ApiKey, Json, pick_names
+from hotloop.cli.settings import ApiKey, JsonOutput, pick_names
 from hotloop.core.errors import ConfigError
 
 GROUPS = tuple(dict.fromkeys(breaker.group for breaker in BREAKERS if breaker.group != "none"))
@@ -50,7 +50,7 @@ def cache(
     ] = (),
     flags: Annotated[CacheFlags, Parameter(name="*")] = _DEFAULTS,
     api_key: ApiKey = None,
-    as_json: Json = False,
+    as_json: JsonOutput = False,
 ) -> None:
     """Hold conversations whose prompts are broken as clients break them: what is recomputed, and why?"""
     held = _measure_all(url, api_key, pick_names(flags.scenario, GROUPS, "scenario"), flags)

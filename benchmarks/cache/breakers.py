@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
-from benchmarks.cache.script import Json
+from hotloop.wire.field import Json
 
 Break = Callable[[Json, int], Json]
 """The body as it is sent instead, in the request of that number."""

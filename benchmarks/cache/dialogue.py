@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.cache.script import Beat, Heard, Json, Script
+from benchmarks.cache.script import Beat, Heard, Script
+from hotloop.wire.field import Json
 
 Event = Mapping[str, Any]
 

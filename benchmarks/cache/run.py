@@ -13,9 +13,10 @@ from itertools import count
 
 from benchmarks.cache.breakers import BREAKERS, Breaker
 from benchmarks.cache.dialogue import Asking, ChatDialogue, Said
-from benchmarks.cache.script import Json, Script
+from benchmarks.cache.script import Script
 from benchmarks.cache.wire import Explanation, Wire
 from hotloop.core.errors import RemoteError
+from hotloop.wire.field import Json
 
 
 @dataclass(frozen=True, slots=True)

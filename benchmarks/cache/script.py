@@ -17,8 +17,7 @@ from hotloop.bench.questions import ToolQuestion
 from hotloop.bench.workflows import generate_workflows
 from hotloop.bench.workload import Transcript, read_transcripts
 from hotloop.core.errors import ConfigError
-
-Json = dict[str, Any]
+from hotloop.wire.field import Json
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,10 @@ from typing import Any, Self
 import httpx
 import msgspec
 
-from benchmarks.cache.script import Json
 from hotloop.bench.client import ChatClient, refused
 from hotloop.core.errors import RemoteError
 from hotloop.http.client import bearer, broke_off, open_client
+from hotloop.wire.field import Json
 from hotloop.wire.sse import EventReader
 
 

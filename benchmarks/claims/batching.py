@@ -2,7 +2,7 @@
 
 unbatched    one at a time
 static       a batch begins when it is full and the last one is over
-dynamic      a batch begins when it is full, or its first has waited long enough, and the last one is over
+dynamic      a batch begins when it is full, or its first has waited 50 ms (or 10, or 500), and the last one is over
 continuous   everybody begins on arrival, and whoever is done makes room
 """
 
@@ -17,11 +17,11 @@ from benchmarks.claims.published import CONTINUOUS, DYNAMIC, STATIC
 from benchmarks.claims.result import Figure, Result
 from hotloop.bench.client import ChatClient
 
-Way = Literal["unbatched", "static", "dynamic", "continuous"]
-WAYS: tuple[Way, ...] = ("unbatched", "static", "dynamic", "continuous")
+Way = Literal["unbatched", "static", "dynamic", "dynamic, 10 ms", "dynamic, 500 ms", "continuous"]
+WAYS: tuple[Way, ...] = ("unbatched", "static", "dynamic", "dynamic, 10 ms", "dynamic, 500 ms", "continuous")
 _CLAIMS: Mapping[Way, str] = {"static": STATIC, "dynamic": DYNAMIC, "continuous": CONTINUOUS}
 
-_WINDOW_S = 0.1
+_WAITS_S: Mapping[Way, float] = {"dynamic": 0.05, "dynamic, 10 ms": 0.01, "dynamic, 500 ms": 0.5}
 
 
 class Arrival(NamedTuple):
@@ -84,10 +84,10 @@ async def _arrive(arrivals: Sequence[Arrival], queue: "asyncio.Queue[Arrival]", 
 
 async def _gather_batch(queue: "asyncio.Queue[Arrival]", size: int, way: Way) -> list[Arrival]:
     batch = [await queue.get()]
-    until = asyncio.get_running_loop().time() + _WINDOW_S
+    until = asyncio.get_running_loop().time() + wait_s if (wait_s := _WAITS_S.get(way)) else None
     while len(batch) < size:
         try:
-            async with asyncio.timeout_at(until if way == "dynamic" else None):
+            async with asyncio.timeout_at(until):
                 batch.append(await queue.get())
         except TimeoutError:
             break
@@ -101,8 +101,13 @@ def results_of(served: Mapping[Way, Sequence[Served]], what: str) -> list[Result
             claim=claim,
             what=what,
             figures=[
-                Figure("throughput", "tokens/s", *_columns(served, way, "tokens_per_s")),
-                Figure("mean latency", "s", *_columns(served, way, "latency_s")),
+                figure
+                for each in served
+                if each.startswith(way)
+                for figure in (
+                    Figure(f"throughput{each.removeprefix(way)}", "tokens/s", *_columns(served, each, "tokens_per_s")),
+                    Figure(f"mean latency{each.removeprefix(way)}", "s", *_columns(served, each, "latency_s")),
+                )
             ],
         )
         for way, claim in _CLAIMS.items()
@@ -121,14 +126,13 @@ def measure_batching(bench: Bench) -> list[Result]:
         served: dict[Way, list[Served]] = {way: [] for way in WAYS}
         async with ChatClient(url) as client:
             await client.find_model()
+            arrivals = draw_arrivals(scale.num_requests, rate=scale.rate, outputs=scale.outputs)
             for repeat in range(scale.repeats):
-                arrivals = draw_arrivals(scale.num_requests, rate=scale.rate, outputs=scale.outputs, seed=repeat)
                 for way in WAYS:
                     served[way].append(await serve_arrivals(asker(client, f"{way} {repeat}"), arrivals, way))
         return served
 
-    with bench.serve() as server:
-        served = asyncio.run(run(server.url))
+    served = asyncio.run(run(bench.serve()))
     tokens = f"{min(scale.outputs)} to {max(scale.outputs)} tokens"
     return results_of(served, f"{scale.num_requests} requests of {tokens}, {scale.rate:g} a second; batches of 8")
 

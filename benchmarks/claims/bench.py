@@ -4,29 +4,25 @@ What depends on shapes alone is asked of a server's standing model: on a CPU the
 Llama-3.1-8B shapes with random weights. Rows with words that matter are asked of real models.
 """
 
+import gc
 import json
+import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.claims.result import size_of
 from benchmarks.claims.workflows import write_workflows
-from benchmarks.gpu.models import SHAPES
+from benchmarks.gpu.models import SHAPES, llama
 from hotloop.bench.serving import ChildServer
-from hotloop.core.config import DEFAULT_MODEL, Device
+from hotloop.core.config import DEFAULT_MODEL, Device, LoadFormat
 
 TEMPLATE = "{% for message in messages %}{{ message.content }}\n{% endfor %}"
-TINY: Mapping[str, Any] = SHAPES["llama-8b"] | {
-    "vocab_size": 512,
-    "hidden_size": 64,
-    "intermediate_size": 64,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 32,
-}
+TINY: Mapping[str, Any] = llama(64, 64, 1, 2, 1, 32, vocab=512)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +60,7 @@ CARD = Scale(
     rate=200.0,
     outputs=(16, 24, 32, 48, 192),
     num_questions=34,
-    num_jobs=16,
+    num_jobs=8,
     batch=(64, 1024, 128),
     prompt=2048,
 )
@@ -106,6 +102,37 @@ class Supplies:
     """A large one."""
 
 
+class Servers:
+    """Servers by their flags: each starts once, for all rows that ask for its like. A few are kept, so that ways can be
+    measured in turn; only one of them is asked at a time."""
+
+    def __init__(self, most: int = 3) -> None:
+        self._most = most
+        self._open: dict[tuple[str, ...], ChildServer] = {}  # least recently wanted first
+
+    def urls(self, wanted: Sequence[tuple[str, ...]]) -> list[str]:
+        """Of one server for each, those that are missing started at once."""
+        assert len(wanted) <= self._most
+        for flags in [flags for flags, server in self._open.items() if not server.is_running]:
+            self._open.pop(flags).close()
+        kept = {flags: self._open.pop(flags) for flags in dict.fromkeys(wanted) if flags in self._open}
+        missing = [flags for flags in dict.fromkeys(wanted) if flags not in kept]
+        while len(self._open) + len(kept) + len(missing) > self._most:
+            self._open.pop(next(iter(self._open))).close()
+        self._open |= kept | {flags: ChildServer(flags) for flags in missing}
+        try:
+            with ThreadPoolExecutor(self._most) as pool:
+                list(pool.map(lambda flags: self._open[flags].start(), missing))
+        except BaseException:
+            self.close()
+            raise
+        return [self._open[flags].url for flags in wanted]
+
+    def close(self) -> None:
+        while self._open:
+            self._open.popitem()[1].close()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
     """One run's machine, sizes and data; `folder` is a temporary one."""
@@ -114,8 +141,7 @@ class Bench:
     scale: Scale
     supplies: Supplies
     folder: Path
-    standing: tuple[str, ...] = ()
-    """Flags of the model that depends on shapes alone."""
+    servers: Servers = field(default_factory=Servers)
     workflows: Path = field(init=False)
 
     def __post_init__(self) -> None:
@@ -131,33 +157,65 @@ class Bench:
         data = self.supplies.data
         return f"runs of {data.name.partition('.')[0]}" if data else "generated office workflows"
 
-    def serve(self, *disabled: str, model: str | None = None) -> ChildServer:
-        """A server of that model, or of the standing one, without drafts: they learn from rows taken before."""
-        return self.child(*without(*disabled), *(("--model", model) if model else self.standing))
+    @property
+    def standing(self) -> str:
+        """The model of rows that depend on shapes alone."""
+        return self.shaped("llama-8b") if self.device == "cuda" else DEFAULT_MODEL
 
-    def serve_tiny(self, *disabled: str) -> ChildServer:
-        """One that prefills in no time, for rows that count tokens: no model and no machine changes those."""
-        return ChildServer(("--device", "cpu", *without(*disabled), *write_shape(self.folder / "tiny", TINY)))
+    def shaped(self, name: str, config: Mapping[str, Any] | None = None) -> str:
+        """The path of a model of these shapes, with random weights and a template that adds nothing."""
+        folder = self.folder / name
+        if not folder.exists():
+            folder.mkdir()
+            (folder / "config.json").write_text(json.dumps(config or SHAPES[name]))
+            (folder / "chat_template.jinja").write_text(TEMPLATE)
+        return str(folder)
 
-    def child(self, *flags: str) -> ChildServer:
-        return ChildServer(("--device", self.device, *flags))
+    def serve(self, *disabled: str, model: str | None = None) -> str:
+        """The address of a server of that model, or of the standing one."""
+        return self.servers.urls([self.flags(*disabled, model=model)])[0]
+
+    def flags(self, *disabled: str, model: str | None = None) -> tuple[str, ...]:
+        """Without drafts: they learn from rows taken before."""
+        return ("--disable", ",".join(("drafts", *disabled)), *self.own_flags(model or self.standing))
+
+    def own_flags(self, model: str) -> tuple[str, ...]:
+        """Of the model and this machine. Several servers share a card."""
+        shared = ("--gpu-memory", "0.28", "--host-kv", "off") if self.device == "cuda" else ()
+        return ("--device", self.device, *shared, *self.model_flags(model))
+
+    def model_flags(self, model: str) -> tuple[str, ...]:
+        return ("--model", model, "--load-format", self.load_format(model))
+
+    def load_format(self, model: str) -> LoadFormat:
+        return "dummy" if Path(model).parent == self.folder else "auto"
+
+    def size_of(self, model: str) -> str:
+        return size_of(model, self.load_format(model))
+
+    def tiny_flags(self, *disabled: str) -> tuple[str, ...]:
+        """Of a server that prefills in no time, for rows that count tokens: no model and no machine changes those."""
+        return (
+            "--device",
+            "cpu",
+            "--disable",
+            ",".join(("drafts", *disabled)),
+            *self.model_flags(self.shaped("tiny", TINY)),
+        )
 
 
-def without(*disabled: str) -> tuple[str, ...]:
-    return ("--disable", ",".join(("drafts", *disabled)))
-
-
-def write_shape(folder: Path, config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The flags of a model of these shapes, with random weights and a template that adds nothing."""
-    folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config))
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
-    return ("--model", str(folder), "--load-format", "dummy")
+def empty_card() -> None:
+    """What this process still holds of a card's memory is given back, for the servers that come next."""
+    gc.collect()
+    if "torch" in sys.modules:
+        sys.modules["torch"].cuda.empty_cache()
 
 
 @contextmanager
 def open_bench(device: Device, scale: Scale, supplies: Supplies) -> Iterator[Bench]:
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        standing = write_shape(folder / "llama-8b", SHAPES["llama-8b"]) if device == "cuda" else ()
-        yield Bench(device=device, scale=scale, supplies=supplies, folder=folder, standing=standing)
+        bench = Bench(device=device, scale=scale, supplies=supplies, folder=Path(name))
+        try:
+            yield bench
+        finally:
+            bench.servers.close()

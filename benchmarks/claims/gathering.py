@@ -90,7 +90,7 @@ async def gather(model: Model, cities: Sequence[str], way: Way, tool_s: float) -
     driven = DrivenModel(model, num_calls=len(cities), is_whole=not is_eager, is_planned=way == "planned")
     agent: Agent[str] = Agent(
         driven,
-        [FunctionTool(weather, traits=ToolOptions(read_only=True))],
+        [FunctionTool(weather, options=ToolOptions(read_only=True))],
         _INSTRUCTIONS,
         limits=Limits(turns=len(cities) + 3, concurrency=16 if is_eager else 1),
         can_prefill_ahead=is_eager,
@@ -138,8 +138,7 @@ def measure_gathering(bench: Bench) -> list[Result]:
         await model.close()
         return {way: each[1:] for way, each in found.items()}
 
-    with bench.serve(model=words) as server:
-        found = asyncio.run(run(server.url))
+    found = asyncio.run(run(bench.serve(model=words)))
     return results_of(found, f"a tool of {tool_s:g} s; calls and answers are those of a model of {size_of(words)}")
 
 

@@ -10,7 +10,6 @@ what it says it did.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 
 import httpx
 import numpy as np
@@ -19,7 +18,7 @@ from benchmarks.claims.bench import Bench
 from benchmarks.claims.published import FLAT, RECOMPUTED, SAVED, SHARE, TEN, TOKENS
 from benchmarks.claims.result import Figure, Result, Unit
 from hotloop.bench.replay import Progress, ReplayedTurn
-from hotloop.bench.serving import ChildServer, replay_server
+from hotloop.bench.serving import replay_server
 from hotloop.bench.workload import AgentJob, ChatMessage, WorkloadTurn
 from hotloop.core.errors import RemoteError
 
@@ -54,16 +53,16 @@ class Loop:
 
 
 def measure_loop(bench: Bench) -> list[Result]:
+    """All ways in turn, then the next repeat. A turn before them warms each server up."""
     numbers = bench.scale.steps
-    return results_of(
-        [
-            [
-                _run(bench.serve(*disabled), numbers, i, is_naive=not i_way)
-                for i_way, disabled in enumerate(WAYS.values())
-            ]
-            for i in range(bench.scale.repeats)
-        ]
+    urls = bench.servers.urls([bench.flags(*disabled) for disabled in WAYS.values()])
+    warm_up, *jobs = (
+        fit_job(urls[0], [_FIRST + step * _STEP for step in range(numbers[-1])], i)
+        for i in range(bench.scale.repeats + 1)
     )
+    for url in urls:
+        replay_turns(url, [AgentJob(warm_up.id, warm_up.turns[:1])])
+    return results_of([[_run(url, job, numbers, is_naive=url == urls[0]) for url in urls] for job in jobs])
 
 
 def results_of(repeats: Sequence[Sequence[Loop]]) -> list[Result]:
@@ -115,11 +114,10 @@ def results_of(repeats: Sequence[Sequence[Loop]]) -> list[Result]:
 def measure_tokens(bench: Bench) -> list[Result]:
     """What no model changes: how many tokens are prefilled and found."""
     repeats, last = range(bench.scale.repeats), bench.scale.steps[-1]
-    with ExitStack() as stack:
-        urls = [stack.enter_context(bench.serve_tiny(*disabled)).url for disabled in WAYS.values()]
-        loops = [_counted(urls, [_FIRST + step * _STEP for step in range(last)], i) for i in repeats]
-        tens = [_counted(urls, [1000 * number for number in _TEN], 100 + i) for i in repeats]
-        return tokens_of(loops, tens, [_saved(urls[-1], i) for i in repeats])
+    urls = bench.servers.urls([bench.tiny_flags(*disabled) for disabled in WAYS.values()])
+    loops = [_counted(urls, [_FIRST + step * _STEP for step in range(last)], i) for i in repeats]
+    tens = [_counted(urls, [1000 * number for number in _TEN], 100 + i) for i in repeats]
+    return tokens_of(loops, tens, [_saved(urls[-1], i) for i in repeats])
 
 
 def tokens_of(loops: Sequence[Counts], tens: Sequence[Counts], saved: Sequence[float]) -> list[Result]:
@@ -173,11 +171,9 @@ def ttft_s(turn: ReplayedTurn) -> float:
     return turn.ttft_s
 
 
-def _run(child: ChildServer, numbers: Sequence[int], repeat: int, *, is_naive: bool) -> Loop:
+def _run(url: str, job: AgentJob, numbers: Sequence[int], *, is_naive: bool) -> Loop:
     wanted = sorted({*numbers} if is_naive else {each for number in numbers for each in (max(1, number - 1), number)})
-    with child as server:
-        job = fit_job(server.url, [_FIRST + i * _STEP for i in range(numbers[-1])], repeat)
-        turns = replay_turns(server.url, [AgentJob(job.id, tuple(job.turns[number - 1] for number in wanted))])
+    turns = replay_turns(url, [AgentJob(job.id, tuple(job.turns[number - 1] for number in wanted))])
     return Loop(numbers, [turn for number, turn in zip(wanted, turns, strict=True) if number in numbers])
 
 
@@ -204,7 +200,7 @@ def fit_job(url: str, sizes: Sequence[int], number: int = 0) -> AgentJob:
                 messages = [*messages, {"role": "assistant", "content": "Go on."}]
             messages = _fit(http, url, messages, size, f"Part {number}.{len(messages)}:")
             turns.append(WorkloadTurn(tuple(messages), _NUM_OUTPUT))
-    return AgentJob("loop", tuple(turns))
+    return AgentJob(f"loop-{number}", tuple(turns))
 
 
 def _fit(http: httpx.Client, url: str, before: Sequence[ChatMessage], num_tokens: int, begin: str) -> list[ChatMessage]:

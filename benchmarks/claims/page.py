@@ -1,10 +1,9 @@
-"""docs/benchmarks.md and the README's figures from the results that are kept: `python -m benchmarks.claims.page`.
+"""docs/benchmarks.md and the figures of README and docs/gpu.md from what is kept: `python -m benchmarks.claims.page`.
 Nothing is typed.
 
 docs/figures/claims-cpu.json    what `python -m benchmarks.claims --keep` measured
 docs/figures/claims-gpu.json    what `python -m benchmarks.claims.gpu --keep` measured on a card
-docs/figures/vllm-gpu.jsonl     another engine on such a card, a JSON object a line
-docs/figures/agents-gpu.json    recorded agents on a card, which the README quotes
+docs/figures/agents-gpu.json    recorded agents on a card, as `python -m benchmarks.gpu.served` measured them
 docs/figures/earlier.json       tables of earlier versions, with the commands that took them
 """
 
@@ -12,18 +11,21 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.claims.plot import draw_growth
+from docs.prefix_map import DARK, LIGHT
+
+from benchmarks.claims.agents import EVERY_S, Run, read_run, render_all, render_few
+from benchmarks.claims.plot import DASHED, draw_growth
 from benchmarks.claims.published import CLAIMS, FLAT, MAX_SPREAD, MIN_REPEATS, SERVING, TOKENS, Claim, Device
 from benchmarks.claims.result import Figure, Result, Unit, read_results
 from hotloop.core.errors import ConfigError
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
-README = PAGE.parents[1] / "README.md"
+README, GPU = PAGE.parents[1] / "README.md", PAGE.with_name("gpu.md")
 KEPT: Mapping[str, str] = {"cpu": "claims-cpu.json", "cuda": "claims-gpu.json"}
 BEGIN = "<!-- figures: begin; written by `make benchmarks` from docs/figures -->"
 END = "<!-- figures: end -->"
@@ -40,18 +42,21 @@ models. Figures are medians, baseline first; *×* is how many times better, with
 brackets. A claim holds if its lower bound is reached in the median. There is no verdict from fewer than {MIN_REPEATS}
 repeats, or where they are more than {MAX_SPREAD:.0%} apart. On a CPU the model is the default one, SmolLM2-135M, where
 no other is named; on a card it is one of Llama-3.1-8B shapes with random weights, which say nothing of words: where
-words matter, `--words` names a model. Tiers, a draft model and everything together want models of several sizes:
-`--small A --medium B --large C`; `--data` and `--questions` take runs and questions of your own."""
+words matter, `--words` names a model. Tiers and a draft model want models of several sizes, `--small A --medium B
+--large C`; everything together does on a CPU: on a card it has shapes of 1B and 8B, since all that is said is recorded.
+`--data` and `--questions` take runs and questions of your own. Servers are started once for all rows of a command and
+measured in turn."""
 _HEAD = "| claim | published | baseline | on a CPU | on a GPU | does it hold? |\n|---|---|---|---|---|---|"
 _DEVICES: Mapping[Device, str] = {"cpu": "CPU", "cuda": "GPU"}
 _GROWTH = {
-    "claims-loop.svg": (TOKENS, "Prompt tokens prefilled in each turn of a loop", "tokens"),
-    "claims-steps.svg": (
+    "claims-loop": (TOKENS, "Prompt tokens prefilled in each turn of a loop", "tokens"),
+    "claims-steps": (
         FLAT,
         "Time of each turn of one loop; measured at 1 to 5, 10, 18 and 26, straight lines between",
         "ms",
     ),
 }
+_SESSIONS = "agents-gpu", "Sessions of recorded coding agents done, by the seconds since the first began"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +65,8 @@ class Kept:
 
     cpu: Mapping[str, Result]
     gpu: Mapping[str, Result]
-    vllm: Mapping[str, Mapping[str, Any]]
     earlier: Sequence[Mapping[str, Any]]
-    agents: Sequence[Mapping[str, Any]] = ()
+    run: Run | None = None
 
     def of(self, device: Device) -> Mapping[str, Result]:
         return self.cpu if device == "cpu" else self.gpu
@@ -73,30 +77,20 @@ def read_kept(folder: Path) -> Kept:
         {result.claim: result for result in read_results(path)} if (path := folder / name).exists() else {}
         for name in KEPT.values()
     )
-    vllm = {each["what"]: each for each in _lines(folder / "vllm-gpu.jsonl")}
-    return Kept(cpu, gpu, vllm, _read_tables(folder / "earlier.json"), _read_tables(folder / "agents-gpu.json"))
+    path = folder / "earlier.json"
+    earlier = json.loads(path.read_text("utf-8")) if path.exists() else []
+    return Kept(cpu, gpu, earlier, read_run(folder / "agents-gpu.json"))
 
 
-def _read_tables(path: Path) -> list[Mapping[str, Any]]:
-    return json.loads(path.read_text("utf-8")) if path.exists() else []
-
-
-def _lines(path: Path) -> Iterator[Any]:
-    for line in path.read_text("utf-8").splitlines() if path.exists() else ():
-        if line.startswith("{"):
-            yield json.loads(line)
-
-
-def write_page(page: Path = PAGE, readme: Path | None = None) -> None:
+def write_page(page: Path = PAGE) -> None:
     """Rewrite the sections between the marks, and the pictures beside the page."""
     kept = read_kept(page.with_name("figures"))
-    sections = {page: render_section(kept), (readme or README if page == PAGE else readme): render_readme(kept)}
+    sections = {page: render_section, **(OTHERS if page == PAGE else {})}
     try:
-        for path, section in sections.items():
-            if path:
-                path.write_text(replace_section(path.read_text("utf-8"), section), encoding="utf-8")
+        for path, render in sections.items():
+            path.write_text(replace_section(path.read_text("utf-8"), render(kept)), encoding="utf-8")
         for name, picture in draw_pictures(kept).items():
-            page.with_name(name).write_text(picture, encoding="utf-8")
+            page.with_name(f"{name}.svg").write_text(picture, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot write {page}: {error.strerror}") from None
 
@@ -108,30 +102,61 @@ def replace_section(text: str, section: str) -> str:
 
 
 def render_readme(kept: Kept) -> str:
-    """The newest run of recorded agents."""
-    newest = max(kept.agents, key=lambda table: str(table["date"]), default=None)
-    parts = [BEGIN, *([_where(newest), "", *_render_rows(newest)] if newest else []), END]
-    return "\n".join(parts)
+    """Recorded agents in a few rows, and drawn."""
+    lines = [kept.run.where, "", *_picture(*_SESSIONS, kept, "docs/"), *render_few(kept.run)] if kept.run else []
+    return "\n".join([BEGIN, *lines, END])
+
+
+def render_gpu(kept: Kept) -> str:
+    """All that was measured of them."""
+    lines = [kept.run.where, "", *render_all(kept.run)] if kept.run else []
+    return "\n".join([BEGIN, *lines, END])
+
+
+OTHERS: Mapping[Path, Callable[[Kept], str]] = {README: render_readme, GPU: render_gpu}
 
 
 def draw_pictures(kept: Kept) -> dict[str, str]:
+    """Each light and dark, of what there is."""
     drawn = {}
-    for name, (claim, title, unit) in _GROWTH.items():
-        if (result := kept.cpu.get(claim)) and result.growth:
-            taken = f"{result.taken.machine}, {result.taken.date}" if result.taken else ""
-            drawn[name] = draw_growth(title, result.growth, unit=unit, caption=taken)
+    for suffix, (found, computed, new, *rest) in {"": LIGHT, "-dark": DARK}.items():
+        for name, (claim, title, unit) in _GROWTH.items():
+            if (result := kept.cpu.get(claim)) and result.growth:
+                taken = f"{result.taken.machine}, {result.taken.date}" if result.taken else ""
+                colours = (computed, new, found + DASHED, *rest)  # the last two are often one
+                drawn[f"{name}{suffix}"] = draw_growth(title, result.growth, colours, unit=unit, caption=taken)
+        if kept.run and (lines := kept.run.lines()):
+            drawn[f"{_SESSIONS[0]}{suffix}"] = draw_growth(
+                _SESSIONS[1],
+                lines,
+                (found, computed, *rest),
+                unit="sessions",
+                caption=kept.run.when,
+                along="s",
+                first=0,
+                every=EVERY_S,
+            )
     return drawn
 
 
+def _picture(name: str, title: str, kept: Kept, folder: str = "") -> list[str]:
+    """Nothing where it is not drawn."""
+    if name not in draw_pictures(kept):
+        return []
+    dark = f'  <source media="(prefers-color-scheme: dark)" srcset="{folder}{name}-dark.svg">'
+    return ["<picture>", dark, f'  <img src="{folder}{name}.svg" alt="{title}">', "</picture>", ""]
+
+
 def render_section(kept: Kept) -> str:
-    pictures = [f"![{_GROWTH[name][1]}]({name})" for name in draw_pictures(kept)]
+    pictures = ["\n".join(_picture(name, title, kept)).rstrip() for name, (_, title, _) in _GROWTH.items()]
     parts = [
         _render_counts(kept),
         "\n".join([_HEAD, *(_row(name, claim, kept) for name, claim in CLAIMS.items())]),
         *pictures,
         _render_serving(kept),
         _render_work(kept),
-        *map(_render_table, [*kept.agents, *kept.earlier]),
+        _render_agents(kept),
+        *map(_render_table, kept.earlier),
     ]
     introduction = _INTRODUCTION.format(MIN_REPEATS=MIN_REPEATS, MAX_SPREAD=MAX_SPREAD)
     return f"{BEGIN}\n{introduction}\n\n" + "\n\n".join(filter(None, parts)) + f"\n{END}"
@@ -172,33 +197,37 @@ def _render_serving(kept: Kept) -> str:
     result = kept.gpu.get(SERVING)
     if result is None:
         return ""
-    vllm = kept.vllm
-    version = vllm["vllm"]["version"] if "vllm" in vllm else ""
+    run, shown = kept.run, [_shown(figure.unit, figure.ours) for figure in result.figures]
+    peers = {name: version for name, version in run.servers.items() if name != "hotloop"} if run else {}
     lines = [
         _line("", *(figure.name for figure in result.figures)),
         f"|---{'|---' * len(result.figures)}|",
         _line("transformers", *(_shown(figure.unit, figure.baseline) for figure in result.figures)),
-        _line(f"vLLM {version}".strip(), *(_cell(vllm, *where) for where in _VLLM)),
-        _line("hotloop", *(_shown(figure.unit, figure.ours) for figure in result.figures)),
+        *(
+            _line(
+                f"{name} {version}",
+                *(_shown(unit, run.rows.get(row, {}).get(name, {}).get(key, ())) for row, key, unit in _PEER),
+            )
+            for name, version in peers.items()
+            if run
+        ),
+        _line("hotloop", *shown),
     ]
     about = f"**Serving, Llama-3.1-8B shapes** with random weights: {result.what}."
+    when = f"; {' and '.join(peers)} on {run.when}" if run and peers else ""
     note = (
-        "vLLM was run on another day, on a card of the same kind; of a batch it is the median's first token. TGI, "
-        "SGLang and TensorRT-LLM were not run here. [More of it](gpu.md#measured)."
+        f"Of a batch it is the median's first token{when}. TGI, SGLang and TensorRT-LLM were not run here. "
+        "[More of it](gpu.md#measured)."
     )
     return "\n".join([about, note, "", *lines])
 
 
-_VLLM: tuple[tuple[str, str, Unit, float], ...] = (
-    ("decode_alone_2048", "tok_s", "tokens/s", 1.0),
-    ("prefill_2048", "ms", "s", 0.001),
-    ("batch_64x1024+128", "out_tok_s", "tokens/s", 1.0),
-    ("first_64x1024", "s", "s", 1.0),
+_PEER: tuple[tuple[str, str, Unit], ...] = (
+    ("alone at 2,048", "output_tokens_s", "tokens/s"),
+    ("alone at 2,048", "ttft_s", "s"),
+    ("64 x (1,024 + 128)", "output_tokens_s", "tokens/s"),
+    ("64 x (1,024 + 128)", "ttft_s", "s"),
 )
-
-
-def _cell(vllm: Mapping[str, Mapping[str, Any]], what: str, key: str, unit: Unit, scale: float) -> str:
-    return _shown(unit, [scale * float(vllm[what][key])] if what in vllm else [])
 
 
 def _shown(unit: Unit, values: Sequence[float]) -> str:
@@ -223,8 +252,15 @@ def _render_work(kept: Kept) -> str:
                 commit = taken.commit or f"a commit of {taken.version}"
                 where = f"{taken.machine}; {taken.date}, {commit}; `{taken.command}`"
                 repeats = str(min(figure.num_repeats for figure in figures))
-                lines.append(_line(name, shown, work, where, repeats, f"{max(f.spread for f in figures):.0%}"))
+                lines.append(_line(name, shown, work, where, repeats, f"{claim.spread(result):.0%}"))
     return "\n".join(lines) if len(lines) > 2 else ""
+
+
+def _render_agents(kept: Kept) -> str:
+    if kept.run is None:
+        return ""
+    about = f"**Recorded agents on one card.** {kept.run.where} [More of it](gpu.md#measured)."
+    return "\n".join([about, "", *_picture(*_SESSIONS, kept), *render_few(kept.run)])
 
 
 def _render_table(table: Mapping[str, Any]) -> str:

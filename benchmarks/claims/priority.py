@@ -110,8 +110,7 @@ def measure_priority(bench: Bench) -> Result:
                     found[way].append(await share(client, user, fleet, way, gate=gate, num_rounds=num_rounds))
         return found
 
-    with bench.serve() as server:
-        found = asyncio.run(run(server.url))
+    found = asyncio.run(run(bench.serve()))
     beside = f"{scale.num_workers} background agents and {scale.num_sub_agents} sub-agents"
     return result_of(found, f"a user's turns of 16 tokens beside {beside}")
 

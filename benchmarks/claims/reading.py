@@ -8,6 +8,7 @@ from typing import Any
 
 from benchmarks.claims.bench import Bench
 from benchmarks.claims.loop import fit_job, latency_s, prefilled, replay_turns, ttft_s
+from benchmarks.claims.naive import SERVED, serve_naively
 from benchmarks.claims.published import ALONE, FIRST, PREFIX, SERVING
 from benchmarks.claims.result import Figure, Result, Unit
 from hotloop.bench.client import ChatClient
@@ -58,7 +59,7 @@ def measure_streaming(bench: Bench) -> Result:
 
 
 def measure_serving(bench: Bench) -> Result:
-    """One request alone, then a batch at once; of a batch the median first token."""
+    """One request alone, then a batch at once; of a batch the median first token. Beside it transformers on a card."""
     count, num_in, num_out = bench.scale.batch
     num_prompt = bench.scale.prompt
 
@@ -72,7 +73,7 @@ def measure_serving(bench: Bench) -> Result:
     async def run(url: str) -> list[tuple[float, float, float, float]]:
         def fit(repeat: int) -> list[AgentJob]:
             sizes = [num_prompt, *[num_in] * count]
-            return [fit_job(url, [size], 1000 * (repeat + 1) + i) for i, size in enumerate(sizes)]
+            return [fit_job(url, [size], 1000 * (repeat + 2) + i) for i, size in enumerate(sizes)]
 
         found = []
         async with ChatClient(url) as client:
@@ -85,15 +86,14 @@ def measure_serving(bench: Bench) -> Result:
                 found.append(((num_out - 1) / (last_s - first_s), first_s, rate, statistics.median(firsts)))
         return found[1:]
 
-    with bench.serve() as server:
-        rows = zip(*asyncio.run(run(server.url)), strict=True)
-    names = ("one, tokens/s", "one, first token", "batch, tokens/s", "batch, first token")
+    naive = serve_naively(bench)
+    rows = zip(*asyncio.run(run(bench.serve())), strict=True)
     return Result(
         claim=SERVING,
         what=f"one request at {num_prompt:,} tokens; {count} × ({num_in:,} in + {num_out} out) at once",
         figures=[
-            Figure(name, "tokens/s" if "tokens" in name else "s", list(values))
-            for name, values in zip(names, rows, strict=True)
+            Figure(name, "tokens/s" if "tokens" in name else "s", list(values), naive.get(name, ()))
+            for name, values in zip(SERVED, rows, strict=True)
         ],
     )
 
@@ -103,5 +103,4 @@ def _median(of: Callable[[ReplayedTurn], float], turns: Sequence[ReplayedTurn]) 
 
 
 def _replay(bench: Bench, jobs: Sequence[AgentJob], *disabled: str) -> list[ReplayedTurn]:
-    with bench.serve(*disabled) as server:
-        return replay_turns(server.url, jobs)
+    return replay_turns(bench.serve(*disabled), jobs)

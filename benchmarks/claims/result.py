@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hotloop import __version__
+from hotloop.core.config import LoadFormat
 from hotloop.core.errors import ConfigError
 from hotloop.models.layout import num_active_weights
 from hotloop.models.model import load_model
@@ -100,9 +101,9 @@ class Taken:
     """With a + where source or benchmarks were changed since; empty of figures that are older than this field."""
 
 
-def taken_here(command: str, machine: str = "") -> Taken:
+def taken_here(command: str, machine: str = "", commit: str = "") -> Taken:
     here = f"{os.cpu_count()} cores, {platform.machine()}"
-    return Taken(machine or here, command, f"{datetime.now(UTC):%Y-%m-%d}", __version__, _commit())
+    return Taken(machine or here, command, f"{datetime.now(UTC):%Y-%m-%d}", __version__, commit or _commit())
 
 
 def _commit() -> str:
@@ -137,9 +138,11 @@ class Result:
 
 
 def write_results(path: Path, results: Iterable[Result], taken: Taken) -> None:
-    """Results replace those of the same claim that the file has; the others stay as they are."""
+    """Results replace those of the same claim that the file has; the others stay as they are, and figures stay where
+    there are none now."""
     kept = {result.claim: result for result in (read_results(path) if path.exists() else ())}
-    kept |= {result.claim: replace(result, taken=taken) for result in results}
+    new = (result for result in results if result.figures or result.claim not in kept)
+    kept |= {result.claim: replace(result, taken=taken) for result in new}
     try:
         path.write_text(json.dumps([plain_of(result) for result in kept.values()], indent=1) + "\n", encoding="utf-8")
     except OSError as error:
@@ -155,17 +158,18 @@ def read_results(path: Path) -> list[Result]:
 
 def plain_of(result: Result) -> dict[str, Any]:
     plain = {name: value for name, value in asdict(result).items() if value}
-    return _rounded(plain)  # type: ignore[no-any-return]
+    return rounded(plain)  # type: ignore[no-any-return]
 
 
-def _rounded(value: Any) -> Any:
+def rounded(value: Any) -> Any:
+    """With as many digits as anybody reads."""
     match value:
         case float():
             return float(f"{value:.6g}")
         case dict():
-            return {name: _rounded(each) for name, each in value.items()}
+            return {name: rounded(each) for name, each in value.items()}
         case list() | tuple():
-            return [_rounded(each) for each in value]
+            return [rounded(each) for each in value]
     return value
 
 
@@ -175,8 +179,8 @@ def _result_of(plain: Mapping[str, Any]) -> Result:
     return Result(**{**plain, "figures": figures, "taken": taken})
 
 
-def size_of(name: str) -> str:
+def size_of(name: str, load_format: LoadFormat = "auto") -> str:
     """Such as 1.5B or 135M; embedding and head count once, as where they are the same."""
-    spec = load_model(name).spec
+    spec = load_model(name, load_format).spec
     num_weights = num_active_weights(spec) + spec.vocab_size * spec.hidden_size
     return f"{num_weights / 1e9:.1f}B" if num_weights >= 1e9 else f"{num_weights / 1e6:.0f}M"

@@ -19,12 +19,14 @@ from benchmarks.claims.published import (
     TIERS,
     TOGETHER,
     TOOLS,
+    UTILISATION,
 )
 from benchmarks.claims.reading import measure_prefix, measure_serving, measure_streaming
 from benchmarks.claims.result import Result
 from benchmarks.claims.speculation import measure_speculation
 from benchmarks.claims.tiers import measure_cost
 from benchmarks.claims.together import measure_together
+from benchmarks.claims.utilisation import measure_utilisation
 from hotloop.core.errors import HotloopError
 
 GROUPS: Mapping[str, Callable[[Bench], Result | Sequence[Result]]] = {
@@ -37,6 +39,7 @@ GROUPS: Mapping[str, Callable[[Bench], Result | Sequence[Result]]] = {
     SPECULATION: measure_speculation,
     "batching": measure_batching,
     PRIORITY: measure_priority,
+    UTILISATION: measure_utilisation,
     DRAFT: measure_drafting,
     TIERS: measure_cost,
     SERVING: measure_serving,

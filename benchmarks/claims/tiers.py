@@ -4,7 +4,6 @@ large one; and how well the task is told that tiers are chosen by."""
 import asyncio
 import statistics
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from itertools import product
 
 from benchmarks.claims.bench import Bench
@@ -49,9 +48,8 @@ def measure_cost(bench: Bench) -> list[Result]:
             measured = {claim: await measure_tiers(servers, config, questions) for claim, config in configs.items()}
             return measured, await classify(servers, configs[THREE].tiers[-2], _told(questions))
 
-    with ExitStack() as stack:
-        urls = {name: stack.enter_context(bench.serve(model=model)).url for name, model in models.items()}
-        measured, tasks = asyncio.run(measure(urls))
+    urls = bench.servers.urls([bench.flags(model=model) for model in models.values()])
+    measured, tasks = asyncio.run(measure(dict(zip(models, urls, strict=True))))
     sizes = {name: size_of(model) for name, model in models.items()}
     return results_of(measured, tasks, bench.scale.repeats, sizes, questions)
 

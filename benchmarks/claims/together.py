@@ -11,7 +11,7 @@ its time.
 import asyncio
 import statistics
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, aclosing, contextmanager
+from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from itertools import islice
 
@@ -20,7 +20,7 @@ from benchmarks.agent.recorded import AgentJob, read_agent_jobs
 from benchmarks.agent.speculation import read_runs
 from benchmarks.claims.bench import Bench
 from benchmarks.claims.published import COMBINED, TOGETHER, UNOPTIMISED
-from benchmarks.claims.result import Figure, Result, Unit, size_of
+from benchmarks.claims.result import Figure, Result, Unit
 from hotloop.agent.model import Ask, WrappedModel
 from hotloop.agent.predict.predictor import Predictor
 from hotloop.agent.speculation import SpeculativeTools
@@ -75,41 +75,56 @@ async def run_naive(url: str, jobs: Sequence[AgentJob], max_tokens: int) -> Flee
     return await Work(jobs=jobs, max_tokens=max_tokens).run(url, NAIVE_LOOP)
 
 
-async def run_whole(url: str, jobs: Sequence[AgentJob], max_tokens: int, speculation: SpeculativeTools) -> FleetRun:
+async def run_whole(
+    url: str, jobs: Sequence[AgentJob], max_tokens: int, speculation: SpeculativeTools, salt: str = ""
+) -> FleetRun:
+    """What was read with another salt is not found."""
+    salted = {"cache_salt": salt} if salt else {}
     return await Work(jobs=jobs, max_tokens=max_tokens).run(
         url,
         Patterns(label="everything", num_agents=len(jobs)),
         speculation,
         model="auto",
         wrap=lambda server, job: HintedModel(server, job.num_calls),
-        options=lambda number: {"priority": "background" if number % _EVERY else "interactive"},
+        options=lambda number: {**salted, "priority": "background" if number % _EVERY else "interactive"},
     )
 
 
 def measure_together(bench: Bench, max_tokens: int = 16) -> list[Result]:
-    """Servers are new for each repeat: nothing is cached, and speculation has seen other runs of the same workflows."""
-    small, large = bench.supplies.small, bench.supplies.large
-    if not small or not large:
-        raise ConfigError("everything together needs two models, --small and --large")
+    """Each repeat has other runs of the same workflows and finds nothing in a cache; speculation has seen some."""
+    models = _models(bench)
+    small, large = models.values()
     lessons = read_runs(bench.workflows)[:_NUM_LESSONS]
     read = read_agent_jobs(bench.workflows, max_chars=100_000, skip=_NUM_LESSONS)
-    jobs = [*map(_trimmed, islice(read, bench.scale.num_jobs))]
+    num_jobs = bench.scale.num_jobs
+    rounds = [[*map(_trimmed, islice(read, num_jobs))] for _ in range(bench.scale.repeats)]
+    naive_url, *urls = bench.servers.urls([(*bench.own_flags(large), *NAIVE), *map(bench.own_flags, (small, large))])
 
-    def take_naive() -> FleetRun:
-        with bench.child("--model", large, *NAIVE) as server:
-            return asyncio.run(run_naive(server.url, jobs, max_tokens))
-
-    def take_whole() -> FleetRun:
+    def take_whole(url: str, jobs: Sequence[AgentJob], salt: str) -> FleetRun:
         predictor = Predictor()
         for lesson in lessons:
             predictor.learn(lesson)
-        with _routed(bench, {"small": small, "large": large}) as url:
-            return asyncio.run(run_whole(url, jobs, max_tokens, SpeculativeTools(predictor)))
+        return asyncio.run(run_whole(url, jobs, max_tokens, SpeculativeTools(predictor), salt))
 
-    pairs = [(take_naive(), take_whole()) for _ in range(bench.scale.repeats)]
-    agents = f"{len(jobs)} agents of {jobs[0].num_turns} turns, all there at once, tools of 0.4 s"
-    tiers = f"turns that only call go to the small tier ({size_of(small)}), others to {size_of(large)}"
+    with _routed(bench, dict(zip(models, urls, strict=True))) as url:
+        pairs = [
+            (asyncio.run(run_naive(naive_url, jobs, max_tokens)), take_whole(url, jobs, f"repeat {i}"))
+            for i, jobs in enumerate(rounds)
+        ]
+    agents = f"{num_jobs} agents of {rounds[0][0].num_turns} turns, all there at once, tools of 0.4 s"
+    sizes = [bench.size_of(model) for model in (small, large)]
+    tiers = f"turns that only call go to the small tier ({sizes[0]}), others to {sizes[1]}"
     return results_of(pairs, f"{agents}; one user of {_EVERY} waits; {tiers}")
+
+
+def _models(bench: Bench) -> dict[str, str]:
+    """What is said is recorded, so that on a card shapes with random weights will do."""
+    small, large = bench.supplies.small, bench.supplies.large
+    if bench.device == "cuda":
+        small, large = small or bench.shaped("llama-1b"), large or bench.standing
+    if not small or not large:
+        raise ConfigError("everything together needs two models, --small and --large")
+    return {"small": small, "large": large}
 
 
 def results_of(pairs: Sequence[tuple[FleetRun, FleetRun]], what: str) -> list[Result]:
@@ -140,15 +155,13 @@ def _trimmed(job: AgentJob) -> AgentJob:
 
 
 @contextmanager
-def _routed(bench: Bench, models: Mapping[str, str]) -> Iterator[str]:
+def _routed(bench: Bench, urls: Mapping[str, str]) -> Iterator[str]:
     """The address of a router over a server of each tier."""
-    with ExitStack() as stack:
-        servers = {name: stack.enter_context(bench.child("--model", model)) for name, model in models.items()}
-        names = {name: asyncio.run(_name(server.url)) for name, server in servers.items()}
-        config = bench.folder / "replicas.toml"
-        config.write_text(_TIERS.format(**names))
-        replicas = [flag for server in servers.values() for flag in ("--replica", server.url)]
-        yield stack.enter_context(ChildServer(replicas, command="route", config=str(config))).url
+    config = bench.folder / "replicas.toml"
+    config.write_text(_TIERS.format(**{name: asyncio.run(_name(url)) for name, url in urls.items()}))
+    replicas = [flag for url in urls.values() for flag in ("--replica", url)]
+    with ChildServer(replicas, command="route", config=str(config)) as router:
+        yield router.url
 
 
 async def _name(url: str) -> str:

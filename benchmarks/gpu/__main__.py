@@ -1,76 +1,132 @@
-"""`python -m benchmarks.gpu`: how fast the engine is on this machine's card, beside what the card could do."""
+"""`python -m benchmarks.gpu`: how fast the engine is on this machine's card, beside what the card could do.
+
+Greedy, every answer as long as it may be. Everything goes through `Engine`, as a server's requests do. What the card
+itself could do is measured in the same run: the bytes a copy moves and the operations a matrix product does a second.
+"""
 
 import argparse
 import json
+import queue
+import random
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from benchmarks.gpu.figures import (
-    Client,
-    batch,
-    decode_alone,
-    decode_limit,
-    idle_share,
-    lockstep,
-    long_prompts,
-    measure_limits,
-    open_engine,
-    prefill,
-    prefill_limit,
-)
-from benchmarks.gpu.models import SHAPES
-from hotloop.backends.cuda.runner import CudaBackend
+from benchmarks.gpu.models import SHAPES, dummy_model
+from hotloop.backends.cuda.runner import open_cuda
+from hotloop.core.config import EngineConfig
+from hotloop.core.request import Request, SamplingParams, TokenEvent
+from hotloop.engine.engine import Engine
+from hotloop.models.model import Model
+from hotloop.size.hardware import ENGINE_BYTES_SHARE, ENGINE_FLOP_SHARE, Hardware
+from hotloop.size.load import Load
+from hotloop.size.machine import measure_machine
+from hotloop.size.roofline import Roofline
+
+Times = list[list[float]]
+"""When each token of each request came, in seconds after they were asked for."""
 
 
-def run(shape: str, *, is_short: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:
+@dataclass(slots=True)
+class Client:
+    """Asks an engine for tokens and takes the time of each event."""
+
+    engine: Engine
+    rng: random.Random = field(default_factory=lambda: random.Random(0))
+    num_asked: int = 0
+
+    def prompt(self, num_tokens: int) -> list[int]:
+        return self.rng.choices(range(1000, 120_000), k=num_tokens)
+
+    def ask(self, prompts: Sequence[list[int]], num_tokens: int) -> Times:
+        """All at once; waits for the last."""
+        params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
+        events: queue.SimpleQueue[tuple[float, TokenEvent]] = queue.SimpleQueue()
+        requests = [Request(f"q{self.num_asked + i}", prompt, params) for i, prompt in enumerate(prompts)]
+        self.num_asked += len(requests)
+        began_at = time.perf_counter()
+
+        def on_events(told: Sequence[TokenEvent]) -> None:
+            for event in told:
+                events.put((time.perf_counter() - began_at, event))
+
+        self.engine.submit(requests, on_events)
+        times: dict[str, list[float]] = {request.id: [] for request in requests}
+        num_open = len(requests)
+        while num_open:
+            at, event = events.get()
+            if event.error:
+                raise event.error
+            times[event.request_id] += [at] * len(event.token_ids)
+            num_open -= event.finish_reason is not None
+        return [*times.values()]
+
+    def rate(self, prompts: Sequence[list[int]], num_tokens: int) -> float:
+        """Output tokens a second, prompts included in the time."""
+        return len(prompts) * num_tokens / max(each[-1] for each in self.ask(prompts, num_tokens))
+
+    def decode(self, context: int, num_tokens: int = 128) -> float:
+        """Tokens a second after the first one."""
+        [times] = self.ask([self.prompt(context)], num_tokens + 1)
+        return num_tokens / (times[-1] - times[0])
+
+    def prefill(self, num_tokens: int) -> float:
+        """Tokens a second until the first token is there."""
+        return num_tokens * self.rate([self.prompt(num_tokens)], 1)
+
+    def lockstep(self, num_agents: int = 64, num_turns: int = 8) -> float:
+        """Output tokens a second of agents with one head that all ask at once, 380 tokens in and 80 out a turn."""
+        head = self.prompt(4000)
+        histories = [head + self.prompt(60) for _ in range(num_agents)]
+        rates = []
+        for _ in range(num_turns):
+            rates.append(self.rate(histories, 80))
+            for history in histories:
+                history += self.prompt(380)
+        return statistics.harmonic_mean(rates)
+
+
+def measure_limits() -> Hardware:
+    """This card with nothing in its way: what `hotloop size` takes an engine to lose is not lost."""
+    card = measure_machine()
+    bytes_s, flop_s = card.bytes_s / ENGINE_BYTES_SHARE, card.flop_s / ENGINE_FLOP_SHARE
+    return replace(card, bytes_s=bytes_s, flop_s=flop_s, layer_s=0.0)
+
+
+def run(model: Model) -> Iterator[tuple[str, dict[str, Any]]]:
     """All figures of one run, each as soon as it is there: its repeats beside its limit."""
-    limits = measure_limits()
-    began_at = time.perf_counter()
-    engine = open_engine(shape, drafts=False)
-    backend = engine._backend
-    assert isinstance(backend, CudaBackend)
-    spec = backend.spec
-    yield (
-        "card",
-        {
-            "name": torch.cuda.get_device_name(),
-            "copy TB/s": round(limits.copy_bytes_s / 1e12, 2),
-            "matmul TFLOP/s": round(limits.matmul_flop_s / 1e12),
-            "start s": round(time.perf_counter() - began_at, 1),
-            "KV tokens": engine.num_kv_tokens,
-        },
-    )
-    with engine:
+    card, config = measure_limits(), EngineConfig(max_running=256, host_kv="off", drafts=False)
+    began_at, line = time.perf_counter(), Roofline(model.spec, card, Load())
+    backend = open_cuda(model, config, weight_format="bf16", precision="fast")
+    with Engine(model.tokenizer, backend, config, name=model.name) as engine:
+        yield (
+            "card",
+            {
+                "name": torch.cuda.get_device_name(),
+                "copy TB/s": round(card.engine_bytes_s() / 1e12, 2),
+                "matmul TFLOP/s": round(card.engine_flop_s() / 1e12),
+                "start s": round(time.perf_counter() - began_at, 1),
+                "KV tokens": engine.num_kv_tokens,
+            },
+        )
         client = Client(engine)
         client.ask([client.prompt(2048)], 8)
         client.ask([client.prompt(8192)], 2)
-        yield from _host_figures(client)
-        if is_short:
-            return
         for context in (2048, 32768):
-            rates = decode_alone(client, context)
-            yield f"decode alone at {context:,}", _figure(rates, decode_limit(spec, limits, 1, context))
+            rates = [client.decode(context) for _ in range(3)]
+            yield f"decode alone at {context:,}", _figure(rates, 1 / (line.step_s(1) + line.row_s(context)))
         for num_tokens in (2048, 8192, 32768, 100_000):
-            rates = prefill(client, num_tokens, repeats=1 if num_tokens == 100_000 else 3)
-            yield f"prefill of {num_tokens:,}", _figure(rates, prefill_limit(spec, limits, num_tokens))
-        yield "64 agents in lockstep", _figure(lockstep(client), None)
-
-
-def _host_figures(client: Client) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What steps cost the host, and in which order prompts are prefilled."""
-    for count in (64, 192, 256):
-        yield f"{count} running", idle_share(client, count)
-    yield "256 running, drawn, min_tokens", idle_share(client, 256, temperature=1.0, top_p=0.9, min_tokens=128)
-    times_s = long_prompts(client)
-    runs = [round(each_s, 3) for each_s in times_s]
-    yield "3 x 8,000, mean TTFT", {"seconds": round(statistics.median(times_s), 3), "runs": runs}
-    for count in (64, 256):
-        yield f"{count} x (1,024 + 128)", _figure(batch(client, count), None)
+            rates = [client.prefill(num_tokens) for _ in range(1 if num_tokens == 100_000 else 3)]
+            yield f"prefill of {num_tokens:,}", _figure(rates, num_tokens / line.prefill_s(num_tokens, 0))
+        for count in (64, 256):
+            rates = [client.rate([client.prompt(1024) for _ in range(count)], 128) for _ in range(2)]
+            yield f"{count} x (1,024 + 128)", _figure(rates, None)
+        yield "64 agents in lockstep", _figure([client.lockstep() for _ in range(2)], None)
 
 
 def _figure(rates: list[float], limit: float | None) -> dict[str, Any]:
@@ -83,9 +139,7 @@ def main() -> None:
         sys.exit("PyTorch finds no CUDA device: this runs on a machine with a card")
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
     parser.add_argument("--shape", choices=SHAPES, default="llama-8b", help="of the model, whose weights are random")
-    parser.add_argument("--short", action="store_true", help="what steps cost the host, and long prompts, alone")
-    options = parser.parse_args()
-    for name, figure in run(options.shape, is_short=options.short):
+    for name, figure in run(dummy_model(parser.parse_args().shape)):
         print(json.dumps({name: figure}), flush=True)
 
 

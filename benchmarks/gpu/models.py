@@ -7,24 +7,29 @@ from typing import Any
 
 from hotloop.models.model import Model, load_model
 
+
+def llama(
+    hidden: int,
+    mlp: int,
+    layers: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    *,
+    vocab: int = 128_256,
+    is_tied: bool = False,
+) -> dict[str, Any]:
+    """A config.json."""
+    sizes = {"hidden_size": hidden, "intermediate_size": mlp, "num_hidden_layers": layers, "vocab_size": vocab}
+    attention = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim}
+    rope = {"max_position_embeddings": 131_072, "rope_theta": 500_000.0, "rms_norm_eps": 1e-5, "hidden_act": "silu"}
+    kind = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "bfloat16"}
+    return {**kind, **sizes, **attention, **rope, "tie_word_embeddings": is_tied}
+
+
 SHAPES: dict[str, dict[str, Any]] = {
-    "llama-8b": {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": 128256,
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "max_position_embeddings": 131072,
-        "rope_theta": 500000.0,
-        "rms_norm_eps": 1e-5,
-        "hidden_act": "silu",
-        "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
-    },
+    "llama-8b": llama(4096, 14336, 32, 32, 8, 128),
+    "llama-1b": llama(2048, 8192, 16, 32, 8, 64, is_tied=True),
     "qwen3-30b-a3b": {
         "model_type": "qwen3_moe",
         "vocab_size": 151936,

@@ -1,23 +1,27 @@
 """Many agents at once at a server on a card: the figures of docs/figures/agents-gpu.json, one server after the other.
 
-    python -m benchmarks.gpu.served --url http://127.0.0.1:8700 --name hotloop --out run.json --coding A --service B
-    python -m benchmarks.gpu.served --url http://127.0.0.1:8800 --name vLLM --out run.json --coding A --service B
+    python -m benchmarks.gpu.served --url http://127.0.0.1:8700 --name hotloop --out run.json --coding A --service B ...
+    python -m benchmarks.gpu.served --url http://127.0.0.1:8800 --name vLLM --out run.json --coding A --service B ...
 
 Prompts are token ids, and as long as recorded ones: sessions are a closed loop, in which each asks, waits as long as
 its tool took, and asks again with a longer prompt. What is recorded names blocks of 64 tokens; those of tools and
 system prompt are the same in all sessions, all others a session's own and new in each run. The client is several
-processes, so that no server waits for it. `--out` has all servers of one machine; what is there already is kept.
+processes, so that no server waits for it. `--out` has all servers of one machine; what is there already is kept. Put in
+that place, `python -m benchmarks.claims.page` writes the tables and the picture of README and docs from it.
 """
 
 import asyncio
 import gzip
 import json
 import random
+import shutil
 import statistics
+import subprocess
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from itertools import chain
 from multiprocessing import get_context
 from pathlib import Path
@@ -27,6 +31,7 @@ import httpx
 from cyclopts.types import PositiveFloat, PositiveInt
 
 from benchmarks.agentic import TRACE_BLOCK, block_tokens, stream_ids
+from benchmarks.claims.result import rounded, taken_here
 from benchmarks.command import main
 from hotloop.bench.report import percentile
 from hotloop.cli.settings import pick_names
@@ -35,8 +40,10 @@ from hotloop.core.errors import ConfigError, RemoteError
 _NUM_PROCESSES = 8
 _MAX_GAP_S, _MAX_OUTPUT, _MAX_PROMPT = 6.0, 160, 120_000
 _NUM_TURNS = {"service": 8, "coding": 5}
-PARTS = ("batch", "prompts", "short", *_NUM_TURNS)
+PARTS = ("alone", "batch", "prompts", "short", *_NUM_TURNS)
 _START_GAP_S = {"service": 0.05, "coding": 0.5}  # between the beginnings of two sessions
+
+_WATCH_S = 0.5
 
 Times = list[float]
 """When a request was asked and each piece of its answer came, by one clock for all processes."""
@@ -51,6 +58,24 @@ class Play:
     num_head: int
     turns: tuple[tuple[float, tuple[tuple[int, int], ...], int], ...]
 
+    def names(self, turn: int) -> list[str]:
+        """Of the blocks of that turn's prompt."""
+        blocks = chain.from_iterable(range(first, first + count) for first, count in self.turns[turn][1])
+        return [f"{'head' if block <= self.num_head else self.name}:{block}" for block in blocks]
+
+    def found(self, turn: int) -> int:
+        """So many tokens of a later turn can be in a cache: those that the turn before it begins with, too."""
+        own, before = self.names(turn), self.names(turn - 1)
+        pairs = enumerate(zip(own, before, strict=False))
+        return TRACE_BLOCK * next((i for i, (one, other) in pairs if one != other), min(len(own), len(before)))
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    times: Times
+    num_prompt: int
+    num_cached: int
+
 
 @dataclass(frozen=True, slots=True)
 class Server:
@@ -59,19 +84,17 @@ class Server:
     vocab: int
 
 
-async def _ask(http: httpx.AsyncClient, server: Server, prompt: list[int], num: int, session: str = "") -> Times:
+async def _ask(http: httpx.AsyncClient, server: Server, prompt: list[int], num: int, session: str = "") -> Answer:
     body = {"model": server.model, "prompt": prompt, "max_tokens": num, "min_tokens": num}
-    times, _ = await stream_ids(http, body, session)
-    return times
+    times, usage = await stream_ids(http, body, session)
+    return Answer(times, len(prompt), (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
 
 
-async def _play(http: httpx.AsyncClient, server: Server, play: Play) -> list[Times]:
-    asked: list[Times] = []
+async def _play(http: httpx.AsyncClient, server: Server, play: Play) -> list[Answer]:
+    asked: list[Answer] = []
     await asyncio.sleep(play.begins_at - time.perf_counter())
-    for gap_s, runs, num in play.turns:
-        names = chain.from_iterable(range(first, first + count) for first, count in runs)
-        own = (f"{'head' if name <= play.num_head else play.name}:{name}" for name in names)
-        prompt = [token_id for name in own for token_id in block_tokens(name, server.vocab)]
+    for turn, (gap_s, _, num) in enumerate(play.turns):
+        prompt = [token_id for name in play.names(turn) for token_id in block_tokens(name, server.vocab)]
         await asyncio.sleep(gap_s if asked else 0)
         asked.append(await _ask(http, server, prompt, num, play.name))
     return asked
@@ -82,7 +105,8 @@ async def _prompts(http: httpx.AsyncClient, server: Server, at: float, sizes: Se
     rng = random.Random(time.perf_counter_ns())
     prompts = [rng.choices(range(1000, server.vocab), k=size) for size in sizes]
     await asyncio.sleep(at - time.perf_counter())
-    return list(await asyncio.gather(*(_ask(http, server, prompt, num) for prompt in prompts)))
+    answers = await asyncio.gather(*(_ask(http, server, prompt, num) for prompt in prompts))
+    return [answer.times for answer in answers]
 
 
 def _in_process(server: Server, act: Callable[..., Awaitable[Any]], parts: Sequence[Any], limit_s: float) -> list[Any]:
@@ -91,6 +115,7 @@ def _in_process(server: Server, act: Callable[..., Awaitable[Any]], parts: Seque
     async def run() -> list[Any]:
         limits = httpx.Limits(max_connections=None, keepalive_expiry=2)
         async with httpx.AsyncClient(base_url=server.url, timeout=1200, limits=limits) as http:
+            await _ask(http, server, [server.vocab - 1] * 8, 1)  # what only a first request takes: connecting, imports
             tasks = [asyncio.ensure_future(act(http, server, *part)) for part in parts]
             await asyncio.wait(tasks, timeout=limit_s)
             for task in tasks:
@@ -140,24 +165,59 @@ def plays(path: Path, kind: str, num: int, begins_at: float) -> list[Play]:
 
 
 def sessions(server: Server, path: Path, kind: str, num: int, limit_s: float) -> dict[str, Any]:
+    """`ends_s` is when each session was done, and `seconds` when the last was, or when they were stopped."""
     began_at = time.perf_counter() + 2
     todo = plays(path, kind, num, began_at)
-    found = _spread(server, _play, [(each,) for each in todo], limit_s)
+    with _watched() as watched:
+        idle_s = began_at - time.perf_counter()
+        found = _spread(server, _play, [(each,) for each in todo], limit_s)
     order = [play for i in range(_NUM_PROCESSES) for play in todo[i::_NUM_PROCESSES]]
     done = [(play, asked) for play, asked in zip(order, found, strict=True) if asked]
+    ends_s = sorted(asked[-1].times[-1] - began_at for _, asked in done)
+    told = {"done": len(done), "seconds": ends_s[-1] if len(done) == num else limit_s, "ends_s": ends_s}
     if not done:
-        return {"done": 0, "seconds": limit_s}
-    later = [times[1] - times[0] for _, asked in done for times in asked[1:]]
+        return told
+    later = [answer.times[1] - answer.times[0] for _, asked in done for answer in asked[1:]]
     answers = [each for play, asked in done for each in zip(play.turns, asked, strict=True)]
-    rates = [(num - 1) / (times[-1] - times[1]) for (_, _, num), times in answers if len(times) > 2]
-    return {
-        "done": len(done),
-        "seconds": max(asked[-1][-1] for _, asked in done) - began_at,
-        "mean_session_s": statistics.fmean(asked[-1][-1] - play.begins_at for play, asked in done),
+    rates = [(num - 1) / (a.times[-1] - a.times[1]) for (_, _, num), a in answers if len(a.times) > 2]
+    num_prompt = sum(answer.num_prompt for _, asked in done for answer in asked[1:])
+    return told | {
+        "mean_session_s": statistics.fmean(asked[-1].times[-1] - play.begins_at for play, asked in done),
         "ttft_p50_s": percentile(later, 0.5),
         "ttft_p90_s": percentile(later, 0.9),
         "tokens_s_user": statistics.median(rates),
+        "cached": sum(answer.num_cached for _, asked in done for answer in asked[1:]) / num_prompt,
+        "cacheable": sum(play.found(turn) for play, _ in done for turn in range(1, len(play.turns))) / num_prompt,
+        **busy_share(watched, idle_s),
     }
+
+
+def busy_share(watched: Sequence[float], idle_s: float) -> dict[str, float]:
+    """From when the first session began; nothing without a card."""
+    busy = watched[max(0, round(idle_s / _WATCH_S)) :]
+    return {"busy": statistics.fmean(busy) / 100} if busy else {}
+
+
+@contextmanager
+def _watched() -> Iterator[list[float]]:
+    """Afterwards, what share of each half second the card had something to do, in percent; nothing without a card."""
+    busy: list[float] = []
+    if not shutil.which("nvidia-smi"):
+        yield busy
+        return
+    ask = [
+        "nvidia-smi",
+        "--query-gpu=utilization.gpu",
+        "--format=csv,noheader,nounits",
+        f"--loop-ms={1000 * _WATCH_S:.0f}",
+    ]
+    with subprocess.Popen(ask, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield busy
+        finally:
+            process.terminate()
+            lines = process.communicate()[0].split()
+            busy.extend(float(line) for line in lines if line.isdecimal())
 
 
 def at_once(server: Server, sizes: Sequence[int], num_output: int, repeats: int) -> list[list[Times]]:
@@ -170,10 +230,17 @@ def at_once(server: Server, sizes: Sequence[int], num_output: int, repeats: int)
     return found
 
 
-def batches(server: Server) -> dict[str, Any]:
-    found = at_once(server, [1024] * 64, 128, 4)
-    rates = [64 * 128 / (max(each[-1] for each in asked) - min(each[0] for each in asked)) for asked in found]
-    return {"output_tokens_s": rates}
+def alone(server: Server, size: int) -> dict[str, Any]:
+    found = at_once(server, [size], 129, 3)
+    firsts_s = [times[1] - times[0] for [times] in found]
+    return {"output_tokens_s": [128 / (times[-1] - times[1]) for [times] in found], "ttft_s": firsts_s}
+
+
+def batches(server: Server, num: int, repeats: int) -> dict[str, Any]:
+    found = at_once(server, [1024] * num, 128, repeats)
+    rates = [num * 128 / (max(each[-1] for each in asked) - min(each[0] for each in asked)) for asked in found]
+    firsts_s = [statistics.median(each[1] - each[0] for each in asked) for asked in found]
+    return {"output_tokens_s": rates, "ttft_s": firsts_s}
 
 
 def long_prompts(server: Server) -> dict[str, Any]:
@@ -184,21 +251,25 @@ def long_prompts(server: Server) -> dict[str, Any]:
 
 def short_beside_long(server: Server) -> dict[str, Any]:
     """100 tokens one after the other, then every 0.1 s on average beside three prompts of 8,000."""
+    rng = random.Random(time.perf_counter_ns())
+
+    def new(size: int) -> list[int]:
+        return rng.choices(range(1000, server.vocab), k=size)
 
     async def measure(http: httpx.AsyncClient, server: Server) -> dict[str, Any]:
-        def soon(sizes: Sequence[int]) -> Awaitable[list[Times]]:
-            return _prompts(http, server, time.perf_counter(), sizes, 8)
+        async def soon(prompt: list[int]) -> Times:
+            return (await asyncio.wait_for(_ask(http, server, prompt, 8), 600)).times
 
-        alone = [times for _ in range(60) for times in await soon([100])]
-        beside: list[asyncio.Task[list[Times]]] = []
+        alone = [await soon(new(100)) for _ in range(60)]
+        beside: list[asyncio.Task[Times]] = []
         longs: list[Times] = []
         for _ in range(6):
-            long = asyncio.create_task(asyncio.wait_for(soon([8000] * 3), 600))
+            long = asyncio.gather(*map(soon, [new(8000) for _ in range(3)]))
             while not long.done():
-                beside.append(asyncio.create_task(asyncio.wait_for(soon([100]), 600)))
-                await asyncio.sleep(random.uniform(0, 0.2))
+                beside.append(asyncio.create_task(soon(new(100))))
+                await asyncio.sleep(rng.uniform(0, 0.2))
             longs += await long
-        short = [times for each in beside for times in await each]
+        short = [await each for each in beside]
         first = {"alone": alone, "beside": short, "long": longs}
         waited = {name: [times[1] - times[0] for times in asked] for name, asked in first.items()}
         return {
@@ -215,8 +286,10 @@ def rows_of(
     server: Server, only: Sequence[str], paths: dict[str, Path | None], nums: dict[str, list[int]], limit_s: float
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Each as soon as it is measured."""
-    if "batch" in only:
-        yield "64 x (1,024 + 128)", batches(server)
+    for size in (2048, 32768) if "alone" in only else ():
+        yield f"alone at {size:,}", alone(server, size)
+    for num, repeats in ((64, 4), (256, 2)) if "batch" in only else ():
+        yield f"{num} x (1,024 + 128)", batches(server, num, repeats)
     if "prompts" in only:
         yield "three prompts of 8,000", long_prompts(server)
     if "short" in only:
@@ -231,6 +304,9 @@ def served(
     url: str,
     name: str,
     out: Path,
+    about: str,
+    machine: str,
+    commit: str = "",
     coding: Path | None = None,
     service: Path | None = None,
     coding_agents: str = "16,32",
@@ -249,6 +325,12 @@ def served(
         What the figures are kept as.
     out
         A file of figures by server; they are added to it as they are taken.
+    about
+        What the model is, such as "Llama-3.1-8B shapes with random weights in bf16".
+    machine
+        What to call the machine.
+    commit
+        Of hotloop, where there is no repository to ask.
     coding
         Recorded coding agents with names of 64-token blocks, .jsonl.gz; 5 turns of each.
     service
@@ -266,14 +348,16 @@ def served(
     """
     try:
         server = Server(url, httpx.get(f"{url}/v1/models").json()["data"][0]["id"], vocab)
-        kept = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
+        kept = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {"servers": {}, "rows": {}}
+        kept["servers"][name] = httpx.get(f"{url}/version").json()["version"]
+        kept |= {"about": about, "taken": asdict(taken_here("python -m benchmarks.gpu.served", machine, commit))}
         nums = {"service": _numbers(service_agents), "coding": _numbers(coding_agents)}
         paths = {"service": service, "coding": coding}
         for row, figures in rows_of(server, pick_names(only, PARTS, "part"), paths, nums, limit_s):
-            kept.setdefault(row, {})[name] = figures
+            kept["rows"].setdefault(row, {})[name] = rounded(figures)
             out.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
             print(row, json.dumps(figures), flush=True)
-    except (OSError, ValueError, RuntimeError, httpx.HTTPError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, httpx.HTTPError) as error:
         raise RemoteError(str(error) or repr(error)) from None
 
 

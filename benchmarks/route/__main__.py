@@ -21,7 +21,7 @@ from hotloop.bench.serving import exit_on_sigterm
 from hotloop.cli.bench import WorkloadFlags
 from hotloop.cli.loading import pull_model
 from hotloop.cli.output import advance_by_turn, progress, show
-from hotloop.cli.settings import Json
+from hotloop.cli.settings import JsonOutput
 from hotloop.core.config import DEFAULT_MODEL
 
 Scenario = Literal["overhead", "fleet"]
@@ -95,7 +95,7 @@ def route(
     flags: Annotated[RouteFlags, Parameter(name="*")] = _DEFAULTS,
     stubs: Annotated[StubFlags, Parameter(name="*", group="Scenario overhead")] = _STUBS,
     fleet: Annotated[FleetFlags, Parameter(name="*", group="Scenario fleet")] = _FLEET,
-    as_json: Json = False,
+    as_json: JsonOutput = False,
 ) -> None:
     """Measure `hotloop route`: what it adds, and what it saves."""
     exit_on_sigterm()

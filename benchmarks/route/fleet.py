@@ -6,6 +6,7 @@ answers are thrown away (see replay.py). A replica has room for its share of the
 """
 
 import asyncio
+import math
 import re
 import statistics
 from collections.abc import Callable, Sequence
@@ -17,7 +18,6 @@ import httpx
 from rich.table import Table
 
 from benchmarks.route.processes import RouterProcess
-from benchmarks.serving import size_memory
 from hotloop.bench.client import ChatClient
 from hotloop.bench.replay import Progress, Replay, replay
 from hotloop.bench.report import Summary, ratios, summarise, table_of
@@ -29,6 +29,7 @@ _SHOWN = (
     "num_jobs", "num_steps", "num_errors", "num_prompt_tokens", "num_prefilled_tokens", "num_recomputed_tokens",
     "cached_share", "ttft_p50_s", "job_mean_s", "job_p95_s", "wall_s",
 )  # fmt: skip
+_PROBE_BYTES = 32 << 20  # so small that the cache bounds the context, which then tells what a token takes
 
 
 class ReplicaCount(NamedTuple):
@@ -123,15 +124,19 @@ def _busiest_by_mean(loads: Sequence[int]) -> float:
 
 
 def size_room(jobs: Sequence[AgentJob], num_agents: int, flags: Sequence[str] = ()) -> str:
-    """The `kv_memory` that holds so many of these agents at their longest: what they share once, and what is theirs."""
+    """The `kv_memory` that holds so many of these agents at their longest: what they share once, and what is theirs.
+    Counted and asked of a server with these flags."""
 
     def count(http: httpx.Client, messages: Sequence[Any]) -> int:
         answer = http.post("/tokenize", json={"messages": list(messages)})
         return int(answer.raise_for_status().json()["count"])
 
-    def count_all(http: httpx.Client) -> float:
+    with (
+        ChildServer([*flags, "--kv-memory", f"{_PROBE_BYTES}b"]) as server,
+        httpx.Client(base_url=server.url, timeout=60) as http,
+    ):
         shared = count(http, jobs[0].turns[-1].messages[:1])
         own = (count(http, job.turns[-1].messages) + job.turns[-1].num_output - shared for job in jobs)
-        return shared + num_agents * statistics.fmean(own)
-
-    return size_memory(count_all, flags)
+        num_tokens = shared + num_agents * statistics.fmean(own)
+        model = http.get("/v1/models").json()["data"][0]
+        return f"{math.ceil(num_tokens * _PROBE_BYTES / model['max_model_len'])}b"

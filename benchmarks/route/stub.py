@@ -1,15 +1,15 @@
-"""A replica without a model: it says the same words to everybody, at once or piece by piece, and fails when told to.
+"""A replica without a model: it says the same words to everybody, at once or piece by piece.
 
 So fast that what is measured is whoever stands in front of it. It speaks OpenAI's chat completions and Anthropic's
 messages, whole and streamed, and has hotloop's metrics. Its name stands in the id of every answer, so that a client can
-tell who answered through any router. Faults are set by whoever holds it.
+tell who answered through any router.
 """
 
 import asyncio
 import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Literal, cast
+from typing import cast
 
 import httptools
 import msgspec
@@ -25,27 +25,11 @@ from benchmarks.route.answers import (
     whole_answers,
 )
 
-FaultKind = Literal["error", "hang", "slow", "half", "refuse"]
-
-
-class Fault(msgspec.Struct, frozen=True):
-    """What is wrong with it, and for how long.
-
-    `error`: every completion is a 500; health is fine. `hang`: nothing is answered until it is over, health neither.
-    `slow`: an answer begins `delay_s` late and takes as long again. `half`: half an answer, then the connection is
-    closed. `refuse`: no connections; those with a request are left alone.
-    """
-
-    kind: FaultKind
-    for_s: float
-    delay_s: float = 1.0
-
 
 class Manner(msgspec.Struct, frozen=True):
-    """How it answers when nothing is wrong."""
+    """How it answers."""
 
     num_events: int = 8
-    """At least two, or there is no half of a stream."""
     gap_s: float = 0.0
     """Between two events of a stream; none: all are written at once."""
 
@@ -66,8 +50,7 @@ class Stub:
         self.name = name
         self.url = ""
         self.port = 0
-        self.fault: Fault | None = None
-        self.connections: set[_Connection] = set()
+        self.connections: set[Connection] = set()
         self._manner = manner or Manner()
         self.paths: Counter[str] = Counter()
         self._wholes = whole_answers(name, self._manner.num_events)
@@ -75,53 +58,27 @@ class Stub:
             is_counted: streams(name, self._manner.num_events, has_usage=is_counted) for is_counted in (False, True)
         }
         self._server: asyncio.AbstractServer | None = None
-        self._cure: asyncio.TimerHandle | None = None
-        self._hung: list[tuple[_Connection, str, bytes]] = []
-        self._background: set[asyncio.Task[None]] = set()
 
     @property
-    def is_refusing(self) -> bool:
-        return self._server is None
+    def is_listening(self) -> bool:
+        return self._server is not None
 
     async def start(self, port: int = 0) -> None:
         """Raises OSError where the port is taken."""
         server = await asyncio.get_running_loop().create_server(
-            lambda: _Connection(self), "127.0.0.1", port, backlog=1024
+            lambda: Connection(self), "127.0.0.1", port, backlog=1024
         )
         self.port = server.sockets[0].getsockname()[1]
         self._server = server
         self.url = f"http://127.0.0.1:{self.port}"
 
     async def close(self) -> None:
-        if self._cure:
-            self._cure.cancel()
-        self._refuse()
+        self.refuse()
         for connection in list(self.connections):
             connection.transport.abort()
 
-    async def set_fault(self, fault: Fault | None) -> None:
-        """In force until its time is over, another is set, or it is ended."""
-        if self._cure:
-            self._cure.cancel()
-            self._cure = None
-        self.fault = fault
-        if fault:
-            self._cure = asyncio.get_running_loop().call_later(fault.for_s, self.set_fault_soon, None)
-        if fault and fault.kind == "refuse":
-            self._refuse()
-        elif self.is_refusing:
-            await self.start(self.port)
-        hung, self._hung = self._hung, []
-        for connection, path, body in hung:
-            if not connection.transport.is_closing():
-                self._answer(connection, path, body)
-
-    def set_fault_soon(self, fault: Fault | None) -> None:
-        task = asyncio.get_running_loop().create_task(self.set_fault(fault))
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
-
-    def _refuse(self) -> None:
+    def refuse(self) -> None:
+        """No connections from now on; those with a request are left alone."""
         if self._server:
             self._server.close()
             self._server = None
@@ -133,14 +90,11 @@ class Stub:
     def num_running(self) -> int:
         return sum(connection.is_busy for connection in self.connections)
 
-    def hear(self, connection: "_Connection", path: str, body: bytes) -> None:
+    def hear(self, connection: "Connection", path: str, body: bytes) -> None:
         self.paths[path] += 1
-        if self.fault and self.fault.kind == "hang":
-            self._hung.append((connection, path, body))
-        else:
-            self._answer(connection, path, body)
+        self.answer(connection, path, body)
 
-    def _answer(self, connection: "_Connection", path: str, body: bytes) -> None:
+    def answer(self, connection: "Connection", path: str, body: bytes) -> None:
         if path in self._wholes:
             self._complete(connection, path, body)
         elif path == "/v1/models":
@@ -152,7 +106,7 @@ class Stub:
         else:
             connection.send(render_response(404, render_error(f"there is no {path}")))
 
-    def _complete(self, connection: "_Connection", path: str, body: bytes) -> None:
+    def _complete(self, connection: "Connection", path: str, body: bytes) -> None:
         try:
             asked = msgspec.json.decode(body, type=_Asked)
         except msgspec.MsgspecError as error:
@@ -163,16 +117,10 @@ class Stub:
         options = asked.stream_options or _StreamOptions()
         pieces = self._streams[options.include_usage][path] if asked.stream else halves
         pieces = numbered(pieces, self.paths.total())
-        gap_s = self._manner.gap_s if asked.stream else 0.0
-        match self.fault:
-            case Fault("error"):
-                connection.send(render_response(500, render_error("told to fail")))
-            case Fault("slow", _, delay_s):
-                connection.send_pieces(pieces, delay_s, gap_s + delay_s / len(pieces))
-            case Fault("half"):
-                connection.send_pieces(pieces[: len(pieces) // 2], 0.0, gap_s, is_cut=True)
-            case _:
-                connection.send_pieces(pieces, 0.0, gap_s)
+        self.say(connection, pieces, self._manner.gap_s if asked.stream else 0.0)
+
+    def say(self, connection: "Connection", pieces: Sequence[bytes], gap_s: float) -> None:
+        connection.send_pieces(pieces, gap_s)
 
     def _metrics(self) -> bytes:
         num_asked = self.paths[CHAT] + self.paths[MESSAGES]
@@ -181,7 +129,7 @@ class Stub:
         return "".join(f"hotloop_{name} {value}\n" for name, value in metrics.items()).encode()
 
 
-class _Connection(asyncio.Protocol):
+class Connection(asyncio.Protocol):
     """One client, a request at a time. The `on_` methods are the parser's."""
 
     def __init__(self, stub: Stub) -> None:
@@ -226,26 +174,20 @@ class _Connection(asyncio.Protocol):
         self.transport.write(response)
         self._end()
 
-    def send_pieces(self, pieces: Sequence[bytes], delay_s: float, gap_s: float, *, is_cut: bool = False) -> None:
-        if delay_s:
-            self._later(delay_s, lambda: self._send_from(0, pieces, gap_s, is_cut))
-        else:
-            self._send_from(0, pieces, gap_s, is_cut)
-
-    def _send_from(self, index: int, pieces: Sequence[bytes], gap_s: float, is_cut: bool) -> None:
-        if gap_s and index < len(pieces) - 1:
-            self.transport.write(pieces[index])
-            self._later(gap_s, lambda: self._send_from(index + 1, pieces, gap_s, is_cut))
+    def send_pieces(self, pieces: Sequence[bytes], gap_s: float, *, is_cut: bool = False) -> None:
+        if gap_s and len(pieces) > 1:
+            self.transport.write(pieces[0])
+            self.later(gap_s, lambda: self.send_pieces(pieces[1:], gap_s, is_cut=is_cut))
             return
-        self.transport.write(b"".join(pieces[index:]))
+        self.transport.write(b"".join(pieces))
         if is_cut:
             self.transport.close()
         self._end()
 
-    def _later(self, delay_s: float, act: Callable[[], None]) -> None:
+    def later(self, delay_s: float, act: Callable[[], None]) -> None:
         self._timer = asyncio.get_running_loop().call_later(delay_s, act)
 
     def _end(self) -> None:
         self.is_busy = False
-        if self._stub.is_refusing or not self._parser.should_keep_alive():
+        if not self._stub.is_listening or not self._parser.should_keep_alive():
             self.transport.close()

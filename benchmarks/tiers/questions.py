@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from hotloop.bench.questions import Expected, Json, ToolQuestion, is_right
+from hotloop.bench.questions import Expected, ToolQuestion, is_right
 from hotloop.core.message import ToolCall
 from hotloop.router.tiers.config import Task
+from hotloop.wire.field import Json
 
 TaskKind = Literal["classification", "extraction", "qa", "call", "tool choice", "several calls"]
 

@@ -60,9 +60,9 @@ async def test_a_tool_is_described_as_its_server_does(tools: dict[str, AgentTool
     add = tools["add"]
     assert add.spec.description == "Add two numbers."
     assert add.spec.parameters["required"] == ["a"]
-    assert (add.traits.read_only, add.traits.idempotent) == (True, False)
-    assert (tools["listed"].traits.read_only, tools["listed"].traits.idempotent) == (False, True)
-    assert (tools["refuse"].traits.read_only, tools["refuse"].traits.idempotent) == (False, False)
+    assert (add.options.read_only, add.options.idempotent) == (True, False)
+    assert (tools["listed"].options.read_only, tools["listed"].options.idempotent) == (False, True)
+    assert (tools["refuse"].options.read_only, tools["refuse"].options.idempotent) == (False, False)
     assert "dotted_name" in tools, "a name that an API would refuse"
 
 

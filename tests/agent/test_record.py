@@ -65,8 +65,8 @@ class Counting:
             await never.wait()
             return "never"
 
-        drop = FunctionTool(lambda: "dropped", name="drop", traits=ToolOptions(needs_approval=True))
-        keep = FunctionTool(lambda: "kept", name="keep", traits=ToolOptions(needs_approval=True))
+        drop = FunctionTool(lambda: "dropped", name="drop", options=ToolOptions(needs_approval=True))
+        keep = FunctionTool(lambda: "kept", name="keep", options=ToolOptions(needs_approval=True))
         return [dice, broken, refuses, slow, drop, keep]
 
 

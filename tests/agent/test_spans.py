@@ -184,7 +184,7 @@ async def test_what_was_speculative_is_told_used_or_wasted(tracer: ListTracer) -
     async def find_order(order_id: str) -> Any:
         return {"order_id": order_id, "status": "sent"}
 
-    finders = [FunctionTool(each, traits=ToolOptions(read_only=True)) for each in (find_customer, find_order)]
+    finders = [FunctionTool(each, options=ToolOptions(read_only=True)) for each in (find_customer, find_order)]
     looks = [
         ScriptedCall("find_order", order_id=order) for order in orders[:2]
     ]  # not the third, which is expected, too

@@ -40,12 +40,12 @@ READS = ToolOptions(read_only=True)
 class Shop:
     """Tools that note when they are run. Those in `gates` wait until their gate is opened."""
 
-    def __init__(self, **traits: ToolOptions) -> None:
+    def __init__(self, **options: ToolOptions) -> None:
         self.log: list[str] = []
         self.cancelled: list[str] = []
         self.gates: dict[str, asyncio.Event] = {}
         self.ended: dict[str, asyncio.Event] = defaultdict(asyncio.Event)
-        self._traits = traits
+        self._options = options
 
     async def _do(self, what: str, result: Any) -> str:
         self.log.append(what)
@@ -72,7 +72,7 @@ class Shop:
         made = []
         for function in (find_customer, find_order, cancel_order):
             default = ToolOptions() if function is cancel_order else READS
-            made.append(FunctionTool(function, traits=self._traits.get(function.__name__, default)))
+            made.append(FunctionTool(function, options=self._options.get(function.__name__, default)))
         return made
 
 
@@ -333,7 +333,7 @@ def test_never_a_side_effect_that_was_not_asked_for(course: Sequence[str], is_ta
 
 
 @pytest.mark.parametrize(
-    "traits",
+    "options",
     [
         ToolOptions(),
         ToolOptions(idempotent=True),
@@ -343,8 +343,8 @@ def test_never_a_side_effect_that_was_not_asked_for(course: Sequence[str], is_ta
     ],
     ids=["writes", "idempotent", "needs approval", "few at a time", "costs money"],
 )
-async def test_what_does_not_run_ahead(traits: ToolOptions):
-    speculation, shop = speculating(taught()), Shop(find_order=traits)
+async def test_what_does_not_run_ahead(options: ToolOptions):
+    speculation, shop = speculating(taught()), Shop(find_order=options)
     early = speculate(speculation, shop.tools)
     early.begin_turn(clerk(99, ORDERS)[:3], 1)
     await early.close()
@@ -408,8 +408,8 @@ async def test_a_failure_ahead_of_time_is_a_result_like_any_other():
         raise ValueError(customer_id)
 
     speculation = speculating(taught())
-    traits = ToolOptions(read_only=True, timeout_s=None)
-    tools = [FunctionTool(find_customer, traits=traits)]
+    options = ToolOptions(read_only=True, timeout_s=None)
+    tools = [FunctionTool(find_customer, options=options)]
     events = await listen(Agent(ScriptedModel([SCRIPT[0], "Sorry."]), tools, speculation=speculation), PROMPT)
     (finished,) = of(CallFinished, events)
     assert finished.is_error

@@ -114,5 +114,5 @@ def test_the_hints_of_an_mcp_server_have_the_defaults_of_the_specification(
 ):
     annotations = None if hints is None else wire.ToolAnnotations(**hints)
     offered = wire.Tool(name="read", input_schema={"type": "object"}, annotations=annotations)
-    traits = McpTool(cast(Client, None), offered).traits
-    assert (traits.read_only, traits.open_world) == (read_only, open_world)
+    options = McpTool(cast(Client, None), offered).options
+    assert (options.read_only, options.open_world) == (read_only, open_world)

@@ -29,7 +29,7 @@ async def sub_agents_asks(options: ToolOptions | None = None, **settings: object
     inner, outer = ScriptedModel(["done"]), ScriptedModel([CALL, "done"])
     middle = ScriptedModel([CALL, "done"])
     least = Agent(inner).as_tool("help", "helps")
-    helper = Agent(middle, tools=[least]).as_tool("help", "helps", traits=options or ToolOptions(timeout_s=None))
+    helper = Agent(middle, tools=[least]).as_tool("help", "helps", options=options or ToolOptions(timeout_s=None))
     events = await listen(Agent(outer, tools=[helper], **settings))
     assert end_of(events).end == "done"
     assert middle.asks[0].parent_id == outer.asks[0].session_id

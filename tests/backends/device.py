@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotloop.backends.backend import Allowed, Batch, Flight, HostMemory, Mask, SampledTokens, Sampling
-from hotloop.backends.host import NOT_NUMBERS, HostChosen, HostCopy
+from hotloop.backends.host import NOT_NUMBERS, HostCopy, HostSampledTokens
 from hotloop.backends.null import NullBackend
 from hotloop.backends.sampler import is_allowed
 from hotloop.core.errors import BackendError, HotloopError
@@ -177,7 +177,7 @@ class _DeviceFlight:
         self._backend = backend
         self._sampling = Sampling(())
         self._masks: dict[int, Mask] = {}
-        self._chosen: _DeviceChosen | None = None
+        self._chosen: _DeviceSampledTokens | None = None
         self.error: BackendError | None = None
 
     def sample(self, sampling: Sampling) -> None:
@@ -192,7 +192,7 @@ class _DeviceFlight:
         except BackendError as error:
             self.error = error
             return []
-        self._chosen = _DeviceChosen(logits, self._sampling, self._masks)
+        self._chosen = _DeviceSampledTokens(logits, self._sampling, self._masks)
         return [choice if isinstance(choice, int) else 0 for choice in self._chosen.choices]
 
     def wait(self) -> SampledTokens:
@@ -205,7 +205,7 @@ class _DeviceFlight:
         return self._chosen
 
 
-class _DeviceChosen(HostChosen):
+class _DeviceSampledTokens(HostSampledTokens):
     def __init__(self, logits: NDArray[np.float32], sampling: Sampling, masks: Mapping[int, Mask]) -> None:
         super().__init__(logits, sampling, 0.0)
         self.choices = [self._choose(row, masks.get(row)) for row in range(len(logits))]

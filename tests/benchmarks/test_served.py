@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.gpu.served import plays
+from benchmarks.claims.agents import read_run
+from benchmarks.gpu.served import Play, busy_share, plays
 from tests.server.serving import Serving
 
+from hotloop import __version__
 from hotloop.core.errors import ConfigError
 
 
@@ -48,12 +50,30 @@ def test_figures_of_each_server_are_added_to_the_file(tmp_path: Path) -> None:
                 name,
                 "--out",
                 str(out),
-                "--vocab",
-                "200",
+                *("--vocab", "200", "--about", "a null model", "--machine", "a machine", "--commit", "c0ffee"),
             ]
             flags = ["--only", "service", "--service", str(data), "--service-agents", "3"]
             subprocess.run([sys.executable, "-m", *command, *flags], check=True, capture_output=True)
-    [(row, figures)] = json.loads(out.read_text()).items()
+    run = read_run(out)
+    assert run
+    assert run.where.startswith(f"a null model; one {__version__}, other {__version__}")
+    assert run.when.startswith("a machine; commit c0ffee, ")
+    [(row, figures)] = run.rows.items()
     assert row == "3 service agents"
     assert set(figures) == {"one", "other"}
-    assert all(each["done"] == 3 and each["mean_session_s"] > 0 for each in figures.values())
+    for each in figures.values():
+        assert (each["done"], len(each["ends_s"]), each["ends_s"][-1]) == (3, 3, each["seconds"])
+        assert each["mean_session_s"] > 0
+        assert each["cached"] <= each["cacheable"] == 1.0, "the second prompt of a session is the first again"
+
+
+def test_what_can_be_found_is_what_the_turn_before_begins_with_too() -> None:
+    turns = ((0.0, ((1, 2), (40, 3)), 8), (0.0, ((1, 2), (40, 2), (90, 5)), 8))
+    play = Play("a", 0.0, 1, turns)
+    assert play.names(0) == ["head:1", "a:2", "a:40", "a:41", "a:42"]
+    assert play.found(1) == 4 * 64
+
+
+def test_a_card_is_watched_from_when_the_first_session_began() -> None:
+    assert busy_share([0.0, 0.0, 0.0, 90.0, 100.0], 1.5) == {"busy": pytest.approx(0.95)}
+    assert busy_share([], 2.0) == busy_share([50.0], 2.0) == {}

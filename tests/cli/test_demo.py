@@ -61,7 +61,9 @@ def size_of(jobs: list[AgentJob]) -> tuple[int, int]:
 def test_a_fast_machine_runs_all_of_it_and_a_slow_one_as_much_as_it_can():
     jobs, text = choose_jobs(a_machine(2_000, 100))
     assert jobs == SIZES[0].jobs()
-    assert text.startswith("It prefills 2,000 tokens a second, and decodes 100. Chosen for that:\n4 agents of 4 turns")
+    assert text.startswith(
+        "It prefills 2,000 tokens per second, and decodes 100. Chosen for that:\n4 agents of 4 turns"
+    )
     sizes = [size_of(choose_jobs(a_machine(speed, speed / 20))[0]) for speed in (800, 400, 200, 100, 1)]
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[-1] == size_of(SIZES[-1].jobs())

@@ -112,7 +112,7 @@ def test_sources_mix(parse: Parse):
 
 
 def test_an_empty_variable_is_not_set(parse: Parse):
-    assert parse(environ={"HOTLOOP_MAX_RUNNING": ""})[0].max_running == 64
+    assert parse(environ={"HOTLOOP_MAX_WAITING": ""})[0].max_waiting == 512
 
 
 def test_a_mistyped_variable_is_pointed_out(parse: Parse, capsys: pytest.CaptureFixture[str]):

@@ -6,13 +6,14 @@ from itertools import count
 
 import numpy as np
 import pytest
-from benchmarks.route.stub import Fault, Manner, Stub
+from benchmarks.route.stub import Manner
 from numpy.typing import NDArray
 from rich.console import Console
 from tests.bench.fake_server import FakeServer
 from tests.bench.fake_tools import FakeToolServer
 from tests.doctor.speaking import SGLANG_CARD, SGLANG_INFO, TGI_INFO, Asked, Reply, Script, engine, speaking
 from tests.engine.tiny import EOS_ID, TOKENIZER
+from tests.router.faults import Fault, FaultyStub
 from tests.server.serving import Serving
 
 from hotloop.backends.backend import Batch
@@ -91,7 +92,7 @@ async def test_what_is_found_out_about_a_hotloop_without_a_key():
 
 
 async def test_a_stub_knows_neither_tools_nor_a_cache():
-    stub = Stub("stub", Manner(num_events=4))
+    stub = FaultyStub("stub", Manner(num_events=4))
     await stub.start()
     try:
         examination = await examine_at(stub.url)
@@ -191,7 +192,7 @@ def test_what_a_deployment_says_moves_no_cursor():
 
 
 async def test_whoever_does_not_answer_at_all_is_not_examined():
-    stub = Stub("stub")
+    stub = FaultyStub("stub")
     await stub.start()
     await stub.set_fault(Fault("error", for_s=60))
     try:

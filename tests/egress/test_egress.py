@@ -250,6 +250,7 @@ def test_a_server_contacts_nobody(name: str, guard: Guard, url: str):
     check_nothing_left_the_machine(guard)
 
 
+@pytest.mark.ray
 @pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: hotloop[ray]")
 def test_ray_contacts_nobody(guard: Guard):
     """Nor does Ray, which is started for it."""

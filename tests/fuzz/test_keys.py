@@ -327,7 +327,7 @@ def house(way: str, folder: Path) -> Iterator[tuple[httpx.Client, Recorded]]:
             config = ServerConfig(
                 port=0, api_key_file=str(folder / "keys"), batch_dir=str(folder / "batches"), **memory
             )
-            page = lambda engine: page_of(store, "", lambda: live_of_engine(engine, 8), keys=ApiKeys(keys))  # noqa: E731
+            page = lambda engine: page_of(store, "", lambda: live_of_engine(engine), keys=ApiKeys(keys))  # noqa: E731
             url = stack.enter_context(Serving(config, page=page, **size)).url
         else:
             config = ServerConfig(port=0, api_key="of the replica", **memory)

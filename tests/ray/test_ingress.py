@@ -15,7 +15,10 @@ from hotloop.ray.tickets import AnswerHead, Outline
 from hotloop.router.placement.policy import ReplicaChoice
 from hotloop.router.upstream.wire import UpstreamRequest
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: hotloop[ray]")
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: hotloop[ray]"),
+]
 
 JSON = AnswerHead(
     200, [(b"content-type", b"application/json"), (b"x-request-id", b"other")], "a", ReplicaChoice("a", "warm", 100)

@@ -19,7 +19,10 @@ from tests.server.serving import until
 
 from hotloop.http.listen import bind
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: hotloop[ray]")
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: hotloop[ray]"),
+]
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "50", "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "50"}

@@ -10,7 +10,8 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
-from benchmarks.route.stub import Manner, Stub
+from benchmarks.route.stub import Manner
+from tests.router.faults import FaultyStub
 
 from hotloop.core.config import RouterConfig
 from hotloop.http.listen import bind, url_of
@@ -51,7 +52,7 @@ class Router:
         await until(condition)
 
 
-def replica_configs(stubs: list[Stub], **fields: Any) -> tuple[ReplicaConfig, ...]:
+def replica_configs(stubs: list[FaultyStub], **fields: Any) -> tuple[ReplicaConfig, ...]:
     return tuple(ReplicaConfig(url=stub.url, name=stub.name, **fields) for stub in stubs)
 
 
@@ -73,11 +74,11 @@ async def running(config: RoutingConfig, tracer: Tracer | None = None) -> AsyncI
 
 
 @pytest.fixture
-async def stubs() -> AsyncIterator[Callable[..., Awaitable[list[Stub]]]]:
-    started: list[Stub] = []
+async def stubs() -> AsyncIterator[Callable[..., Awaitable[list[FaultyStub]]]]:
+    started: list[FaultyStub] = []
 
-    async def start(count: int, manner: Manner | None = None) -> list[Stub]:
-        new = [Stub(f"s{len(started) + i}", manner) for i in range(count)]
+    async def start(count: int, manner: Manner | None = None) -> list[FaultyStub]:
+        new = [FaultyStub(f"s{len(started) + i}", manner) for i in range(count)]
         for stub in new:
             await stub.start()
         started.extend(new)

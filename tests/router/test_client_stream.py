@@ -8,8 +8,8 @@ from typing import Any
 
 import httpx
 import pytest
-from benchmarks.route.stub import Fault
 from tests.router.conftest import MESSAGES, replica_configs, until
+from tests.router.faults import Fault
 
 from hotloop.http.listen import bind, url_of
 from hotloop.router.client_stream import ClientStream

@@ -10,8 +10,9 @@ from typing import Any
 
 import httpx
 import pytest
-from benchmarks.route.stub import Fault, Manner
+from benchmarks.route.stub import Manner
 from tests.router.conftest import MESSAGES, Router, replica_configs, running
+from tests.router.faults import Fault
 from tests.router.upstream.replicas import OK, Replica, Visit
 
 from hotloop.core.config import RouterConfig

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from benchmarks.cache.dialogue import Asking, ChatDialogue, Event, Said, match_calls, offer
-from benchmarks.cache.script import Beat, Json, Script
+from benchmarks.cache.script import Beat, Script
 
 from hotloop.core.errors import RemoteError
+from hotloop.wire.field import Json
 
 
 class Dialogue(Protocol):

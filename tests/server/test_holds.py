@@ -89,11 +89,11 @@ def test_the_time_a_tool_took_is_learnt(agency: Serving) -> None:
     messages: list[Any] = [{"role": "user", "content": LONG}]
     called = chat(agency, messages)
     service: Service = agency.server._service
-    until(lambda: len(service.keeper.gaps._open) == 1)  # the other front's answer is told
+    until(lambda: len(service.retention_hints.gaps._open) == 1)  # the other front's answer is told
     messages += [called, {"role": "tool", "tool_call_id": called["tool_calls"][0]["id"], "content": "22:00"}]
     chat(agency, messages)
-    until(lambda: not service.keeper.gaps._open)
-    assert [*service.keeper.gaps._recent] == ["clock"]
+    until(lambda: not service.retention_hints.gaps._open)
+    assert [*service.retention_hints.gaps._recent] == ["clock"]
 
 
 def test_by_every_api_and_in_streams_too(agency: Serving) -> None:

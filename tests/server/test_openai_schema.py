@@ -16,11 +16,11 @@ jsonschema = pytest.importorskip("jsonschema")
 SPEC = os.environ.get("HOTLOOP_OPENAI_SPEC", "")
 pytestmark = pytest.mark.skipif(not SPEC, reason="HOTLOOP_OPENAI_SPEC is not set")
 
-Check = Callable[[str, Any], None]
+SchemaCheck = Callable[[str, Any], None]
 
 
 @pytest.fixture(scope="module")
-def check() -> Check:
+def check() -> SchemaCheck:
     data = Path(SPEC).read_bytes()
     spec = json.loads(gzip.decompress(data) if SPEC.endswith(".gz") else data)
     translate(spec)
@@ -57,7 +57,7 @@ USAGE = {"stream": True, "stream_options": {"include_usage": True}}
 
 
 @pytest.mark.parametrize("fields", [{}, {"n": 2}, LOGPROBS, {"stop": "aa"}], ids=str)
-def test_chat(serving: Serving, check: Check, fields: dict[str, Any]) -> None:
+def test_chat(serving: Serving, check: SchemaCheck, fields: dict[str, Any]) -> None:
     check("CreateChatCompletionResponse", serving.chat(**only("a"), **fields).json())
     for extra in ({"stream": True}, USAGE):
         for chunk in chunks(serving.chat(**only("a"), **fields, **extra).text):
@@ -74,7 +74,7 @@ OLD_CALLS = {"functions": [tool["function"] for tool in TOOLS], "function_call":
 @pytest.mark.parametrize(
     "fields", [CALLS, {**CALLS, **LOGPROBS}, SHAPE, OLD_CALLS], ids=["calls", "logprobs", "shape", "functions"]
 )
-def test_calls_and_shapes(serving: Serving, check: Check, fields: dict[str, Any]) -> None:
+def test_calls_and_shapes(serving: Serving, check: SchemaCheck, fields: dict[str, Any]) -> None:
     check("CreateChatCompletionResponse", serving.chat(max_tokens=300, **fields).json())
     for chunk in chunks(serving.chat(max_tokens=300, **fields, **USAGE).text):
         check("CreateChatCompletionStreamResponse", chunk)
@@ -83,7 +83,7 @@ def test_calls_and_shapes(serving: Serving, check: Check, fields: dict[str, Any]
 CUSTOM = {"tools": [{"type": "custom", "custom": {"name": "sql"}}], "tool_choice": "required"}
 
 
-def test_custom_tools(serving: Serving, check: Check) -> None:
+def test_custom_tools(serving: Serving, check: SchemaCheck) -> None:
     """The description has functions alone in a stream, though the service has the others as well: of their pieces, what
     is of the call is looked at here."""
     check("CreateChatCompletionResponse", serving.chat(max_tokens=300, **CUSTOM).json())
@@ -95,12 +95,12 @@ def test_custom_tools(serving: Serving, check: Check) -> None:
 
 
 @pytest.mark.parametrize("fields", [{}, {"n": 2}, {"logprobs": 2}, {"echo": True}], ids=str)
-def test_completions(serving: Serving, check: Check, fields: dict[str, Any]) -> None:
+def test_completions(serving: Serving, check: SchemaCheck, fields: dict[str, Any]) -> None:
     check("CreateCompletionResponse", serving.complete(**only("a"), **fields).json())
 
 
 @pytest.mark.parametrize("fields", [{}, {"n": 2}, {"logprobs": 2}, {"echo": True}, {"stop": "aa"}], ids=str)
-def test_chunks_of_completions(serving: Serving, check: Check, fields: dict[str, Any]) -> None:
+def test_chunks_of_completions(serving: Serving, check: SchemaCheck, fields: dict[str, Any]) -> None:
     """The description has one shape for answers and chunks, in which the reason is never null; but its own example of a
     stream has null before the end, as the service does, and so have we. The end of a choice has one of its words."""
     reasons: dict[int, str] = {}
@@ -118,12 +118,12 @@ def test_chunks_of_completions(serving: Serving, check: Check, fields: dict[str,
     assert len(reasons) == fields.get("n", 1)
 
 
-def test_models(serving: Serving, check: Check) -> None:
+def test_models(serving: Serving, check: SchemaCheck) -> None:
     check("ListModelsResponse", serving.http.get("/v1/models").json())
     check("Model", serving.http.get("/v1/models/tiny").json())
 
 
-def test_errors(serving: Serving, check: Check) -> None:
+def test_errors(serving: Serving, check: SchemaCheck) -> None:
     hosted = {"tools": [{"type": "web_search"}]}
     for response in (serving.chat(n=0), serving.chat(model="x"), serving.chat(**hosted), serving.http.get("/nowhere")):
         check("ErrorResponse", response.json())

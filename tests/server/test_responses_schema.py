@@ -8,7 +8,7 @@ from tests.server.asking import TOOLS, ask, check_events
 from tests.server.calls import WEATHER, write_call
 from tests.server.serving import Serving, only
 from tests.server.test_builtin_tools import CALLS, tool
-from tests.server.test_openai_schema import SPEC, Check, check
+from tests.server.test_openai_schema import SPEC, SchemaCheck, check
 from tests.server.test_responses_codex import APPLY_PATCH
 
 __all__ = ["check"]
@@ -32,7 +32,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("fields", CASES.values(), ids=CASES)
-def test_responses(serving: Serving, check: Check, fields: dict[str, Any]) -> None:
+def test_responses(serving: Serving, check: SchemaCheck, fields: dict[str, Any]) -> None:
     made = ask(serving, **fields).json()
     check("Response", made)
     check("Response", serving.http.get(f"/v1/responses/{made['id']}").json())
@@ -49,7 +49,7 @@ THOUGHTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("fields", THOUGHTS.values(), ids=THOUGHTS)
-def test_thoughts(check: Check, fields: dict[str, Any]) -> None:
+def test_thoughts(check: SchemaCheck, fields: dict[str, Any]) -> None:
     script = ["<think>\nI had better ask.\n</think>\n\nLet me see.\n" + write_call("clock")]
     asked = {"tools": TOOLS, "max_output_tokens": 300, **fields}
     with Serving(script=script, template=thinking_template()) as serving:
@@ -58,7 +58,7 @@ def test_thoughts(check: Check, fields: dict[str, Any]) -> None:
             check("ResponseStreamEvent", event)
 
 
-def test_input_items(serving: Serving, check: Check) -> None:
+def test_input_items(serving: Serving, check: SchemaCheck) -> None:
     items: list[dict[str, Any]] = [
         {"role": "user", "content": "hello"},
         {"role": "assistant", "content": "I see."},
@@ -76,22 +76,22 @@ def test_input_items(serving: Serving, check: Check) -> None:
     check("ResponseItemList", listed)
 
 
-def test_errors(serving: Serving, check: Check) -> None:
+def test_errors(serving: Serving, check: SchemaCheck) -> None:
     for response in (ask(serving, input=7), serving.http.get("/v1/responses/resp_1")):
         check("ErrorResponse", response.json())
 
 
-def test_in_the_background(serving: Serving, check: Check) -> None:
+def test_in_the_background(serving: Serving, check: SchemaCheck) -> None:
     check("Response", ask(serving, background=True).json())
     for event in check_events(ask(serving, background=True, stream=True).text):
         check("ResponseStreamEvent", event)
 
 
-def test_a_compaction(check: Check) -> None:
+def test_a_compaction(check: SchemaCheck) -> None:
     asked = {"input": [{"role": "developer", "content": "Be kind."}, {"role": "user", "content": "hello"}]}
     with Serving(script=["All of it."]) as serving:
         check("CompactResource", serving.http.post("/v1/responses/compact", json=asked).json())
 
 
-def test_input_tokens(serving: Serving, check: Check) -> None:
+def test_input_tokens(serving: Serving, check: SchemaCheck) -> None:
     check("TokenCountsResource", serving.http.post("/v1/responses/input_tokens", json={"input": "hello"}).json())

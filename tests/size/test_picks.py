@@ -85,7 +85,7 @@ def test_the_best_is_the_strongest_that_is_quick_enough():
     assert best(choices, 10) is choices[-1]
     quick = best(choices, 100)
     assert quick in choices[:-1]
-    assert quick.estimate.feel.tokens_s_user >= 100
+    assert quick.estimate.latency.tokens_s_user >= 100
     assert best(choices, 1e9) is None
 
 

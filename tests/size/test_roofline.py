@@ -36,31 +36,31 @@ def as_measured(label: str) -> object:
     return pytest.approx(MEASURED[label], rel=0.25)
 
 
-def feel(hardware: Hardware, spec: ModelSpec = LLAMA, **load: object) -> Latency:
-    found = estimate(spec, hardware, Load(**{"gap_s": 0.0, **load})).feel
+def latency(hardware: Hardware, spec: ModelSpec = LLAMA, **load: object) -> Latency:
+    found = estimate(spec, hardware, Load(**{"gap_s": 0.0, **load})).latency
     assert found
     return found
 
 
 def prefill_tokens_s(hardware: Hardware, num_tokens: int, spec: ModelSpec = LLAMA, **load: object) -> float:
-    return num_tokens / feel(hardware, spec, context=num_tokens, sessions=1, **load).ttft_cold_s
+    return num_tokens / latency(hardware, spec, context=num_tokens, sessions=1, **load).ttft_cold_s
 
 
 @pytest.mark.parametrize("hardware", [H200, H200_MEASURED], ids=["datasheet", "measured"])
 def test_within_a_quarter_of_what_was_measured_on_a_gpu(hardware: Hardware):
     """One H200, Llama-3.1-8B shapes, bf16."""
-    assert feel(hardware, sessions=1, context=2048).tokens_s_alone == as_measured(
+    assert latency(hardware, sessions=1, context=2048).tokens_s_alone == as_measured(
         "decode alone at 2,048 tokens, tokens/s"
     )
-    assert feel(hardware, sessions=1, context=32_768).tokens_s_user == as_measured(
+    assert latency(hardware, sessions=1, context=32_768).tokens_s_user == as_measured(
         "decode alone at 32,768 tokens, tokens/s"
     )
     assert prefill_tokens_s(hardware, 8192) == as_measured("prefill of 8,192 tokens, tokens/s")
     batch = {"context": 1024, "tokens_in": 1024, "tokens_out": 128}
-    assert feel(hardware, sessions=64, **batch).tokens_s_all == as_measured(
+    assert latency(hardware, sessions=64, **batch).tokens_s_all == as_measured(
         "64 × (1,024 in + 128 out), output tokens/s"
     )
-    assert feel(hardware, sessions=256, **batch).tokens_s_all == as_measured(
+    assert latency(hardware, sessions=256, **batch).tokens_s_all == as_measured(
         "256 × (1,024 in + 128 out), output tokens/s"
     )
 
@@ -68,16 +68,18 @@ def test_within_a_quarter_of_what_was_measured_on_a_gpu(hardware: Hardware):
 def test_within_a_quarter_of_what_was_measured_on_a_cpu():
     decode = {"spec": SMOLLM, "weights": "int8", "context": 64, "tokens_in": 1, "tokens_out": 64}
     assert prefill_tokens_s(CPU_MEASURED, 512, SMOLLM, weights="int8") == as_measured("prefill of 512 tokens, tokens/s")
-    assert feel(CPU_MEASURED, sessions=1, **decode).tokens_s_user == as_measured("decode alone, tokens/s")
-    assert feel(CPU_MEASURED, sessions=8, **decode).tokens_s_all == as_measured("decode of 8 at once, tokens/s")
+    assert latency(CPU_MEASURED, sessions=1, **decode).tokens_s_user == as_measured("decode alone, tokens/s")
+    assert latency(CPU_MEASURED, sessions=8, **decode).tokens_s_all == as_measured("decode of 8 at once, tokens/s")
 
 
 def test_only_the_experts_that_rows_go_to_are_read():
     """Six of 64 for one row; for many rows nearly all of them."""
     spec = SHAPES["deepseek-v2-lite"]
     without = replace(spec, experts=None, intermediate_size=6 * 1408 + 2816)  # as much as a row reads
-    assert feel(H200, spec, sessions=1).tokens_s_alone == pytest.approx(feel(H200, without).tokens_s_alone, rel=0.02)
-    few, many = (1 / feel(H200, spec, sessions=sessions, context=600).tokens_s_user for sessions in (1, 64))
+    assert latency(H200, spec, sessions=1).tokens_s_alone == pytest.approx(
+        latency(H200, without).tokens_s_alone, rel=0.02
+    )
+    few, many = (1 / latency(H200, spec, sessions=sessions, context=600).tokens_s_user for sessions in (1, 64))
     assert many > 2 * few
 
 
@@ -92,7 +94,7 @@ def test_room_is_what_an_engine_finds():
 
 def test_a_model_that_does_not_fit_has_no_feel():
     found = estimate(SHAPES["llama-3.1-70b"], GPUS["h100"], Load())
-    assert (found.feel, found.fits, found.is_all_hot, found.cost_1000_turns) == (None, False, False, None)
+    assert (found.latency, found.fits, found.is_all_hot, found.cost_1000_turns) == (None, False, False, None)
     assert estimate(SHAPES["llama-3.1-70b"], GPUS["h100"].several(4), Load()).fits
 
 
@@ -107,7 +109,7 @@ def test_a_cycle_is_a_gap_and_a_turn(sessions: int, context: int, tokens_out: in
     """Turns wait for each other, but the device is never asked for more time than there is."""
     load = Load(sessions=sessions, context=context, tokens_out=tokens_out, gap_s=gap_s)
     found = estimate(LLAMA, GPUS[gpu].several(2), load)
-    result = found.feel
+    result = found.latency
     assert result
     cycle_s = sessions / result.turns_s
     assert 0 <= result.busy < 1
@@ -120,16 +122,16 @@ def test_a_cycle_is_a_gap_and_a_turn(sessions: int, context: int, tokens_out: in
 
 def test_sessions_that_outgrow_the_device_come_from_the_host_and_then_from_nowhere():
     turn = {"context": 32_000, "tokens_in": 512, "tokens_out": 128, "gap_s": 30.0}
-    few, host, many = (feel(H200, sessions=count, **turn) for count in (25, 55, 200))
+    few, host, many = (latency(H200, sessions=count, **turn) for count in (25, 55, 200))
     assert few.ttft_loaded_s < host.ttft_loaded_s < many.ttft_loaded_s / 10
-    without = feel(replace(H200, host_bytes=0), sessions=55, **turn)
+    without = latency(replace(H200, host_bytes=0), sessions=55, **turn)
     assert without.tokens_s_user < host.tokens_s_user
     assert without.ttft_host_s is None
 
 
 def test_who_finds_no_room_waits_and_throughput_stays():
     turn = {"context": 32_000, "tokens_in": 512, "tokens_out": 128}
-    full, over = (feel(replace(H200, host_bytes=1 << 42), sessions=count, **turn) for count in (27, 270))
+    full, over = (latency(replace(H200, host_bytes=1 << 42), sessions=count, **turn) for count in (27, 270))
     assert full.wait_s == 0
     assert over.wait_s > 0
     assert over.tokens_s_all == pytest.approx(full.tokens_s_all, rel=0.02)
@@ -144,23 +146,25 @@ def test_a_hybrid_has_kv_in_some_layers_and_states_in_the_others():
     assert found.session_bytes == dense.session_bytes // 4 + 3 * state_bytes(hybrid)
     assert found.num_host == 0
     long = {"context": 100_000, "tokens_in": 1, "tokens_out": 64, "sessions": 32}
-    assert feel(H200, hybrid, **long).tokens_s_user > 1.5 * feel(H200, **long).tokens_s_user
+    assert latency(H200, hybrid, **long).tokens_s_user > 1.5 * latency(H200, **long).tokens_s_user
     [alone] = estimate_all(hybrid, load, [H200], num_gpus=None, min_tokens_s=1e9)
     assert alone.hardware == H200.several(1)
 
 
 def test_smaller_numbers_are_faster():
-    alone = {weights: feel(H200, sessions=1, weights=weights).tokens_s_alone for weights in ("bf16", "fp8", "int4")}
+    alone = {weights: latency(H200, sessions=1, weights=weights).tokens_s_alone for weights in ("bf16", "fp8", "int4")}
     assert 1.5 * alone["bf16"] < alone["fp8"] < alone["int4"]
-    assert feel(H200, weights="fp8").ttft_cold_s < 0.65 * feel(H200).ttft_cold_s
-    assert feel(GPUS["a100"], weights="fp8").ttft_cold_s == pytest.approx(feel(GPUS["a100"]).ttft_cold_s, rel=0.05)
+    assert latency(H200, weights="fp8").ttft_cold_s < 0.65 * latency(H200).ttft_cold_s
+    assert latency(GPUS["a100"], weights="fp8").ttft_cold_s == pytest.approx(
+        latency(GPUS["a100"]).ttft_cold_s, rel=0.05
+    )
     assert estimate(LLAMA, H200, Load(kv="fp8")).memory.num_host == 2 * estimate(LLAMA, H200, Load()).memory.num_host
     scaled, plain = (estimate(LLAMA, H200, Load(kv=kv)).memory.session_bytes for kv in ("int8", "bf16"))
     assert scaled == plain * (128 + 4) // 256
 
 
 def test_two_gpus_are_less_than_twice_one():
-    one, two = feel(H200, sessions=1), feel(H200.several(2), sessions=1)
+    one, two = latency(H200, sessions=1), latency(H200.several(2), sessions=1)
     assert 1.5 < two.tokens_s_alone / one.tokens_s_alone < 1.8
     assert H200.several(2).price_hour == 2 * H200.price_hour
     assert H200.several(1) == H200

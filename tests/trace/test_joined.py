@@ -140,7 +140,7 @@ def make_tools(model: WatchedModel) -> list[FunctionTool]:
         return {"order_id": order_id, "status": "sent"}
 
     functions = (near, far, flaky, find_customer, find_order)
-    return [FunctionTool(each, traits=ToolOptions(read_only=True)) for each in functions]
+    return [FunctionTool(each, options=ToolOptions(read_only=True)) for each in functions]
 
 
 class Company:

@@ -117,8 +117,8 @@ class Run:
         self.now = last_ns
         words: dict[str, Any] = {}
         if self.content and tokens[names.CAUSES]:
-            parting = {"before": "system\nIt is ", "previous": "Monday 10:14", "current": self.texts[0]}
-            words = {names.CONTENT_WORDS: [parting] + [None] * (len(tokens[names.CAUSES]) - 1)}
+            divergence = {"before": "system\nIt is ", "previous": "Monday 10:14", "current": self.texts[0]}
+            words = {names.CONTENT_WORDS: [divergence] + [None] * (len(tokens[names.CAUSES]) - 1)}
         told = {
             names.MODEL: "tiny",
             names.ANSWER_ID: f"chatcmpl-{span_id}",

@@ -307,7 +307,7 @@ class TestCompare:
         assert figures["went wrong"] == ["0", "1", "more, worse"]
         assert page.locator(".compared-bar .stack").count() == 2
         assert page.locator("table.compared").last.locator("tbody tr").count() == 5
-        assert page.locator("tr.parting").count() == 1
+        assert page.locator("tr.divergence").count() == 1
         page.keyboard.press("Escape")
         page.wait_for_selector(".run-row")
 
@@ -328,7 +328,7 @@ class TestCompare:
         run_id = FEW[0][0].trace_id
         page = tab.open(f"{serve(*FEW).url}#/compare/{run_id}/{run_id}")
         page.wait_for_selector("text=both called the same tools")
-        assert page.locator("tr.parting").count() == 0
+        assert page.locator("tr.divergence").count() == 0
         assert set(page.locator("table.compared").nth(1).locator("td:last-child").all_text_contents()) == {"the same"}
 
 

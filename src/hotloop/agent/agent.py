@@ -220,12 +220,12 @@ class Agent(Generic[T]):
             raise errors[0] if errors else ConfigError("n must be above zero")
         return max(answers, key=score)
 
-    def as_tool(self, name: str, description: str, *, traits: ToolOptions | None = None) -> SubAgent:
+    def as_tool(self, name: str, description: str, *, options: ToolOptions | None = None) -> SubAgent:
         """This agent as a tool of another: a call is a run, charged to the caller, whose limits hold for it, too."""
         wants = [wanted for tool in self.tools if not isinstance(tool, ToolSource) for wanted in tool.wants]
         wants += [wanted for function in self.settings.functions for wanted in function.wants]
         needs = [need for tool in self.tools for need in ([] if self.settings.approve else approvals_of(tool))]
-        return SubAgent(self.run, name, description, traits or ToolOptions(timeout_s=None), wants, needs)
+        return SubAgent(self.run, name, description, options or ToolOptions(timeout_s=None), wants, needs)
 
     def as_handoff(self, name: str, description: str) -> Handoff:
         """A tool of another agent, whose call gives this one the conversation: it answers in the other's place."""

@@ -187,7 +187,7 @@ class ToolExecutor:
         return call_key(call.name, read_arguments(call.arguments)) or f"{call.name} {call.arguments}"
 
     def is_read_only(self, call: ToolCall) -> bool:
-        return call.name in self.tools and self.tools[call.name].traits.read_only
+        return call.name in self.tools and self.tools[call.name].options.read_only
 
     def open_speculation(self) -> RunSpeculation | None:
         speculation = self._speculate() if self._speculate else None

@@ -132,7 +132,7 @@ class McpTool:
         self._name = tool.name
         name = re.sub(r"[^A-Za-z0-9_-]", "_", prefix + tool.name)  # what every API allows
         self.spec = Tool(name, tool.description or tool.title or "", tool.input_schema)
-        self.traits = _read_hints(tool.annotations or wire.ToolAnnotations(), timeout_s)
+        self.options = _read_hints(tool.annotations or wire.ToolAnnotations(), timeout_s)
 
     def check(self, arguments: str) -> None:
         """The server keeps to its schema itself."""

@@ -122,7 +122,7 @@ class RecordingModel(WrappedModel):
 class RecordingTool:
     def __init__(self, tool: AgentTool, tape: TapeWriter) -> None:
         self.spec = tool.spec
-        self.traits = tool.traits
+        self.options = tool.options
         self.wants = tool.wants
         self.check = tool.check
         self.tool = tool
@@ -161,7 +161,7 @@ class RecordingSource:
 
     async def open(self, stack: AsyncExitStack) -> Sequence[AgentTool]:
         tools = await self._source.open(stack)
-        self._tape.write(*(OfferLine(tool.spec, tool.traits) for tool in tools))
+        self._tape.write(*(OfferLine(tool.spec, tool.options) for tool in tools))
         return [RecordingTool(tool, self._tape) for tool in tools]
 
     async def is_alive(self, tools: Sequence[AgentTool]) -> bool:
@@ -220,7 +220,7 @@ class ReplayTool:
     def __init__(self, tool: AgentTool | OfferLine, tape: Tape) -> None:
         self.spec = tool.spec
         self._checked = None if isinstance(tool, OfferLine) else tool
-        self.traits = replace(tool.traits, timeout_s=None)
+        self.options = replace(tool.options, timeout_s=None)
         self._tape = tape
 
     def check(self, arguments: str) -> None:

@@ -516,7 +516,7 @@ class RunLoop:
 
     def _charge(self, usage: ApiUsage, calls: Sequence[Pending] = ()) -> None:
         known = [each for each in calls if each.call.name in self._tools]
-        cost = sum(self._tools[each.call.name].traits.cost * each.num_tries for each in known)
+        cost = sum(self._tools[each.call.name].options.cost * each.num_tries for each in known)
         self._run.charge(usage, price(usage, self._settings.prices) + cost)
 
 

@@ -180,7 +180,7 @@ class RunSpeculation:
         self._emit = emit
         self._results = results
         self._run = speculation.predictor.open_run()
-        self._history = History(trusted=frozenset(name for name, tool in tools.items() if tool.traits.trusted))
+        self._history = History(trusted=frozenset(name for name, tool in tools.items() if tool.options.trusted))
         self._num_known = 0
         self._answer = PartialAnswer()
         self._called = self._history  # with the calls of this turn
@@ -271,18 +271,18 @@ class RunSpeculation:
         self._began_at = self._opened_at = None
 
     def _is_read_only(self, name: str) -> bool:
-        return name in self._tools and self._tools[name].traits.read_only
+        return name in self._tools and self._tools[name].options.read_only
 
     def _may_run(self, name: str) -> bool:
         """Whether a tool may run ahead: it changes nothing, asks nobody, and does not count how many of it run."""
         if self._has_written or not self._is_read_only(name):
             return False
-        traits = self._tools[name].traits
-        return not traits.needs_approval and traits.max_concurrency is None
+        options = self._tools[name].options
+        return not options.needs_approval and options.max_concurrency is None
 
     def _may_send(self, prediction: Prediction) -> bool:
         """Whether the arguments stay here, or have gone the same way before because the model wanted it."""
-        is_open = self._tools[prediction.name].traits.open_world
+        is_open = self._tools[prediction.name].options.open_world
         return not is_open or any(call.key == prediction.key for call in self._called.calls)
 
     def _start(self, predictions: Iterable[Prediction], turn: int, threshold: float) -> None:
@@ -301,18 +301,18 @@ class RunSpeculation:
 
     def _run_ahead(self, prediction: Prediction, turn: int) -> None:
         tool = self._tools[prediction.name]
-        assert tool.traits.read_only, f"{prediction.name} is not marked read_only"
+        assert tool.options.read_only, f"{prediction.name} is not marked read_only"
         arguments = json.dumps(prediction.arguments)
         if self._results.find(tool, arguments, self._run_context):
             return  # it is there already, or on its way
-        if not self._speculation.budget.take(tool.traits.cost):
+        if not self._speculation.budget.take(tool.options.cost):
             return
         run = partial(carry_out, tool, arguments, self._run_context)
         work = self._results.fetch(tool, arguments, self._run_context, run)
         task = asyncio.create_task(work, name=f"tool {prediction.name} (speculative)")
         self._running.add(task)
-        where = self._results.key(tool, arguments, self._run_context) if tool.traits.cache_s else None
-        early = EarlyCall(prediction.key, tool.traits.cost, task, where)
+        where = self._results.key(tool, arguments, self._run_context) if tool.options.cache_s else None
+        early = EarlyCall(prediction.key, tool.options.cost, task, where)
         task.add_done_callback(partial(self._finish, prediction.name, early.began_at))
         self._early.append(early)
         self._speculation.counts.num_started += 1

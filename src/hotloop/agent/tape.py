@@ -76,7 +76,7 @@ class OfferLine(msgspec.Struct, tag="offer", tag_field="line"):
     """A tool that came from a source, such as an MCP server."""
 
     spec: Tool
-    traits: ToolOptions
+    options: ToolOptions
 
 
 class OutcomeLine(msgspec.Struct, tag="outcome", tag_field="line"):

@@ -121,7 +121,7 @@ class Turn:
     def can_repeat(self, call: ToolCall) -> bool:
         """Whether a call does no harm if it is made again; one of an unknown tool does nothing."""
         tool = self.tools.get(call.name)
-        return tool is None or tool.traits.can_repeat
+        return tool is None or tool.options.can_repeat
 
     def claim(self, call: ToolCall) -> EarlyCall | None:
         """A call that runs already, or has its result: a speculative one, or one of an answer that broke off."""

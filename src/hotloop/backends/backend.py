@@ -27,7 +27,7 @@ class Batch:
     """One step as arrays. Sequence i computes its tokens [past_lens[i], past_lens[i] + its share of `token_ids`).
 
     token_ids   [ a a a a a | b | c c c ]     a: a chunk, b: one token, c: a token and its drafts
-    sources     [ - - - - - | 3 | - - - ]     b is what the batch before chooses after its wanted row 3; -1: it is known
+    sources     [ - - - - - | 3 | - - - ]     b is what the batch before chooses after its logit row 3; -1: it is known
     query_starts[ 0           5   6       9 ]
     block_ids   [ a0 a1 a2 | b0 b1 | c0 ]     the blocks that hold each sequence, new tokens included
     block_begins[ 0          3       5    6 ]
@@ -183,6 +183,8 @@ class Backend(Protocol):
     """Most batches in flight: 1, or 2 where a row may be a token that is still to be chosen."""
     step_tokens: int
     """How many tokens a step should have at most, unless somebody knows better."""
+    max_running: int
+    """How many requests a step should have at most, likewise."""
     step_sizes: Sequence[int]
     """Numbers of tokens in ascending order: a step of another number takes as long as one of the next. Of more than the
     last, and if there are none, every token counts."""

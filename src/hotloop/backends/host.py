@@ -28,13 +28,13 @@ class HostFlight:
     def sample(self, sampling: Sampling) -> None:
         self._sampling = sampling
 
-    def wait(self) -> "HostChosen":
+    def wait(self) -> "HostSampledTokens":
         began_at = time.perf_counter()
         logits = self._run()
-        return HostChosen(logits, self._sampling, time.perf_counter() - began_at)
+        return HostSampledTokens(logits, self._sampling, time.perf_counter() - began_at)
 
 
-class HostChosen:
+class HostSampledTokens:
     """Chooses a token when it is asked for."""
 
     def __init__(self, logits: NDArray[np.float32], sampling: Sampling, device_s: float) -> None:

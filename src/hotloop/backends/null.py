@@ -22,6 +22,7 @@ class NullBackend:
     WINDOW = 64
     LIKELIEST = 10.0  # its logit; all others have less than 1
     step_tokens = 512
+    max_running = 64
     step_sizes: Sequence[int] = ()
     max_solo_prefill = math.inf
     depth = 1

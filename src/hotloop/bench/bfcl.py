@@ -16,12 +16,13 @@ from typing import Any
 import msgspec
 from msgspec.structs import asdict
 
-from hotloop.bench.questions import Json, ToolQuestion
+from hotloop.bench.questions import ToolQuestion
 from hotloop.bench.workload import parse_line
 from hotloop.core.errors import ConfigError, HotloopError
 from hotloop.core.files import read_lines
 from hotloop.core.home import home
 from hotloop.models.fetch import Download, pip_download, replace_atomically
+from hotloop.wire.field import Json
 
 CATEGORIES = {
     "simple": "simple_python",

@@ -14,8 +14,8 @@ from cyclopts.types import NonNegativeFloat, PositiveInt
 
 from hotloop.core.message import ToolCall
 from hotloop.http.json_schema import first_violation
+from hotloop.wire.field import Json
 
-Json = dict[str, Any]
 Expected = Mapping[str, Mapping[str, Sequence[Any]]]
 """One call of the key: a function's name to its arguments, each a list of possible values; "" for "may be left out"."""
 

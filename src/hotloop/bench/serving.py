@@ -59,6 +59,10 @@ class ChildServer(Child):
         assert self._process
         return self._process.pid
 
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
     def start(self) -> None:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("HOTLOOP_")}
         if "HOTLOOP_HOME" in os.environ:

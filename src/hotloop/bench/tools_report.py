@@ -14,7 +14,7 @@ from hotloop.core.request import Usage
 
 TOTAL = "total"
 
-Check = Callable[[ToolQuestion, ToolCall], bool]
+CallCheck = Callable[[ToolQuestion, ToolCall], bool]
 """Whether a call is valid."""
 
 _MAX_SHOWN = 20
@@ -64,7 +64,7 @@ class ToolFigures:
         return rounded(asdict(self))
 
 
-def figures_of(label: str, measured: Measured, is_valid: Check = is_well_formed) -> ToolFigures:
+def figures_of(label: str, measured: Measured, is_valid: CallCheck = is_well_formed) -> ToolFigures:
     pairs = measured.pairs
     judged = [(pair.question, answer) for pair in pairs for answer in pair.answers]
     calls = [(question, call, answer) for question, answer in judged for call in answer.calls]
@@ -108,7 +108,7 @@ def figures_of(label: str, measured: Measured, is_valid: Check = is_well_formed)
     )
 
 
-def figures_of_all(parts: dict[str, Measured], is_valid: Check) -> list[ToolFigures]:
+def figures_of_all(parts: dict[str, Measured], is_valid: CallCheck) -> list[ToolFigures]:
     """A column a category and, if there are several, one for all of them."""
     columns = [figures_of(label, measured, is_valid) for label, measured in parts.items()]
     if len(parts) > 1:

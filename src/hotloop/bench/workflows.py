@@ -10,7 +10,8 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from hotloop.bench.questions import Json, ToolQuestion
+from hotloop.bench.questions import ToolQuestion
+from hotloop.wire.field import Json
 
 CATEGORY = "workflows"
 

@@ -45,15 +45,15 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What a prompt has in common with an earlier one. No parting: one of the two is the beginning of the other."""
+    """What a prompt has in common with an earlier one. No divergence: one of the two is the beginning of the other."""
 
     num_common: int
     divergence: Divergence | None = None
     _is_recomputed: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, bool))
-    """For each token from the parting on, whether it was read before."""
+    """For each token from the divergence on, whether it was read before."""
 
     def num_recomputed(self, begin: int = 0) -> int:
-        """How many tokens behind the parting, and from `begin` on, were read before all the same."""
+        """How many tokens behind the divergence, and from `begin` on, were read before all the same."""
         return int(np.count_nonzero(self._is_recomputed[max(begin - self.num_common, 0) :]))
 
 
@@ -119,7 +119,7 @@ def hash_windows(token_ids: TokenIds) -> Hashes:
 
 
 def find_words(divergence: Divergence, spell: Spell) -> Words:
-    """The words around a parting. Text that was only cut otherwise is shown with a bar between its tokens."""
+    """The words around a divergence. Text that was only cut otherwise is shown with a bar between its tokens."""
     before = _join(divergence.before_ids, spell)
     if divergence.change == "retokenised":
         previous, current = (

@@ -16,7 +16,7 @@ from hotloop.chat.stream import CallParser, WrappedParser
 from hotloop.chat.tool_format import ToolFormat
 from hotloop.chat.tools import ToolChoice
 from hotloop.core.errors import RequestError
-from hotloop.core.grammar import Grammar, MalformedSchema, loosen
+from hotloop.core.grammar import Grammar, MalformedSchema, relax
 from hotloop.core.lru import LruCache
 from hotloop.core.message import Tool
 from hotloop.core.stream import CallClosed, CallDelta, CallOpened, StreamEvent, TextDelta
@@ -45,7 +45,7 @@ class GrammarCompiler(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Loosened:
+class Relaxed:
     """A tool as far as a grammar can keep to it, and what it cannot keep to."""
 
     tool: Tool
@@ -60,31 +60,31 @@ class SchemaRelaxer:
         self.compiler = compiler
         self._max_trial_s = max_trial_s
         self._lock = threading.Lock()
-        self._kept: LruCache[str, Loosened] = LruCache(_MAX_KEPT_CHARS, _MAX_KEPT)
+        self._kept: LruCache[str, Relaxed] = LruCache(_MAX_KEPT_CHARS, _MAX_KEPT)
 
-    def look_at(self, tool: Tool) -> Loosened:
+    def look_at(self, tool: Tool) -> Relaxed:
         """Without what no grammar has words for, and what was found not to compile before."""
         key = _key(tool)
         with self._lock:
             known = self._kept.find(key)
         return known or self._keep(key, _look_at(tool))
 
-    def loosen(self, tools: Sequence[Tool]) -> dict[str, Loosened]:
+    def relax(self, tools: Sequence[Tool]) -> dict[str, Relaxed]:
         """These do not compile together: the tools at fault by name, each as far as it compiles. When the time for that
         is up, what was not tried is not enforced; it is tried with the next request."""
         until = time.monotonic() + self._max_trial_s
         looked = {tool.name: self.look_at(tool).tool for tool in tools}
         failing = _find_failing([*looked.values()], lambda some: self._compile(some, until))
         at_fault = {tool.name for tool in failing}
-        return {tool.name: self._loosen(tool, until) for tool in tools if tool.name in at_fault}
+        return {tool.name: self._relax(tool, until) for tool in tools if tool.name in at_fault}
 
-    def _loosen(self, tool: Tool, until: float) -> Loosened:
+    def _relax(self, tool: Tool, until: float) -> Relaxed:
         if time.monotonic() >= until:
             return unconstrained(tool)
-        found = next((found for found in self._looser(tool, until) if self._compile([found.tool], until)), None)
+        found = next((found for found in self._more_relaxed(tool, until) if self._compile([found.tool], until)), None)
         return self._keep(_key(tool), found or unconstrained(tool))
 
-    def _keep(self, key: str, found: Loosened) -> Loosened:
+    def _keep(self, key: str, found: Relaxed) -> Relaxed:
         with self._lock:
             known = self._kept.find(key)
             self._kept.put(key, found, len(key))
@@ -92,7 +92,7 @@ class SchemaRelaxer:
             log.warning("tool %s: %s", found.tool.name, tell(found.dropped))
         return found
 
-    def _looser(self, tool: Tool, until: float) -> Iterator[Loosened]:
+    def _more_relaxed(self, tool: Tool, until: float) -> Iterator[Relaxed]:
         found = _look_at(tool)
         schema, dropped = found.tool.parameters, found.dropped
         dropped += tuple(repr(key) for key in schema if key not in _PLAIN and key not in _WORDS)
@@ -100,7 +100,7 @@ class SchemaRelaxer:
         if plain.get("additionalProperties") is False:
             plain["required"] = [name for name in plain.get("required", ()) if name in plain.get("properties", {})]
             dropped += ("'required'",) if plain["required"] != schema.get("required", []) else ()
-        yield Loosened(replace(tool, parameters=plain), dropped)
+        yield Relaxed(replace(tool, parameters=plain), dropped)
         properties = dict(plain.get("properties", {}))
 
         def compile_alone(names: Sequence[str]) -> bool:
@@ -110,7 +110,7 @@ class SchemaRelaxer:
         for name in _find_failing([*properties], compile_alone):
             properties[name] = _outline(properties[name])
             dropped += (f"properties.{name}",)
-        yield Loosened(replace(tool, parameters={**plain, "properties": properties}), dropped)
+        yield Relaxed(replace(tool, parameters={**plain, "properties": properties}), dropped)
 
     def _compile(self, tools: Sequence[Tool], until: float) -> bool:
         """Whether they compile, and that can be found out in time."""
@@ -137,18 +137,18 @@ def _key(tool: Tool) -> str:
     return json.dumps([tool.name, tool.parameters])
 
 
-def unconstrained(tool: Tool) -> Loosened:
-    return Loosened(replace(tool, is_strict=False), ("the whole schema",))
+def unconstrained(tool: Tool) -> Relaxed:
+    return Relaxed(replace(tool, is_strict=False), ("the whole schema",))
 
 
-def _look_at(tool: Tool) -> Loosened:
+def _look_at(tool: Tool) -> Relaxed:
     try:
-        schema, dropped = loosen(tool.parameters)
+        schema, dropped = relax(tool.parameters)
     except MalformedSchema:
         raise
     except RequestError:  # it is too large to be looked at
         return unconstrained(tool)
-    return Loosened(replace(tool, parameters=schema) if dropped else tool, dropped)
+    return Relaxed(replace(tool, parameters=schema) if dropped else tool, dropped)
 
 
 def _outline(schema: Any) -> Any:

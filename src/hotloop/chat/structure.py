@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from hotloop.chat.lark import literal
-from hotloop.chat.schema_relaxer import ANSWER, Checks, Loosened, SchemaRelaxer, tell, unconstrained
+from hotloop.chat.schema_relaxer import ANSWER, Checks, Relaxed, SchemaRelaxer, tell, unconstrained
 from hotloop.chat.tool_format import ToolFormat, Tools
 from hotloop.chat.tools import Calling, ToolChoice
 from hotloop.core.errors import RequestError
-from hotloop.core.grammar import Grammar, MalformedSchema, json_schema, loosen
+from hotloop.core.grammar import Grammar, MalformedSchema, json_schema, relax
 from hotloop.core.message import Tool
 
 # Formats whose calls begin like any JSON: an answer in JSON could not be told from them.
@@ -68,7 +68,7 @@ def parse_constraint(structures: Sequence[Structure]) -> Constraint | None:
     remedy = "" if is_strict is None else f"; with strict: false {_WITHOUT}"
     with _blaming(param, remedy):
         if is_strict is False:
-            schema, dropped = loosen(value)
+            schema, dropped = relax(value)
             return Constraint(param, json_schema(schema), value, dropped)
         return Constraint(param, _parse_grammar(kind, value), remedy=remedy)
 
@@ -91,7 +91,7 @@ class GrammarBuilder:
     def build(self) -> AnswerGrammar:
         """Raises RequestError that names the one tool at fault."""
         failure: RequestError | None = None
-        for _ in self._loosen():
+        for _ in self._relax():
             try:
                 return self._make()
             except RequestError as error:
@@ -100,7 +100,7 @@ class GrammarBuilder:
         raise failure
 
     def _make(self) -> AnswerGrammar:
-        relaxer, tools = self._relaxer, tuple(loosened.tool for loosened in self._tools.values())
+        relaxer, tools = self._relaxer, tuple(relaxed.tool for relaxed in self._tools.values())
         ordered = replace(self._calling, allowed=self._order(tools)) if tools else self._calling
         constraint = constrain(self._wanted, ordered, relaxer.format)
         if constraint:
@@ -109,14 +109,14 @@ class GrammarBuilder:
         changes, checks = self._told()
         return AnswerGrammar(constraint.grammar if constraint else None, changes, checks, tools)
 
-    def _loosen(self) -> Iterator[None]:
+    def _relax(self) -> Iterator[None]:
         """Stops at ever looser ways to make it: as it was asked for, without what does not compile by itself, and with
         fewer and fewer tools enforced, the smaller ones. Raises RequestError if a tool is at fault that may not be."""
         yield
-        self._loosen_failing()
+        self._relax_failing()
         yield
         self._blame()
-        enforced = [found.tool for found in self._tools.values() if self._is_loosable(found.tool)]
+        enforced = [found.tool for found in self._tools.values() if self._is_relaxable(found.tool)]
         enforced.sort(key=lambda tool: len(json.dumps(tool.parameters)))
         while enforced:
             half = len(enforced) // 2
@@ -124,22 +124,22 @@ class GrammarBuilder:
             enforced = enforced[:half]
             yield
 
-    def _loosen_failing(self) -> None:
+    def _relax_failing(self) -> None:
         if self._wanted and self._wanted.schema is not None:
             try:
                 self._relaxer.compiler.prepare(self._wanted.grammar)
             except RequestError:
                 self._wanted = replace(self._wanted, grammar=json_schema({}), dropped=("the whole schema",))
         if self._calling.is_possible:
-            loosable = [tool for tool in self._calling.allowed if self._is_loosable(tool)]
-            self._tools |= self._relaxer.loosen(loosable)
+            relaxable = [tool for tool in self._calling.allowed if self._is_relaxable(tool)]
+            self._tools |= self._relaxer.relax(relaxable)
 
-    def _is_loosable(self, tool: Tool) -> bool:
+    def _is_relaxable(self, tool: Tool) -> bool:
         return tool.is_strict and tool.name not in self._calling.strict_names
 
-    def _look_at(self, tool: Tool) -> Loosened:
-        if not self._is_loosable(tool):
-            return Loosened(tool)
+    def _look_at(self, tool: Tool) -> Relaxed:
+        if not self._is_relaxable(tool):
+            return Relaxed(tool)
         with _blaming(self._calling.places[tool.name]):
             return self._relaxer.look_at(tool)
 
@@ -149,21 +149,21 @@ class GrammarBuilder:
             changes.append(f"{self._wanted.param}: {tell(self._wanted.dropped)}")
             checks[ANSWER] = self._wanted.param, self._wanted.schema
         for tool in self._calling.allowed:
-            loosened = self._tools.get(tool.name)
-            if not loosened or (tool.is_strict and not loosened.dropped):
+            relaxed = self._tools.get(tool.name)
+            if not relaxed or (tool.is_strict and not relaxed.dropped):
                 continue
             param = self._calling.places[tool.name]
             checks[tool.name] = param, tool.parameters
-            if loosened.dropped:
-                changes.append(f"{param}: {tell(loosened.dropped)}")
+            if relaxed.dropped:
+                changes.append(f"{param}: {tell(relaxed.dropped)}")
         return tuple(changes), checks
 
     def _blame(self) -> None:
         """Raise what is wrong with one tool alone, if that is what is wrong."""
-        for name, loosened in [*self._tools.items()][:_MAX_BLAMED]:
+        for name, relaxed in [*self._tools.items()][:_MAX_BLAMED]:
             remedy = f"; without strict: true {_WITHOUT}" if name in self._calling.strict_names else ""
             with _blaming(self._calling.places[name], remedy):
-                self._relaxer.compiler.prepare(self._relaxer.format.grammar([loosened.tool], ToolChoice("required")))
+                self._relaxer.compiler.prepare(self._relaxer.format.grammar([relaxed.tool], ToolChoice("required")))
 
 
 def constrain(wanted: Constraint | None, calling: Calling, tool_format: ToolFormat) -> Constraint | None:

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from cyclopts.types import PositiveInt
 
 from hotloop.cli.output import count, make_table, progress, show
-from hotloop.cli.settings import ApiKey, Json
+from hotloop.cli.settings import ApiKey, JsonOutput
 from hotloop.core.errors import ConfigError, RemoteError
 from hotloop.http.batch import AnswerFile, BatchAnswer, BatchLine, count_lines, run_batch
 from hotloop.http.client import bearer, open_client
@@ -33,7 +33,7 @@ def batch(
     ] = None,
     concurrency: Annotated[PositiveInt, Parameter(help="Requests under way at a time.")] = 32,
     api_key: ApiKey = None,
-    json: Json = False,
+    json: JsonOutput = False,
 ) -> None:
     """Ask all requests of a file in the background class, and write each answer as it comes.
 

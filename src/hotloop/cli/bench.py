@@ -15,7 +15,7 @@ from hotloop.bench.workflows import CATEGORY, generate_workflows
 from hotloop.cli.command_line import CommandLine
 from hotloop.cli.loading import lend_server
 from hotloop.cli.output import advance_by_turn, progress, show
-from hotloop.cli.settings import ApiKey, Json, Url, pick_names
+from hotloop.cli.settings import ApiKey, JsonOutput, Url, pick_names
 from hotloop.core.config import Precision
 from hotloop.core.errors import RemoteError
 
@@ -71,7 +71,7 @@ def replay(
     compare: Annotated[str | None, Parameter(help="A second server to compare with the first.")] = None,
     flags: Annotated[ReplayFlags, Parameter(name="*")] = ReplayFlags(),
     api_key: ApiKey = None,
-    as_json: Json = False,
+    as_json: JsonOutput = False,
 ) -> None:
     """Replay agents against an OpenAI-compatible server: every turn resends the whole history, as agents do."""
     from hotloop.bench.report import json_of, summarise, table_of
@@ -130,7 +130,7 @@ def tools(
     flags: Annotated[ToolsFlags, Parameter(name="*")] = ToolsFlags(),
     options: Annotated[AskOptions, Parameter(name="*")] = AskOptions(),
     api_key: ApiKey = None,
-    as_json: Json = False,
+    as_json: JsonOutput = False,
 ) -> None:
     """Ask for tool calls, each with and without forced tokens and drafts: are they valid, the same, and how fast?"""
     from hotloop.bench.client import ChatClient

@@ -156,7 +156,7 @@ def choose_jobs(speed: Speed, agents: int | None = None, turns: int | None = Non
     jobs = size.jobs()
     num_tokens = max(turn.num_chars for job in jobs for turn in job.turns) / speed.chars_per_token
     return jobs, (
-        f"It prefills {1 / (speed.prefill_s * speed.chars_per_token):,.0f} tokens a second, "
+        f"It prefills {1 / (speed.prefill_s * speed.chars_per_token):,.0f} tokens per second, "
         f"and decodes {1 / speed.decode_s:,.0f}. Chosen for that:\n"
         f"{size.agents} agents of {size.turns} turns each, prompts of up to {num_tokens:,.0f} tokens; "
         f"the naive half takes some {speed.seconds(jobs):.0f} s.\n"

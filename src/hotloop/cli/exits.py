@@ -1,6 +1,6 @@
 """The one place where errors become a line and an exit code.
 
-0  done     1  it failed     2  it was asked wrongly     130  interrupted
+0  done     1  it failed     2  usage error     130  interrupted
 """
 
 import os

@@ -55,13 +55,8 @@ def load_engine(model: ModelConfig, engine: EngineConfig, meanwhile: Callable[[]
     with _status(f"loading {model.model} ..."):
         shared_renderer().prepare()
         from hotloop.engine.engine import Engine
-        from hotloop.engine.load import open_parts
 
-        loaded, backend, drafter, note = open_parts(given.pop("model"), engine, meanwhile=meanwhile, **given)
-        name, template = loaded.name, loaded.template
-        opened = Engine(loaded.tokenizer, backend, engine, name=name, template=template, drafter=drafter)
-        opened.device_note = note
-        return opened
+        return Engine.load(given.pop("model"), engine, meanwhile=meanwhile, **given)
 
 
 @contextmanager

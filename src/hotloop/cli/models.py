@@ -13,7 +13,7 @@ from rich.table import Table
 from hotloop.cli.command_line import CommandLine
 from hotloop.cli.loading import pull_model
 from hotloop.cli.output import console, make_table, show
-from hotloop.cli.settings import Json
+from hotloop.cli.settings import JsonOutput
 from hotloop.core.config import DEFAULT_MODEL
 from hotloop.core.version import __version__
 
@@ -36,7 +36,7 @@ _GIB = 1 << 30
 
 
 @models.default
-def ls(*, as_json: Json = False) -> None:
+def ls(*, as_json: JsonOutput = False) -> None:
     """List the models that can be loaded by name."""
     from hotloop.models.catalogue import list_models
 
@@ -50,7 +50,7 @@ def ls(*, as_json: Json = False) -> None:
 
 
 @models.command(name="show")
-def show_model(model: ModelName = DEFAULT_MODEL, /, *, as_json: Json = False) -> None:
+def show_model(model: ModelName = DEFAULT_MODEL, /, *, as_json: JsonOutput = False) -> None:
     """Show a model's family, precision, size, context, tool-call format and reasoning format."""
     from hotloop.chat.formats import choose_format
     from hotloop.chat.reasoning import choose_reasoning
@@ -84,7 +84,7 @@ def recommend(
     sessions: PositiveInt = 4,
     context: PositiveInt = 8192,
     min_speed: NonNegativeFloat = 10.0,
-    as_json: Json = False,
+    as_json: JsonOutput = False,
 ) -> None:
     """List recommended models that fit this machine, and mark the strongest that meets --min-speed.
 
@@ -122,7 +122,7 @@ def recommend(
     show([_as_json(each, each is winner) for each in choices], shown, as_json)
 
 
-def pull(model: ModelName = DEFAULT_MODEL, /, *, as_json: Json = False) -> None:
+def pull(model: ModelName = DEFAULT_MODEL, /, *, as_json: JsonOutput = False) -> None:
     """Download a model, or register a local one under its name.
 
     From a hub: org/name, org/name@revision, or org/name:Q4_K_M for one of many GGUF files.
@@ -131,7 +131,9 @@ def pull(model: ModelName = DEFAULT_MODEL, /, *, as_json: Json = False) -> None:
     show(_describe(entry), f"{entry.name} is at {entry.path}", as_json)
 
 
-def rm(model: Annotated[str, Parameter(help="A name `hotloop models` lists.")], /, *, as_json: Json = False) -> None:
+def rm(
+    model: Annotated[str, Parameter(help="A name `hotloop models` lists.")], /, *, as_json: JsonOutput = False
+) -> None:
     """Remove a model and its downloaded files. Your own files are not deleted."""
     from hotloop.models.model import remove
 
@@ -141,7 +143,7 @@ def rm(model: Annotated[str, Parameter(help="A name `hotloop models` lists.")], 
     show({"name": entry.name, "freed_bytes": freed_bytes}, line, as_json)
 
 
-def version(*, as_json: Json = False) -> None:
+def version(*, as_json: JsonOutput = False) -> None:
     """Print the versions of hotloop, Python and, where it is installed, PyTorch."""
     from importlib.metadata import distributions
 
@@ -195,21 +197,21 @@ def _choices_table(choices: "list[Choice]", winner: "Choice | None") -> Table:
     titles = ("MODEL", "WEIGHTS", "GIB", "TOK/S", "GOOD FOR")
     table = make_table(*titles, words=("MODEL", "WEIGHTS", "GOOD FOR"))
     for each in choices:
-        assert each.estimate.feel
+        assert each.estimate.latency
         mark = "> " if each is winner else "  "
-        rate = f"{each.estimate.feel.tokens_s_user:,.1f}"
+        rate = f"{each.estimate.latency.tokens_s_user:,.1f}"
         gib = f"{each.needed_bytes / _GIB:.1f}"
         table.add_row(mark + each.pick.model, each.weights, gib, rate, each.pick.good_for)
     return table
 
 
 def _as_json(choice: "Choice", is_best: bool) -> dict[str, Any]:
-    assert choice.estimate.feel
+    assert choice.estimate.latency
     return {
         "model": choice.pick.model,
         "weights": choice.weights,
         "needed_bytes": choice.needed_bytes,
-        "tokens_s_user": choice.estimate.feel.tokens_s_user,
+        "tokens_s_user": choice.estimate.latency.tokens_s_user,
         "good_for": choice.pick.good_for,
         "command": choice.command,
         "is_best": is_best,

@@ -68,7 +68,9 @@ Disable = Annotated[
 ConfigFile = Annotated[Path | None, Parameter(name="--config", help=f"Read this file instead of ./{CONFIG_FILE}.")]
 Reread = Annotated[Callable[[], Mapping[str, Any]] | None, Parameter(parse=False)]
 """The arguments of a command as they would be if it was started now. Raises ConfigError."""
-Json = Annotated[bool, Parameter(name="--json", negative="", group=OUTPUT_GROUP, help="Print machine-readable JSON.")]
+JsonOutput = Annotated[
+    bool, Parameter(name="--json", negative="", group=OUTPUT_GROUP, help="Print machine-readable JSON.")
+]
 Url = Annotated[str, Parameter(help="Address of an OpenAI-compatible server, such as http://127.0.0.1:8700.")]
 ApiKey = Annotated[str | None, Parameter(env_var="HOTLOOP_API_KEY", help="Bearer token for the server.")]
 

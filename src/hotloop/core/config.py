@@ -128,8 +128,8 @@ class EngineConfig:
     GPU; both hold about twice the tokens."""
     max_context: int | None = None
     """Maximum tokens of one request, prompt and answer together; the model's own limit if not given."""
-    max_running: int = 64
-    """Maximum requests in one batch."""
+    max_running: int | None = None
+    """Maximum requests in one batch; further requests wait. If not given, 64 on a CPU and 256 on a GPU."""
     max_running_per_root: int | None = None
     """Maximum requests in one batch of one session and all sessions that work for it (see docs/api.md); no limit if not
     given."""

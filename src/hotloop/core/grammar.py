@@ -122,7 +122,7 @@ def schema_text(schema: Any) -> str:
         raise _wrong("the schema has a value that is not JSON, or is nested too deeply") from None
 
 
-def loosen(schema: Any) -> tuple[Any, tuple[str, ...]]:
+def relax(schema: Any) -> tuple[Any, tuple[str, ...]]:
     """The schema without what no grammar can keep to, and what that is: `properties.tags: 'uniqueItems'`. Of cases that
     overlap any will do."""
     reduction = _Reduction(schema, is_loose=True)

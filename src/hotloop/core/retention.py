@@ -30,7 +30,7 @@ class Hold:
     until: float = 0.0
     ttl_s: float = 0.0
     rank: int = 0
-    """In a tool gap, the session's class: less urgent ones are evicted first, and more urgent newcomers do not wait."""
+    """In a tool gap, the session's class: less urgent ones are evicted first, and more urgent sessions do not wait."""
 
     @property
     def expires_at(self) -> float:

@@ -156,19 +156,19 @@ def _number(limit: Any) -> float:
     return float(limit) if isinstance(limit, float) else int(limit)
 
 
-Check = Callable[[Any, Any], bool]
-_OF_STRINGS: dict[str, Check] = {
+Assertion = Callable[[Any, Any], bool]
+_OF_STRINGS: dict[str, Assertion] = {
     "minLength": lambda value, limit: len(value) >= limit,
     "maxLength": lambda value, limit: len(value) <= limit,
     "pattern": _matches,
 }
-_OF_NUMBERS: dict[str, Check] = {
+_OF_NUMBERS: dict[str, Assertion] = {
     "minimum": lambda value, limit: value >= _number(limit),
     "maximum": lambda value, limit: value <= _number(limit),
     "exclusiveMinimum": lambda value, limit: value > _number(limit),
     "exclusiveMaximum": lambda value, limit: value < _number(limit),
 }
-_OF_ARRAYS: dict[str, Check] = {
+_OF_ARRAYS: dict[str, Assertion] = {
     "minItems": lambda value, limit: len(value) >= limit,
     "maxItems": lambda value, limit: len(value) <= limit,
     "uniqueItems": lambda value, asked: not asked or len({*map(freeze, value)}) == len(value),

@@ -29,11 +29,11 @@ from hotloop.doctor.timer import (
 from hotloop.http.client import bearer, broke_off, open_client
 from hotloop.http.url import check_url
 from hotloop.router.kinds import KINDS
+from hotloop.wire.field import Json
 from hotloop.wire.formats import FORMATS
 from hotloop.wire.part import Api
 from hotloop.wire.policy import Notes, RenderTarget
 
-Json = dict[str, Any]
 ChatMessages = Sequence[Mapping[str, Any]]
 
 _PAGE_S = 5.0

@@ -17,7 +17,7 @@ import msgspec
 
 from hotloop.core.errors import RemoteError
 from hotloop.doctor import prompts
-from hotloop.doctor.deployment import ChatMessages, Deployment, ErrorAnswer, Json
+from hotloop.doctor.deployment import ChatMessages, Deployment, ErrorAnswer
 from hotloop.doctor.facts import (
     Batched,
     CallCounts,
@@ -30,6 +30,7 @@ from hotloop.doctor.facts import (
     TurnsProbe,
 )
 from hotloop.doctor.target import Target, make_nonce, read_running
+from hotloop.wire.field import Json
 
 _NUM_TOGETHER = 8
 _NUM_LATER = 3

@@ -3,9 +3,8 @@
 import json
 import random
 from collections.abc import Sequence
-from typing import Any
 
-Json = dict[str, Any]
+from hotloop.wire.field import Json
 
 _WORDS = (
     "anchor", "basket", "candle", "delta", "ember", "forest", "garden", "harbour", "island", "jacket", "kettle",

@@ -95,6 +95,7 @@ class EngineCore:
             block_size=backend.block_size,
             num_blocks=backend.num_blocks,
             step_tokens=backend.step_tokens,
+            max_running=backend.max_running,
             step_sizes=backend.step_sizes,
             max_solo_prefill=backend.max_solo_prefill,
             changes=changes,

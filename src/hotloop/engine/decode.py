@@ -55,7 +55,7 @@ class TokenDecoder:
             request.token_ids.extend(request.begun_ids)
             return [Sampled(token_id) for token_id in request.begun_ids]
         guide = self.guides[request.id] = Guide(matcher)
-        self._foresee(guide, request.max_tokens)
+        self._take_forced(guide, request.max_tokens)
         begun: list[Sampled] = []
         for token_id in request.begun_ids:
             if not self._give(request, guide, token_id):
@@ -199,9 +199,9 @@ class TokenDecoder:
         guide.matcher.advance(token_id)
         if guide.matcher.error:  # a limit that is only seen behind this token
             raise RequestError(f"the grammar failed: {guide.matcher.error}", param="grammar")
-        self._foresee(guide, num_left - 1)
+        self._take_forced(guide, num_left - 1)
 
-    def _foresee(self, guide: Guide, num_left: int) -> None:
+    def _take_forced(self, guide: Guide, num_left: int) -> None:
         for token_id in guide.matcher.forced()[: min(num_left, _MAX_FORCED)]:
             if not guide.matcher.advance(token_id):
                 break

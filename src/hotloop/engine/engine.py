@@ -108,6 +108,7 @@ class Engine:
         self._core = EngineCore(
             tokenizer, backend, self.config, drafter=drafter, store=store, post=self._post, changes=changes
         )
+        self.max_running = self._core.scheduler.max_running
         self._snapshotter = Snapshotter(self._core, partial(count_up, self._core, self.grammars))
         self._inbox: list[Callable[[], None]] = []
         self._arriving: set[str] = set()
@@ -134,13 +135,23 @@ class Engine:
         precision: Precision = "fast",
         device: Device = "auto",
         load_format: LoadFormat = "auto",
+        meanwhile: Callable[[], object] = lambda: None,
     ) -> "Engine":
-        """The model of that name or path, on this machine's GPU if it has one. Not started yet."""
+        """The model of that name or path, on this machine's GPU if it has one. Not started yet.
+
+        `meanwhile` is called while other threads make the weights ready: a program can import there what it needs next.
+        """
         from hotloop.engine.load import open_parts  # noqa: PLC0415 - half a second, and not for everyone
 
         config = config or EngineConfig()
         loaded, backend, drafter, note = open_parts(
-            model, config, weights=weights, precision=precision, device=device, load_format=load_format
+            model,
+            config,
+            weights=weights,
+            precision=precision,
+            device=device,
+            load_format=load_format,
+            meanwhile=meanwhile,
         )
         name, template = loaded.name, loaded.template
         engine = cls(loaded.tokenizer, backend, config, name=name, template=template, drafter=drafter)

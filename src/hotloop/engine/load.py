@@ -26,7 +26,7 @@ def open_parts(
     precision: Precision,
     device: Device,
     load_format: LoadFormat,
-    meanwhile: Callable[[], object] = lambda: None,
+    meanwhile: Callable[[], object],
 ) -> tuple[Model, Backend, Drafter | None, str]:
     """A model by name or path, on this machine's GPU if it has one, with a draft model if one was asked for, and a note
     about the device. `meanwhile` is called while weights are made ready, which other threads do.

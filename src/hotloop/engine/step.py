@@ -25,7 +25,7 @@ class Slice:
     num_accepted: int = 0  # how many of the drafts turned out to be the request's tokens
     num_right: int = 0  # how many of those were not forced
     error: HotloopError | None = None  # then what was computed is not shared, and the request fails
-    first_row: int = 0  # the first of the step's wanted rows that are this slice's
+    first_row: int = 0  # the first of the step's logit rows that are this slice's
     slots: tuple[int, int] | None = None  # which recurrent state it reads and writes, if the model has any
     epoch: int = 0  # how often its request had given way when it was launched
 

@@ -105,10 +105,10 @@ def _is_quick(pattern: str, num_chars: int) -> bool:
     return 1 not in kinds and num_tries <= _MAX_TRIES
 
 
-Check = Callable[[Any, Any, Any, Any], Iterator[Any] | None]
+KeywordValidator = Callable[[Any, Any, Any, Any], Iterator[Any] | None]
 
 
-def _counted(check: Check) -> Check:
+def _counted(check: KeywordValidator) -> KeywordValidator:
     def counted(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[Any]:
         left = _left.get()
         left[0] -= 1 + (len(value) // 16 if isinstance(value, list) else 0)

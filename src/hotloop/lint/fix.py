@@ -17,10 +17,11 @@ from typing import Any
 from hotloop.core.errors import ConfigError
 from hotloop.lint.cause import LossCause
 from hotloop.lint.change import Change
-from hotloop.lint.parts import Json, listing, mapping
+from hotloop.lint.parts import listing, mapping
 from hotloop.lint.requests import BODY_KEYS
 from hotloop.lint.run import LintedRun, LintedStep
 from hotloop.stable.system import word_note
+from hotloop.wire.field import Json
 from hotloop.wire.stable import place_breakpoints, sort_tools
 
 

@@ -12,7 +12,7 @@ from math import ceil
 
 from hotloop.lint.parts import Part
 
-Count = Callable[[str], int]
+CountTokens = Callable[[str], int]
 
 _PIECES = re.compile(
     r"(?P<ascii>[A-Za-z]+)|(?P<word>[^\W\d_]+)|(?P<digits>\d+)|(?P<signs>[^\w\s]+|_+)|\n\s*|[^\S\n]{2,}"
@@ -37,7 +37,7 @@ def estimate(text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    count: Count
+    count: CountTokens
     factor: float = 1.0
 
     def tokens(self, text: str) -> int:
@@ -53,8 +53,8 @@ class Scale:
 class Meter:
     """Counts a text once: the same ones come again with every request."""
 
-    def __init__(self, count: Count = estimate) -> None:
-        self.count: Count = lru_cache(_MAX_REMEMBERED)(count)
+    def __init__(self, count: CountTokens = estimate) -> None:
+        self.count: CountTokens = lru_cache(_MAX_REMEMBERED)(count)
 
     def scale(self, parts: Iterable[Part], num_prompt: int | None) -> Scale:
         plain = Scale(self.count)

@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
 from hashlib import sha256
-from typing import Any
 from urllib.parse import quote
 
 from rich.console import Group, RenderableType
@@ -15,8 +14,7 @@ from hotloop.lint.engine import LintReport
 from hotloop.lint.finding import Finding, Severity, TextPlace, Waste
 from hotloop.lint.requests import LintedRequest
 from hotloop.lint.rules import RULES
-
-Json = dict[str, Any]
+from hotloop.wire.field import Json
 
 _STYLES = {Severity.NOTE: "cyan", Severity.WARNING: "yellow", Severity.ERROR: "red"}
 _GITHUB = {Severity.NOTE: "notice", Severity.WARNING: "warning", Severity.ERROR: "error"}

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from hotloop.core.errors import RemoteError
 from hotloop.wire.event import Event, gather
+from hotloop.wire.field import Json
 from hotloop.wire.formats import FORMATS
 from hotloop.wire.part import Api
 from hotloop.wire.reader import name_call
@@ -25,7 +26,6 @@ from hotloop.wire.request import ApiRequest
 from hotloop.wire.sse import EventReader
 from hotloop.wire.usage import ApiUsage, read_usage
 
-Json = dict[str, Any]
 PartKind = Literal["system", "tool", "text", "thinking", "call", "result"]
 
 PICTURE = "picture"

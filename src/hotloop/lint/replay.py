@@ -9,8 +9,8 @@ import httpx
 
 from hotloop.core.errors import RemoteError
 from hotloop.http.client import bearer, broke_off, open_client
-from hotloop.lint.parts import Json
 from hotloop.lint.requests import API_PATHS, LintedRequest
+from hotloop.wire.field import Json
 
 _MAX_ANSWER = 16 << 20
 _PATHS = {api: f"/v1{path}" for path, api in API_PATHS.items()}

@@ -16,9 +16,10 @@ import msgspec
 
 from hotloop.core.errors import ConfigError
 from hotloop.core.files import read_lines
-from hotloop.lint.parts import Json, LintedAnswer, Part, listing, mapping, parse_answer, parts_of
+from hotloop.lint.parts import LintedAnswer, Part, listing, mapping, parse_answer, parts_of
 from hotloop.trace import names
 from hotloop.trace.span import Span
+from hotloop.wire.field import Json
 from hotloop.wire.part import Api
 from hotloop.wire.usage import ApiUsage
 

@@ -43,8 +43,8 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """How long it may take until it is well."""
 
 
-Count = Annotated[int, Meta(ge=1)]
-Positive = Annotated[float, Meta(gt=0)]
+PositiveInt = Annotated[int, Meta(ge=1)]
+PositiveFloat = Annotated[float, Meta(gt=0)]
 NotNegative = Annotated[float, Meta(ge=0)]
 
 
@@ -65,29 +65,29 @@ class RayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     runs."""
     policy: PolicyName = "prefix"
     """How a replica is chosen: by cached prefix and load, by session, by load alone, round robin, or at random."""
-    min_replicas: Count = 1
+    min_replicas: PositiveInt = 1
     """Minimum number of replicas."""
-    max_replicas: Count = 1
+    max_replicas: PositiveInt = 1
     """Maximum number of replicas."""
-    target_ongoing: Positive = 16.0
+    target_ongoing: PositiveFloat = 16.0
     """Target number of requests per replica, for autoscaling."""
-    max_ongoing: Count = 64
+    max_ongoing: PositiveInt = 64
     """Maximum requests at one replica; others wait at the ingress."""
-    max_waiting: Count = 1024
+    max_waiting: PositiveInt = 1024
     """Maximum requests waiting at the ingress; further requests get 429."""
     upscale_delay_s: NotNegative = 10.0
     """Seconds of too few replicas before more are started."""
     downscale_delay_s: NotNegative = 300.0
     """Seconds of too many replicas before some are stopped, and their caches lost."""
-    look_back_s: Positive = 10.0
+    look_back_s: PositiveFloat = 10.0
     """Seconds over which requests are averaged for autoscaling."""
-    drain_timeout_s: Positive = 600.0
+    drain_timeout_s: PositiveFloat = 600.0
     """Seconds for which a replica that is being stopped may finish its requests."""
     cpus: NotNegative = 1.0
     """CPUs reserved by Ray for a replica."""
     gpus: NotNegative = 0.0
     """GPUs reserved by Ray for a replica."""
-    capacity_tokens: Count = 1_000_000
+    capacity_tokens: PositiveInt = 1_000_000
     """Estimate of the tokens that a replica can cache; hotloop's engine reports its own."""
     max_body: str = "16MiB"
     """Maximum size of a request body."""

@@ -52,10 +52,12 @@ class Job:
 class Jobs:
     """Makes the jobs of one server."""
 
-    def __init__(self, chat: Chat, explainer: Explainer, keeper: RetentionHints, *, strict_tools: bool) -> None:
+    def __init__(
+        self, chat: Chat, explainer: Explainer, retention_hints: RetentionHints, *, strict_tools: bool
+    ) -> None:
         self._chat = chat
         self._explainer = explainer
-        self._keeper = keeper
+        self._retention_hints = retention_hints
         self._strict_tools = strict_tools
 
     def make(
@@ -92,7 +94,7 @@ class Jobs:
             sampling=sampling,
             inquiry=inquiry,
             caller=caller,
-            has_results=self._keeper.begin(messages),
+            has_results=self._retention_hints.begin(messages),
             num_choices=options.num_choices,
             is_stream=request.is_stream,
             has_usage=request.has_usage,

@@ -52,7 +52,7 @@ class Service:
         )
         engine.offer_counts(self.metrics.count)
         self.bridge = EventBridge(engine, self.metrics)
-        self.keeper = RetentionHints(engine)
+        self.retention_hints = RetentionHints(engine)
         self.explainer = Explainer(
             engine.tokenizer,
             self.metrics,
@@ -63,7 +63,7 @@ class Service:
         )
         self.recorder = RequestRecorder(tracer, self.explainer, self.model, engine.sharing)
         self.strict_tools = config.strict_tools
-        self.jobs = Jobs(self.chat, self.explainer, self.keeper, strict_tools=config.strict_tools)
+        self.jobs = Jobs(self.chat, self.explainer, self.retention_hints, strict_tools=config.strict_tools)
         self.fingerprint = f"fp_{hashlib.sha256(f'{__version__} {engine.name}'.encode()).hexdigest()[:10]}"
         self._isolation = config.cache_isolation
         self._max_body_bytes = parse_bytes(config.max_body)

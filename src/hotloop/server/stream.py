@@ -60,7 +60,7 @@ async def submit(http: HttpRequest, job: Job, answer_id: str) -> OutputCollector
         service.metrics.observe_finish(request, job.endpoint)
         service.chat.prompts.remember(request.prompt_ids, request.output_ids, scope=request.salt)
         is_only = job.num_choices == 1  # of several choices nobody can tell which will go on
-        service.keeper.finish(request, calls if is_only else None, prepared.pins, has_results=job.has_results)
+        service.retention_hints.finish(request, calls if is_only else None, prepared.pins, has_results=job.has_results)
         job.inquiry.finish(request)
         if caller.is_final:
             service.engine.close_session(request.session_id)

@@ -1,1 +1,1 @@
-"""What a load needs and what it will feel like, reckoned from shapes and datasheets: nothing is loaded or run."""
+"""What a load needs and the latency it will see, reckoned from shapes and datasheets: nothing is loaded or run."""

@@ -76,5 +76,5 @@ def choose(hardware: Hardware, load: Load, picks: Iterable[Pick] = PICKS) -> lis
 
 def best(choices: Iterable[Choice], min_tokens_s: float) -> Choice | None:
     """The strongest that is quick enough for each user with all of them at work."""
-    quick = [each for each in choices if each.estimate.feel and each.estimate.feel.tokens_s_user >= min_tokens_s]
+    quick = [each for each in choices if each.estimate.latency and each.estimate.latency.tokens_s_user >= min_tokens_s]
     return quick[-1] if quick else None

@@ -64,17 +64,17 @@ class Estimate:
     hardware: Hardware
     load: Load
     memory: MemoryFit
-    feel: Latency | None
+    latency: Latency | None
     """None where not even one session fits."""
 
     @property
     def fits(self) -> bool:
-        return self.feel is not None
+        return self.latency is not None
 
     @property
     def cost_1000_turns(self) -> float | None:
         price_hour = self.hardware.price_hour
-        return None if price_hour is None or not self.feel else 1000 * price_hour / 3600 / self.feel.turns_s
+        return None if price_hour is None or not self.latency else 1000 * price_hour / 3600 / self.latency.turns_s
 
     @property
     def is_all_hot(self) -> bool:
@@ -84,10 +84,10 @@ class Estimate:
     def keeps_up(self, min_tokens_s: float) -> bool:
         """Whether every session stays hot, none waits for memory, and a user sees that many tokens a second."""
         return (
-            self.feel is not None
+            self.latency is not None
             and self.is_all_hot
-            and not self.feel.wait_s
-            and self.feel.tokens_s_user >= min_tokens_s
+            and not self.latency.wait_s
+            and self.latency.tokens_s_user >= min_tokens_s
         )
 
 
@@ -152,11 +152,11 @@ def estimate(spec: ModelSpec, hardware: Hardware, load: Load) -> Estimate:
     load.check(spec.max_context)
     line = Roofline(spec, hardware, load)
     memory = line.memory()
-    feel = _feel(line, memory) if memory.num_device else None
-    return Estimate(hardware=hardware, load=load, memory=memory, feel=feel)
+    latency = _latency(line, memory) if memory.num_device else None
+    return Estimate(hardware=hardware, load=load, memory=memory, latency=latency)
 
 
-def _feel(line: Roofline, memory: MemoryFit) -> Latency:
+def _latency(line: Roofline, memory: MemoryFit) -> Latency:
     load, hardware = line.load, line.hardware
     step_s, row_s = line.step_s(load.sessions), line.row_s(load.context + load.tokens_out / 2)
     alone_step_s, prompt_step_s = line.step_s(1), line.step_s(load.tokens_in)

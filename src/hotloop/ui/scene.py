@@ -19,7 +19,7 @@ from hotloop.trace.money import PriceTable
 from hotloop.trace.span import Span
 from hotloop.trace.sweep import split, sweep
 from hotloop.trace.tree import SpanNode, build_tree, is_open
-from hotloop.ui.source import Json
+from hotloop.wire.field import Json
 
 MAX_TEXT = 4000
 """Characters of a recorded text that are sent; the store has all of them."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
@@ -11,7 +11,6 @@ End = Literal["done", "limit", "failed", "waiting", "paused", "cancelled", "runn
 plain client's.
 """
 
-Json = dict[str, Any]
 
 MAX_TIME_S = 4e9
 """The year 2096; in nanoseconds it is still an integer of SQLite's."""

@@ -14,8 +14,9 @@ from hotloop.trace.money import PriceTable
 from hotloop.trace.runs import RunSummary, TraceStore
 from hotloop.trace.span import Span
 from hotloop.ui.scene import draw_run
-from hotloop.ui.source import MAX_TIME_S, Json, LintLine, Live, RunFilter, SummaryFilter
+from hotloop.ui.source import MAX_TIME_S, LintLine, Live, RunFilter, SummaryFilter
 from hotloop.ui.summary import summarise
+from hotloop.wire.field import Json
 
 LOST_S = 600.0
 _MAX_SUMMED = 20_000

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from hotloop.trace.runs import AnsweredRequest, RunSummary
-from hotloop.ui.source import GroupBy, Json
+from hotloop.ui.source import GroupBy
+from hotloop.wire.field import Json
 
 Timed = TypeVar("Timed", RunSummary, AnsweredRequest)
 

@@ -74,4 +74,5 @@ async def test_branches_that_begin_at_once_read_what_they_share_once() -> None:
         branches = await agent.fork(["One?", "Two?", "Three?", "Four?"])
         await agent.close()
     cached = [branch.spent.usage.num_cached for branch in branches if isinstance(branch, Result)]
-    assert sorted(num >= len(LONG) // 16 * 16 for num in cached) == [False, True, True, True]
+    assert len(cached) == 4
+    assert sum(cached) >= 3 * (len(LONG) // 16 * 16)  # whoever it is that computes which part

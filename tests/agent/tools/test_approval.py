@@ -62,7 +62,7 @@ async def test_nobody_is_asked_about_arguments_that_are_wrong() -> None:
 
 async def test_nor_about_a_sub_agent_that_is_asked_nothing() -> None:
     asked = Asked()
-    inner = Agent(ScriptedModel(["never"])).as_tool("pay", "Pays.", traits=pay.traits)
+    inner = Agent(ScriptedModel(["never"])).as_tool("pay", "Pays.", options=pay.options)
     events = await listen(Agent(paying(5), [inner], approve=asked.in_time))
     assert not asked.calls
     assert "the arguments are wrong" in of(CallFinished, events)[0].result

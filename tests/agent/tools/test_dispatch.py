@@ -37,7 +37,7 @@ class Crowd:
 )
 async def test_so_many_at_once(max_concurrency: int | None, concurrency: int, most: int) -> None:
     crowd = Crowd()
-    visit = FunctionTool(crowd.visit, traits=ToolOptions(max_concurrency=max_concurrency))
+    visit = FunctionTool(crowd.visit, options=ToolOptions(max_concurrency=max_concurrency))
     agent = Agent(ScriptedModel([[ScriptedCall("visit")] * 8, "ok"]), [visit], limits=Limits(concurrency=concurrency))
     events = await listen(agent)
     assert (crowd.num_most, len(of(CallFinished, events))) == (most, 8)
@@ -90,7 +90,7 @@ class Flaky:
 
 
 @pytest.mark.parametrize(
-    ("traits", "error", "num_calls"),
+    ("options", "error", "num_calls"),
     [
         (ToolOptions(), OSError("gone"), 1),
         (ToolOptions(idempotent=True), OSError("gone"), 2),
@@ -98,15 +98,15 @@ class Flaky:
         (ToolOptions(read_only=True), ToolError("never"), 1),
     ],
 )
-async def test_another_try_only_where_it_does_no_harm(traits: ToolOptions, error: Exception, num_calls: int) -> None:
+async def test_another_try_only_where_it_does_no_harm(options: ToolOptions, error: Exception, num_calls: int) -> None:
     flaky = Flaky(1, error)
-    outcome = await carry_out(FunctionTool(flaky.work, traits=traits), "{}", RunContext())
+    outcome = await carry_out(FunctionTool(flaky.work, options=options), "{}", RunContext())
     assert (flaky.num_calls, outcome.num_tries, outcome.is_error) == (num_calls, num_calls, num_calls == 1)
 
 
 async def test_not_for_ever() -> None:
     flaky = Flaky(100, OSError("gone"))
-    outcome = await carry_out(FunctionTool(flaky.work, traits=ToolOptions(read_only=True)), "{}", RunContext())
+    outcome = await carry_out(FunctionTool(flaky.work, options=ToolOptions(read_only=True)), "{}", RunContext())
     assert (flaky.num_calls, outcome.text) == (MAX_TRIES, "Error: OSError: gone")
 
 
@@ -151,7 +151,7 @@ def leaving(error: BaseException, *, is_async: bool) -> FunctionTool:
     def leave_in_thread() -> None:
         raise error
 
-    return FunctionTool(leave if is_async else leave_in_thread, name="leave", traits=ToolOptions(read_only=True))
+    return FunctionTool(leave if is_async else leave_in_thread, name="leave", options=ToolOptions(read_only=True))
 
 
 @pytest.mark.parametrize("is_async", [True, False])
@@ -264,8 +264,8 @@ async def test_approval(verdict: Any, result: str) -> None:
 
 async def test_a_call_costs_what_was_tried_and_a_refused_one_nothing() -> None:
     flaky = Flaky(1, OSError("gone"))
-    work = FunctionTool(flaky.work, traits=ToolOptions(idempotent=True, cost=0.5))
-    pay = FunctionTool(lambda: None, name="pay", traits=ToolOptions(needs_approval=True, cost=9.0))
+    work = FunctionTool(flaky.work, options=ToolOptions(idempotent=True, cost=0.5))
+    pay = FunctionTool(lambda: None, name="pay", options=ToolOptions(needs_approval=True, cost=9.0))
     script = [[ScriptedCall("work"), ScriptedCall("pay")], "ok"]
     events = await listen(Agent(ScriptedModel(script), [work, pay], approve=lambda call: False))
     assert end_of(events).spent.money == 1.0

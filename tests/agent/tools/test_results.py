@@ -133,7 +133,7 @@ async def test_scopes(scope: str, num_reads: int) -> None:
 async def test_a_sub_agents_write_drops_what_its_caller_has_kept() -> None:
     store = Store(cache_s=60)
     helper = Agent(ScriptedModel([[ScriptedCall("write", key=0)], "done"]), tools=store.tools[2:])
-    asked = helper.as_tool("help", "helps", traits=ToolOptions(read_only=True, timeout_s=None))
+    asked = helper.as_tool("help", "helps", options=ToolOptions(read_only=True, timeout_s=None))
     script = [[ScriptedCall("read", key=0)], [ScriptedCall("help", prompt="x")], [ScriptedCall("read", key=0)], "done"]
     events = await listen(Agent(ScriptedModel(script), tools=[store.tools[0], asked]))
     assert [each.result for each in of(CallFinished, events) if each.name == "read"] == ["0", "1"]

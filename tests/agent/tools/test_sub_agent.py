@@ -145,7 +145,7 @@ async def test_wrong_arguments(arguments: dict[str, Any]) -> None:
 
 
 async def test_an_agent_that_fails_fails_in_words() -> None:
-    inner = Agent(ScriptedModel([])).as_tool("inner", "Fails.", traits=ToolOptions(read_only=True))
+    inner = Agent(ScriptedModel([])).as_tool("inner", "Fails.", options=ToolOptions(read_only=True))
     events = await listen(Agent(ScriptedModel([[ScriptedCall("inner", prompt="x")], "done"]), [inner]))
     assert of(CallFinished, events)[0].result.startswith("Error: the script has 0 answers")
 

@@ -72,7 +72,7 @@ def test_the_schema_says_what_the_signature_says() -> None:
     assert (spec.parameters["required"], spec.parameters["additionalProperties"]) == (["what", "where"], False)
     assert "title" not in json.dumps(spec.parameters)
     jsonschema.Draft202012Validator.check_schema(spec.parameters)
-    assert paint.traits == ToolOptions(read_only=True, timeout_s=5)
+    assert paint.options == ToolOptions(read_only=True, timeout_s=5)
 
 
 async def test_arguments_arrive_as_the_types_of_the_signature() -> None:

@@ -122,11 +122,12 @@ def test_a_machine_that_no_library_is_for_gets_none(tmp_path: Path) -> None:
 
 
 def test_a_wheel_has_one_library_for_each_kind_of_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled, linked = list[Path](), dict[str, list[str]]()
+    compiled, linked, called = list[Path](), dict[str, list[str]](), list[str]()
 
     def pretend(path: Path, arguments: tuple[str, ...], program: Sequence[str] = ()) -> None:
         if "-shared" in arguments:
             linked[path.name] = [each for each in arguments if each.endswith(".o")]
+            called.extend(each for each in arguments if "install_name" in each)
         else:
             compiled.append(path)
 
@@ -143,6 +144,7 @@ def test_a_wheel_has_one_library_for_each_kind_of_cpu(tmp_path: Path, monkeypatc
             assert len(objects) == (6 if "sapphirerapids" in name else 4), "the decoder, and attention for each type"
         compiled.clear()
         linked.clear()
+    assert called == [f"-Wl,-install_name,@rpath/decoder-{march}.so" for march in build._CPUS["arm64"]]
 
 
 def test_the_best_of_what_this_cpu_can_run_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,6 +126,13 @@ def test_weights_are_close_however_they_are_held(
     backend.close()
 
 
+@pytest.mark.parametrize("has_amx", [True, False], ids=["amx", "any"])
+def test_kv_is_told_apart_by_how_weights_are_held(has_amx: bool) -> None:
+    """Codes as they are stored give other keys and values than the bytes that tiles take of them."""
+    held = {choose_holding(weights, "fast", amx=has_amx) for weights in ("stored", "int8", "int4", "bf16", "f32")}
+    assert len({str(holding) for holding in held}) == len(held)
+
+
 @pytest.mark.parametrize("changes", [{"has_tied_head": False}, {"num_kv_heads": 4}, {"num_kv_heads": 1}], ids=str)
 def test_heads_of_all_kinds(changes: dict[str, Any], empty_home: Path) -> None:
     model = tiny_model("llama", **changes)

@@ -6,6 +6,7 @@ from itertools import product
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.backends.cpu.kernels import SMALL_JOBS
 
 from hotloop.backends.cpu.build import compiler
 from hotloop.backends.cpu.library import Array, Format, Native, load_library
@@ -27,9 +28,7 @@ SHAPES = [  # rows, inputs, columns
 
 @pytest.fixture(scope="module", params=[1, 3], ids=["one-worker", "three-workers"])
 def native(request: pytest.FixtureRequest) -> Iterator[Native]:
-    # Small chunks and jobs, so that there are several of them in each direction.
-    library = load_library("-DCHUNK_STEPS=8", "-DMAX_JOB_BLOCKS=2", "-DMIN_JOB_BLOCKS=1", "-DMAX_JOB_PANELS=2", "-O1")
-    native = Native(request.param, library)
+    native = Native(request.param, load_library(*SMALL_JOBS))
     yield native
     native.close()
 

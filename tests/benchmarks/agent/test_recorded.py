@@ -61,7 +61,7 @@ async def test_a_tool_gives_what_it_gave_then(transcripts: Path) -> None:
     tools = {spec.name: RecordedTool(job, spec, latency) for spec in job.tools}
     assert await tools["get_user"].run('{ "name":"Ann" }', RunContext()) == "42"
     assert await tools["get_user"].run('{"name": "Bob"}', RunContext()) == "nothing was found"
-    assert (tools["get_user"].traits.read_only, tools["book"].traits.read_only) == (True, False)
+    assert (tools["get_user"].options.read_only, tools["book"].options.read_only) == (True, False)
 
 
 def test_the_same_call_always_takes_the_same_time() -> None:

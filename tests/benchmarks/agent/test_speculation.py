@@ -62,14 +62,10 @@ def test_what_is_always_so_is_speculative():
     assert figures.precision > 0.9
     assert figures.coverage > 0.9
     assert 0.5 < figures.hidden <= 1
-    assert figures.waste < 0.1
 
 
-def test_nothing_is_speculative_without_experience_and_more_with_it():
-    cold = measure_predictions(RUNS, num_learn=0)
-    online = measure_predictions(RUNS, num_learn=0, learns_on=True)
-    assert cold.guesses.num_started == 0
-    assert 0 < online.coverage < measure_predictions(RUNS, num_learn=30).coverage
+def test_nothing_is_speculative_without_experience():
+    assert measure_predictions(RUNS, num_learn=0).guesses.num_started == 0
 
 
 def test_the_same_runs_give_the_same_figures():
@@ -90,7 +86,7 @@ def test_tools_that_write_are_never_started():
     assert figures.hidden == figures.coverage == figures.precision == 0
 
 
-def test_what_is_kept_and_trusted_hides_more():
+def test_what_is_trusted_hides_more():
     """The model says something, hears the user, and only then asks for what was expected before."""
 
     def talk(number: int) -> list[Message]:
@@ -100,14 +96,8 @@ def test_what_is_kept_and_trusted_hides_more():
         return [*asked, *pause, *step("get_order", {"id": order}, "sent", "b")]
 
     runs = [talk(number) for number in range(60)]
-    plain, trusted, kept, both = (
-        measure_predictions(runs, num_learn=40, taken=Taken(trusted=trusted, cache_s=cache_s))
-        for cache_s in (0.0, 60.0)
-        for trusted in (False, True)
-    )
-    assert plain.coverage == kept.coverage < trusted.coverage <= both.coverage
-    assert trusted.waste > both.waste
-    assert trusted.hidden < both.hidden
+    plain, trusted = (measure_predictions(runs, num_learn=40, taken=Taken(trusted=each)) for each in (False, True))
+    assert plain.coverage < trusted.coverage
 
 
 def test_durations_are_drawn_around_their_median():

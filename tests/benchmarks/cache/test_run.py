@@ -10,7 +10,7 @@ from benchmarks.cache.breakers import BREAKERS
 from benchmarks.cache.dialogue import Asking
 from benchmarks.cache.report import Figures, figures_of
 from benchmarks.cache.run import Company, hold, hold_all
-from benchmarks.cache.script import Beat, Heard, Json, Script
+from benchmarks.cache.script import Beat, Heard, Script
 from benchmarks.cache.wire import Wire
 from benchmarks.command import run
 from tests.server.calls import write_call
@@ -18,6 +18,7 @@ from tests.server.serving import Serving
 
 from hotloop.core.config import ServerConfig
 from hotloop.core.errors import RemoteError
+from hotloop.wire.field import Json
 
 KINDS = {"kind": {"enum": ["gift", "loan"]}}
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from benchmarks.claims.__main__ import _public, claims
+from benchmarks.claims.__main__ import _needs_default, _public, claims
 from benchmarks.claims.bench import Supplies
 
 from hotloop.core.errors import ConfigError
@@ -24,6 +24,15 @@ def test_quick_and_for_a_program(capsys: pytest.CaptureFixture[str]):
 def test_a_failure_ends_with_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert claims(only="speculative execution", supplies=Supplies(data=tmp_path / "none.jsonl"), as_json=True) == 1
     assert "cannot read" in capsys.readouterr().out
+
+
+def test_a_card_needs_the_default_model_for_words_alone():
+    named = Supplies(words="/models/a.gguf")
+    assert _needs_default(["batching"], "cpu", Supplies())
+    assert not _needs_default(["tokens"], "cpu", Supplies())
+    assert not _needs_default(["batching", "loop"], "cuda", Supplies())
+    assert _needs_default(["loop", "draft model"], "cuda", Supplies())
+    assert not _needs_default(["draft model"], "cuda", named)
 
 
 def test_what_cannot_be():

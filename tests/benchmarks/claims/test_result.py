@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from benchmarks.claims.published import CLAIMS, CONTINUOUS, PRIORITY, SPECULATION, TIERS, Need
+from benchmarks.claims.published import CLAIMS, CONTINUOUS, DRAFT, PRIORITY, SPECULATION, TIERS, Need
 from benchmarks.claims.result import Figure, Result, Taken, read_results, taken_here, write_results
 
 from hotloop.core.errors import ConfigError
@@ -83,6 +83,9 @@ def test_results_replace_those_of_their_claim_alone(tmp_path: Path):
     tiers, speculation = read_results(path)
     assert (tiers.what, tiers.figures[0].ours, speculation.what) == ("new", [2.12346], "old")
     assert tiers.taken == TAKEN
+    write_results(path, [Result(claim=TIERS, missing="no models"), Result(claim=DRAFT, missing="no words")], TAKEN)
+    tiers, speculation, draft = read_results(path)
+    assert (tiers.what, draft.missing) == ("new", "no words"), "what was measured is not lost"
 
 
 def test_what_is_no_results(tmp_path: Path):

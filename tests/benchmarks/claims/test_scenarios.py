@@ -16,24 +16,22 @@ from benchmarks.agent.recorded import read_agent_jobs
 from benchmarks.agent.speculation import read_runs
 from benchmarks.claims.batching import WAYS, Served, Way, asker, draw_arrivals, results_of, serve_arrivals
 from benchmarks.claims.bench import CARD, FULL, QUICK, Bench, Supplies, open_bench
-from benchmarks.claims.drafting import Drafted, Pair
-from benchmarks.claims.drafting import results_of as drafting_results
+from benchmarks.claims.drafting import Drafted, Pair, accepted_share
 from benchmarks.claims.gathering import WAYS as GATHERING_WAYS
 from benchmarks.claims.gathering import Gathered, gather, measure_many
 from benchmarks.claims.gathering import results_of as gathering_results
+from benchmarks.claims.loop import WAYS as WAYS_OF_A_LOOP
 from benchmarks.claims.loop import Loop, fit_job, measure_tokens
 from benchmarks.claims.loop import results_of as loop_results
 from benchmarks.claims.priority import Shared, share
 from benchmarks.claims.priority import result_of as priority_result
 from benchmarks.claims.published import (
-    ACCEPTED,
     BY_TASK,
     CLAIMS,
     CLASSIFIER,
     COMBINED,
     COMPILER,
     CONTINUOUS,
-    DRAFT,
     DYNAMIC,
     FLAT,
     GATHER,
@@ -57,6 +55,7 @@ from benchmarks.claims.speculation import measure_speculation
 from benchmarks.claims.tiers import results_of as tiers_results
 from benchmarks.claims.together import HintedModel, run_naive, run_whole
 from benchmarks.claims.together import results_of as together_results
+from benchmarks.claims.utilisation import Shape, busy_share
 from benchmarks.claims.workflows import write_workflows
 from benchmarks.tiers.questions import mix
 from benchmarks.tiers.run import TierServers, classify, config_of, measure_tiers
@@ -64,18 +63,20 @@ from tests.bench.fake_server import FakeServer
 from tests.benchmarks.tiers.test_questions import QUESTIONS
 from tests.benchmarks.tiers.test_run import URLS
 from tests.benchmarks.tiers.test_run import Pair as PairOfServers
+from tests.engine.tiny import TOKENIZER, VOCAB_SIZE
 from tests.server.serving import Serving
 
 from hotloop.agent.model import Ask
 from hotloop.agent.scripted import ScriptedCall, ScriptedModel
 from hotloop.agent.speculation import SpeculativeTools
+from hotloop.backends.null import NullBackend
 from hotloop.bench.client import ChatClient
 from hotloop.bench.replay import ReplayedTurn
 from hotloop.bench.workload import generate_jobs
 from hotloop.core.errors import RemoteError
 from hotloop.core.message import Message
-from hotloop.core.request import Usage
-from hotloop.engine.engine import Completion
+from hotloop.core.request import SamplingParams, Usage
+from hotloop.engine.engine import Completion, Engine
 
 
 class CrowdedServer(FakeServer):
@@ -111,17 +112,22 @@ async def test_every_way_serves_all_of_them(way: Way):
     assert served.tokens_per_s > 0
     assert sorted(body["max_tokens"] for body in server.bodies) == sorted(each.num_output for each in arrivals)
     assert {body["cache_salt"] for body in server.bodies} == {"salt"}
-    assert server.num_most <= {"unbatched": 1, "static": 3, "dynamic": 3, "continuous": 7}[way]
+    assert server.num_most <= {"unbatched": 1, "continuous": 7}.get(way, 3)
 
 
 def test_each_batching_is_against_unbatched():
-    rates: dict[Way, float] = {"unbatched": 10.0, "static": 20.0, "dynamic": 25.0, "continuous": 40.0}
+    rates: dict[Way, float] = dict(zip(WAYS, (10.0, 20.0, 25.0, 15.0, 22.0, 40.0), strict=True))
     results = results_of({way: [Served(rate, 1.0)] * 2 for way, rate in rates.items()}, "some requests")
     assert {each.claim: each.figure("throughput").times[0] for each in results} == {
         STATIC: 2.0,
         DYNAMIC: 2.5,
         CONTINUOUS: 4.0,
     }
+    assert [figure.name for figure in results[1].figures][::2] == [
+        "throughput",
+        "throughput, 10 ms",
+        "throughput, 500 ms",
+    ]
 
 
 async def test_a_user_goes_before_the_fleet():
@@ -227,6 +233,25 @@ def test_tokens_are_counted_on_a_tiny_model_as_on_any(bench: Bench):
     assert prefix.figure("saved").ours == [9 * (2000 - 2000 % 32)]
 
 
+@pytest.mark.long
+def test_servers_start_once_and_few_are_kept(bench: Bench):
+    wanted = [bench.tiny_flags(*disabled) for disabled in WAYS_OF_A_LOOP.values()]
+    first, second, third = bench.servers.urls(wanted)
+    assert bench.servers.urls(wanted[:2]) == [first, second]
+    fourth = bench.servers.urls([bench.tiny_flags("forced_tokens")])[0]
+    assert bench.servers.urls(wanted[:2]) == [first, second], "the third was wanted longest ago"
+    assert len({first, second, third, fourth}) == 4
+    httpx.get(f"{fourth}/health").raise_for_status()
+    with pytest.raises(httpx.HTTPError):
+        httpx.get(f"{third}/health")
+
+
+def test_busy_is_what_steps_took_of_the_time():
+    jobs = generate_jobs(num_jobs=2, num_turns=2, num_output=4, system_chars=3000)
+    with Serving() as serving:
+        assert 0.0 < busy_share(serving.url, jobs, Shape(2, 0.0)) <= 1.0
+
+
 CITIES = ("Paris", "Rome", "Oslo")
 
 
@@ -281,22 +306,25 @@ def drafted(num_drafted: int, num_accepted: int, text: Sequence[int] = (1, 2)) -
 
 def test_none_of_no_drafts_is_no_share():
     none = Drafted([drafted(0, 0)] * 3, [drafted(0, 0)] * 3)
-    names = [figure.name for figure in none.figures()]
-    assert "drafted in prose" in names
-    assert "accepted of these" not in " ".join(names)
-    draft, kinds = drafting_results(none, [*none.figures()], "a model")
-    assert (draft.figure("drafted in prose").ours, kinds.figures) == ([0], [])
-    assert "nothing was drafted" in kinds.missing
+    figures = {figure.name: figure for figure in none.figures()}
+    assert "accepted of these" not in figures
+    assert figures["drafted in prose"].ours == [0]
 
 
-def test_drafts_of_calls_beside_those_of_prose():
+def test_drafts_are_against_none():
     some = Drafted([drafted(8, 4)] * 3, [drafted(8, 6), drafted(8, 6), drafted(8, 6, [1, 3])])
-    draft, kinds = drafting_results(some, [*some.figures()], "a model")
-    assert (draft.claim, kinds.claim) == (DRAFT, ACCEPTED)
-    assert draft.figure("prose").times == [2.0] * 3
-    assert draft.figure("same output").ours == [1.0, 1.0, 0.5]
-    assert kinds.figure("accepted").times == [1.5] * 3
-    assert CLAIMS[ACCEPTED].holds(kinds)
+    figures = {figure.name: figure for figure in some.figures()}
+    assert figures["prose"].times == [2.0] * 3
+    assert figures["accepted of these"].ours == [0.75]
+    assert figures["same output"].ours == [1.0, 1.0, 0.5]
+
+
+def test_what_is_accepted_is_what_the_draft_model_has_as_its_likeliest():
+    with Engine(TOKENIZER, NullBackend(vocab_size=VOCAB_SIZE)) as engine:
+        prompt = [5, 6, 7]
+        said = engine.generate(prompt, SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)).token_ids
+        assert accepted_share(engine, prompt, said) == 1.0
+        assert accepted_share(engine, prompt, [*said[:3], said[3] + 1]) == 0.75
 
 
 async def test_tiers_against_the_large_model_in_parts():
@@ -391,7 +419,9 @@ def test_a_claim_that_fails_is_a_row_and_the_others_go_on(bench: Bench, tmp_path
 def test_a_card_and_a_cpu_take_the_same_rows(bench: Bench):
     """A server's flags are all that differs, and how much of everything there is."""
     with open_bench("cuda", CARD, Supplies()) as card:
-        flags = [each.serve("prefix_cache")._command for each in (bench, card)]
+        flags = [each.flags("prefix_cache") for each in (bench, card)]
+        sizes = [card.size_of(card.standing), card.size_of(card.shaped("llama-1b"))]
+    assert sizes == ["7.5B", "1.2B"]
     assert [words[words.index("--device") + 1] for words in flags] == ["cpu", "cuda"]
     assert ["dummy" in words for words in flags] == [False, True]
     assert all("drafts,prefix_cache" in words for words in flags)

@@ -8,27 +8,27 @@ import pytest
 from benchmarks.route.answers import CHAT
 from benchmarks.route.load import Exchange, LeanClient, ask_steadily, render_request
 from benchmarks.route.prompts import agent_requests
-from benchmarks.route.stub import Fault, Stub
+from tests.router.faults import Fault, FaultyStub
 
 REQUEST = render_request(CHAT, {"stream": True})
 
 
 @pytest.fixture
-async def stub() -> AsyncIterator[Stub]:
-    stub = Stub("stub-1")
+async def stub() -> AsyncIterator[FaultyStub]:
+    stub = FaultyStub("stub-1")
     await stub.start()
     yield stub
     await stub.close()
 
 
 @pytest.fixture
-async def client(stub: Stub) -> AsyncIterator[LeanClient]:
+async def client(stub: FaultyStub) -> AsyncIterator[LeanClient]:
     client = LeanClient(stub.url)
     yield client
     await client.close()
 
 
-async def test_every_request_due_is_sent_once_and_timed(stub: Stub, client: LeanClient):
+async def test_every_request_due_is_sent_once_and_timed(stub: FaultyStub, client: LeanClient):
     exchanges: list[Exchange] = []
     await ask_steadily(client, repeat(REQUEST), rate=1000, duration_s=0.03, on_end=exchanges.append)
     assert len(exchanges) == stub.paths[CHAT] == 30
@@ -39,20 +39,20 @@ async def test_every_request_due_is_sent_once_and_timed(stub: Stub, client: Lean
         assert exchange.due_at <= exchange.asked_at < exchange.first_at <= exchange.ended_at
 
 
-async def test_connections_are_kept(stub: Stub, client: LeanClient):
+async def test_connections_are_kept(stub: FaultyStub, client: LeanClient):
     for _ in range(20):
         await client.ask(REQUEST).ended
     assert stub.paths[CHAT] == 20
     assert client.num_open == 1
 
 
-async def test_connections_can_be_there_before(stub: Stub, client: LeanClient):
+async def test_connections_can_be_there_before(stub: FaultyStub, client: LeanClient):
     await client.open(5)
     await client.ask(REQUEST).ended
     assert client.num_open == 5
 
 
-async def test_an_answer_that_breaks_off_is_told_from_a_whole_one(stub: Stub, client: LeanClient):
+async def test_an_answer_that_breaks_off_is_told_from_a_whole_one(stub: FaultyStub, client: LeanClient):
     await stub.set_fault(Fault("half", 60))
     exchange = client.ask(REQUEST)
     await exchange.ended
@@ -60,7 +60,7 @@ async def test_an_answer_that_breaks_off_is_told_from_a_whole_one(stub: Stub, cl
     assert exchange.first_at < math.inf
 
 
-async def test_an_answer_that_does_not_come_is_given_up(stub: Stub):
+async def test_an_answer_that_does_not_come_is_given_up(stub: FaultyStub):
     await stub.set_fault(Fault("hang", 60))
     client = LeanClient(stub.url, timeout_s=1)
     exchange = client.ask(REQUEST)
@@ -69,7 +69,7 @@ async def test_an_answer_that_does_not_come_is_given_up(stub: Stub):
     await client.close()
 
 
-async def test_nobody_there_is_no_answer(stub: Stub, client: LeanClient):
+async def test_nobody_there_is_no_answer(stub: FaultyStub, client: LeanClient):
     await stub.set_fault(Fault("refuse", 60))
     exchange = client.ask(REQUEST)
     await exchange.ended

@@ -7,21 +7,22 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 from benchmarks.route.answers import CHAT, MESSAGES
-from benchmarks.route.stub import Fault, Manner, Stub
+from benchmarks.route.stub import Manner
+from tests.router.faults import Fault, FaultyStub
 
 ASK = {"model": "stub", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8}
 
 
 @pytest.fixture
-async def stub() -> AsyncIterator[Stub]:
-    stub = Stub("stub-7", Manner(num_events=4))
+async def stub() -> AsyncIterator[FaultyStub]:
+    stub = FaultyStub("stub-7", Manner(num_events=4))
     await stub.start()
     yield stub
     await stub.close()
 
 
 @pytest.fixture
-async def http(stub: Stub) -> AsyncIterator[httpx.AsyncClient]:
+async def http(stub: FaultyStub) -> AsyncIterator[httpx.AsyncClient]:
     async with httpx.AsyncClient(base_url=stub.url, timeout=10, verify=False) as client:
         yield client
 
@@ -57,7 +58,7 @@ async def test_every_answer_has_an_id_of_its_own(http: httpx.AsyncClient):
 
 
 async def test_a_stream_in_pieces_is_the_same_stream(http: httpx.AsyncClient):
-    stub = Stub("stub-7", Manner(num_events=4, gap_s=0.001))
+    stub = FaultyStub("stub-7", Manner(num_events=4, gap_s=0.001))
     await stub.start()
     async with httpx.AsyncClient(base_url=stub.url, verify=False) as other:
         slow = (await other.post(CHAT, json=ASK | {"stream": True})).text
@@ -82,7 +83,7 @@ async def test_what_it_does_not_understand_is_an_error(http: httpx.AsyncClient, 
     assert response.json()["error"]["message"]
 
 
-async def test_what_is_no_http_ends_the_connection(stub: Stub):
+async def test_what_is_no_http_ends_the_connection(stub: FaultyStub):
     reader, writer = await asyncio.open_connection("127.0.0.1", stub.port)
     writer.write(b"what?\r\n\r\n")
     assert await reader.read() == b""
@@ -91,7 +92,7 @@ async def test_what_is_no_http_ends_the_connection(stub: Stub):
 
 
 @pytest.mark.parametrize("is_stream", [True, False])
-async def test_half_an_answer_breaks_off(stub: Stub, http: httpx.AsyncClient, is_stream: bool):
+async def test_half_an_answer_breaks_off(stub: FaultyStub, http: httpx.AsyncClient, is_stream: bool):
     await stub.set_fault(Fault("half", 60))
     request = http.build_request("POST", CHAT, json=ASK | {"stream": is_stream})
     response = await http.send(request, stream=True)
@@ -100,7 +101,7 @@ async def test_half_an_answer_breaks_off(stub: Stub, http: httpx.AsyncClient, is
         await response.aread()
 
 
-async def test_a_hung_one_answers_nothing(stub: Stub, http: httpx.AsyncClient):
+async def test_a_hung_one_answers_nothing(stub: FaultyStub, http: httpx.AsyncClient):
     await stub.set_fault(Fault("hang", 60))
     with pytest.raises(httpx.ReadTimeout):
         await http.get("/health", timeout=0.05)
@@ -113,13 +114,13 @@ async def test_a_hung_one_answers_nothing(stub: Stub, http: httpx.AsyncClient):
     assert stub.paths[CHAT] == 1
 
 
-async def test_a_slow_one_gives_the_whole_answer(stub: Stub, http: httpx.AsyncClient):
+async def test_a_slow_one_gives_the_whole_answer(stub: FaultyStub, http: httpx.AsyncClient):
     await stub.set_fault(Fault("slow", 60, delay_s=0.01))
     assert (await http.post(CHAT, json=ASK | {"stream": True})).text.endswith("data: [DONE]\n\n")
     assert (await http.post(CHAT, json=ASK)).json()["choices"]
 
 
-async def test_one_that_refuses_is_there_again_afterwards(stub: Stub, http: httpx.AsyncClient):
+async def test_one_that_refuses_is_there_again_afterwards(stub: FaultyStub, http: httpx.AsyncClient):
     await http.get("/health")
     await stub.set_fault(Fault("refuse", 60))
     with pytest.raises(httpx.TransportError):

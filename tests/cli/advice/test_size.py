@@ -40,7 +40,7 @@ def test_json(capsys: pytest.CaptureFixture[str]):
     assert [each["hardware"]["num_gpus"] for each in found["hardware"]] == [4] * len(GPUS)
     assert [each["is_cheapest"] for each in found["hardware"]].count(True) == 1
     assert found["hardware"][0]["memory"].keys() >= {"weights_bytes", "kv_bytes", "session_bytes", "num_device"}
-    assert found["hardware"][-1]["feel"]["tokens_s_all"] > 0
+    assert found["hardware"][-1]["latency"]["tokens_s_all"] > 0
 
 
 def test_a_file_and_a_shape_by_its_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from benchmarks.chaos import front_of, fronts_of
+from tests.chaos import front_of, fronts_of
 from tests.cli.serving.test_signals import BODY, CHAT, Process, started, until
 from tests.http.test_tls import write_certificate
 

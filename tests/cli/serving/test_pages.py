@@ -20,7 +20,7 @@ from hotloop.trace.store import StoreTracer
 async def test_what_goes_on_in_an_engine() -> None:
     with Serving() as serving:
         serving.chat(max_tokens=3, user="somebody")
-        live = await live_of_engine(serving.engine, 64)
+        live = await live_of_engine(serving.engine)
     assert live.max_running == 64
     assert live.kv
     assert live.kv.num_blocks == 512
@@ -36,9 +36,9 @@ async def test_an_engine_that_does_not_come_to_the_end_of_its_step_is_said_so() 
             asked = asyncio.create_task(asyncio.to_thread(serving.chat, max_tokens=1))
             await asyncio.to_thread(until, lambda: serving.engine.stats().num_running == 1)
             with pytest.raises(Overloaded, match="has not finished its current step"):
-                await live_of_engine(serving.engine, 64, patience_s=0.01)
+                await live_of_engine(serving.engine, patience_s=0.01)
         await asked
-        assert (await live_of_engine(serving.engine, 64)).totals["num_output"] == 1
+        assert (await live_of_engine(serving.engine)).totals["num_output"] == 1
 
 
 async def test_what_goes_on_in_a_fleet() -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from benchmarks.chaos import write_model
 from benchmarks.route.stub import Manner, Stub
+from tests.chaos import write_model
 
 from hotloop.http.listen import bind
 

@@ -101,9 +101,9 @@ def _second(is_warm: bool) -> dict[str, Any]:
     if is_warm:
         block = {"reason": "block", "num_tokens": 8}
         return {"num_prompt": 180, "num_cached": 112, "num_new": 60, "num_recomputed": 8, "causes": [block]}
-    parting = {"reason": "diverged", "num_tokens": 104, "token_index": 16, "kind": "system", "index": 0}
+    divergence = {"reason": "diverged", "num_tokens": 104, "token_index": 16, "kind": "system", "index": 0}
     words = {"before": "It is ", "previous": "12:03\x1b[2J", "current": "[red]12:04"}
-    tokens = {"num_prompt": 180, "num_cached": 16, "num_new": 60, "num_recomputed": 104, "causes": [parting]}
+    tokens = {"num_prompt": 180, "num_cached": 16, "num_new": 60, "num_recomputed": 104, "causes": [divergence]}
     return {**tokens, names.CONTENT_WORDS: [words]}
 
 

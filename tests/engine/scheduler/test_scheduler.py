@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from tests.engine.tiny import BLOCK_SIZE
+from tests.backends.device import NullDevice
+from tests.engine.tiny import BLOCK_SIZE, SIZE, make_engine
 from tests.engine.turning import STEP_S, Loop, make_scheduler, prompt
 from tests.properties import examples
 
@@ -204,6 +206,16 @@ def test_at_most_so_many_run() -> None:
     assert loop.step().keys() == {"a", "b"}
     loop.finish(first)
     assert loop.step().keys() == {"b", "c"}
+
+
+@pytest.mark.parametrize(("given", "num_states", "most"), [(None, 0, 256), (8, 0, 8), (300, 0, 300), (None, 6, 6)])
+def test_a_batch_is_as_large_as_the_backend_would_have_it_unless_it_is_told(
+    given: int | None, num_states: int, most: int
+) -> None:
+    backend = NullDevice(**SIZE, num_blocks=64, num_states=num_states)
+    backend.max_running = 256
+    with make_engine(backend=backend, max_running=given) as engine:
+        assert engine.max_running == most
 
 
 def test_when_blocks_run_out_the_youngest_of_the_lowest_class_gives_way() -> None:

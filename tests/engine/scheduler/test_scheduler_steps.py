@@ -175,14 +175,14 @@ def test_of_newcomers_without_a_seat_so_many_are_looked_at_and_who_is_awaited_is
         loop.scheduler.sessions.hold(request.token_ids, Hold(HoldKind.TOOL_GAP, 900.0), "", name)
     loop.add("runs", prompt(4))
     loop.step()
-    newcomers = [loop.add(f"new{i}", prompt(30, 1000 * (i + 1))) for i in range(MAX_DEFERRED + 2)]
+    new_sessions = [loop.add(f"new{i}", prompt(30, 1000 * (i + 1))) for i in range(MAX_DEFERRED + 2)]
     loop.now += 0.01
     loop.add("again", [*prompt(24, 200), 1], session="back").arrived_at += 100.0
-    for each in newcomers:
+    for each in new_sessions:
         each.has_held_prefix = False
     assert loop.step().keys() == {"runs", "again"}, "its first token waits for no other prompt"
     loop.step()
-    looked_at = [each.retry_at > 0 for each in newcomers]
+    looked_at = [each.retry_at > 0 for each in new_sessions]
     assert looked_at == [True] * MAX_DEFERRED + [False] * 2
 
 

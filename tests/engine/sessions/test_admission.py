@@ -74,7 +74,7 @@ def test_what_a_seated_session_leaves_in_the_cache_is_known() -> None:
     door.leave(second)
     known = door.admission._known
     assert [(list(tokens), salt) for tokens, salt in known["a"].tails] == [(list(first.token_ids), "")]
-    assert not known["b"].tails, "it never had a seat"
+    assert not known["b"].tails, "it was never admitted"
 
 
 def test_how_long_a_session_was_away_is_measured() -> None:
@@ -328,8 +328,8 @@ class Life(RuleBasedStateMachine):
             self.door.admission.enter(request, size)
             self.door.admission.swap_out(0)
             self.running.append(request)
-            seats = self.door.admission.admitted.values()
-            assert sum(each.size for each in seats) <= 100 or not any(each.is_in_tool_gap for each in seats)
+            admitted = self.door.admission.admitted.values()
+            assert sum(each.size for each in admitted) <= 100 or not any(each.is_in_tool_gap for each in admitted)
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), is_answered=st.booleans())

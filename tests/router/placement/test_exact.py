@@ -71,7 +71,7 @@ class Machine(RuleBasedStateMachine):
         assert match(self.known, prompt) == expected
 
     @invariant()
-    def is_sound(self) -> None:
+    def is_valid(self) -> None:
         for known in self.known.values():
             known.check()
 

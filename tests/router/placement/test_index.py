@@ -62,7 +62,7 @@ class Machine(RuleBasedStateMachine):
         assert self.index.match(key(prompt)).blocks == {r: n for r, n in expected.items() if n}
 
     @invariant()
-    def is_sound(self) -> None:
+    def is_valid(self) -> None:
         self.index.check()
 
 
@@ -89,7 +89,7 @@ def test_a_session_that_goes_on_is_one_node_until_others_branch_off() -> None:
         index.add_replica(replica, 100)
     for prompt in ([0], [0, 1], [0, 1, 2]):
         index.insert("a", key(prompt))
-        assert (len(index._shelves["a"].nodes), index.num_blocks("a")) == (1, len(prompt))
+        assert (len(index._replicas["a"].nodes), index.num_blocks("a")) == (1, len(prompt))
     index.insert("b", key([0, 1, 2]))
     index.insert("b", key([0, 1, 2, 0]))
     assert index.match(key([0, 1, 2, 0])).blocks == {"a": 3, "b": 4}

@@ -159,7 +159,7 @@ def test_a_call_comes_back_as_it_was_written_and_its_tool_is_learnt_at_every_fro
                 call["function"]["arguments"] = arguments
                 messages += [said, {"role": "tool", "tool_call_id": call["id"], "content": "rain"}]
         usage = answer["usage"]
-        gaps = [service.keeper.gaps for service in apart.services()]
+        gaps = [service.retention_hints.gaps for service in apart.services()]
         until(lambda: all(not each._open and len(each._recent.get("weather", ())) == 1 for each in gaps))
     assert usage["prompt_tokens_details"]["cached_tokens"] >= usage["prompt_tokens"] - 80
 

@@ -62,11 +62,11 @@ class Consent:
 
     async def ask(self, tool: AgentTool, call: ToolCall) -> Ruling | None:
         """None if the call may run. Raises Undecided."""
-        is_repeatable = tool.traits.can_repeat or tool.traits.resumable
+        is_repeatable = tool.options.can_repeat or tool.options.resumable
         is_uncertain = call.id in self.running and not is_repeatable
         if is_uncertain:
             return await self._ask_again(call)
-        if not tool.traits.needs_approval or call.id in self.running:  # it was approved then
+        if not tool.options.needs_approval or call.id in self.running:  # it was approved then
             return None
         try:
             tool.check(call.arguments)

@@ -150,9 +150,9 @@ class Dispatcher:
     def __post_init__(self, concurrency: int) -> None:
         self._room = asyncio.Semaphore(concurrency)
         self._rooms = {
-            name: asyncio.Semaphore(tool.traits.max_concurrency)
+            name: asyncio.Semaphore(tool.options.max_concurrency)
             for name, tool in self.tools.items()
-            if tool.traits.max_concurrency
+            if tool.options.max_concurrency
         }
 
     def start(self, call: ToolCall, turn: int) -> Pending:
@@ -216,7 +216,7 @@ class Dispatcher:
         duration_s = time.monotonic() - began_at
         outcome = await self._fit(outcome)
         returned = Returned(turn, call.id, outcome.text, outcome.is_error, outcome.num_tries, outcome.attachments)
-        await self.journal.returned(returned, waits=tool is not None and tool.traits.may_be_uncertain)
+        await self.journal.returned(returned, waits=tool is not None and tool.options.may_be_uncertain)
         finished = CallFinished(turn, call.id, call.name, outcome.text, outcome.is_error, duration_s, outcome.num_tries)
         cut: dict[str, Any] = {"num_chars_cut": outcome.num_chars_cut, "traceback": outcome.traceback}
         self._tell(replace(finished, saved_s=saved_s, **cut))
@@ -237,9 +237,9 @@ class Dispatcher:
         """The outcome, and when it began to run."""
         async with self._rooms.get(call.name, nullcontext()), self._room:
             began_at = time.monotonic()
-            if not tool.traits.can_repeat:
+            if not tool.options.can_repeat:
                 self._lasting.add(asyncio.current_task())
-            await self.called(call, tool.traits.may_be_uncertain)
+            await self.called(call, tool.options.may_be_uncertain)
             self._tell(CallDispatched(turn, call.id, call.name, call.arguments))
             things = RunContext((self._caller(tool, call, turn), *self.run_context.things))
             run = partial(carry_out, tool, call.arguments, things)
@@ -254,7 +254,7 @@ class Dispatcher:
             journal=self.journal,
             root_id=self.root_id,
             is_again=call.id in self.consent.running,
-            options=tool.traits,
+            options=tool.options,
             results=self.results.cache,
             stops_with=self._stops.append,
         )
@@ -290,7 +290,7 @@ class Dispatcher:
 async def carry_out(tool: AgentTool, arguments: str, run_context: RunContext) -> Outcome:
     """Run a tool. A tool that crashed or ran late is tried again if that does no harm; what it refused is not."""
     pause_s = _FIRST_PAUSE_S
-    max_tries = MAX_TRIES if tool.traits.can_repeat else 1
+    max_tries = MAX_TRIES if tool.options.can_repeat else 1
     for num_tries in range(1, max_tries + 1):
         outcome, can_retry = await _try(tool, arguments, run_context, num_tries)
         if not can_retry or num_tries == max_tries or _is_cancelled():
@@ -326,7 +326,7 @@ async def _run_in_time(tool: AgentTool, arguments: str, run_context: RunContext)
     """In a task of its own: a tool may swallow its cancellation, and is then left behind."""
     running = asyncio.create_task(run_tool(tool, arguments, run_context), name=f"tool {tool.spec.name}")
     try:
-        done, _ = await asyncio.wait([running], timeout=tool.traits.timeout_s)
+        done, _ = await asyncio.wait([running], timeout=tool.options.timeout_s)
     except asyncio.CancelledError:
         await stop([running], _MAX_CANCELLED_S)
         raise
@@ -367,7 +367,7 @@ def _log_crash(tool: AgentTool, error: BaseException) -> str:
 
 
 def describe_timeout(tool: AgentTool) -> str:
-    return f"{tool.spec.name} did not answer within {tool.traits.timeout_s:g} s"
+    return f"{tool.spec.name} did not answer within {tool.options.timeout_s:g} s"
 
 
 def _is_cancelled() -> bool:

@@ -11,7 +11,7 @@ _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": Fal
 class Handoff:
     """The other agent reads all that was said, with its own instructions in front of it, and has its own tools."""
 
-    traits = ToolOptions(idempotent=True)
+    options = ToolOptions(idempotent=True)
     wants = ()
 
     def __init__(self, agent: Any, name: str, description: str) -> None:

@@ -134,8 +134,8 @@ class ResultCache:
         self, key: Hashable, tool: AgentTool, held: tuple[Any, ...], fetch: Callable[[], Awaitable[Outcome]]
     ) -> Outcome:
         """Fetch a result that others may join meanwhile, and keep it if nothing was written."""
-        traits, began_at = tool.traits, self._clock()
-        epoch, is_alone = self.epoch(traits.group), self.is_writing(traits.group)
+        options, began_at = tool.options, self._clock()
+        epoch, is_alone = self.epoch(options.group), self.is_writing(options.group)
         coming = _Coming(asyncio.get_running_loop().create_future(), began_at, epoch)
         self._coming[key] = coming
         try:
@@ -145,10 +145,10 @@ class ResultCache:
             coming.future.cancel()  # of one that is done nothing comes
             if self._coming.get(key) is coming:
                 del self._coming[key]
-        is_current = not is_alone and self.epoch(traits.group) == epoch
-        if traits.cache_s and is_current and not outcome.is_error:
+        is_current = not is_alone and self.epoch(options.group) == epoch
+        if options.cache_s and is_current and not outcome.is_error:
             now = self._clock()
-            kept = _Kept(outcome, now - began_at, now + traits.cache_s, epoch, held)
+            kept = _Kept(outcome, now - began_at, now + options.cache_s, epoch, held)
             if _size(kept) <= self._kept.maxsize:
                 self._kept[key] = kept
         return outcome
@@ -164,7 +164,7 @@ class RunResults:
 
     def find(self, tool: AgentTool, arguments: str, run_context: RunContext) -> Reuse | None:
         key = self.key(tool, arguments, run_context)
-        return self.cache.find(key, tool.traits.group) if key and not self._fresh else None
+        return self.cache.find(key, tool.options.group) if key and not self._fresh else None
 
     def key(self, tool: AgentTool, arguments: str, run_context: RunContext) -> Hashable | None:
         """Equal for two calls if one's result may answer the other; None of a call that is never kept."""
@@ -174,10 +174,10 @@ class RunResults:
         self, tool: AgentTool, arguments: str, run_context: RunContext, fetch: Callable[[], Awaitable[Outcome]]
     ) -> Outcome:
         """Have a tool run: one that reads so that others may join, any other as what it is, a write."""
-        if not tool.traits.read_only:
+        if not tool.options.read_only:
             if tool.spec.name == FINAL_ANSWER:
                 return await fetch()
-            with self.cache.writing(tool.traits.group):
+            with self.cache.writing(tool.options.group):
                 return await fetch()
         key, held = self._key(tool, arguments, run_context)
         return await (self.cache.fetch(key, tool, held, fetch) if key else fetch())
@@ -185,10 +185,10 @@ class RunResults:
     def _key(self, tool: AgentTool, arguments: str, run_context: RunContext) -> tuple[_Key | None, tuple[Any, ...]]:
         given = read_arguments(arguments)
         text = None if given is None else canonical(given)
-        if text is None or not tool.traits.read_only:
+        if text is None or not tool.options.read_only:
             return None, ()
         things: list[Any] = [run_context.find(wanted) for wanted in tool.wants]
-        scope = self._scopes[tool.traits.cache_scope]
+        scope = self._scopes[tool.options.cache_scope]
         return _Key(scope, id(tool), text, tuple(map(id, things))), (tool, *things)
 
 

@@ -29,13 +29,13 @@ class SubAgent:
         run: Callable[..., Awaitable[Any]],
         name: str,
         description: str,
-        traits: ToolOptions,
+        options: ToolOptions,
         wants: Sequence[type] = (),
         needs_approval: Sequence[str] = (),
     ) -> None:
         """`run` is the agent's, `wants` what its tools want, and `needs_approval` those that its caller approves."""
         self.spec = Tool(name, description, plain_schema(_Task))
-        self.traits = replace(traits, resumable=True)
+        self.options = replace(options, resumable=True)
         self.wants = wants
         self.needs_approval = needs_approval
         self._run = run
@@ -56,7 +56,7 @@ def approvals_of(tool: AgentTool | ToolSource) -> list[str]:
     if isinstance(tool, ToolSource):
         return []  # what it has is seen once it is open
     inner = [f"{tool.spec.name}: {each}" for each in tool.needs_approval] if isinstance(tool, SubAgent) else []
-    return [tool.spec.name] * tool.traits.needs_approval + inner
+    return [tool.spec.name] * tool.options.needs_approval + inner
 
 
 def check_approver(tools: Iterable[AgentTool | ToolSource], approve: Approve | None) -> None:

@@ -144,7 +144,7 @@ class AgentTool(Protocol):
         ...
 
     @property
-    def traits(self) -> ToolOptions: ...
+    def options(self) -> ToolOptions: ...
 
     @property
     def wants(self) -> Sequence[type]:
@@ -164,10 +164,10 @@ class FunctionTool:
     """A function as a tool; still callable as the function it is."""
 
     def __init__(
-        self, function: Callable[..., Any], *, name: str | None = None, traits: ToolOptions | None = None
+        self, function: Callable[..., Any], *, name: str | None = None, options: ToolOptions | None = None
     ) -> None:
         self.function = function
-        self.traits = traits or ToolOptions()
+        self.options = options or ToolOptions()
         self._arguments, self._wanted = _read_signature(function)
         self.wants = tuple(self._wanted.values())
         described = docstring_parser.parse(inspect.getdoc(function) or "")
@@ -222,18 +222,18 @@ def tool(
 
 
 def tool(
-    function: Callable[..., Any] | None = None, /, *, name: str | None = None, **traits: Any
+    function: Callable[..., Any] | None = None, /, *, name: str | None = None, **options: Any
 ) -> FunctionTool | Callable[[Callable[..., Any]], FunctionTool]:
     """Make a function a tool: `@tool`, or `@tool(read_only=True)`; see `ToolOptions` for what can be said about it."""
     if function is not None:
         return FunctionTool(function)
-    return lambda function: FunctionTool(function, name=name, traits=ToolOptions(**traits))
+    return lambda function: FunctionTool(function, name=name, options=ToolOptions(**options))
 
 
 class FinalAnswer:
     """The model calls it when it is done: its arguments are the answer. This works wherever tools do."""
 
-    traits = ToolOptions(idempotent=True)
+    options = ToolOptions(idempotent=True)
     wants = ()
 
     def __init__(self, output: Any) -> None:

@@ -33,6 +33,7 @@ class CpuBackend(ABC):
 
     depth = 1
     step_tokens = 512
+    max_running = 64
     step_sizes: Sequence[int] = ()
     max_solo_prefill = 16.0
     block_size = BLOCK_SIZE

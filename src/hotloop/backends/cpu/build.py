@@ -223,7 +223,8 @@ def build_for_wheel(folder: Path, machine: str) -> tuple[list[Path], str]:
     objects = {recipe: folder / f"{i}.o" for i, recipe in enumerate(chain.from_iterable(recipes.values()))}
 
     def link(path: Path) -> None:
-        _compile(path, ("-shared", "-s", *(str(objects[recipe]) for recipe in recipes[path])), zig)
+        own = (f"-Wl,-install_name,@rpath/{path.name}",) if is_apple else ()  # or it is called as it is here
+        _compile(path, ("-shared", "-s", *own, *(str(objects[recipe]) for recipe in recipes[path])), zig)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(lambda recipe: _compile(objects[recipe], recipe, zig), objects))

@@ -12,8 +12,8 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from hotloop.backends.backend import Batch, prompt_batch
-from hotloop.backends.cpu.attention import BLOCK_SIZE, Attention, Kernel
+from hotloop.backends.backend import Batch
+from hotloop.backends.cpu.attention import Attention, Kernel
 from hotloop.backends.cpu.base import CpuBackend, describe_kv
 from hotloop.backends.cpu.build import has_amx
 from hotloop.backends.cpu.cores import num_cores
@@ -65,7 +65,7 @@ class Holding:
         return STRIP_KINDS[kind][1] if kind in STRIP_KINDS else FLOAT_KINDS["narrow" if self.is_narrow else "F32"][1]
 
     def __str__(self) -> str:
-        names = {"packed_ggml": "int4" if self.is_narrow else "int8", None: "stored"}
+        names = {"packed_ggml": "int4" if self.is_narrow else "codes", None: "stored"}
         return f"{names.get(self.form, self.form)}{' in floats' if self.in_floats else ''}"
 
 
@@ -171,7 +171,6 @@ class NativeBackend(CpuBackend):
             opened.callback(self._decoder.close)
             meanwhile()
             native.finish()
-            self.run(prompt_batch(1, BLOCK_SIZE))
             self._opened = opened.pop_all()
 
     def run(self, batch: Batch) -> NDArray[np.float32]:

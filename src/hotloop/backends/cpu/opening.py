@@ -120,4 +120,5 @@ def _working_bytes(spec: ModelSpec, config: EngineConfig) -> int:
     if spec.latent:  # queries as latents, and what they find
         width += spec.num_heads * (spec.latent.width + spec.latent.kv_rank)
     activations = num_tokens * width
-    return _RUNTIME_BYTES + 4 * (activations + config.max_running * spec.vocab_size)
+    num_logits = (config.max_running or CpuBackend.max_running) * spec.vocab_size
+    return _RUNTIME_BYTES + 4 * (activations + num_logits)

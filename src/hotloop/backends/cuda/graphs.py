@@ -102,7 +102,7 @@ class Graphs:
         return known
 
     def replay(self, shape: Shape) -> torch.Tensor:
-        """What the wanted rows come to, and the padding after them, until the next replay of any shape."""
+        """The logits that were asked for, and the padding after them, until the next replay of any shape."""
         return self._graphs[shape]()
 
 

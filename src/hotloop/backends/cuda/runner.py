@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
 BLOCK_SIZE = 64  # a tile of keys for the kernels
 STEP_TOKENS = 8192
+MAX_RUNNING = 256
 _CONTEXT_BYTES = 1 << 30  # what CUDA, cuBLAS and the graphs take for themselves
 _NOBODY: AbstractContextManager[None] = nullcontext()
 
@@ -180,7 +181,7 @@ def working_bytes(spec: ModelSpec, config: EngineConfig, item_bytes: int) -> int
         made_bytes = (MAX_MADE_ITEMS + spec.max_context * spec.latent.width) * item_bytes
     if spec.linear:
         width += scratch_width(spec.linear)
-    num_logits = 4 * config.max_running * spec.vocab_size  # as computed, as adjusted, and of drafts
+    num_logits = 4 * (config.max_running or MAX_RUNNING) * spec.vocab_size  # as computed, as adjusted, and of drafts
     copied_bytes = ring_bytes(state_bytes(spec)) if has_host_memory(config) else 0
     return num_rows * width * item_bytes + made_bytes + 4 * num_logits + copied_bytes + _CONTEXT_BYTES
 
@@ -222,6 +223,7 @@ class CudaBackend:
         self._group, self._workers = group, workers
         self._wait: Wait = workers.wait if workers else lambda event: event.synchronize()
         self.step_tokens = config.max_step_tokens or STEP_TOKENS
+        self.max_running = config.max_running or MAX_RUNNING
         self.vocab_size = spec.vocab_size
         self.max_context = spec.max_context
         self.block_bytes = BLOCK_SIZE * kv_token_bytes(model.spec, kv_dtype.itemsize)
@@ -233,36 +235,7 @@ class CudaBackend:
         layout = f"cuda {dtype} {weight_format} {kv_dtype} {BLOCK_SIZE} {group.size} {torch.__version__}"
         self.kv_layout = f"{model.fingerprint} {layout}"
         self._decoder = self._load(model, plan, device, flash, min_saved_bytes)
-        most = BLOCK_SIZE + config.max_draft_tokens + MAX_DRAFTED_FORCED + 1  # rows of one that decodes
-        max_rows = max(self.step_tokens, BLOCK_SIZE) + config.max_running * most
-        max_blocks = -(-min(self.max_context, self.num_blocks * BLOCK_SIZE) // BLOCK_SIZE)
-        self._splitting = splitting = self._decoder.splitting
-        has_large_windows = any(window and window > MAX_WHOLE_WINDOW for window in spec.windows)
-        is_shared = config.shared_attention and not has_large_windows  # these are read by the same splits as the rest
-        is_shared = is_shared and not spec.latent and not is_wide(dtype, spec.head_dim)
-        self._sharing = self._decoder.sharing if is_shared else None
-        num_items, width = self._decoder.sharing.num_items(max_rows), max_blocks if flash or spec.latent else 0
-        num_splits = splitting.max_splits(config.max_running)
-        num_long = max(MAX_LONG, config.max_running)
-        tiling = self._tiling = self._decoder.tiling
-        num_lines = tiling.max_lines(max_rows, num_long) if tiling else 0
-        largest = Shape(config.max_running, max_rows, max_rows, num_splits, num_items, num_long, 0, num_lines, width)
-        self._indexes = torch.zeros(capacity(largest, max_blocks), dtype=torch.int32, device=device)
-        self._chosen = torch.zeros(max_rows, dtype=torch.int32, device=device)
-        self._staging = Staging(torch.device(device))
-        self._sampling = SamplingTable(config.max_running)
-        self._graphs: Graphs | None = None
-        if plan.has_graphs and isinstance(self._decoder, Decoder):
-            table_width = width if flash else 0
-            shapes = shapes_for(
-                config.max_running,
-                max_rows,
-                splitting,
-                table_width=table_width,
-                sharing=self._sharing,
-                tiling=tiling,
-            )
-            self._graphs = Graphs(self._decoder, self._indexes, self._chosen, shapes)
+        self._make_room(spec, plan, device, flash)
         self._deltas = self._decoder.deltas if isinstance(self._decoder, Decoder) else None
         self._host = open_host_memory(self._decoder.kv, config, self._deltas)
         self.host_memory: HostMemory | None = self._host
@@ -275,6 +248,40 @@ class CudaBackend:
             windows = [window for window in self.spec.windows if window]
             self.window = max(windows)
             self.block_bytes -= self.block_bytes * len(windows) // self.spec.num_layers
+
+    def _make_room(self, spec: ModelSpec, plan: Plan, device: str, flash: Flash | None) -> None:
+        """For what goes to the device and comes back in the largest step; and the graphs of usual ones."""
+        config = plan.config
+        most = BLOCK_SIZE + config.max_draft_tokens + MAX_DRAFTED_FORCED + 1  # rows of one that decodes
+        max_rows = max(self.step_tokens, BLOCK_SIZE) + self.max_running * most
+        max_blocks = -(-min(self.max_context, self.num_blocks * BLOCK_SIZE) // BLOCK_SIZE)
+        self._splitting = splitting = self._decoder.splitting
+        has_large_windows = any(window and window > MAX_WHOLE_WINDOW for window in spec.windows)
+        is_shared = config.shared_attention and not has_large_windows  # these are read by the same splits as the rest
+        is_shared = is_shared and not spec.latent and not is_wide(plan.dtype, spec.head_dim)
+        self._sharing = self._decoder.sharing if is_shared else None
+        num_items, width = self._decoder.sharing.num_items(max_rows), max_blocks if flash or spec.latent else 0
+        num_splits = splitting.max_splits(self.max_running)
+        num_long = max(MAX_LONG, self.max_running)
+        tiling = self._tiling = self._decoder.tiling
+        num_lines = tiling.max_lines(max_rows, num_long) if tiling else 0
+        largest = Shape(self.max_running, max_rows, max_rows, num_splits, num_items, num_long, 0, num_lines, width)
+        self._indexes = torch.zeros(capacity(largest, max_blocks), dtype=torch.int32, device=device)
+        self._chosen = torch.zeros(max_rows, dtype=torch.int32, device=device)
+        self._staging = Staging(torch.device(device))
+        self._sampling = SamplingTable(self.max_running)
+        self._graphs: Graphs | None = None
+        if plan.has_graphs and isinstance(self._decoder, Decoder):
+            table_width = width if flash else 0
+            shapes = shapes_for(
+                self.max_running,
+                max_rows,
+                splitting,
+                table_width=table_width,
+                sharing=self._sharing,
+                tiling=tiling,
+            )
+            self._graphs = Graphs(self._decoder, self._indexes, self._chosen, shapes)
 
     def _load(
         self, model: Model, plan: Plan, device: str, flash: Flash | None, min_saved_bytes: int

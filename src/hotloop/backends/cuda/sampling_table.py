@@ -200,7 +200,7 @@ class Logprobs:
         self._logits = logits.index_select(0, self._rows)
 
     def measure(self, chosen: torch.Tensor) -> None:
-        """`chosen` [wanted] are the tokens of all rows; -1 where there is none."""
+        """`chosen` [logit rows] are the tokens of all rows; -1 where there is none."""
         self._totals = torch.logsumexp(self._logits, 1, keepdim=True)
         token_ids = chosen.index_select(0, self._rows).clamp(min=0).long()[:, None]
         top_logits, top_ids = self._logits.topk(self._num_top)

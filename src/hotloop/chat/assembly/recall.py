@@ -19,7 +19,7 @@ from hotloop.stable.arguments import call_key, is_same_json
 
 _MAX_CHARS = 4_000_000
 
-Word = Callable[[Message], str]
+Render = Callable[[Message], str]
 
 
 @dataclass(slots=True)
@@ -67,9 +67,9 @@ class WrittenCalls:
         )
         return restored, _changes(messages, restored, "arguments are as the model wrote them")
 
-    def verbatim(self, messages: Sequence[Message], word: Word) -> tuple[tuple[Message, ...], tuple[str, ...]]:
-        """The messages, those as plain text whose calls `word` would word differently, and what was done to them."""
-        given = tuple(self._verbatim(message, word) for message in messages)
+    def verbatim(self, messages: Sequence[Message], render: Render) -> tuple[tuple[Message, ...], tuple[str, ...]]:
+        """The messages, those as plain text whose calls `render` would word differently, and what was done to them."""
+        given = tuple(self._verbatim(message, render) for message in messages)
         return given, _changes(messages, given, "calls are worded as the model did")
 
     def _find(self, call: ToolCall) -> _Answer | None:
@@ -83,7 +83,7 @@ class WrittenCalls:
         is_reworded = written != call.arguments and is_same_json(written, call.arguments)
         return replace(call, arguments=written) if is_reworded else call
 
-    def _verbatim(self, message: Message, word: Word) -> Message:
+    def _verbatim(self, message: Message, render: Render) -> Message:
         answer = self._find(message.tool_calls[0]) if message.tool_calls else None
         if answer is None or not answer.matches(message):
             return message
@@ -93,7 +93,7 @@ class WrittenCalls:
         message = replace(message, content=content)
         plain = replace(message, content=text, tool_calls=())
         if answer.is_reworded is None:
-            answer.is_reworded = _is_reworded(word, message, plain)
+            answer.is_reworded = _is_reworded(render, message, plain)
         return plain if answer.is_reworded else message
 
 
@@ -127,16 +127,16 @@ class _Watched(WrappedParser):
         return events
 
 
-def _is_reworded(word: Word, message: Message, plain: Message) -> bool:
+def _is_reworded(render: Render, message: Message, plain: Message) -> bool:
     """Whether the template begins the answer otherwise than the model did, and says the model's text as it is."""
-    text, as_text = plain.content.strip(), _say(word, plain)
+    text, as_text = plain.content.strip(), _say(render, plain)
     begin = as_text.find(text)
-    return begin >= 0 and not _say(word, message).startswith(as_text[: begin + len(text)])
+    return begin >= 0 and not _say(render, message).startswith(as_text[: begin + len(text)])
 
 
-def _say(word: Word, message: Message) -> str:
+def _say(render: Render, message: Message) -> str:
     try:
-        return word(message)
+        return render(message)
     except RequestError:  # it cannot be said by itself: the template is left to it
         return ""
 

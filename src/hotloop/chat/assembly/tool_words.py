@@ -17,15 +17,13 @@ from hotloop.stable.late import LateTools, word_late
 _MAX_CHARS = 2_000_000
 _PROBE = Tool("example", "An example.", {"type": "object", "properties": {"key": {"type": "string"}}})
 
-Word = Callable[[tuple[Tool, ...]], str]
-
 
 class ToolWords:
     """Used from any thread."""
 
-    def __init__(self, word: Word) -> None:
-        """`word`: a prompt with these tools in its head."""
-        self._word = word
+    def __init__(self, render: Callable[[tuple[Tool, ...]], str]) -> None:
+        """`render`: a prompt with these tools in its head."""
+        self._render = render
         self._known: LruCache[str, str] = LruCache(_MAX_CHARS)
         self._lock = threading.Lock()
 
@@ -44,7 +42,7 @@ class ToolWords:
 
     def _derive(self, tools: tuple[Tool, ...]) -> str | None:
         try:
-            one, more = self._word((_PROBE,)), self._word((_PROBE, *tools))
+            one, more = self._render((_PROBE,)), self._render((_PROBE, *tools))
         except RequestError:
             return None
         words = _inserted(one, more)

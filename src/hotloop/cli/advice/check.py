@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 from cyclopts.types import NonNegativeFloat
 
-from hotloop.cli.settings import ApiKey, Json
+from hotloop.cli.settings import ApiKey, JsonOutput
 
 if TYPE_CHECKING:
     from hotloop.lint.requests import LintedRequest
@@ -31,7 +31,7 @@ def check(
     model: Annotated[str | None, Parameter(help="Model to request instead of the recorded one.")] = None,
     prices: Annotated[Path | None, Parameter(help="TOML file of model prices.")] = None,
     api_key: ApiKey = None,
-    as_json: Json = False,
+    as_json: JsonOutput = False,
 ) -> int:
     """Compare recorded runs with those after a change; fail if they take more steps, tokens recomputed or cost.
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from cyclopts.types import NonNegativeFloat, PositiveFloat
 
 from hotloop.cli.output import console, show
-from hotloop.cli.settings import ApiKey, Json
+from hotloop.cli.settings import ApiKey, JsonOutput
 from hotloop.core.config import ServerConfig
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def doctor(
     idle: NonNegativeFloat = 6.0,
     timeout: PositiveFloat = 60.0,
     api_key: ApiKey = None,
-    as_json: Json = False,
+    as_json: JsonOutput = False,
 ) -> int:
     """Check a live deployment for common production problems and suggest fixes.
 

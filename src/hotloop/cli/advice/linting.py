@@ -71,7 +71,7 @@ def read_run(run: str, trace: str) -> Iterator[LintedRequest]:
 def lint_all(
     requests: Iterable[LintedRequest], rules: Sequence[Rule], meter: Meter, costs: Costs, out: Path | None
 ) -> LintReport:
-    """With `out`, of the requests as they were fixed and written there: what is told is what is left."""
+    """With `out`, of the requests as they were fixed and written there: what is reported is what is left."""
     runs = sort_into_runs(requests, meter)
     if out is not None:
         lines = "".join(f"{line}\n" for line in fix_file(runs))

@@ -10,7 +10,7 @@ from rich.console import Group
 from rich.table import Table
 
 from hotloop.cli.output import console, show
-from hotloop.cli.settings import Json
+from hotloop.cli.settings import JsonOutput
 from hotloop.core.config import parse_bytes
 from hotloop.size.hardware import GPUS, Hardware, find_gpu
 from hotloop.size.load import Load
@@ -51,7 +51,7 @@ def size(
     price: NonNegativeFloat | None = None,
     min_speed: NonNegativeFloat = 20.0,
     shape: Annotated[ShapeFlags, Parameter(name="*", group="Shape")] = ShapeFlags(),
-    as_json: Json = False,
+    as_json: JsonOutput = False,
 ) -> None:
     """Estimate the hardware a load needs: memory, TTFT, tokens/s, cost. Runs no model.
 
@@ -136,33 +136,33 @@ def _comparison(estimates: "list[Estimate]", best: "Estimate | None", min_speed:
 
 
 def _cells(each: "Estimate") -> list[str]:
-    if each.feel is None:
+    if each.latency is None:
         return ["too small"]
-    memory, feel = each.memory, each.feel
-    waits = [_seconds(wait) for wait in (feel.ttft_cold_s, feel.ttft_warm_s, feel.ttft_loaded_s)]
-    rates = [f"{rate:,.0f}" for rate in (feel.tokens_s_alone, feel.tokens_s_user, feel.tokens_s_all)]
+    memory, latency = each.memory, each.latency
+    waits = [_seconds(wait) for wait in (latency.ttft_cold_s, latency.ttft_warm_s, latency.ttft_loaded_s)]
+    rates = [f"{rate:,.0f}" for rate in (latency.tokens_s_alone, latency.tokens_s_user, latency.tokens_s_all)]
     return [f"{memory.num_device:,}", f"{memory.num_host:,}", *waits, *rates, _cost(each)]
 
 
 def _details(each: "Estimate") -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
-    hardware, memory, feel = each.hardware, each.memory, each.feel
+    hardware, memory, latency = each.hardware, each.memory, each.latency
     source = "measured" if hardware.is_measured else "datasheet"
     rates = f"{hardware.bytes_s / 1e9:,.0f} GB/s, {hardware.flop_s / 1e12:,.4g} TFLOP/s ({source})"
     table.add_row("hardware", f"{hardware.name}: {_size(hardware.memory_bytes)}, {rates}")
     table.add_row("memory for KV", _size(memory.kv_bytes))
-    if feel is None:
+    if latency is None:
         table.add_row("fits", "no: not even one session beside the weights")
         return table
     rest = "all of them" if each.is_all_hot else "the others are computed again every turn"
     table.add_row("sessions hot", f"{memory.num_device:,} on the device, {memory.num_host:,} in host memory: {rest}")
-    table.add_row("TTFT, cold prompt", f"{_seconds(feel.ttft_cold_s)} alone")
-    host = "" if feel.ttft_host_s is None else f", {_seconds(feel.ttft_host_s)} from host memory"
-    table.add_row("TTFT, warm turn", f"{_seconds(feel.ttft_warm_s)} alone{host}")
-    waiting = f", {_seconds(feel.wait_s)} of it waiting for room" if feel.wait_s else ""
-    table.add_row("TTFT, with all", f"{_seconds(feel.ttft_loaded_s)} in the mean{waiting}")
-    table.add_row("a user's tokens/s", f"{feel.tokens_s_alone:,.1f} alone, {feel.tokens_s_user:,.1f} with all")
-    table.add_row("all of them", f"{feel.tokens_s_all:,.0f} tokens/s, {feel.turns_s:,.2f} turns/s")
+    table.add_row("TTFT, cold prompt", f"{_seconds(latency.ttft_cold_s)} alone")
+    host = "" if latency.ttft_host_s is None else f", {_seconds(latency.ttft_host_s)} from host memory"
+    table.add_row("TTFT, warm turn", f"{_seconds(latency.ttft_warm_s)} alone{host}")
+    waiting = f", {_seconds(latency.wait_s)} of it waiting for room" if latency.wait_s else ""
+    table.add_row("TTFT, with all", f"{_seconds(latency.ttft_loaded_s)} in the mean{waiting}")
+    table.add_row("a user's tokens/s", f"{latency.tokens_s_alone:,.1f} alone, {latency.tokens_s_user:,.1f} with all")
+    table.add_row("all of them", f"{latency.tokens_s_all:,.0f} tokens/s, {latency.turns_s:,.2f} turns/s")
     table.add_row("1,000 turns", _cost(each))
     return table
 

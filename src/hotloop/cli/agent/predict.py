@@ -12,7 +12,7 @@ from rich.text import Text
 
 from hotloop.cli import output
 from hotloop.cli.command_line import CommandLine
-from hotloop.cli.settings import Json
+from hotloop.cli.settings import JsonOutput
 
 if TYPE_CHECKING:
     from hotloop.agent.predict.predictor import Pattern
@@ -27,7 +27,7 @@ def show(
     path: StorePath = Path("speculation.json"),
     *,
     limit: Annotated[PositiveInt, Parameter(help="Maximum patterns to show.")] = 40,
-    as_json: Json = False,
+    as_json: JsonOutput = False,
 ) -> None:
     """List learned patterns, the most often right first: the call that follows, and where its arguments come from."""
     from hotloop.agent.predict.predictor import load_predictor

@@ -19,7 +19,7 @@ from cyclopts import Parameter
 
 from hotloop.cli.agent.approval import Approval, choose_approval
 from hotloop.cli.loading import lend_server
-from hotloop.cli.settings import TRACED, ApiKey, Json, TraceFlags
+from hotloop.cli.settings import TRACED, ApiKey, JsonOutput, TraceFlags
 from hotloop.cli.tracing import trace_flags, tracing
 from hotloop.core.config import ServerConfig, TraceConfig
 from hotloop.core.errors import ConfigError, HotloopError
@@ -60,7 +60,7 @@ def run_agent(
         str | None, Parameter(help="Go on with this run, which was cut off or waits; `hotloop runs` lists them.")
     ] = None,
     trace: TraceFlags = TRACED,
-    json: Json = False,
+    json: JsonOutput = False,
 ) -> None:
     """Run the agent defined in a file, showing turns, tools, cached tokens and cost."""
     from hotloop.agent.conversation import Conversation

@@ -15,7 +15,7 @@ from hotloop.cli.agent.approval import Approval
 from hotloop.cli.agent.run import run_agent
 from hotloop.cli.command_line import CommandLine
 from hotloop.cli.output import count, shorten
-from hotloop.cli.settings import TRACED, ApiKey, Json, Sources, TraceFlags
+from hotloop.cli.settings import TRACED, ApiKey, JsonOutput, Sources, TraceFlags
 from hotloop.cli.tracing import tracing
 from hotloop.core.config import TraceConfig
 from hotloop.core.errors import ConfigError
@@ -37,7 +37,7 @@ def list_runs(
     *,
     limit: Annotated[PositiveInt, Parameter(help="Maximum runs to list.")] = 20,
     trace: TraceFlags = TRACED,
-    as_json: Json = False,
+    as_json: JsonOutput = False,
 ) -> None:
     """List runs, newest first, with their states; those not done can be resumed."""
     with _journal(trace) as journal:
@@ -52,7 +52,7 @@ def list_runs(
 
 
 @runs.command
-def show(run: Run, *, trace: TraceFlags = TRACED, as_json: Json = False) -> None:
+def show(run: Run, *, trace: TraceFlags = TRACED, as_json: JsonOutput = False) -> None:
     """Show a run: its state, what it was asked, and the calls of its last turn."""
     with _journal(trace) as journal:
         shown = _describe(journal, run)
@@ -85,7 +85,7 @@ def resume(
     approve: Annotated[Approval | None, Parameter(help="Tool calls that need approval: ask, run all, or none.")] = None,
     api_key: ApiKey = None,
     trace: TraceFlags = TRACED,
-    as_json: Json = False,
+    as_json: JsonOutput = False,
 ) -> None:
     """Go on with a run of `hotloop run`, as `hotloop run FILE --resume RUN` does."""
     with _journal(trace) as journal:

@@ -66,7 +66,7 @@ def count_fronts(fronts: str, engine: Engine) -> int:
     if fronts != "auto":
         return int(fronts)
     num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
-    return usual_fronts(engine.config.max_running, num_cores) if engine.leaves_cpu_free else 0
+    return usual_fronts(engine.max_running, num_cores) if engine.leaves_cpu_free else 0
 
 
 def usual_fronts(max_running: int, num_cores: int) -> int:
@@ -202,7 +202,7 @@ class _Supervisor:
         self._tell("reload", now)
 
     async def _live(self, _: Any) -> Any:
-        return await live_of_engine(self._engine, self._served.engine.max_running)
+        return await live_of_engine(self._engine)
 
     async def _close_listener(self, _: Any) -> None:
         """The fronts close theirs next: from then on nobody is kept waiting for an answer."""

@@ -41,38 +41,24 @@ def serve_http(
     server = served.server
     reload = Reload(served.settings, lambda: (read or _nothing)().settings)
     name = server.served_name or engine.name
+
+    def apply(settings: Settings[ServerConfig]) -> list[str]:
+        _, config = settings.others
+        engine.limit_classes(config)
+        return []
+
     with tracing(served.trace) as tracer, opened_store(served.trace) as store:
 
         def announce(url: str, curl: str) -> None:
-            dashboard = f"\ndashboard: {url}/ui" if store else ""
-            room = f"context {engine.max_context:,} tokens, KV for {engine.num_kv_tokens:,} tokens"
             on_ready()
-            if not is_first:
-                return
-            print(
-                f"{name} is at {url}\n{engine.device_note}\n{room}, precision {served.model.precision}{dashboard}\n"
-                f"try: {curl}",
-                flush=True,
-            )
-
-        async def show() -> "Live":
-            if isinstance(engine, Engine):
-                return await live_of_engine(engine, served.engine.max_running)
-            from hotloop.ui.source import Live
-
-            return msgspec.convert(await engine.ask("live"), Live)
+            if is_first:
+                _announce(name, engine, served, url, curl, has_dashboard=store is not None)
 
         page = None
         if store:
-            names = (server.host, *server.allowed_hosts)
+            names, show = (server.host, *server.allowed_hosts), partial(_live_of, engine)
             page = page_of(store, "hotloop serve", show, model=name, keys=reload.keys, names=names)
         shorten_pauses()
-
-        def apply(settings: Settings[ServerConfig]) -> list[str]:
-            _, config = settings.others
-            engine.limit_classes(config)
-            return []
-
         http = HttpServer(
             engine,
             server,
@@ -87,6 +73,25 @@ def serve_http(
         )
         on_made(http)
         http.run([listener])
+
+
+def _announce(
+    name: str, engine: "Engine | RemoteEngine", served: Served, url: str, curl: str, *, has_dashboard: bool
+) -> None:
+    dashboard = f"\ndashboard: {url}/ui" if has_dashboard else ""
+    room = f"context {engine.max_context:,} tokens, KV for {engine.num_kv_tokens:,} tokens"
+    print(
+        f"{name} is at {url}\n{engine.device_note}\n{room}, precision {served.model.precision}{dashboard}\ntry: {curl}",
+        flush=True,
+    )
+
+
+async def _live_of(engine: "Engine | RemoteEngine") -> "Live":
+    if isinstance(engine, Engine):
+        return await live_of_engine(engine)
+    from hotloop.ui.source import Live
+
+    return msgspec.convert(await engine.ask("live"), Live)
 
 
 def shorten_pauses() -> None:

@@ -69,7 +69,7 @@ def page_of(
     return page
 
 
-async def live_of_engine(engine: "Engine", max_running: int, *, patience_s: float = _PATIENCE_S) -> "Live":
+async def live_of_engine(engine: "Engine", *, patience_s: float = _PATIENCE_S) -> "Live":
     from hotloop.ui.source import Live
 
     seen = asyncio.shield(asyncio.wrap_future(engine.snapshot()))  # others may wait for the same
@@ -81,7 +81,7 @@ async def live_of_engine(engine: "Engine", max_running: int, *, patience_s: floa
     return Live(
         at_s=snapshot.at_s,
         num_running=stats.num_running,
-        max_running=max_running,
+        max_running=engine.max_running,
         waiting={priority.name.lower(): count for priority, count in stats.num_waiting.items()},
         totals=snapshot.totals._asdict(),
         kv=_kv_use(snapshot, engine.block_size),

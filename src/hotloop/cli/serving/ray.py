@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from hotloop.cli.command_line import CommandLine
 from hotloop.cli.output import show
-from hotloop.cli.settings import Json
+from hotloop.cli.settings import JsonOutput
 from hotloop.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def up(path: Annotated[Path, Parameter(help="TOML file with what to deploy in [r
 
 
 @ray.command
-def status(*, address: Address = "auto", as_json: Json = False) -> int:
+def status(*, address: Address = "auto", as_json: JsonOutput = False) -> int:
     """Show the status. Exits with 1 if nothing is deployed or it does not respond."""
     cluster = _cluster()
     with cluster.connected(address):

@@ -11,7 +11,7 @@ from rich.progress import Progress, TaskID
 from rich.table import Table
 
 from hotloop.cli.output import progress, show
-from hotloop.cli.settings import Json, pick_names
+from hotloop.cli.settings import JsonOutput, pick_names
 
 if TYPE_CHECKING:
     from hotloop.router.simulation.simulate import Figures
@@ -45,7 +45,7 @@ def simulate(
     trace: Annotated[Path, Parameter(help="Recorded traffic, .jsonl or .jsonl.gz: sessions of agents, or requests.")],
     *,
     flags: Annotated[SimulateFlags, Parameter(name="*")] = SimulateFlags(),
-    as_json: Json = False,
+    as_json: JsonOutput = False,
 ) -> None:
     """Replay recorded traffic against simulated replicas and compare routing policies."""
     from hotloop.router.simulation.plot import draw

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 from cyclopts.types import PositiveInt
 
 from hotloop.cli.output import make_table, show
-from hotloop.cli.settings import Json
+from hotloop.cli.settings import JsonOutput
 
 if TYPE_CHECKING:
     from hotloop.router.spending.book import Spent
@@ -24,7 +24,7 @@ def spend(
     by: Annotated[By, Parameter(help="What each line is of: a key, a model, or a session and its helpers.")] = "key",
     month: Annotated[str | None, Parameter(help="Only this month, such as 2026-11.")] = None,
     limit: Annotated[PositiveInt, Parameter(help="Maximum lines, those that cost most first.")] = 50,
-    as_json: Json = False,
+    as_json: JsonOutput = False,
 ) -> None:
     """Show what was spent behind a router: requests, tokens and money, by key, model or session tree."""
     from hotloop.router.spending.book import read_spent

@@ -16,7 +16,7 @@ from cyclopts.types import NonNegativeInt, PositiveInt
 
 from hotloop.cli.command_line import CommandLine
 from hotloop.cli.output import count
-from hotloop.cli.settings import Json, Sources
+from hotloop.cli.settings import JsonOutput, Sources
 from hotloop.cli.tracing import load_prices
 from hotloop.core.config import TraceConfig
 from hotloop.core.errors import ConfigError
@@ -61,7 +61,7 @@ def ls(
     ] = None,
     limit: Annotated[PositiveInt, Parameter(help="Maximum runs to list.")] = 20,
     store: Store = _DEFAULTS,
-    as_json: Json = False,
+    as_json: JsonOutput = False,
 ) -> None:
     """List recorded runs, newest first."""
     since_ns = _parse_since(since) if since else None
@@ -85,7 +85,7 @@ def show(
     *,
     turns: Annotated[str | None, Parameter(help="Only these turns, such as 3 or 3-7.")] = None,
     store: Store = _DEFAULTS,
-    as_json: Json = False,
+    as_json: JsonOutput = False,
 ) -> None:
     """Show a run: timeline, tokens per turn, what was recomputed and why, and waits."""
     chosen = _parse_turns(turns) if turns else None
@@ -103,7 +103,7 @@ def show(
 
 
 @trace.command
-def diff(old: Run, new: Run, *, store: Store = _DEFAULTS, as_json: Json = False) -> None:
+def diff(old: Run, new: Run, *, store: Store = _DEFAULTS, as_json: JsonOutput = False) -> None:
     """Compare two runs turn by turn: tokens, time, cache hits and the causes of misses."""
     from hotloop.cli.trace.diff import compare, show_diff
     from hotloop.cli.trace.view import make_console

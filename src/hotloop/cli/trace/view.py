@@ -130,8 +130,10 @@ def _heading(ledger: RunLedger) -> Iterator[Text]:
         f"{began_at:%Y-%m-%d %H:%M:%S}: {count(len(ledger.turns), 'turn')} in {duration(ledger.wall_s)}, {read:,} "
         f"prompt tokens ({_percent(ledger.tokens.cached, read)} cached), {ledger.tokens.output:,} output{cost}"
     )
-    guessed, wasted = (sum(getattr(turn, name) for turn in ledger.turns) for name in ("num_speculative", "num_wasted"))
-    speculative = f"; speculative {guessed}, wasted {wasted}" if guessed else ""
+    num_speculative, wasted = (
+        sum(getattr(turn, name) for turn in ledger.turns) for name in ("num_speculative", "num_wasted")
+    )
+    speculative = f"; speculative {num_speculative}, wasted {wasted}" if num_speculative else ""
     reused = [tool for turn in ledger.turns for tool in turn.tools if tool.reused]
     saved = f"; results reused {len(reused)}, {duration(sum(tool.saved_s for tool in reused))} saved" if reused else ""
     idle, hidden = duration(ledger.model_idle_s), duration(ledger.tools_hidden_s)

@@ -88,8 +88,8 @@ class FullAttentionCache:
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self._block_size)
 
-    def num_missing(self, request: Request, end: int) -> int:
-        """How many blocks a request lacks for so many tokens."""
+    def num_new_blocks(self, request: Request, end: int) -> int:
+        """How many blocks a request needs beyond its own for so many tokens."""
         return max(0, self.num_blocks_for(end) - len(request.block_ids))
 
     def known_blocks(self, request: Request) -> list[int]:

@@ -4,7 +4,7 @@
     took_s - lean_s   =  row_s x (rows of guests)         of steps that prefill nothing beside an interactive request
 
 1. No step prefills for longer than a decoding step takes, times the prompts that wait and one that may come: beside
-   few, newcomers are soon served; of many, none gains by smaller steps. Where nobody decodes it may take
+   few, new ones are soon served; of many, none gains by smaller steps. Where nobody decodes it may take
    `NOBODY_DECODES` of them at least. (On a CPU for longer, see below.)
 2. Beside those who decode, prompts have the share of time that makes the sum of slow-downs least, as if one at a time
    were served: one that is prefilled in p seconds counts (d / p)^2, one that decodes 1, d being what `OUTPUT_TOKENS`
@@ -119,12 +119,12 @@ class PrefillBudget:
             self._fit(num_tokens, num_pairs, took_s - self.plain_s)
         return num_tokens
 
-    def hold(self, now: float, running: Iterable[Request], newcomers: Iterable[Request]) -> None:
+    def hold(self, now: float, running: Iterable[Request], startable: Iterable[Request]) -> None:
         """A step begins: these run, and these may begin with it. Are guests held? Only where rows make steps longer."""
         if self._max_solo_prefill == math.inf:
             return
         ranks = Counter(each.rank for each in running)
-        is_beside = ranks[Priority.INTERACTIVE] > 0 or any(each.priority == Priority.INTERACTIVE for each in newcomers)
+        is_beside = ranks[Priority.INTERACTIVE] > 0 or any(each.priority == Priority.INTERACTIVE for each in startable)
         if not is_beside:
             self._guests_left_s = 0.0
         elif not self._is_beside:
@@ -137,7 +137,7 @@ class PrefillBudget:
         self.are_held = is_beside and not may_join
         self._is_short = self.lean_s > 0 and now - self._interactive_at <= MOMENT_S
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Nobody is beside them in this step after all."""
         self.are_held = self._is_short = False
 

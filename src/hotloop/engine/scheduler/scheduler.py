@@ -48,6 +48,7 @@ class Scheduler:
         block_size: int,
         num_blocks: int,
         step_tokens: int = 512,
+        max_running: int = 64,
         max_solo_prefill: float = math.inf,
         step_sizes: Sequence[int] = (),
         changes: list[Change] | None = None,
@@ -65,7 +66,8 @@ class Scheduler:
         self.tree = RadixTree(self.pool, block_size, self.retention, changes, host, states, windows)
         kind = StateCache if num_states else SlidingWindowCache if windows else FullAttentionCache
         self.states = kind(self.tree, block_size, keeps=config.prefix_cache)
-        self.max_running = min(config.max_running, num_states or config.max_running)
+        most = config.max_running or max_running
+        self.max_running = min(most, num_states or most)
         self.host: Fetcher | None = None
         self.copying: list[list[int]] = []  # blocks that copies under way use
         self.fairness = Fairness(config)
@@ -115,15 +117,15 @@ class Scheduler:
         self.budget.hold(now, running, (each for each in self.waiting.values() if self._may_begin(each)))
         plan = self._plan()
         if not plan.slices and self.budget.are_held:
-            self.budget.let_go()  # whom they were held for was not let in
+            self.budget.release()  # whom they were held for was not let in
             plan = self._plan()
         return self._make_step(plan)
 
     def extend(self, part: Slice, draft_ids: list[int], match_lengths: list[int | None]) -> None:
         """Let a slice compute guesses as well, as far as there are blocks: nothing is preempted for a draft."""
         request = part.request
-        num_uncomputed = self.states.num_missing(request, part.end + len(draft_ids))
-        request.block_ids.extend(self.states.allocate(request, num_uncomputed) or ())
+        num_new_blocks = self.states.num_new_blocks(request, part.end + len(draft_ids))
+        request.block_ids.extend(self.states.allocate(request, num_new_blocks) or ())
         room = len(request.block_ids) * self.block_size - part.end if self.states.branch(part) else 0
         part.draft_ids, part.match_lengths = draft_ids[:room], match_lengths[:room]
 
@@ -387,8 +389,8 @@ class Scheduler:
         """Find blocks for the next tokens, if need be at the cost of the least urgent; False if it gave way itself."""
         begin = request.num_computed
         end = begin + count
-        num_uncomputed = self.states.num_missing(request, end)
-        while (block_ids := self.states.allocate(request, num_uncomputed)) is None:
+        num_new_blocks = self.states.num_new_blocks(request, end)
+        while (block_ids := self.states.allocate(request, num_new_blocks)) is None:
             victim = max(self.running.values(), key=urgency)
             self._preempt(plan, victim)
             if victim is request:

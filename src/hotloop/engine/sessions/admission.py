@@ -131,7 +131,7 @@ class Admission:
             if num_over <= 0:
                 break
             num_over -= session.size
-            lost.append(self._unseat(session))
+            lost.append(self._remove(session))
         self.num_displaced += len(lost)
         return lost
 
@@ -160,7 +160,7 @@ class Admission:
         if hold.kind is HoldKind.TOOL_GAP:
             session.until = hold.until
         elif hold.kind is HoldKind.FINISHED:
-            self._unseat(session)
+            self._remove(session)
 
     def close(self, name: str) -> bool:
         """A session is over, unless it has requests; whether it is."""
@@ -168,7 +168,7 @@ class Admission:
         if session and not session.is_in_tool_gap:
             return False
         if session and session.admitted_at is not None:
-            self._unseat(session)
+            self._remove(session)
         self._known.pop(name, None)
         return True
 
@@ -210,7 +210,7 @@ class Admission:
             num_taken -= lost[-1].size
         if num_taken + size > self.num_tokens:
             return False
-        self._lost += map(self._unseat, lost)
+        self._lost += map(self._remove, lost)
         self.num_displaced += len(lost)
         cost_s = token_s * sum(each.size for each in lost)
         self._may_swap_at = self.now + min(MAX_SWAP_S, cost_s / SWAP_SHARE)
@@ -220,9 +220,9 @@ class Admission:
         """Sessions that have not come back in their time are over."""
         for session in [each for each in self.admitted.values() if each.is_in_tool_gap and each.until <= self.now]:
             self._recent[not session.name.startswith(PREFIX)].append(math.inf)
-            self._unseat(session)
+            self._remove(session)
 
-    def _unseat(self, session: Session) -> Session:
+    def _remove(self, session: Session) -> Session:
         session.admitted_at = None
         del self.admitted[session.name]
         return session

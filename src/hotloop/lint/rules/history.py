@@ -114,9 +114,9 @@ def _is_judged(step: LintedStep) -> bool:
 def _count_missing(step: LintedStep, block: int) -> int:
     usage, before = step.request.answer.usage, step.before and step.before.answer.usage
     assert usage and before and usage.num_cached
-    num_missing = before.num_prompt + before.num_output - usage.num_cached
-    is_the_answer = usage.num_cached > before.num_prompt - block and num_missing > block + _SLACK
-    return num_missing if is_the_answer else 0
+    num_uncached = before.num_prompt + before.num_output - usage.num_cached
+    is_the_answer = usage.num_cached > before.num_prompt - block and num_uncached > block + _SLACK
+    return num_uncached if is_the_answer else 0
 
 
 def _answer_part(step: LintedStep) -> Part | None:

@@ -29,7 +29,7 @@ class _Node:
 
 
 @dataclass(slots=True)
-class _Shelf:
+class _ReplicaNodes:
     """What one replica holds, longest unused first."""
 
     max_blocks: int
@@ -51,28 +51,28 @@ class PrefixIndex:
 
     def __init__(self) -> None:
         self._root: _Node = _Node(None, b"", set())
-        self._shelves: dict[str, _Shelf] = {}
+        self._replicas: dict[str, _ReplicaNodes] = {}
 
     def add_replica(self, replica: str, max_blocks: int) -> None:
-        self._shelves[replica] = _Shelf(max_blocks)
+        self._replicas[replica] = _ReplicaNodes(max_blocks)
 
     def remove_replica(self, replica: str) -> None:
         """Forget a replica, or what it held if it has been restarted."""
-        shelf = self._shelves.pop(replica, None)
-        while shelf and shelf.nodes:
-            self._drop(replica, shelf, next(iter(shelf.nodes)))
+        held = self._replicas.pop(replica, None)
+        while held and held.nodes:
+            self._drop(replica, held, next(iter(held.nodes)))
 
     def resize(self, replica: str, max_blocks: int) -> None:
         """A replica can hold so many blocks after all."""
-        shelf = self._shelves[replica]
-        shelf.max_blocks = max_blocks
-        while (num_excess := shelf.num_blocks - max_blocks) > 0:
-            oldest = next(iter(shelf.nodes))
+        held = self._replicas[replica]
+        held.max_blocks = max_blocks
+        while (num_excess := held.num_blocks - max_blocks) > 0:
+            oldest = next(iter(held.nodes))
             if num_excess < oldest.num_blocks and not oldest.children and len(oldest.holders) == 1:
                 oldest.key = oldest.key[: -num_excess * HASH_BYTES]  # its end is enough, and nobody else has it
-                shelf.num_blocks = max_blocks
+                held.num_blocks = max_blocks
             else:
-                self._drop(replica, shelf, oldest)
+                self._drop(replica, held, oldest)
 
     def match(self, key: bytes) -> Match:
         found: dict[str, int] = {}
@@ -87,22 +87,22 @@ class PrefixIndex:
         return Match(found, begin // HASH_BYTES, len(node.children))
 
     def insert(self, replica: str, key: bytes) -> None:
-        shelf = self._shelves.get(replica)
-        if shelf is None:
+        held = self._replicas.get(replica)
+        if held is None:
             return
         for node in reversed([*self._grow(key, replica)]):  # the deepest first: those above are used no longer ago
             if replica not in node.holders:
                 node.holders.add(replica)
-                shelf.num_blocks += node.num_blocks
-            shelf.nodes[node] = None
-            shelf.nodes.move_to_end(node)
-        self.resize(replica, shelf.max_blocks)
+                held.num_blocks += node.num_blocks
+            held.nodes[node] = None
+            held.nodes.move_to_end(node)
+        self.resize(replica, held.max_blocks)
 
     def num_blocks(self, replica: str) -> int:
-        return self._shelves[replica].num_blocks
+        return self._replicas[replica].num_blocks
 
     def check(self) -> None:
-        held: dict[str, int] = dict.fromkeys(self._shelves, 0)
+        num_blocks: dict[str, int] = dict.fromkeys(self._replicas, 0)
         nodes = [*self._root.children.values()]
         while nodes:
             node = nodes.pop()
@@ -113,12 +113,12 @@ class PrefixIndex:
             assert len(node.key) % HASH_BYTES == 0 < len(node.key)
             assert node.parent.children[node.key[:HASH_BYTES]] is node
             for replica in node.holders:
-                assert node in self._shelves[replica].nodes
-                held[replica] += node.num_blocks
-        for replica, shelf in self._shelves.items():
-            assert shelf.num_blocks == held[replica] <= shelf.max_blocks
-            assert all(replica in node.holders for node in shelf.nodes)
-            ages = {node: age for age, node in enumerate(shelf.nodes)}
+                assert node in self._replicas[replica].nodes
+                num_blocks[replica] += node.num_blocks
+        for replica, held in self._replicas.items():
+            assert held.num_blocks == num_blocks[replica] <= held.max_blocks
+            assert all(replica in node.holders for node in held.nodes)
+            ages = {node: age for age, node in enumerate(held.nodes)}
             assert all(
                 node.parent is self._root or ages[node.parent] > age for node, age in ages.items() if node.parent
             )
@@ -133,7 +133,7 @@ class PrefixIndex:
             elif (num_common := _num_common(child.key, key, begin)) < child.num_blocks:
                 child = self._split(child, num_common)
             elif not child.children and child.holders == {replica}:  # a session goes on: no need for a node a turn
-                self._shelves[replica].num_blocks += (len(key) - begin) // HASH_BYTES - child.num_blocks
+                self._replicas[replica].num_blocks += (len(key) - begin) // HASH_BYTES - child.num_blocks
                 child.key = key[begin:]
             yield child
             node, begin = child, begin + len(child.key)
@@ -147,7 +147,7 @@ class PrefixIndex:
         node.parent, node.key = upper, node.key[size:]
         upper.children[node.key[:HASH_BYTES]] = node
         for replica in upper.holders:
-            self._touch(upper, self._shelves[replica].nodes)
+            self._touch(upper, self._replicas[replica].nodes)
         return upper
 
     def _touch(self, node: _Node, nodes: "OrderedDict[_Node, None]") -> None:
@@ -156,9 +156,9 @@ class PrefixIndex:
             nodes.move_to_end(node)
             node = node.parent
 
-    def _drop(self, replica: str, shelf: _Shelf, node: _Node) -> None:
-        del shelf.nodes[node]
-        shelf.num_blocks -= node.num_blocks
+    def _drop(self, replica: str, held: _ReplicaNodes, node: _Node) -> None:
+        del held.nodes[node]
+        held.num_blocks -= node.num_blocks
         node.holders.discard(replica)
         if not node.holders:
             assert node.parent is not None

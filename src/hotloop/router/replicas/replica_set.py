@@ -136,7 +136,7 @@ class ReplicaSet:
                 )
         except TimeoutError:
             if any(each.state == "up" for each in self.replicas.values()):
-                busy = self.room.overloaded("all replicas were full for too long")
+                busy = self.room.overloaded("all replicas stayed at capacity for queue_timeout_s")
                 raise RouteError(503, "no_place", str(busy), retry_after_s=busy.retry_after_s) from None
             raise RouteError(503, "no_replica", "no replica is up", retry_after_s=2) from None
 

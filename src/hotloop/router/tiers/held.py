@@ -13,9 +13,9 @@ from typing import Any
 from hotloop.router.tiers.config import CascadeConfig
 from hotloop.router.tiers.features import has_shape
 from hotloop.router.upstream.wire import parse_json
+from hotloop.wire.field import Json
 from hotloop.wire.sse import EventReader, ServerEvent, split_events, write_data
 
-Json = dict[str, Any]
 _TEXTS = ("content", "reasoning_content", "reasoning", "refusal")
 
 

@@ -12,10 +12,10 @@ from hotloop.http.json_schema import first_violation
 from hotloop.router.tiers.config import CascadeConfig
 from hotloop.router.tiers.features import has_shape
 
-Json = Mapping[str, Any]
+Fields = Mapping[str, Any]
 
 
-def judge(answer: Json | None, request: Json, config: CascadeConfig) -> str:
+def judge(answer: Fields | None, request: Fields, config: CascadeConfig) -> str:
     """Why an answer will not do; empty if it will. What is wrong first, then what is uncertain."""
     match answer:
         case None:
@@ -27,7 +27,7 @@ def judge(answer: Json | None, request: Json, config: CascadeConfig) -> str:
     return "not a chat completion"
 
 
-def find_doubt(answer: Json, request: Json, config: CascadeConfig) -> str:
+def find_doubt(answer: Fields, request: Fields, config: CascadeConfig) -> str:
     """How uncertain the model was, if too much; an answer without probabilities is taken for certain. Where it has a
     shape to follow, a token that was not the likeliest was imposed by it, and says nothing about what was meant."""
     tokens = list(_tokens(answer))
@@ -44,7 +44,7 @@ def find_doubt(answer: Json, request: Json, config: CascadeConfig) -> str:
     return f"margin {least:.2f}" if least < config.min_margin else ""
 
 
-def _tokens(answer: Json) -> Iterator[tuple[float, Sequence[float]]]:
+def _tokens(answer: Fields) -> Iterator[tuple[float, Sequence[float]]]:
     match answer:
         case {"choices": [{"logprobs": {"content": list() as content}}, *_]}:
             for each in content:
@@ -53,7 +53,7 @@ def _tokens(answer: Json) -> Iterator[tuple[float, Sequence[float]]]:
                         yield logprob, [other for name, other in top_logprobs(each) if name != token]
 
 
-def top_logprobs(token: Json) -> Iterator[tuple[str, float]]:
+def top_logprobs(token: Fields) -> Iterator[tuple[str, float]]:
     tops = token.get("top_logprobs")
     for top in tops if isinstance(tops, list) else ():
         match top:
@@ -61,7 +61,7 @@ def top_logprobs(token: Json) -> Iterator[tuple[str, float]]:
                 yield name, logprob
 
 
-def _find_fault(choice: Json, request: Json) -> str:
+def _find_fault(choice: Fields, request: Fields) -> str:
     if choice.get("finish_reason") == "length":
         return "cut off"
     message, tools = choice["message"], request.get("tools") or []
@@ -87,7 +87,7 @@ def _fault_of_call(call: Any, tools: Sequence[Any]) -> str:
     return "a call without a name or arguments"
 
 
-def _fault_of_text(text: str, request: Json) -> str:
+def _fault_of_text(text: str, request: Fields) -> str:
     match request.get("response_format"):
         case {"type": "json_object"}:
             return _fault_of_json(text, {"type": "object"}, "the answer", "is")
@@ -99,7 +99,7 @@ def _fault_of_text(text: str, request: Json) -> str:
     return "none of the choices" if isinstance(choices, list) and text not in choices else ""
 
 
-def _fault_of_json(text: str, schema: Json, what: str, verb: str) -> str:
+def _fault_of_json(text: str, schema: Fields, what: str, verb: str) -> str:
     try:
         misfit = first_violation(json.loads(text), schema)
     except (ValueError, RecursionError):

@@ -75,15 +75,15 @@ function time(runs) {
 function turns(runs) {
   const length = Math.max(...runs.map((run) => run.turns.length));
   const called = (turn) => turn ? tools({ turns: [turn] }).map((row) => row.label).join(", ") || "answered" : NONE;
-  const parting = Array.from({ length }, (_, i) => runs.map((run) => called(run.turns[i]))).findIndex(([a, b]) => a !== b);
+  const divergence = Array.from({ length }, (_, i) => runs.map((run) => called(run.turns[i]))).findIndex(([a, b]) => a !== b);
   const head = ["turn", "A", "", "cached", "recomputed", "B", "", "cached", "recomputed"].map((text, i) =>
     el("th", { class: i % 4 === 1 || !text ? "" : "num" }, text || "time"));
   const cells = (turn) => turn ? [el("td", { class: "cut" }, called(turn)), el("td", { class: "num" }, duration(turn.end - turn.start)),
     el("td", { class: "num" }, percent(turn.tokens.cached, turn.tokens.prompt)),
     el("td", { class: "num" }, short(turn.tokens.recomputed))] : Array.from({ length: 4 }, () => el("td", {}, NONE));
-  const rows = Array.from({ length }, (_, i) => el("tr", { class: i === parting && "parting" }, el("td", { class: "num" }, i + 1),
+  const rows = Array.from({ length }, (_, i) => el("tr", { class: i === divergence && "divergence" }, el("td", { class: "num" }, i + 1),
     runs.map((run) => cells(run.turns[i]))));
-  const note = parting < 0 ? "both called the same tools" : `they part at turn ${parting + 1}`;
+  const note = divergence < 0 ? "both called the same tools" : `they part at turn ${divergence + 1}`;
   return panel("Turn by turn", note, el("div", { class: "scroll-x" }, el("table", { class: "compared" },
     el("thead", {}, el("tr", {}, head)), el("tbody", {}, rows))));
 }

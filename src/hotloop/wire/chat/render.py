@@ -128,7 +128,7 @@ def _show(result: ToolResult, target: RenderTarget) -> list[Json]:
     pictures = [part for part in result.parts if isinstance(part, Image) or (isinstance(part, File) and part.url)]
     if not pictures:
         return []
-    target.notes.add("pictures in tool results are shown as the user's")
+    target.notes.add("images in tool results are shown as the user's")
     caption = {"type": "text", "text": f"From the result of call {result.call_id}:"}
     return [caption, *(_render_part(part) for part in pictures)]
 

@@ -1,7 +1,7 @@
 """A batch on its way to the device: every index a step needs, packed into one buffer and one copy.
 
-    [ slots | window_slots | token_ids | sources | positions | wanted | row_begins | lens | block_begins | ..
-      rows, 8 bytes each                                                sequences
+    [ slots | window_slots | token_ids | sources | positions | logit_rows | row_begins | lens | block_begins | ..
+      rows, 8 bytes each                                                    sequences
 
     .. | window_begins | states | splits | part_begins | shared | tiles | table | block_ids ]
                                                                                   as many as there are
@@ -13,7 +13,7 @@ repeats the blocks of the sequences with many rows, a line each: FlashAttention 
 
 Where each part lies depends on the shape alone, so a CUDA graph that was captured for it finds the parts of every later
 step in the same place. A graph's step is padded: rows at the end that are stored nowhere, sequences of either kind that
-have no rows and no keys, tokens that nobody wanted.
+have no rows and no keys, logits that nobody asked for.
 """
 
 from dataclasses import dataclass
@@ -152,9 +152,9 @@ def pack(
 ) -> NDArray[np.int32]:
     """All of a step as integers, padded to a shape that it fits into. `groups` are those that `sharing` has found."""
     is_long = np.diff(batch.query_starts) > MAX_SHORT_ROWS
-    wanted = batch.logit_rows
+    logit_rows = batch.logit_rows
     if is_long.any() and not (np.sort(is_long) == is_long).all():
-        batch, wanted, groups = _short_first(batch, is_long, groups or [])
+        batch, logit_rows, groups = _short_first(batch, is_long, groups or [])
         is_long = np.sort(is_long)
     num_short = int((~is_long).sum())
     all_ids = batch.block_ids if batch.window_ids is None else np.concatenate([batch.block_ids, batch.window_ids])
@@ -162,7 +162,7 @@ def pack(
     ints = np.zeros(sum(sizes) + len(all_ids), np.int32)
     parts: HostParts = Parts(*np.split(ints, np.cumsum(sizes)))
     lens = batch.past_lens + np.diff(batch.query_starts)
-    _fill_rows(parts, batch, wanted, splitting.block_size)
+    _fill_rows(parts, batch, logit_rows, splitting.block_size)
     _fill_sequences(parts, batch, lens, num_short, shape.num_short)
     shared = None
     if sharing and groups and shape.num_items:
@@ -180,7 +180,7 @@ def pack(
     return ints
 
 
-def _fill_rows(parts: HostParts, batch: Batch, wanted: NDArray[np.int64], block_size: int) -> None:
+def _fill_rows(parts: HostParts, batch: Batch, logit_rows: NDArray[np.int64], block_size: int) -> None:
     """What each row is, and where its KV goes; those that pad go nowhere."""
     num_rows = int(batch.query_starts[-1])
     owner = np.repeat(np.arange(len(batch.past_lens)), np.diff(batch.query_starts))
@@ -194,7 +194,7 @@ def _fill_rows(parts: HostParts, batch: Batch, wanted: NDArray[np.int64], block_
     if batch.sources is not None:
         parts.sources[:num_rows] = batch.sources
     parts.positions[:num_rows] = batch.positions
-    parts.logit_rows[: len(wanted)] = wanted
+    parts.logit_rows[: len(logit_rows)] = logit_rows
 
 
 def _fill_sequences(parts: HostParts, batch: Batch, lens: NDArray[np.int32], num_short: int, max_short: int) -> None:
@@ -254,7 +254,7 @@ def _sizes(shape: Shape) -> list[int]:
 def _short_first(
     batch: Batch, is_long: NDArray[np.bool_], groups: list[PrefixGroup]
 ) -> tuple[Batch, NDArray[np.int64], list[PrefixGroup]]:
-    """The same batch with its sequences in another order, its wanted rows in the old one, and its groups."""
+    """The same batch with its sequences in another order, its logit rows in the old order, and its groups."""
     order = np.argsort(is_long, kind="stable")
     place = np.argsort(order)
     begins = np.concatenate([[0], np.cumsum(np.diff(batch.query_starts)[order])]).astype(np.int32)

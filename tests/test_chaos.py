@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from benchmarks.chaos import MARK, ChaosReport, marked_processes, said_by, write_model
+from tests.chaos import MARK, ChaosReport, marked_processes, said_by, write_model
 
 from hotloop.models.model import load_model
 

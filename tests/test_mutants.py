@@ -1,7 +1,7 @@
 """Each operator is changed once, and nothing else."""
 
 import pytest
-from benchmarks.mutants import EQUIVALENT, ROOT, TESTS, choose_mutants, find_mutants
+from tests.mutants import EQUIVALENT, ROOT, TESTS, choose_mutants, find_mutants
 
 SOURCE = '''def f(a: int | None, é: int) -> bool:
     """a + b"""

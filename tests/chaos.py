@@ -29,15 +29,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import httpx
-from cyclopts.types import PositiveFloat
-from rich.table import Table
-
 from benchmarks.command import main, show_report
 from benchmarks.route.processes import RouterProcess
 from benchmarks.vocabularies import END, write_filled_tokenizer
+from cyclopts.types import PositiveFloat
+from rich.table import Table
+
 from hotloop.bench.serving import ChildServer
 from hotloop.cli.output import console
-from hotloop.cli.settings import Json
+from hotloop.cli.settings import JsonOutput
 from hotloop.core.errors import RemoteError
 from hotloop.http.listen import bind
 
@@ -445,7 +445,7 @@ def run_chaos(duration_s: float | None, seed: int = 0) -> ChaosReport:
 
 
 def chaos(
-    *, minutes: PositiveFloat = 10.0, signals: bool = False, kills: int = 0, seed: int = 0, as_json: Json = False
+    *, minutes: PositiveFloat = 10.0, signals: bool = False, kills: int = 0, seed: int = 0, as_json: JsonOutput = False
 ) -> None:
     """Make trouble for a router, two servers and agents, and see whether every request ends rightly.
 
@@ -468,4 +468,4 @@ def chaos(
 
 
 if __name__ == "__main__":
-    main(chaos)
+    main(chaos, "tests")

@@ -24,9 +24,9 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Literal
 
+from benchmarks.command import main
 from cyclopts.types import PositiveFloat, PositiveInt
 
-from benchmarks.command import main
 from hotloop.cli.output import console
 
 Verdict = Literal["killed", "hung", "survived"]
@@ -289,4 +289,4 @@ def _tell(chosen: list[Mutant], known: Mapping[str, Verdict]) -> int:
 
 
 if __name__ == "__main__":
-    main(mutants)
+    main(mutants, "tests")
