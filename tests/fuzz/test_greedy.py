@@ -31,7 +31,7 @@ CHAT = "/v1/chat/completions"
 @asynccontextmanager
 async def process(module: str, *args: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
     """A process, and the line it writes when it is ready."""
-    command = (sys.executable, "-m", f"tests.fuzz.{module}", *args)
+    command = (sys.executable, "-X", "faulthandler", "-m", f"tests.fuzz.{module}", *args)
     child = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, limit=1 << 24)
     assert child.stdout
     try:
@@ -113,7 +113,8 @@ async def test_greedy_clients_take_nothing_from_others(tmp_path: Path, num_other
         told, is_over = Counter[str](), asyncio.Event()
         async with httpx.AsyncClient(base_url=url, timeout=300, verify=False) as client:
             others = [asyncio.create_task(ask_forever(url, i, is_over, told)) for i in range(num_others)]
-            while told["right"] < 2 * num_others:  # noqa: ASYNC110  nobody tells when it is so
+            while told["right"] < 2 * num_others:
+                assert not any(each.done() for each in others), "one could not go on"
                 await asyncio.sleep(0.01)
             before = reset_peak(server.pid)
             async with process("probe", *map(str, address)) as (prober, _):

@@ -9,6 +9,7 @@ import msgspec
 from hotloop.core.errors import ConfigError
 from hotloop.core.files import write_private
 from hotloop.core.message import Attachment, Message
+from hotloop.core.structs import compiled
 
 _BYTES_PER_TOKEN = 2
 _ATTACHMENT_TOKENS = 1_500
@@ -111,6 +112,7 @@ class Conversation:
         return cls.from_json(Path(path).read_bytes())
 
 
+@compiled
 class _Saved(msgspec.Struct):
     session_id: str
     messages: list[Message]

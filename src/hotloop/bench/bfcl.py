@@ -21,6 +21,7 @@ from hotloop.bench.workload import parse_line
 from hotloop.core.errors import ConfigError, HotloopError
 from hotloop.core.files import read_lines
 from hotloop.core.home import home
+from hotloop.core.structs import compiled
 from hotloop.models.fetch import Download, pip_download, replace_atomically
 from hotloop.wire.field import Json
 
@@ -44,12 +45,14 @@ class QuestionsMissing(HotloopError):
     """The questions could not be fetched."""
 
 
+@compiled
 class _Function(msgspec.Struct):
     name: str
     description: str = ""
     parameters: Json = {}
 
 
+@compiled
 class _Row(msgspec.Struct):
     """A line of a folder's file (it has `messages`), of the wheel's questions (`question`) or of its answers."""
 

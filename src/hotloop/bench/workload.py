@@ -15,6 +15,7 @@ import msgspec
 
 from hotloop.core.errors import ConfigError
 from hotloop.core.files import read_lines
+from hotloop.core.structs import compiled
 
 T = TypeVar("T")
 
@@ -24,6 +25,7 @@ class RecordedCall(msgspec.Struct):
     id: str = ""
 
 
+@compiled
 class Recorded(msgspec.Struct):
     role: str
     content: str | None = None
@@ -31,6 +33,7 @@ class Recorded(msgspec.Struct):
     tool_call_id: str | None = None
 
 
+@compiled
 class Transcript(msgspec.Struct):
     messages: list[Recorded]
     system: str = ""

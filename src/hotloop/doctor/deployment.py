@@ -15,6 +15,7 @@ import httpx
 import msgspec
 
 from hotloop.core.errors import HotloopError, RemoteError
+from hotloop.core.structs import compiled
 from hotloop.doctor.facts import TimedAnswer
 from hotloop.doctor.timer import (
     AnswerTimer,
@@ -51,12 +52,14 @@ class Refused(ErrorAnswer):
     retry_after_s: float
 
 
+@compiled
 class Card(msgspec.Struct):
     id: str
     owned_by: str = ""
     max_model_len: int | None = None
 
 
+@compiled
 class _Models(msgspec.Struct):
     data: list[Card]
 

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from hotloop.core.errors import RemoteError
+from hotloop.core.structs import compiled
 from hotloop.doctor import prompts
 from hotloop.doctor.deployment import ChatMessages, Deployment, ErrorAnswer
 from hotloop.doctor.facts import (
@@ -46,6 +47,7 @@ _ONE_BEGUN_S = 5.0  # where answers are held back, none will have
 _ALL_BEGUN_S = 2.0  # where they are answered one after the other, not all of them will have
 
 
+@compiled
 class _Tokenized(msgspec.Struct):
     tokens: list[int]
 

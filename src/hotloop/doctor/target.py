@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from hotloop.core.structs import compiled
 from hotloop.doctor import prompts
 from hotloop.doctor.deployment import Deployment, ErrorAnswer
 from hotloop.doctor.facts import TimedAnswer
@@ -25,12 +26,14 @@ _MAX_ANSWER = 2000
 _ABSENT = (404, 405)
 
 
+@compiled
 class _SGLangInfo(msgspec.Struct):
     """It tells all its settings; this one is nobody else's."""
 
     disable_radix_cache: bool
 
 
+@compiled
 class _TgiInfo(msgspec.Struct):
     model_id: str
     max_total_tokens: int

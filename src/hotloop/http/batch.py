@@ -24,11 +24,13 @@ from msgspec import Meta, Raw
 
 from hotloop.core.errors import ConfigError
 from hotloop.core.files import named_errors
+from hotloop.core.structs import compiled
 
 MAX_LINE_BYTES = 16 << 20
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/messages", "/v1/responses")
 
 
+@compiled
 class _Line(msgspec.Struct):
     custom_id: Annotated[str, Meta(min_length=1, max_length=512)]
     url: str
@@ -36,6 +38,7 @@ class _Line(msgspec.Struct):
     method: str = "POST"
 
 
+@compiled
 class _Answered(msgspec.Struct):
     custom_id: str
 

@@ -21,6 +21,7 @@ import tokenizers
 from hotloop.core.errors import ModelError
 from hotloop.core.files import write_private
 from hotloop.core.home import home
+from hotloop.core.structs import compiled
 from hotloop.models.gguf import UNREADABLE, GgufFile
 from hotloop.models.spec import FileTensor
 from hotloop.models.tokenizer import Tokenizer, TokenTable
@@ -43,6 +44,7 @@ class _KeptTensor(msgspec.Struct, frozen=True):
     row_bytes: int
 
 
+@compiled
 class _KeptModel(msgspec.Struct, frozen=True):
     metadata: dict[str, Any]
     tensors: dict[str, _KeptTensor]

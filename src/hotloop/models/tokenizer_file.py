@@ -13,6 +13,8 @@ from typing import Any
 
 import msgspec
 
+from hotloop.core.structs import compiled
+
 MAX_BYTES = 256 << 20
 MAX_STEPS = 256
 MAX_ADDED_IDS = 256
@@ -24,6 +26,7 @@ _UNIT_BYTES = 4
 Step = Mapping[str, Any]
 
 
+@compiled
 class _Parts(msgspec.Struct):
     normalizer: msgspec.Raw = msgspec.Raw(b"null")
     pre_tokenizer: msgspec.Raw = msgspec.Raw(b"null")

@@ -11,6 +11,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as InnerTokenizer
 
 from hotloop.core.errors import ModelError
+from hotloop.core.structs import compiled
 from hotloop.models.gguf import GgufFile
 from hotloop.models.tokenizer import Tokenizer
 
@@ -79,6 +80,7 @@ _WORD_CUTS = {
 }
 
 
+@compiled
 class Vocabulary(msgspec.Struct, frozen=True):
     """What a tokenizer is made of."""
 

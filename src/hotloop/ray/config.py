@@ -19,6 +19,7 @@ from msgspec import Meta
 from hotloop.core.config import FEATURES, EngineConfig, Feature, ModelConfig, PolicyName, ServerConfig, parse_bytes
 from hotloop.core.errors import ConfigError
 from hotloop.core.files import read_toml
+from hotloop.core.structs import compiled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +31,7 @@ class HotloopConfig:
     server: ServerConfig = field(default_factory=ServerConfig)
 
 
+@compiled
 class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """vLLM's server, as a child of a replica."""
 
@@ -48,6 +50,7 @@ PositiveFloat = Annotated[float, Meta(gt=0)]
 NotNegative = Annotated[float, Meta(ge=0)]
 
 
+@compiled
 class RayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Replicas on Ray Serve."""
 

@@ -20,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from hotloop.core.config import parse_bytes
 from hotloop.core.errors import HotloopError, RequestError
+from hotloop.core.structs import compiled
 from hotloop.core.version import __version__
 from hotloop.http.bodies import JsonBody, read_aside
 from hotloop.http.keys import METRICS_PATH, ApiKeys, Tenant, read_keys
@@ -74,6 +75,7 @@ _BETA = b"anthropic-beta"
 _ID_HEADER = REQUEST_ID_HEADER.encode()
 
 
+@compiled
 class _ClosedSession(msgspec.Struct):
     session_id: str = ""
 

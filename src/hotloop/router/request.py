@@ -20,6 +20,7 @@ from msgspec import Raw
 
 from hotloop.core.errors import RequestError
 from hotloop.core.request import Priority
+from hotloop.core.structs import compiled
 from hotloop.http.keys import Tenant
 from hotloop.router.kinds import PATHS, QUESTIONS, TRANSLATED, Api
 from hotloop.router.placement.policy import PromptDigest
@@ -67,6 +68,7 @@ class _Body(msgspec.Struct):
     previous_response_id: Any = None
 
 
+@compiled
 class _Item(msgspec.Struct):
     id: Any = None
 

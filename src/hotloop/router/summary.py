@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from hotloop.core.structs import compiled
 from hotloop.router.upstream.wire import parse_json
 from hotloop.wire.sse import EventReader, split_events
 from hotloop.wire.usage import ApiUsage
@@ -84,6 +85,7 @@ def hide_usage(piece: bytes) -> bytes:
     return b"".join(event for event in split_events(piece) if not _is_usage_alone(event))
 
 
+@compiled
 class _Chunk(msgspec.Struct):
     choices: list[msgspec.Raw]
     usage: dict[str, msgspec.Raw]

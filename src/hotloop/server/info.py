@@ -10,6 +10,7 @@ from starlette.routing import Route
 
 from hotloop.chat.prompt import Prompt
 from hotloop.core.errors import EngineClosed, RequestError
+from hotloop.core.structs import compiled
 from hotloop.core.version import __version__
 from hotloop.http.requests import is_for_anthropic
 from hotloop.server.errors import ApiNotServed
@@ -23,6 +24,7 @@ from hotloop.wire.field import Json
 from hotloop.wire.models import ServedModel, render_model, render_models
 
 
+@compiled
 class TokenizeBody(msgspec.Struct, kw_only=True):
     """What is said about a text or a conversation beside itself, as vLLM takes it."""
 
@@ -33,6 +35,7 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
+@compiled
 class DetokenizeBody(msgspec.Struct, kw_only=True):
     tokens: list[TokenId]
 

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from hotloop.core.errors import HotloopError
 from hotloop.core.request import FinishReason, Usage
 from hotloop.core.stream import CallOpened, ThoughtClosed
+from hotloop.core.structs import compiled
 from hotloop.server.delivery import Piece
 from hotloop.server.errors import render_message_error
 from hotloop.server.explain.inquiry import Diagnosis
@@ -32,10 +33,12 @@ from hotloop.wire.sse import write_event
 from hotloop.wire.usage import ApiUsage
 
 
+@compiled
 class Diagnostics(msgspec.Struct, kw_only=True):
     previous_message_id: AnswerId | None = None
 
 
+@compiled
 class MessageOptions(Options, kw_only=True):
     diagnostics: Diagnostics | None = None
     thread: Any = None

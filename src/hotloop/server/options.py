@@ -13,6 +13,7 @@ from msgspec import Meta
 
 from hotloop.core.errors import RequestError
 from hotloop.core.request import SamplingParams
+from hotloop.core.structs import compiled
 from hotloop.wire.field import Json
 from hotloop.wire.hints import PRIORITY_HEADER, Hints, parse_class, read_hints
 from hotloop.wire.request import ApiRequest
@@ -82,6 +83,7 @@ class Resume(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     response_id: Annotated[str, Meta(pattern="^resp_[0-9a-f]{48}$")] | None = None
 
 
+@compiled
 class Options(msgspec.Struct, kw_only=True):
     n: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
     min_p: float | None = None

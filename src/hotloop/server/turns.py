@@ -19,6 +19,7 @@ import msgspec
 from hotloop.chat.prompt import CacheBreakpoint
 from hotloop.core.errors import RequestError
 from hotloop.core.message import Message, Role, Thought, ToolCall
+from hotloop.core.structs import compiled
 from hotloop.server.options import convert
 from hotloop.wire.field import Json
 from hotloop.wire.part import Api, Call, Part, Text, ToolChange, ToolResult, Turn
@@ -31,6 +32,7 @@ _JOINERS: dict[Role, str] = {"assistant": "", "user": "\n", "system": "\n"}
 _OWN = "hotloop:"
 
 
+@compiled
 class CacheControl(msgspec.Struct, kw_only=True):
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
@@ -49,6 +51,7 @@ class Transcript(NamedTuple):
     """For each `ToolChange`, the message behind which it is; -1 for before all."""
 
 
+@compiled
 class _Draft(msgspec.Struct):
     role: Role
     content: str = ""

@@ -22,6 +22,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from hotloop.core.errors import ConfigError, HotloopError
+from hotloop.core.structs import compiled
 
 StopEnd = Literal["paused", "cancelled"]
 RunState = Literal["running", "interrupted", "waiting", "paused", "done", "limit", "failed", "cancelled"]
@@ -47,6 +48,7 @@ class RunTaken(HotloopError):
     """Another process runs this run, or has taken it over."""
 
 
+@compiled
 class JournalRow(msgspec.Struct, frozen=True, kw_only=True):
     """A run, as lists of runs have it."""
 
@@ -65,6 +67,7 @@ class JournalRow(msgspec.Struct, frozen=True, kw_only=True):
     updated_ns: int = 0
 
 
+@compiled
 class Entry(msgspec.Struct, frozen=True):
     kind: str
     body: bytes

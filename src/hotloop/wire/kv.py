@@ -4,6 +4,8 @@ from typing import Annotated
 
 import msgspec
 
+from hotloop.core.structs import compiled
+
 SOURCE_HEADER = "x-hotloop-kv-source"
 """By which a router names the replica that probably has the KV of a prompt."""
 SESSION_PATH, OFFER_PATH = "/kv/session", "/kv/offer"
@@ -12,12 +14,14 @@ SESSION_PATH, OFFER_PATH = "/kv/session", "/kv/offer"
 _TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 
+@compiled
 class AskedSession(msgspec.Struct, frozen=True):
     """Told by a router whose sessions are to go elsewhere, as one that ends is told here."""
 
     session: str
 
 
+@compiled
 class SessionKv(msgspec.Struct, frozen=True):
     """Where a session's next prompt goes on from."""
 
@@ -26,6 +30,7 @@ class SessionKv(msgspec.Struct, frozen=True):
     tokens: list[_TokenId]
 
 
+@compiled
 class OfferedKv(SessionKv, frozen=True):
     """KV of a session that is going to come, and the server that has it."""
 
@@ -33,6 +38,7 @@ class OfferedKv(SessionKv, frozen=True):
     source: str
 
 
+@compiled
 class TakenKv(msgspec.Struct, frozen=True):
     """How many of these tokens are known now to whom they were offered."""
 

@@ -15,6 +15,7 @@ import msgspec
 from hotloop.agent.plan.reference import STEP_ID, BadReference, find_references
 from hotloop.core.message import Tool
 from hotloop.core.nesting import Nesting
+from hotloop.core.structs import compiled
 
 MAX_STEPS = 64
 
@@ -87,6 +88,7 @@ def _or_reference(schema: Any, root: str) -> Any:
     return {"anyOf": [inner, _REFERENCE]}
 
 
+@compiled
 class PlanStep(msgspec.Struct):
     id: Annotated[str, msgspec.Meta(pattern=f"^{STEP_ID}$")]
     tool: str

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 
 from hotloop.agent.predict.history import History, PastCall, Tokens, call_key, canonical, shape_of
+from hotloop.core.structs import compiled
 
 MAX_RECIPES = 12
 MIN_RUNS = 3
@@ -165,6 +166,7 @@ class _Seen(msgspec.Struct, array_like=True):
     last_run: Number = 0
 
 
+@compiled
 class Argument(msgspec.Struct, forbid_unknown_fields=True):
     """Where the values of an argument came from, with counts, and the marks of those that may be constants."""
 
@@ -202,6 +204,7 @@ class Argument(msgspec.Struct, forbid_unknown_fields=True):
         return seen.num_runs >= MIN_RUNS
 
 
+@compiled
 class Habits(msgspec.Struct, forbid_unknown_fields=True):
     recipes: list[Recipe] = []
     arguments: dict[str, Argument] = {}

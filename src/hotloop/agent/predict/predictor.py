@@ -20,6 +20,7 @@ from hotloop.agent.predict.history import History, PastCall
 from hotloop.core.errors import ConfigError
 from hotloop.core.files import named_errors, write_private
 from hotloop.core.message import Message, ToolCall
+from hotloop.core.structs import compiled
 
 _VERSION = 1
 _MAX_BYTES = 64 << 20
@@ -75,6 +76,7 @@ class _Guess(NamedTuple):
 _Buckets = Annotated[list[Tally], msgspec.Meta(min_length=_NUM_BUCKETS, max_length=_NUM_BUCKETS)]
 
 
+@compiled
 class Calibrations(msgspec.Struct, forbid_unknown_fields=True):
     """What expectations have been worth so far: of the calls expected at about this rate, how many came?
 
@@ -93,6 +95,7 @@ class Calibrations(msgspec.Struct, forbid_unknown_fields=True):
         return self.bucket(question, expected).rate(expected * _CAUTION, _PRIOR_TRIES)
 
 
+@compiled
 class Pace(msgspec.Struct, forbid_unknown_fields=True):
     """How fast the model is, lately: from a turn's beginning to its first call's name, and for a character after it."""
 
@@ -100,6 +103,7 @@ class Pace(msgspec.Struct, forbid_unknown_fields=True):
     char_s: Seconds = 1 / 240
 
 
+@compiled
 class Predictor(msgspec.Struct, forbid_unknown_fields=True):
     """One for all runs of an agent. `learn` from whole runs, or turn by turn while they run."""
 

@@ -24,6 +24,7 @@ from hotloop.cli.serving.http import shorten_pauses
 from hotloop.cli.serving.pages import live_of_engine
 from hotloop.cli.serving.reload import Served
 from hotloop.core.errors import ConfigError, DeviceLost, HotloopError
+from hotloop.core.structs import compiled
 from hotloop.engine.engine import Engine
 from hotloop.http.logs import start_logging
 from hotloop.http.serving import has_terminal, log_reload
@@ -39,6 +40,7 @@ _MAX_STARTS = 3  # of fronts that end before they are ready
 _MAX_EXIT_S = 15.0  # beyond the time a drain may take
 
 
+@compiled
 class Begin(msgspec.Struct, frozen=True):
     """What a front is told first."""
 

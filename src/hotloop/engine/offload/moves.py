@@ -26,6 +26,7 @@ import msgspec
 
 from hotloop.backends.backend import Backend, Copy
 from hotloop.core.request import KvSource, Request
+from hotloop.core.structs import compiled
 from hotloop.engine.offload.disk.folder import KEY_BYTES
 from hotloop.engine.offload.disk.store import Segments
 from hotloop.engine.offload.disk.tier import Post, place_blocks
@@ -47,6 +48,7 @@ _MAGIC = b"hotloopM"
 _HEADER = struct.Struct(f"<8s{KEY_BYTES}s32s")
 
 
+@compiled
 class AskedKv(msgspec.Struct, frozen=True):
     """What a server asks another for: the segments of a prompt from `begin` on."""
 

@@ -15,6 +15,8 @@ from hashlib import blake2b
 
 import msgspec
 
+from hotloop.core.structs import compiled
+
 MIN_RUN_TOKENS = 16
 """Some engines have blocks of one token: too many to be looked up one by one."""
 MAX_BLOCKS = 1 << 19
@@ -25,6 +27,7 @@ _TOKEN_BYTES = array("i").itemsize
 _NAME_BYTES = 8
 
 
+@compiled
 class _Block(msgspec.Struct, gc=False):
     """A block as its engine knows it: the last whole run up to its end, and the tokens after that run. Not tracked by
     the garbage collector, which would stop the router for as long as it takes to look at all of them."""

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from hotloop.core.structs import compiled
 from hotloop.router.kinds import KINDS, METRICS_PATHS, ReplicaKind, kind_by_metrics, kind_by_url, read_load
 from hotloop.router.replicas.replica import Replica, State
 from hotloop.router.upstream.wire import UpstreamFailed, UpstreamRequest, fetch, parse_json
@@ -31,15 +32,18 @@ MAX_MODELS = 10_000
 _DRAINING, _SHUTTING_DOWN = "it is shutting down", b"shutting down"
 
 
+@compiled
 class _ModelId(msgspec.Struct):
     id: Annotated[str, msgspec.Meta(max_length=512)]
 
 
+@compiled
 class _SchedulingOptions(msgspec.Struct):
     enable_priority_scheduling: bool = False
     schedule_low_priority_values_first: bool = False
 
 
+@compiled
 class _ModelList(msgspec.Struct):
     data: list[dict[str, Any]] = []
 

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from hotloop.core.config import RouterConfig
+from hotloop.core.structs import compiled
 from hotloop.http.keys import TENANT_HEADER, Tenant
 from hotloop.router.config import ReplicaConfig
 from hotloop.router.kinds import KINDS, Api, ReplicaKind, target_of
@@ -125,6 +126,7 @@ def open_requests(config: ReplicaConfig, router: RouterConfig) -> Upstream:
     return open_upstream(config.url, max_connections=config.max_connections, timeouts=timeouts)
 
 
+@compiled
 class _Tokens(msgspec.Struct):
     tokens: list[Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]]
 

@@ -15,6 +15,7 @@ from cachetools import LRUCache
 
 from hotloop.core.errors import ConfigError
 from hotloop.core.files import write_private
+from hotloop.core.structs import compiled
 from hotloop.router.spending.quotas import Used
 
 log = logging.getLogger("hotloop.router")
@@ -26,6 +27,7 @@ _WRITE_EVERY_S = 5.0
 OTHERS = "(others)"
 
 
+@compiled
 class Spent(msgspec.Struct):
     """A line: requests that were answered, and what they took."""
 
@@ -40,6 +42,7 @@ class Spent(msgspec.Struct):
     money: float = 0.0
 
 
+@compiled
 class _File(msgspec.Struct):
     spent: list[Spent] = []
 

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from hotloop.core.errors import ConfigError
+from hotloop.core.structs import compiled
 from hotloop.wire.hints import MAX_TASK_CHARS
 from hotloop.wire.usage import ApiUsage
 
@@ -35,6 +36,7 @@ NotNegative = Annotated[float, Meta(ge=0)]
 _MILLION = 1e6
 
 
+@compiled
 class Tier(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A model, and what a million of its tokens cost, in any currency."""
 
@@ -77,6 +79,7 @@ class TierRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Whether the newest words of the user have a fenced block."""
 
 
+@compiled
 class CascadeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """When an answer is thrown away and the next tier asked."""
 
@@ -95,6 +98,7 @@ class CascadeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return "low_confidence" in self.on and (self.judge_calls or not request.get("tools"))
 
 
+@compiled
 class Route(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A name that clients give as their model, and how a tier is found for it."""
 
@@ -115,6 +119,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """How long a session's prompt is thought to stay cached; 0: every request is chosen for by itself."""
 
 
+@compiled
 class TiersConfig(msgspec.Struct, frozen=True):
     """All tiers, smallest first, and all routes."""
 

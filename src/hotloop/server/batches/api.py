@@ -13,6 +13,7 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from hotloop.core.errors import ConfigError, RequestError
+from hotloop.core.structs import compiled
 from hotloop.http.batch import ENDPOINTS, count_lines
 from hotloop.http.keys import Tenant
 from hotloop.server.batches.store import BatchRecord, BatchStore, FileRecord
@@ -30,6 +31,7 @@ _MAX_LISTED = 1000
 _WINDOW = 24 * 3600  # seconds that OpenAI's only completion window has
 
 
+@compiled
 class BatchBody(msgspec.Struct, kw_only=True):
     input_file_id: str
     endpoint: Literal[ENDPOINTS]  # type: ignore[valid-type]

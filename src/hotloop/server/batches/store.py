@@ -17,6 +17,7 @@ import msgspec
 
 from hotloop.core.errors import ConfigError
 from hotloop.core.files import named_errors, write_private
+from hotloop.core.structs import compiled
 from hotloop.http.keys import Tenant
 from hotloop.server.errors import UnknownRecord
 
@@ -25,6 +26,7 @@ Status = Literal["in_progress", "completed", "failed", "cancelled"]
 OPEN: Status = "in_progress"
 
 
+@compiled
 class FileRecord(msgspec.Struct, kw_only=True):
     id: str
     owner: str
@@ -34,6 +36,7 @@ class FileRecord(msgspec.Struct, kw_only=True):
     created_at: int
 
 
+@compiled
 class BatchRecord(msgspec.Struct, kw_only=True):
     id: str
     owner: str

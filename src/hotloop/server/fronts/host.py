@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-import msgspec
-
 from hotloop.core.errors import EngineClosed, HotloopError
 from hotloop.core.request import UNCOUNTED, KvSource, Request, TokenEvent
 from hotloop.engine.engine import Engine
@@ -27,7 +25,6 @@ from hotloop.server.fronts.messages import (
     Event,
     Facts,
     Failed,
-    FrontMessage,
     HoldPrefix,
     NewRequest,
     Refused,
@@ -37,6 +34,7 @@ from hotloop.server.fronts.messages import (
     Stepped,
     Submit,
     Told,
+    from_front,
 )
 
 Answer = Callable[[Any], Awaitable[Any]]
@@ -83,7 +81,6 @@ class EngineHost:
         }
         self._on_gone = on_gone
         self._link = Link(sock, self._take, self._close)
-        self._decoder = msgspec.msgpack.Decoder(FrontMessage)
         self._hosted: dict[str, _Hosted] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._numbers = count()
@@ -126,7 +123,7 @@ class EngineHost:
         return len(self._hosted)
 
     def _take(self, frame: bytes) -> None:
-        match self._decoder.decode(frame):
+        match from_front.decode(frame):
             case Submit(number, requests):
                 self._submit(number, requests)
             case Abort(request_ids):

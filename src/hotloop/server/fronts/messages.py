@@ -124,6 +124,7 @@ class SharedChange(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 FrontMessage = Submit | Abort | HoldPrefix | Release | Ask | Reply | SharedChange
+from_front = msgspec.msgpack.Decoder(FrontMessage)
 
 
 class Facts(msgspec.Struct, frozen=True, array_like=True):
@@ -185,3 +186,4 @@ class Told(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 EngineMessage = Admitted | Refused | Stepped | Ask | Reply | SharedChange | Failed | Told
+from_engine = msgspec.msgpack.Decoder(EngineMessage)

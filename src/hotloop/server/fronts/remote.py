@@ -32,7 +32,6 @@ from hotloop.server.fronts.messages import (
     Abort,
     Admitted,
     Ask,
-    EngineMessage,
     Event,
     Facts,
     Failed,
@@ -45,6 +44,7 @@ from hotloop.server.fronts.messages import (
     Stepped,
     Submit,
     Told,
+    from_engine,
 )
 from hotloop.server.fronts.sharing import FrontSharing
 from hotloop.server.metrics import Counts
@@ -126,7 +126,6 @@ class RemoteEngine:
         self._shared = FrontSharing(self._link.send) if facts.num_fronts > 1 else None
         self.sharing: Sharing = self._shared or UNSHARED
         self._count: Callable[[], Counts] = list
-        self._decoder = msgspec.msgpack.Decoder(EngineMessage)
         self._numbers = count()
         self._mirrors: dict[int, _Mirror] = {}
         self._waiting: dict[int, asyncio.Future[Any]] = {}
@@ -241,7 +240,7 @@ class RemoteEngine:
             self._waiting.pop(number, None)
 
     def _take(self, frame: bytes) -> None:
-        match self._decoder.decode(frame):
+        match from_engine.decode(frame):
             case Stepped(tokens, events):
                 self._step(tokens, events)
             case Admitted(number) | Reply(number, error=None) as answered:

@@ -7,6 +7,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from hotloop.core.request import FinishReason, TokenLogprob
+from hotloop.core.structs import compiled
 from hotloop.models.tokenizer import Tokenizer
 from hotloop.server.delivery import Piece
 from hotloop.server.job import Job
@@ -20,6 +21,7 @@ from hotloop.wire.field import Json
 from hotloop.wire.request import ApiRequest
 
 
+@compiled
 class ChatOptions(Options, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None

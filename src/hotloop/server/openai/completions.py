@@ -10,6 +10,7 @@ from starlette.responses import Response
 from hotloop.chat.chat import TextInput
 from hotloop.core.errors import RequestError
 from hotloop.core.request import TokenLogprob
+from hotloop.core.structs import compiled
 from hotloop.models.tokenizer import Tokenizer
 from hotloop.server.chat_input import find_structures
 from hotloop.server.delivery import Piece
@@ -36,6 +37,7 @@ MAX_CHOICES = 512
 PromptBody = str | list[str | TokenId | list[TokenId]]
 
 
+@compiled
 class CompletionOptions(Options, kw_only=True):
     prompt: PromptBody
     echo: bool | None = None

@@ -17,6 +17,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from hotloop.core.errors import HotloopError, RequestError
+from hotloop.core.structs import compiled
 from hotloop.server.errors import Cancelled
 from hotloop.server.job import Job
 from hotloop.server.options import Options, TopLogprobs, convert, parse_options, refuse_if
@@ -41,6 +42,7 @@ SSE_HEADERS = {
 }
 
 
+@compiled
 class ResponseOptions(Options, kw_only=True):
     include: list[str] | None = None
     top_logprobs: TopLogprobs | None = None
@@ -57,11 +59,13 @@ class ResponseOptions(Options, kw_only=True):
         return self.store is not False
 
 
+@compiled
 class ShowQuery(msgspec.Struct, kw_only=True):
     stream: bool = False
     starting_after: Annotated[int, Meta(ge=0)] | None = None
 
 
+@compiled
 class PageQuery(msgspec.Struct, kw_only=True):
     order: Literal["asc", "desc"] = "desc"
     limit: Annotated[int, Meta(ge=1, le=100)] = 20
