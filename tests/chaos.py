@@ -38,7 +38,7 @@ from rich.table import Table
 from hotloop.bench.serving import ChildServer
 from hotloop.cli.output import console
 from hotloop.cli.settings import JsonOutput
-from hotloop.core.errors import RemoteError
+from hotloop.core.errors import ConfigError, RemoteError
 from hotloop.http.listen import bind
 
 MARK = "BENCH_CHAOS"
@@ -118,16 +118,18 @@ class ChaosServer(ChildServer):
 
 
 def stay(server: ChildServer) -> None:
-    """Have it listen where it does, whenever it is started."""
-    with bind("127.0.0.1", 0) as listener:
-        port = listener.getsockname()[1]
+    """Have it listen where it does, whenever it is started: at a port that the system gives to no connection."""
+    port = 0
+    while not port:
+        with suppress(ConfigError), bind("127.0.0.1", random.randrange(10_000, 30_000)) as listener:
+            port = listener.getsockname()[1]
     server._command[server._command.index("--port") + 1] = str(port)
 
 
-def restart(server: ChildServer, fronts: Sequence[int] = ()) -> None:
-    """Told to stop, and started again once those have ended that have its port."""
+def restart(server: ChildServer, children: Sequence[int] = ()) -> None:
+    """Told to stop, and started again once those have ended that have its port: a front has it before it listens."""
     ChildServer.close(server)  # a router's own would also remove its file
-    while any(Path(f"/proc/{front}/fd/0").exists() for front in fronts):
+    while any(Path(f"/proc/{child}/fd/0").exists() for child in children):
         time.sleep(0.05)
     server.start()
 
@@ -284,11 +286,11 @@ class _Stage:
             case "reader stopped" | "hung up":
                 await self._begin_answer(self.rng.uniform(0.5, 3) if trouble == "reader stopped" else 0)
             case "killed":
-                fronts, self.killed_at = fronts_of(server.pid), math.inf  # until it is back
-                self.killed.update(fronts)
+                children, self.killed_at = children_of(server.pid), math.inf  # until it is back
+                self.killed.update(fronts_of(server.pid))
                 os.kill(server.pid, signal.SIGKILL)
                 await asyncio.sleep(self.rng.uniform(0, 3))
-                await asyncio.to_thread(restart, server, fronts)
+                await asyncio.to_thread(restart, server, children)
                 self.killed_at = time.monotonic()
             case "drained":
                 await asyncio.to_thread(restart, server)
@@ -362,11 +364,15 @@ def marked_processes(mark: str) -> list[int]:
     return [pid for pid in found if pid != os.getpid()]
 
 
+def children_of(pid: int) -> list[int]:
+    """The processes that one has started and that have not ended."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 def fronts_of(pid: int) -> list[int]:
     """The processes of a server that listen to each other."""
     lines = [line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines() if "/hotloop-" in line]
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return sorted(int(child) for child in children if any(line.endswith(f"/{child}") for line in lines))
+    return sorted(child for child in children_of(pid) if any(line.endswith(f"/{child}") for line in lines))
 
 
 def front_of(got: httpx.Response, pid: int) -> int | None:

@@ -9,10 +9,12 @@ import threading
 import time
 import tracemalloc
 import weakref
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,10 +30,12 @@ from tests.engine.tiny import (
     until_idle,
 )
 
+from hotloop.backends.host import HostCopy
 from hotloop.backends.null import NullBackend
 from hotloop.core.config import EngineConfig
-from hotloop.core.errors import EngineClosed, Overloaded, PromptTooLong, RequestError
-from hotloop.core.request import FinishReason, Priority, SamplingParams
+from hotloop.core.errors import BackendError, EngineClosed, Overloaded, PromptTooLong, RequestError
+from hotloop.core.reasoning import Reasoning
+from hotloop.core.request import FinishReason, KvSource, Priority, SamplingParams
 from hotloop.engine.core import StepReport
 from hotloop.engine.engine import Engine
 
@@ -241,6 +245,76 @@ async def test_draining_ends_what_takes_too_long() -> None:
         await engine.drain(0)
         listener.wait("a")
     assert isinstance(listener.last("a").error, EngineClosed)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda engine: engine.close_session("s"),
+        lambda engine: engine.find_session("s"),
+        lambda engine: engine.read_kv("", array("i", [1])),
+        lambda engine: engine.take_kv(KvSource("http://127.0.0.1:1", ""), "", [1], "s"),
+    ],
+)
+def test_whoever_asked_may_go_and_what_runs_goes_on(ask: Callable[[Engine], "Future[Any]"]) -> None:
+    listener = Listener()
+    with gated_engine() as (engine, steps):
+        engine.submit([make_request([1, 2, 3], "runs", sampling=greedy(3))], listener)
+        asked = ask(engine)
+        assert asked.cancel()
+        steps.release(100)
+        listener.wait("runs")
+    assert listener.last("runs").finish_reason is FinishReason.LENGTH
+
+
+def test_whoever_asks_for_what_fails_is_told() -> None:
+    class Unreadable(NullBackend):
+        def read_blocks(self, block_ids: Sequence[int]) -> HostCopy:
+            raise BackendError("it cannot be read")
+
+    backend = Unreadable(block_size=16, num_blocks=64, vocab_size=VOCAB_SIZE, max_context=1024)
+    with make_engine(backend=backend, kv_peers=("http://127.0.0.1:1",)) as engine:
+        assert engine.kv_segments
+        prompt = [i % 250 for i in range(engine.kv_segments.num_tokens)]
+        engine.generate([*prompt, 1], greedy(1))
+        until_idle(engine)
+        with pytest.raises(BackendError, match="cannot be read"):
+            engine.read_kv("", array("i", prompt)).result(30)
+
+
+def test_what_is_asked_of_an_engine_that_is_closing_waits_for_the_step_under_way() -> None:
+    with gated_engine() as (engine, steps):
+        engine.submit([make_request([1, 2, 3], "runs", sampling=greedy(3))], Listener())
+        closing = threading.Thread(target=engine.close)
+        closing.start()
+        while not engine._is_stopped:
+            time.sleep(0.001)
+        asked = engine.find_session("s")
+        assert not asked.done(), "two threads at once in what only one may touch"
+        steps.release(100)
+        assert asked.result(30) is None
+        closing.join(30)
+
+
+def test_a_request_that_cannot_be_added_ends_with_an_error_and_alone(tmp_path: Path) -> None:
+    listener = Listener()
+    bad = make_request([1, 2], "bad")
+    bad.reasoning = Reasoning(("<think>",), ("</think>",), ())  # type: ignore[arg-type]  # texts, and no tokens
+    with make_engine(kv_dir=str(tmp_path)) as engine:
+        engine.submit([make_request([1, 2], "one"), bad, make_request([1, 2], "other")], listener)
+        listener.wait("one", "bad", "other")
+        assert [listener.last(name).error is None for name in ("one", "bad", "other")] == [True, False, True]
+        assert not engine._arriving
+        until_idle(engine)
+
+
+def test_an_answer_begins_with_tokens_of_the_vocabulary() -> None:
+    with make_engine() as engine:
+        for token_id in (-1, VOCAB_SIZE, 2**40):
+            request = make_request([1, 2], "a")
+            request.begun_ids = [token_id]
+            with pytest.raises(RequestError, match="vocabulary"):
+                engine.submit([request], Listener())
 
 
 def test_many_threads_submit_and_abort_at_once() -> None:

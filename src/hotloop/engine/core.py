@@ -148,6 +148,14 @@ class EngineCore:
         if self.moves and not request.is_loading:
             request.is_loading = self.moves.fetch(request)
 
+    def refuse(self, request: Request, on_events: OnEvents, error: HotloopError) -> None:
+        """End a request that could not be added, however far that went."""
+        self.listeners.setdefault(request.id, _Listener(on_events, None, [], None, (), is_plain=False))
+        if request.id in self.scheduler.waiting:
+            self.scheduler.finish(request, FinishReason.ERROR)
+        request.finish_reason = FinishReason.ERROR
+        self._close(request, _event(request, error=error))
+
     @property
     def is_idle(self) -> bool:
         """Whether no request waits or runs, and no event is left to publish."""

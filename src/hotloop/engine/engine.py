@@ -30,7 +30,15 @@ from hotloop.core.config import (
     WeightFormat,
     parse_bytes,
 )
-from hotloop.core.errors import BackendError, DeviceLost, EngineClosed, Overloaded, PromptTooLong, RequestError
+from hotloop.core.errors import (
+    BackendError,
+    DeviceLost,
+    EngineClosed,
+    HotloopError,
+    Overloaded,
+    PromptTooLong,
+    RequestError,
+)
 from hotloop.core.grammar import Grammar
 from hotloop.core.request import (
     FinishReason,
@@ -117,6 +125,7 @@ class Engine:
         self._idle.set()
         self._is_closing = False
         self._is_stopped = False
+        self._has_ended = False  # the thread does nothing more with what others ask for
         self._at_end = ExitStack()
         for each in (backend, self._core, self.kv_events):  # the last first, and each of them once
             if each:
@@ -227,9 +236,7 @@ class Engine:
 
     def close_session(self, name: str) -> "Future[int]":
         """A session is over, and all that work for it: what the cache has of theirs alone is freed. How many blocks."""
-        closed: Future[int] = Future()
-        self._do(lambda: closed.set_result(self._core.scheduler.sessions.close(name)))
-        return closed
+        return self._ask(lambda tell: tell(self._core.scheduler.sessions.close(name)))
 
     @property
     def kv_segments(self) -> Segments | None:
@@ -238,31 +245,20 @@ class Engine:
 
     def read_kv(self, salt: str, token_ids: "array[int]") -> "Future[Copy | None]":
         """The last segment of these tokens, for another server; None if not all of it is on the device."""
-        read: Future[Copy | None] = Future()
         moves = self._core.moves
-        self._do(lambda: read.set_result(moves.read(salt, token_ids) if moves else None))
-        return read
+        return self._ask(lambda tell: tell(moves.read(salt, token_ids) if moves else None))
 
     def find_session(self, name: str) -> "Future[tuple[array[int], str] | None]":
         """The tokens of a session's last answer, and their salt, if it may come back."""
-        found: Future[tuple[array[int], str] | None] = Future()
-        self._do(lambda: found.set_result(self._core.scheduler.sessions.admission.find_tail(name)))
-        return found
+        return self._ask(lambda tell: tell(self._core.scheduler.sessions.admission.find_tail(name)))
 
     def take_kv(self, source: KvSource, salt: str, token_ids: Sequence[int], session: str) -> "Future[int]":
         """Have KV of a session that is going to come read from another server; how many of these tokens are known here
         then. It makes way for whatever runs."""
-        taken: Future[int] = Future()
         moves = self._core.moves
         request = self._make_request(token_ids, None, Priority.BACKGROUND, session)
         request.salt, request.session, request.kv_source = salt, session, source
-
-        def tell(num_known: int) -> None:
-            if taken.set_running_or_notify_cancel():  # whoever asked may have gone
-                taken.set_result(num_known)
-
-        self._do(lambda: moves.take(request, tell) if moves else tell(0))
-        return taken
+        return self._ask(lambda tell: moves.take(request, tell) if moves else tell(0))
 
     async def stream(
         self, prompt: Prompt, sampling: SamplingParams | None = None, *, session_id: str = ""
@@ -361,6 +357,7 @@ class Engine:
         self._check_ids("prompt", prompt.min(), prompt.max())
         self._check_ids("logit_bias", *params.logit_bias)
         self._check_ids("stop_token_ids", *params.stop_token_ids)
+        self._check_ids("resume", *request.begun_ids)
         if not self.has_room(num_prompt, params.max_tokens):
             raise PromptTooLong(num_prompt, self.max_context, params.max_tokens or 0)
         request.max_tokens = params.max_tokens or self.max_context - num_prompt
@@ -395,12 +392,32 @@ class Engine:
             self._wake.notify()
 
     def _do(self, command: Callable[[], None]) -> None:
-        """Have this done on the engine's thread, or here where that takes no more commands."""
+        """Have this done on the engine's thread or, where that has ended, here: never by two threads at once."""
         with self._wake:
-            if self._thread.is_alive() and not self._is_stopped:
+            if self._thread.is_alive() and not self._has_ended:
                 self._post(command)
-                return
-        command()
+            else:
+                command()
+
+    def _ask(self, act: Callable[[Callable[[T], None]], None]) -> "Future[T]":
+        """Have this done on the engine's thread; it tells what came of it, then or later. Whoever asked may have gone
+        by then, which is no failure."""
+        asked: Future[T] = Future()
+
+        def tell(answer: T) -> None:
+            if asked.set_running_or_notify_cancel():
+                asked.set_result(answer)
+
+        def attempt() -> None:
+            try:
+                act(tell)
+            except Exception as error:
+                if not asked.done() and asked.set_running_or_notify_cancel():
+                    asked.set_exception(error)
+                raise
+
+        self._do(attempt)
+        return asked
 
     def _run(self) -> None:
         """The loop: take what arrived, compute a step, sleep only when there is nothing to do."""
@@ -416,6 +433,9 @@ class Engine:
             self._take_inbox()
             self._core.fail_all(EngineClosed("the engine was shut down"))
             self._idle.set()
+            with self._wake:
+                self._take_inbox()
+                self._has_ended = True
             self._at_end.close()  # where it computed: a join does not wait for what the thread has of its own
 
     def _step(self) -> None:
@@ -474,6 +494,10 @@ class Engine:
         self, requests: Sequence[Request], matchers: Sequence[Matcher | None], on_events: OnEvents, *, has_text: bool
     ) -> None:
         for request, matcher in zip(requests, matchers, strict=True):
-            self._core.add(request, on_events, matcher, has_text=has_text)
+            try:
+                self._core.add(request, on_events, matcher, has_text=has_text)
+            except Exception as error:
+                log.exception("a request could not be added")
+                self._core.refuse(request, on_events, HotloopError(f"the request could not be added: {error!r}"))
         with self._wake:
             self._arriving.difference_update(request.id for request in requests)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.chaos import front_of, fronts_of
+from tests.chaos import children_of, front_of, fronts_of
 from tests.cli.serving.test_signals import BODY, CHAT, Process, started, until
 from tests.http.test_tls import write_certificate
 
@@ -22,11 +22,6 @@ GREEDY = {**BODY, "temperature": 0}
 ENDLESS = {**BODY, "max_tokens": 900, "stream": True}
 
 
-def children(pid: int) -> list[int]:
-    """The processes that one has started and that have not ended."""
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
 async def figure(http: httpx.AsyncClient, name: str) -> float:
     page = (await http.get("/metrics", headers=KEY)).text
     return float(next(line.rpartition(" ")[2] for line in page.splitlines() if line.startswith(f"{name} ")))
@@ -35,7 +30,7 @@ async def figure(http: httpx.AsyncClient, name: str) -> float:
 async def begun(process: Process, http: httpx.AsyncClient) -> tuple[int, int]:
     """The engine's process and the front's, once both are ready."""
     await until(http, "/ready", 200)
-    [front] = [child for child in children(process.process.pid) if b"serving.front" in command_of(child)]
+    [front] = [child for child in children_of(process.process.pid) if b"serving.front" in command_of(child)]
     return process.process.pid, front
 
 

@@ -100,3 +100,14 @@ def test_a_grammar_that_fails_in_an_answer_is_refused(required: list[str]):
     for schema in (odd, whole, {"type": "array", "items": whole}):
         with pytest.raises(RequestError, match="too complex"):
             WORDY.prepare(json_schema(schema))
+
+
+@pytest.mark.parametrize("least", ["-9223372036854775808", "-9223372036854775807", "-92233720368547758.08e2", "-1E+19"])
+def test_a_number_that_ends_the_compiling_process_does_not_end_ours(least: str):
+    schema = f'{{"type": "integer", "minimum": -1e+40, "maximum": {least}}}'
+    for grammar in (Grammar("json_schema", schema), Grammar("lark", f"start: %json {schema}")):
+        assert not trial.is_plain(grammar)
+        with pytest.raises(RequestError, match="too complex"):
+            BYTES.prepare(grammar)
+    for schema in ('{"const": -922337203685477}', '{"minimum": 0.5, "maximum": 1e3}'):
+        assert trial.is_plain(Grammar("json_schema", schema))

@@ -33,9 +33,12 @@ _WRAPPERS: Mapping[str, Callable[[str], str]] = {
     "lark": LLMatcher.grammar_from_lark,
 }
 _MAX_PLAIN_BYTES = 16 * 1024
-# What turns into intersected, subtracted, counted or dividing expressions, which is where the time goes; and what looks
-# so and is quick: anything without a certain word, and characters of one class counted.
-_COSTLY = re.compile(r'"(?:pattern|patternProperties|multipleOf)"|[&~]|%regex|%lark|\{\s*\d|\{\s*,|\\u00')
+# What turns into intersected, subtracted, counted or dividing expressions, which is where the time goes; and a number
+# at or below the least that 64 bits hold, whose sign llguidance turns round for ever, until the stack ends the process.
+_COSTLY = re.compile(
+    r'"(?:pattern|patternProperties|multipleOf)"|[&~]|%regex|%lark|\{\s*\d|\{\s*,|\\u00|-\d{19}|-[\d.]+[eE][+\d]'
+)
+# What looks so and is quick: anything without a certain word, and characters of one class counted.
 _QUICK = re.compile(
     r"/\(\?s:\.\*\)/ & ~/\(\?s:\.\*\)(?:\\.|[^\\/()*+?{}\n])*\(\?s:\.\*\)/|(?<=\])\{\d{1,3}(?:,\d{1,3})?\}"
 )

@@ -143,7 +143,9 @@ class DiskTier:
 
     def forget(self, request: Request, *, is_trusted: bool) -> None:
         """A request has ended. If its computation failed, what is on disk of it may be to blame."""
-        progress = self._progress.pop(request.id)
+        progress = self._progress.pop(request.id, None)
+        if progress is None:  # it was never added
+            return
         self._num_skipped += progress.num_full - progress.num_saved
         if not is_trusted:
             num_segments = request.num_tokens // self.store.segment_tokens
