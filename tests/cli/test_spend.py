@@ -20,7 +20,7 @@ def file(tmp_path: Path) -> Path:
         ("2026-11", "anna", "small", "s2", 0.5),
         ("2026-11", "bob", "small", "", 2.0),
     ):
-        book.add(month, key, model, tree, Charge(100, 40, 10, money))
+        book.add(month, key, model, tree, Charge(1, 100, 40, 10, money))
     book.write()
     return path
 

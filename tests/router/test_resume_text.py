@@ -37,6 +37,7 @@ class Teller:
         self.dies_after: int | None = None
         self.last_words = b""
         self.hangs = False
+        self.trims = False
         self.num_cached: int | None = None
         self.stays_gone = False
         self.is_gone = False
@@ -90,6 +91,7 @@ class Teller:
         begun = last["content"] if last["role"] == "assistant" else ""
         begun = begun if isinstance(begun, str) else begun[0]["text"]
         assert text.startswith(begun)
+        begun = begun.rstrip() if self.trims else begun
         words = [text[len(begun) :][i : i + 5] for i in range(0, len(text) - len(begun), 5)]
         yield from self._message(words) if path == "/v1/messages" else self._chat(words, len(begun))
 
@@ -180,6 +182,27 @@ async def test_a_text_goes_on_from_where_it_was(tellers, route, dies_after):
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (100, len(WHOLE))
     page = (await router.client.get("/metrics")).text
     assert 'how="text"' in page
+
+
+@pytest.mark.parametrize("trims", [True, False])
+@pytest.mark.parametrize("fields", [{}, {"temperature": 0}, {"temperature": 1, "seed": 3}])
+@pytest.mark.parametrize("kind", ["vllm", "anthropic"])
+async def test_space_at_a_cut_is_told_once_also_where_a_template_trims(tellers, route, kind, fields, trims):
+    for teller in tellers:
+        teller.trims, teller.dies_after = trims, 7 + (kind == "anthropic")
+    router = await route(configs(tellers, kind))
+    data = await ask(router, CHAT if kind == "vllm" else "/v1/messages", **fields)
+    assert text_of(data) == WHOLE
+
+
+async def test_a_text_that_could_go_on_without_its_last_space_may(tellers, route):
+    """It was given it, and was not trimmed."""
+    for teller in tellers:
+        teller.dies_after, teller.turns_to = 7, "weather"
+    router = await route(configs(tellers, "vllm"))
+    data = await ask(router)
+    assert text_of(data) == WHOLE
+    assert b"weather" in data
 
 
 async def test_a_completion_goes_on_too(tellers, route):

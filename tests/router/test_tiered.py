@@ -7,6 +7,7 @@ import pytest
 from tests.router.conftest import MESSAGES, Page, Router, ScriptedReplica, running, serving
 
 from hotloop.core.config import RouterConfig
+from hotloop.http.keys import Keys
 from hotloop.router.config import ReplicaConfig, RoutingConfig
 from hotloop.trace import names
 from hotloop.trace.tracer import ListTracer
@@ -16,6 +17,7 @@ TIERS = [
     {"name": "small", "model": "fast", "input_price": 1.0, "output_price": 2.0},
     {"name": "large", "model": "slow", "input_price": 10.0, "output_price": 20.0},
 ]
+ANYBODY = Keys().admit({}, "/v1/chat/completions")
 RULES = [{"tasks": ["classification"], "tier": "small"}]
 
 
@@ -71,6 +73,22 @@ async def test_a_cascade_goes_up_when_an_answer_will_not_do(mirror, stream):
             assert answer.json()["choices"][0]["message"]["content"] == '{"a": 1}'
     models = [b"own-slow" if b"own-slow" in seen["raw"] else b"own-fast" for seen in mirror.seen]
     assert models == [b"own-fast", b"own-slow", b"own-fast"]
+
+
+async def test_a_key_pays_for_what_a_cascade_threw_away(mirror):
+    route = {"default": "small", "cascade": {"on": ["invalid_output"]}}
+    mirror.reply = (200, completion("no JSON"))
+    async with running(replica_set(mirror, route)) as router:
+        await ask(router, response_format={"type": "json_object"})
+        spending, tenant = router.server.app.spending, ANYBODY.label
+        month = spending.quotas._accounts[tenant].month
+    money = [(1000 * price + 100 * 2 * price) / 1e6 for price in (1.0, 10.0)]
+    assert spending.totals == {
+        (tenant, "fast"): [0, 1000, 0, 100, money[0]],
+        (tenant, "slow"): [1, 1000, 0, 100, money[1]],
+    }
+    assert (month.requests, month.tokens, month.money) == (1, 2200, pytest.approx(sum(money)))
+    assert [(line.model, line.requests) for line in spending.book.lines] == [("fast", 0), ("slow", 1)]
 
 
 async def test_several_choices_are_not_judged(mirror):

@@ -275,6 +275,7 @@ class RouterApp:
             return
         settled = await self._tiered.settle(request, span)
         metered.request, choice, answer = settled.request, settled.choice, settled.answer
+        metered.discarded = settled.discarded
         if answer is None:
             await self._relay(settled.request, span, caller, metered, choice, settled.live)
             return

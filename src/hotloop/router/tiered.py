@@ -36,6 +36,8 @@ class Settled:
     choice: TierChoice
     answer: bytes | None = None
     """One that a cascade has whole."""
+    discarded: tuple[tuple[str, ApiUsage], ...] = ()
+    """What was written on the way and nobody is told, by model."""
 
 
 class TieredRequests:
@@ -64,7 +66,9 @@ class TieredRequests:
             return await asked.ask(question)
 
         task, reply = await self._tiers.classify(request.model, features, ask)
+        discarded: list[tuple[str, ApiUsage]] = []
         if reply:
+            discarded.append((config.tiers[0].model, reply.usage))
             self.saved.record(config.tiers[0].name, reply.usage, reply.latency_s, is_answer=False)
         choice = self._tiers.choose(
             request.model, features, task=task, session=request.session, num_output=request.num_output, now=now
@@ -77,14 +81,15 @@ class TieredRequests:
             cascaded = await cascade(config, route.cascade, choice, body, ask)
             self._count(request.session, cascaded)
             choice, answer = cascaded.choice, cascaded.answer
+            discarded += [(each.tier.model, each.reply.usage) for each in cascaded.attempts if each.doubt]
             if cascaded.is_live and asked.live:
-                return Settled(*asked.live, choice)
+                return Settled(*asked.live, choice, discarded=tuple(discarded))
         body_for_tier, tenant, scope = request.replace({"model": choice.model}), request.tenant, request.scope
         settled = parse_request(request.target, request.headers, body_for_tier, tenant, scope)
         if answer is None:
-            return Settled(settled, None, choice)
+            return Settled(settled, None, choice, discarded=tuple(discarded))
         rendered = b"".join(render_stream(answer, body)) if request.is_stream else msgspec.json.encode(answer)
-        return Settled(settled, None, choice, rendered)
+        return Settled(settled, None, choice, rendered, tuple(discarded))
 
     def learn(self, request: RoutedRequest, choice: TierChoice, summary: AnswerSummary, latency_s: float) -> None:
         """An answer that was not judged has come to its end. A stream without usage is counted by estimate."""

@@ -88,7 +88,7 @@ def test_a_month_ends_and_is_restored_after_a_restart() -> None:
     again = clock.quotas()
     book = SpendBook()
     for _ in range(2):
-        book.add("2026-12", "anna", "m", "", Charge(1, 0, 1, 0.0))
+        book.add("2026-12", "anna", "m", "", Charge(1, 1, 0, 1, 0.0))
     for key, month, used in book.used():
         again.restore(key, month, used)
     refusal(again, who)
@@ -107,12 +107,12 @@ def test_the_book_outlives_its_process(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "spend.json"
     book = SpendBook(path)
     for number in range(3):
-        book.add("2026-11", "anna", "m", "s", Charge(10, 4, number, 0.5))
+        book.add("2026-11", "anna", "m", "s", Charge(1, 10, 4, number, 0.5))
     book.write()
     [line] = read_spent(path)
     assert (line.requests, line.prompt, line.cached, line.output, line.money) == (3, 30, 12, 3, 1.5)
     again = SpendBook(path)
-    again.add("2026-11", "anna", "m", "s", Charge(1, 0, 0, 0.0))
+    again.add("2026-11", "anna", "m", "s", Charge(1, 1, 0, 0, 0.0))
     again.write()
     assert json.loads(path.read_bytes())["spent"][0]["requests"] == 4
     assert path.stat().st_mode & 0o777 == 0o600
@@ -130,7 +130,7 @@ def test_what_works_for_a_session_counts_where_that_does() -> None:
 def test_no_more_trees_are_kept_than_a_month_may_have() -> None:
     book = SpendBook()
     for number in range(MAX_TREES + 10):
-        book.add("2026-11", "anna", "m", f"s{number}", Charge(1, 0, 0, 0.0))
+        book.add("2026-11", "anna", "m", f"s{number}", Charge(1, 1, 0, 0, 0.0))
     assert len(book.lines) == MAX_TREES + 1
     assert next(line for line in book.lines if line.tree == OTHERS).requests == 10
 
@@ -139,7 +139,7 @@ def test_a_disk_that_is_full_is_told_and_tried_again(tmp_path: Path, caplog: pyt
     path = tmp_path / "file" / "spend.json"
     book = SpendBook(path)
     (tmp_path / "file").write_text("in the way")
-    book.add("2026-11", "anna", "m", "s", Charge(1, 0, 0, 0.0))
+    book.add("2026-11", "anna", "m", "s", Charge(1, 1, 0, 0, 0.0))
     book.write()
     assert "spending not written" in caplog.text
     (tmp_path / "file").unlink()

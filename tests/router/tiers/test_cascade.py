@@ -49,6 +49,10 @@ def tokens(*logprobs: float, others: float | None = None) -> dict[str, Any]:
     [
         (answer(), {}, ""),
         ({}, {}, "not a chat completion"),
+        (answer(calls=3), {}, "not a chat completion"),
+        (answer(calls=[3]), {}, "not a chat completion"),
+        (answer(["x"]), {"response_format": {"type": "json_object"}}, "not a chat completion"),
+        ({"choices": [*answer()["choices"], 3]}, {}, "not a chat completion"),
         (answer(end="length"), {}, "cut off"),
         (answer(""), {}, "empty"),
         (answer(None), {}, "empty"),

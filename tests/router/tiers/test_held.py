@@ -97,9 +97,12 @@ async def test_a_stream_that_fails_or_says_nothing_is_no_answer(piece: bytes) ->
     assert held.answer is None
 
 
-@pytest.mark.parametrize("delta", [{"tool_calls": [3]}, {"tool_calls": [{"index": "x"}]}, {"content": 3}, {}])
+@pytest.mark.parametrize(
+    "delta", [{"tool_calls": 3}, {"tool_calls": [3]}, {"tool_calls": [{"index": "x"}]}, {"content": 3}, {}]
+)
 async def test_strange_pieces_are_told_as_they_came(delta: Any) -> None:
-    pieces = [chunk(delta), write_data({"choices": [3]}), write_data({"choices": "x"}), *TEXT]
+    odd = [{"choices": [3]}, {"choices": "x"}, {"choices": 3, "logprobs": 1}]
+    pieces = [chunk(delta), *map(write_data, odd), *TEXT]
     held = HeldStream(told(pieces), hides_logprobs=True)
     assert not await held.hear(2)
     assert b"".join([piece async for piece in held.tell()]).count(b"data:") == len(pieces)

@@ -50,6 +50,8 @@ class Plan:
     how: str
     given: str = ""
     """What of the answer the replica is given as text, and does not repeat."""
+    is_exact: bool = True
+    """Whether it must tell all else that was told to the last space."""
 
 
 def make_plans(request: RoutedRequest, told: Told, answer: ToldAnswer, items: ItemStore) -> Iterator[Plan]:
@@ -88,14 +90,17 @@ def _continue_text(request: RoutedRequest, answer: ToldAnswer, body: Json) -> It
     if not is_settled and _has_grammar(asked):
         raise CannotResume("its text is held to a grammar, and another replica would write it in other words")
     text = answer.text if _can_be_given(answer, asked, is_settled=is_settled) else ""
+    is_exact = asked.get("temperature") == 0
+    shown = text.rstrip() if is_exact else text  # where a template trims it, the last space is written anew
     if request.api == "completions":
         if isinstance(prompt := body.get("prompt"), str):
-            raw = request.replace({"prompt": prompt + text})
-            yield Plan(replace(request, raw=raw, kinds=_kinds("message")), "text", text)
+            raw = request.replace({"prompt": prompt + shown})
+            yield Plan(replace(request, raw=raw, kinds=_kinds("message")), "text", shown, is_exact)
         return
-    ways: tuple[tuple[Resumes, str], ...] = (("message", text), ("prefill", text.rstrip()))
+    ways: tuple[tuple[Resumes, str], ...] = (("message", shown), ("prefill", text.rstrip()))
     for way, given in ways:
-        yield Plan(_as_chat(request, _continue_chat(asked, given) if given else asked, _kinds(way)), "text", given)
+        chat = _continue_chat(asked, given) if given else asked
+        yield Plan(_as_chat(request, chat, _kinds(way)), "text", given, is_exact)
 
 
 def _can_be_given(answer: ToldAnswer, asked: Json, *, is_settled: bool) -> bool:
@@ -148,13 +153,14 @@ def shorten(request: RoutedRequest, num_given: int) -> RoutedRequest:
 
 def read_resumed(request: RoutedRequest, plan: Plan, answer: ToldAnswer, num_given: int) -> SplicedStream:
     """Raises RequestError where the client's own body cannot be read."""
-    api, far, splice = request.api, plan.request.api, Splice(request.api, answer)
+    api, far, splice = request.api, plan.request.api, Splice(request.api, answer, is_exact=plan.is_exact)
+    known = plan.given.rstrip()  # the space behind it may have been trimmed
     if not is_format(api) or not is_format(far):
-        splice.skip(plan.given, num_given)
+        splice.skip(known, num_given)
         return SplicedStream(splice)
     body, near = request.read_body(), FORMATS[api]
     writer = near.writer(near.parse(body, Notes()), body)
-    return TranslatedSplice(splice, FORMATS[far].reader(name_call), writer, answer, plan.given, num_given)
+    return TranslatedSplice(splice, FORMATS[far].reader(name_call), writer, answer, known, num_given)
 
 
 def is_format(api: Api) -> TypeGuard[Format]:

@@ -33,8 +33,10 @@ class Diverged(HotloopError):
 class Splice:
     """Events in the client's own shape, whatever wrote them, less what it was told."""
 
-    def __init__(self, api: Api, told: ToldAnswer) -> None:
+    def __init__(self, api: Api, told: ToldAnswer, *, is_exact: bool = True) -> None:
+        """Unless it is exact, the space at the end of what was told may be missing."""
         self._api = api
+        self._is_exact = is_exact
         self._told = deque(told.atoms)
         self._at = 0
         """Characters of the first of them that were heard again."""
@@ -56,7 +58,7 @@ class Splice:
     @property
     def is_level(self) -> bool:
         """Whether all that was told has been heard again."""
-        return not self._told or (len(self._told) == 1 and self._at == len(self._told[0].text or ""))
+        return not self._told or (len(self._told) == 1 and (self._told[0].text is None or self._is_heard()))
 
     def _take(self, event: Json) -> bytes:
         atoms = [*read_atoms(self._api, event)]
@@ -90,14 +92,17 @@ class Splice:
         if rest.startswith(text):
             self._at += len(text)
             return None
-        if len(self._told) > 1 or not text.startswith(rest):
+        is_new = text.startswith(rest)
+        if len(self._told) > 1 or not (is_new or self._is_heard()):
             raise Diverged("it used other words")
         self._told.popleft()
         self._at = 0
-        return len(rest)
+        return len(rest) if is_new else 0
 
     def _is_heard(self) -> bool:
-        return self._told[0].text is not None and self._at == len(self._told[0].text)
+        text = self._told[0].text
+        rest = None if text is None else text[self._at :]
+        return rest == "" or (rest is not None and rest.isspace() and len(self._told) == 1 and not self._is_exact)
 
     def _write(self, event: Json) -> bytes:
         if event.get("type") == "done":

@@ -49,8 +49,9 @@ class _File(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """One answer, in tokens and money."""
+    """Answers, in tokens and money: one, or none where what was written reached nobody."""
 
+    num_requests: int
     num_prompt: int
     num_cached: int
     num_output: int
@@ -79,16 +80,16 @@ class SpendBook:
             self._roots[session] = root
         return root
 
-    def add(self, month: str, key: str, model: str, tree: str, answered: Charge) -> None:
+    def add(self, month: str, key: str, model: str, tree: str, charge: Charge) -> None:
         place = month, key, model, tree
         if place not in self._lines and tree and self._trees[month] >= MAX_TREES:
             place = month, key, model, OTHERS
         line = self._lines.get(place) or self._put(Spent(*place))
-        line.requests += 1
-        line.prompt += answered.num_prompt
-        line.cached += answered.num_cached
-        line.output += answered.num_output
-        line.money += answered.money
+        line.requests += charge.num_requests
+        line.prompt += charge.num_prompt
+        line.cached += charge.num_cached
+        line.output += charge.num_output
+        line.money += charge.money
         self._is_dirty = True
 
     def used(self) -> Iterator[tuple[str, str, Used]]:

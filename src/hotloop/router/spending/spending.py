@@ -1,6 +1,6 @@
 """Each request on its way past the limits of its key, and what its answer took into the book."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -31,6 +31,8 @@ class Metered:
     has_begun: bool = False
     is_refused: bool = False
     summary: AnswerSummary | None = None
+    discarded: Sequence[tuple[str, ApiUsage]] = ()
+    """What else it took, by model: answers that a cascade did not take, and questions of a classifier."""
 
     @property
     def usage(self) -> ApiUsage:
@@ -68,19 +70,26 @@ class Spending:
         return Metered(request, self.quotas.admit(request.tenant, tokens=usage.num_tokens, money=money))
 
     def settle(self, metered: Metered) -> None:
-        request, usage = metered.request, metered.usage
-        money = self.cost(request.model, usage)
-        self.quotas.settle(metered.admitted, tokens=usage.num_tokens, money=money)
-        if not metered.has_begun or metered.is_refused:
-            return
-        key, num_cached = request.tenant.label, usage.num_cached or 0
+        taken = [(model, self._charge(model, usage, 0)) for model, usage in metered.discarded]
+        if metered.has_begun and not metered.is_refused:
+            taken.append((metered.request.model, self._charge(metered.request.model, metered.usage, 1)))
+        tokens = sum(charge.num_prompt + charge.num_output for _, charge in taken)
+        self.quotas.settle(metered.admitted, tokens=tokens, money=sum(charge.money for _, charge in taken))
+        for model, charge in taken:
+            self._count(metered, model, charge)
+
+    def _charge(self, model: str, usage: ApiUsage, num_requests: int) -> Charge:
+        num_cached, money = usage.num_cached or 0, self.cost(model, usage)
+        return Charge(num_requests, usage.num_prompt, num_cached, usage.num_output, money)
+
+    def _count(self, metered: Metered, model: str, charge: Charge) -> None:
+        request, key = metered.request, metered.request.tenant.label
         tree = self.book.root(request.session_name, request.parent)
-        answered = Charge(usage.num_prompt, num_cached, usage.num_output, money)
-        self.book.add(metered.admitted.month, key, request.model, tree, answered)
-        place = (key, request.model) if len(self.totals) < _MAX_PAIRS else _OTHERS
-        place = (key, request.model) if (key, request.model) in self.totals else place
-        totals = self.totals.setdefault(place, [0.0] * 5)
-        for i, amount in enumerate((1, usage.num_prompt - num_cached, num_cached, usage.num_output, money)):
+        self.book.add(metered.admitted.month, key, model, tree, charge)
+        is_listed = (key, model) in self.totals or len(self.totals) < _MAX_PAIRS
+        totals = self.totals.setdefault((key, model) if is_listed else _OTHERS, [0.0] * 5)
+        num_new = charge.num_prompt - charge.num_cached
+        for i, amount in enumerate((charge.num_requests, num_new, charge.num_cached, charge.num_output, charge.money)):
             totals[i] += amount
 
 

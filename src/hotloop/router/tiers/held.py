@@ -84,7 +84,8 @@ class HeldStream:
         for name in _TEXTS:
             if isinstance(text := delta.get(name), str):
                 self._message[name] = (self._message.get(name) or "") + text
-        for part in delta.get("tool_calls") or ():
+        calls = delta.get("tool_calls")
+        for part in calls if isinstance(calls, list) else ():
             match part:
                 case {"index": int() as index, "function": dict() as function}:
                     call = self._calls.setdefault(
@@ -108,8 +109,8 @@ class HeldStream:
 def _without_logprobs(event: bytes) -> bytes:
     if b'"logprobs"' not in event:
         return event
-    chunks = [parse_json(read.data, Json) for read in EventReader().push(event)]
-    choices = [each for chunk in chunks if chunk for each in chunk.get("choices") or ()]
-    if not chunks[0] or not all(isinstance(each, dict) for each in choices):
+    chunk = next((parse_json(read.data, Json) for read in EventReader().push(event)), None)
+    choices = chunk.get("choices") if chunk else None
+    if not chunk or not isinstance(choices, list) or not all(isinstance(each, dict) for each in choices):
         return event
-    return write_data({**chunks[0], "choices": [{**each, "logprobs": None} for each in choices]})
+    return write_data({**chunk, "choices": [{**each, "logprobs": None} for each in choices]})

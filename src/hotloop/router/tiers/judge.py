@@ -17,14 +17,23 @@ Fields = Mapping[str, Any]
 
 def judge(answer: Fields | None, request: Fields, config: CascadeConfig) -> str:
     """Why an answer will not do; empty if it will. What is wrong first, then what is uncertain."""
+    if answer is None:
+        return "no answer"
+    if not _is_completion(answer):
+        return "not a chat completion"
+    if "invalid_output" in config.on and (fault := _find_fault(answer["choices"][0], request)):
+        return fault
+    return find_doubt(answer, request, config) if config.minds_confidence(request) else ""
+
+
+def _is_completion(answer: Fields) -> bool:
+    """Whether it can be looked through: what a replica sends may be anything."""
     match answer:
-        case None:
-            return "no answer"
-        case {"choices": [{"message": dict()} as choice, *_]}:
-            if "invalid_output" in config.on and (fault := _find_fault(choice, request)):
-                return fault
-            return find_doubt(answer, request, config) if config.minds_confidence(request) else ""
-    return "not a chat completion"
+        case {"choices": [{"message": dict() as message}, *_] as choices}:
+            text, calls = message.get("content") or "", message.get("tool_calls") or []
+            is_readable = isinstance(text, str) and isinstance(calls, list)
+            return is_readable and all(isinstance(each, dict) for each in (*choices, *calls))
+    return False
 
 
 def find_doubt(answer: Fields, request: Fields, config: CascadeConfig) -> str:
