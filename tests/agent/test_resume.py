@@ -7,17 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.agent.plan.planners import plan
 from tests.agent.runs import end_of, listen, of
 
 from hotloop.agent.agent import Agent
 from hotloop.agent.compaction import Compaction
 from hotloop.agent.events import CallFinished, Compacted, RunStarted, TurnStarted
 from hotloop.agent.journal import ApprovalPending, Uncertain
+from hotloop.agent.limits import Limits
 from hotloop.agent.model import Ask
 from hotloop.agent.past import cancel, read_past
 from hotloop.agent.scripted import Part, ScriptedCall, ScriptedModel
 from hotloop.agent.tools.consent import Approval
-from hotloop.agent.tools.tool import tool
+from hotloop.agent.tools.tool import ToolError, tool
 from hotloop.core.errors import ConfigError, HotloopError, RemoteError
 from hotloop.core.message import ToolCall
 from hotloop.core.stream import CallOpened
@@ -100,6 +102,11 @@ def watch(agent: Agent) -> tuple["asyncio.Task[None]", list[str]]:
             begun.extend(each.run_id for each in (event,) if isinstance(each, RunStarted))
 
     return asyncio.create_task(go()), begun
+
+
+async def answers_of(tracer: StoreTracer, run_id: str) -> list[Entry]:
+    _, entries = await asyncio.wrap_future(tracer.journal.read(run_id, "answered"))
+    return entries
 
 
 async def state_of(tracer: StoreTracer, run_id: str) -> str:
@@ -185,6 +192,39 @@ async def test_an_approval_that_comes_later(tracer: StoreTracer) -> None:
     assert (effects.done, looked) == (["a"], [1])
     told = [m.content for m in result.conversation.messages if m.role == "tool"]
     assert told == ["seen", "wrote a", "Error: the call was not approved: not b"]
+
+
+async def test_what_was_used_before_a_run_was_broken_off_counts(tracer: StoreTracer) -> None:
+    effects = Effects()
+
+    @tool(read_only=True, cache_s=60)
+    def look(at: int) -> int:
+        return at
+
+    tools = [look, tool(needs_approval=True)(effects.write)]
+    last = [ScriptedCall("look", at=2), ScriptedCall("write", line="a")]
+    script = [*[[ScriptedCall("look", at=1)]] * 2, last, "ok"]
+    agent = Agent(ScriptedModel(script), tools, approve=lambda call: Approval.later(), tracer=tracer)
+    with pytest.raises(ApprovalPending) as pending:
+        await agent.run("go")
+    result = await agent.resume(pending.value.run_id, approvals={pending.value.calls[0].id: True})
+    assert (result.spent.num_turns, result.spent.num_calls, result.spent.num_reused) == (4, 4, 1)
+    assert result.spent.saved_s > 0
+
+
+async def test_an_answer_that_was_given_is_not_counted_twice(tracer: StoreTracer) -> None:
+    def object_once(answer: int) -> None:
+        if is_first.pop():
+            raise OSError("the disk is full")
+
+    is_first = [False, True]
+    limits = Limits(calls=1)
+    script = [[ScriptedCall("final_answer", value=5)]]
+    agent = Agent(ScriptedModel(script), output=int, limits=limits, output_guards=[object_once], tracer=tracer)
+    events = [event async for event in agent.stream("go")]
+    assert end_of(events).end == "failed"
+    result = await agent.resume(run_id_of(events))
+    assert (result.output, result.spent.num_calls) == (5, 1)
 
 
 async def test_what_was_approved_is_not_done_twice_unless_that_is_approved(tracer: StoreTracer) -> None:
@@ -372,8 +412,8 @@ async def test_a_sub_agent_goes_on_where_it_was(tracer: StoreTracer) -> None:
 
 async def test_a_plan_goes_on(tracer: StoreTracer) -> None:
     effects = Effects()
-    plan = '{"steps": [{"id": "a", "tool": "write", "arguments": {"line": "a"}}]}'
-    model = Failing(lambda ask: "ok" if any(m.role == "tool" for m in ask.messages) else plan)
+    steps = plan(("a", "write", {"line": "a"}))
+    model = Failing(lambda ask: "ok" if any(m.role == "tool" for m in ask.messages) else steps)
     model.is_down = True
     agent = Agent(model, [tool(effects.write)], tracer=tracer)
     events = [event async for event in agent.stream_plan("go")]
@@ -381,6 +421,62 @@ async def test_a_plan_goes_on(tracer: StoreTracer) -> None:
     model.is_down = False
     assert (await agent.resume(run_id_of(events))).output == "ok"
     assert effects.done == ["a"]
+
+
+async def test_a_step_of_a_plan_that_was_not_run_is_not_run_when_the_run_goes_on(tracer: StoreTracer) -> None:
+    """Its arguments are references still."""
+    effects, is_open = Effects(), asyncio.Event()
+
+    @tool(read_only=True)
+    def find(name: str) -> str:
+        raise ToolError("nobody of that name")
+
+    @tool(read_only=True, timeout_s=None)
+    async def look() -> str:
+        await is_open.wait()
+        return "seen"
+
+    steps = plan(("a", "find", {"name": "x"}), ("b", "write", {"line": "${a.id}"}), ("c", "look", {}))
+    agent = Agent(ScriptedModel([steps, "ok"]), [find, look, tool(effects.write)], tracer=tracer)
+    events = []
+    run = agent.stream_plan("go")
+    async for event in run:
+        events.append(event)
+        if len(of(CallFinished, events)) == 2:
+            break
+    while not (await answers_of(tracer, run_id_of(events))):  # noqa: ASYNC110  it tells of no event
+        await asyncio.sleep(0)
+    await run.aclose()
+    is_open.set()
+    result = await agent.resume(run_id_of(events))
+    assert effects.done == []
+    told = [message.content for message in result.conversation.messages if message.role == "tool"]
+    assert told == [
+        "Error: nobody of that name",
+        "Error: not run: it needs the result of step 'a' (find), which failed",
+        "seen",
+    ]
+
+
+async def test_a_step_of_a_plan_does_not_run_on_a_result_that_waits_for_a_decision(tracer: StoreTracer) -> None:
+    effects = Effects()
+
+    @tool(needs_approval=True)
+    def pay() -> str:
+        return "receipt 5"
+
+    steps = plan(("a", "pay", {}), ("b", "write", {"line": "paid: ${a}"}))
+    tools = [pay, tool(effects.write)]
+    agent = Agent(ScriptedModel([steps, "ok"]), tools, approve=lambda call: Approval.later(), tracer=tracer)
+    with pytest.raises(ApprovalPending) as pending:
+        await agent.plan("go")
+    result = await agent.resume(pending.value.run_id, approvals={pending.value.calls[0].id: True})
+    assert effects.done == []
+    told = [message.content for message in result.conversation.messages if message.role == "tool"]
+    assert told == [
+        "receipt 5",
+        "Error: not run: it needs the result of step 'a' (pay), which waits for a decision",
+    ]
 
 
 async def test_a_conversation_that_was_shortened_stays_short(tracer: StoreTracer) -> None:

@@ -87,6 +87,8 @@ class Turned(msgspec.Struct, tag="turned"):
     usage: ApiUsage
     money: float
     time_s: float
+    num_reused: int = 0
+    saved_s: float = 0.0
 
 
 class Replaced(msgspec.Struct, tag="replaced"):
@@ -273,7 +275,8 @@ class RunJournal:
 
     def turned(self, turn: int, spent: RunUsage) -> None:
         self._said = self._num_thoughts = 0
-        self.note(Turned(turn, spent.num_calls, spent.usage, spent.money, spent.time_s))
+        reused = spent.num_reused, spent.saved_s
+        self.note(Turned(turn, spent.num_calls, spent.usage, spent.money, spent.time_s, *reused))
 
     def end(self, state: RunState, error: str) -> None:
         """Of a run that is done nothing that was said is kept."""

@@ -74,10 +74,8 @@ class Past:
     messages: list[Message]
     num_tokens: int | None = None
     num_turns: int = 0
-    num_calls: int = 0
-    usage: ApiUsage = field(default_factory=ApiUsage)
-    money: float = 0.0
-    time_s: float = 0.0
+    turned: Turned = field(default_factory=lambda: Turned(0, 0, ApiUsage(), 0.0, 0.0))
+    """With what had been used when the last turn was over."""
     open: OpenTurn | None = None
     verdicts: dict[str, bool | str] = field(default_factory=dict)
     can_prefill: bool = False
@@ -102,9 +100,15 @@ class Past:
 
     @property
     def spent(self) -> RunUsage:
-        began_at = time.monotonic() - self.time_s
+        used = self.turned
         return RunUsage(
-            num_turns=self.num_turns, num_calls=self.num_calls, usage=self.usage, money=self.money, began_at=began_at
+            self.num_turns,
+            used.num_calls,
+            used.usage,
+            used.money,
+            used.num_reused,
+            used.saved_s,
+            began_at=time.monotonic() - used.time_s,
         )
 
     def take(self, note: Note) -> None:
@@ -128,9 +132,9 @@ class Past:
             case Answered(turn):
                 self._opened(turn).answer = note
                 self.can_prefill = note.can_prefill
-            case Turned(turn, num_calls, usage, money, time_s):
+            case Turned(turn):
                 self._opened(turn).is_counted = True
-                self.num_calls, self.usage, self.money, self.time_s = num_calls, usage, money, time_s
+                self.turned = note
             case Replaced(messages):
                 self._close_turn()
                 self.messages, self.num_tokens = list(messages), None

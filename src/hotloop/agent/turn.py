@@ -110,11 +110,14 @@ class Turn:
     def reopen(self, opened: OpenTurn) -> None:
         """Go on with a turn of which the answer is known: calls that have results keep them, the others are made."""
         self.answer.ended = Ended(opened.answer.reason, usage=opened.answer.usage) if opened.answer else Ended()
-        known = known_outcomes(opened)
-        self.begun = [self._go_on(call, known.get(call.id)) for call in opened.message.tool_calls]
+        known, calls = known_outcomes(opened), opened.message.tool_calls
+        if opened.is_counted:
+            self.dispatcher.spent.num_calls -= len(calls)  # they are counted again
+        self.begun = [self._go_on(call, known.get(call.id)) for call in calls]
 
     def _go_on(self, call: ToolCall, known: Outcome | None) -> Pending:
         if known and not (self.final and call.name == self.final.spec.name):
+            self.dispatcher.spent.num_calls += 1
             return Pending.of(call, known)
         return self.dispatcher.start(call, self.number)
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hotloop.agent.events import CallArguments, CallFinished, CallOpened, Event, PlanAbandoned
-from hotloop.agent.journal import Answered
+from hotloop.agent.journal import Answered, Returned
 from hotloop.agent.model import Ask
 from hotloop.agent.plan.reference import BadReference, fill
 from hotloop.agent.plan.schema import MAX_STEPS, BadPlan, ElementReader, PlanStep, parse_step, plan_schema
@@ -106,8 +106,13 @@ class Execution:
             planned.has_begun.set()
         call = planned.pending.call
         if problem:
-            outcome = Outcome(f"Error: not run: {problem}", is_error=True)
-            self.emit(CallFinished(self.turn, call.id, call.name, outcome.text, is_error=True, duration_s=0.0))
+            outcome = Outcome(f"Error: not run: {problem}", is_error=True, num_tries=0)
+            # Without that a run that goes on would make the call, with references for arguments.
+            self.dispatcher.journal.note(
+                Returned(self.turn, call.id, outcome.text, is_error=True, num_tries=0), call.id
+            )
+            finished = CallFinished(self.turn, call.id, call.name, outcome.text, True, duration_s=0.0, num_tries=0)
+            self.emit(finished)
             return outcome
         self.made.append(self.dispatcher.start(call, self.turn))
         running = self.made[-1].task
@@ -118,8 +123,10 @@ class Execution:
     def _fill(self, planned: _Planned, needed: Mapping[str, _Planned]) -> str:
         """Put what it refers to into a call's arguments. Says why, if that cannot be."""
         for step_id, each in needed.items():
-            if each.pending.task.result().is_error:
-                return f"it needs the result of step {step_id!r} ({each.pending.call.name}), which failed"
+            outcome, need = each.pending.task.result(), f"it needs the result of step {step_id!r}"
+            if outcome.is_error or outcome.waits_for:
+                reason = "failed" if outcome.is_error else "waits for a decision"
+                return f"{need} ({each.pending.call.name}), which {reason}"
         if not needed:
             return ""
         step, call = planned.step, planned.pending.call
