@@ -5,11 +5,12 @@ A command's module is imported when the command is run, and what it needs to run
 
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import Annotated, Any
+from inspect import BoundArguments
+from typing import Any
 
 from cyclopts import CycloptsError, Group, Parameter
 
-from hotloop.cli.command_line import CommandLine, parse
+from hotloop.cli.command_line import CommandLine
 from hotloop.cli.commands import ABOUT, COMMANDS, unknown_command
 from hotloop.cli.settings import Sources
 from hotloop.core.config import TraceConfig
@@ -55,29 +56,27 @@ def load_all() -> CommandLine:
     return app
 
 
-app.meta.help_flags = app.meta.version_flags = ()  # for the command that they are given to
+def ask(argv: Sequence[str]) -> Any:
+    """Run a command, and give what it returns. Raises ConfigError where the command line is wrong.
 
-
-@app.meta.default
-def launch(*argv: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]) -> Any:
-    """Run a command. A command that can be reloaded is also given a function that parses the same command line anew."""
+    A command that can be reloaded is also given a function that parses the same command line anew.
+    """
     for name in argv[:1]:
         if name not in app:
             raise ConfigError(unknown_command(name))
         load(name)
-    command, bound, unread = app.parse_args(argv, print_error=False, exit_on_error=False)
+    command, bound, unread = _parse(argv)
 
     def reread() -> Mapping[str, Any]:
-        try:
-            _, again, _ = app.parse_args(argv, print_error=False, exit_on_error=False)
-        except CycloptsError as error:
-            raise ConfigError(str(error)) from None
+        _, again, _ = _parse(argv)
         again.apply_defaults()
         return again.arguments
 
     return command(*bound.args, **bound.kwargs, **({"reread": reread} if "reread" in unread else {}))
 
 
-def ask(argv: Sequence[str]) -> Any:
-    """Run one command line."""
-    return parse(app.meta, argv)
+def _parse(argv: Sequence[str]) -> tuple[Any, BoundArguments, Mapping[str, Any]]:
+    try:
+        return app.parse_args(argv, print_error=False, exit_on_error=False)
+    except CycloptsError as error:
+        raise ConfigError(str(error)) from None

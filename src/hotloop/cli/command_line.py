@@ -3,13 +3,11 @@
 The features that are on by default have no flags of their own: `--disable` takes their names.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
-from cyclopts import App, ArgumentCollection, CycloptsError, Group, Parameter
+from cyclopts import App, ArgumentCollection, Group, Parameter
 
 from hotloop.core.config import CLASS_SETTINGS, CONFIG_CLASSES, FEATURES
-from hotloop.core.errors import ConfigError
 
 _GROUPS: dict[str, tuple[str, ...]] = {
     "Model": ("model", "weights", "precision", "load_format", "served_name"),
@@ -75,14 +73,6 @@ class CommandLine(App):
                 for child in argument.children:
                     child.parameter = Parameter.combine(child.parameter, _place(child.field_info.name))
         return arguments
-
-
-def parse(app: App, argv: Sequence[str]) -> Any:
-    """Run one command line, and give what it returns. Raises ConfigError where it is wrong."""
-    try:
-        return app(list(argv), print_error=False, exit_on_error=False)
-    except CycloptsError as error:
-        raise ConfigError(str(error)) from None
 
 
 def _place(setting: str) -> Parameter:

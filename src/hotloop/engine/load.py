@@ -42,8 +42,13 @@ def open_parts(
         if draft.spec.linear:
             raise ConfigError(f"draft_model {draft.name} is a hybrid, which cannot draft so far")
 
+    past: list[PastDrafter] = []
+
     def make_ready() -> None:
         model.tokenizer.encode("")  # which may yet have to be made
+        if config.drafts:
+            num_tokens, min_match = config.draft_history_tokens, MIN_MATCH if draft else 1
+            past.append(PastDrafter(model.tokenizer, model.spec.vocab_size, num_tokens, min_match=min_match))
         meanwhile()
 
     backend = open_backend(
@@ -57,7 +62,7 @@ def open_parts(
     )
     note = describe_backend(choice, model, weights, precision)
     if not draft:
-        return model, backend, None, note
+        return model, backend, past[0] if past else None, note
     try:
         own = replace(
             config,
@@ -74,8 +79,5 @@ def open_parts(
     except BaseException:
         backend.close()
         raise
-    drafter: Drafter = ModelDrafter(draft_backend, model.tokenizer)
-    if config.drafts:
-        past = PastDrafter(model.tokenizer, backend.vocab_size, config.draft_history_tokens, min_match=MIN_MATCH)
-        drafter = EitherDrafter(past, drafter)
-    return model, backend, drafter, note
+    drafter = ModelDrafter(draft_backend, model.tokenizer)
+    return model, backend, EitherDrafter(past[0], drafter) if past else drafter, note

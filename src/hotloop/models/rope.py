@@ -30,14 +30,17 @@ def rotary_frequencies(spec: ModelSpec) -> NDArray[np.float32]:
 
 
 def rotary_table(spec: ModelSpec, num_positions: int) -> NDArray[np.float32]:
-    """For each position the cosines, then the sines, of every pair."""
+    """For each position the cosines, then the sines, of every pair.
+
+    A position's angle is that of its piece and that within the piece: products are quicker than a cosine.
+    """
     frequencies = rotary_frequencies(spec).astype(np.float64)
     magnitude = spec.rope_scaling.magnitude if spec.rope_scaling else 1
     table = np.empty((num_positions, 2, len(frequencies)), np.float32)
+    within = np.exp(1j * np.outer(np.arange(min(_PIECE_POSITIONS, num_positions)), frequencies)) * magnitude
     for begin in range(0, num_positions, _PIECE_POSITIONS):  # each of which the caches have room for
-        angles = np.outer(np.arange(begin, min(begin + _PIECE_POSITIONS, num_positions)), frequencies)
-        for i, turn in enumerate((np.cos, np.sin)):
-            table[begin : begin + _PIECE_POSITIONS, i] = turn(angles) * magnitude
+        turned = within[: num_positions - begin] * np.exp(1j * begin * frequencies)
+        table[begin : begin + _PIECE_POSITIONS] = np.stack((turned.real, turned.imag), axis=1)
     return table.reshape(num_positions, -1)
 
 

@@ -164,7 +164,7 @@ class Native:
         in_floats: bool = False,
     ) -> Weights:
         """A matrix from such rows, one part below the other, as strips or int8; where kinds meet they have multiples of
-        16 rows. Strips are packed in the background, until `finish`.
+        16 rows. They are packed in the background, until `finish`.
         """
         own = (Part * len(parts))(*map(Part.of, parts))
         num_in = parts[0].shape[1]

@@ -32,16 +32,13 @@ Weights* native_pack_parts(Context* context, int format, int num_parts, const Pa
                            int is_gated, int in_floats) {
     try {
         const std::vector<Part> all(parts, parts + num_parts);
-        std::unique_ptr<Weights> strips(pack_strips(context->packing, all, bias, num_in, is_gated, in_floats));
-        if (!strips || (Format)format == Format::PACKED_GGML) return strips.release();
-        context->packing.finish();
-        return unpack_strips(context->workers, *strips);
+        return pack_parts(context->packing, (Format)format, all, bias, num_in, is_gated, in_floats);
     } catch (const std::bad_alloc&) {
         return nullptr;
     }
 }
 
-// Strips are packed in the background: before the first product all have to be, before any is dropped none is any more.
+// Parts are packed in the background: before the first product all have to be, before any is dropped none is any more.
 void native_finish(Context* context) { context->packing.finish(); }
 void native_cancel(Context* context) { context->packing.cancel(); }
 

@@ -94,16 +94,20 @@ inline void narrow_strip(const Strip& strip, int first, int count, Vector invers
     if (count % 2) memset(to + count / 2 * PAIR_BYTES + TILE_BYTES / 2, 0, TILE_BYTES / 2);
 }
 
+// Groups [first, first + count) of both strips of a panel as tiles.
+inline void narrow_panel(const Strip* strips, const float* scales, int first, int count, uint8_t* to) {
+    for (int half = 0; half < 2; half++) {
+        const Vector scale = load(scales + half * STRIP);
+        const Vector inverse = scale > 0 ? 256.0f / scale : Vector{};
+        narrow_strip(strips[half], first, count, inverse, to + half * TILE_BYTES);
+    }
+}
+
 // Steps [step, step + count) of a panel as tiles: where they stand, or made from strips in `room`.
 inline const uint8_t* tiles_of(const Weights& w, int panel, int step, int count, uint8_t* room) {
     if (w.format != Format::PACKED_GGML) return w.place(panel, step);
     const int group = 2 * step, num_groups = std::min(2 * count, w.num_in / GROUP - group);
-    for (int half = 0; half < 2; half++) {
-        const int strip = 2 * panel + half;
-        const Vector scale = load(&w.scales[strip * STRIP]);
-        const Vector inverse = scale > 0 ? 256.0f / scale : Vector{};
-        narrow_strip(w.strips[strip], group, num_groups, inverse, room + half * TILE_BYTES);
-    }
+    narrow_panel(&w.strips[2 * panel], &w.scales[panel * PANEL_COLUMNS], group, num_groups, room);
     for (int i = 2 * panel + 2; i < std::min(2 * panel + 4, (int)w.strips.size()); i++)
         fetch(w.strips[i].group(group), num_groups * w.strips[i].group_bytes());
     return room;
@@ -184,55 +188,66 @@ inline Part row_of(const std::vector<Part>& parts, int row, int num_in) {
     return {};
 }
 
-// Packed in the background: until that has finished, rows have to stay. Null if a strip has columns of several kinds.
-inline Weights* pack_strips(Background& background, const std::vector<Part>& parts, const float* bias, int num_in,
-                            bool is_gated, bool in_floats) {
+// Both strips of a panel, from the rows of the file that their columns are.
+inline void pack_panel(Weights& w, const std::vector<Part>& parts, int panel, const Strip* strips, const GgmlType* kinds) {
+    for (int half = 0; half < 2; half++) {
+        const int first = panel * PANEL_COLUMNS + half * STRIP;
+        const uint8_t* columns[STRIP];
+        for (int i = 0; i < STRIP; i++) {
+            const int source = w.source(first + i);
+            columns[i] = source < 0 ? nullptr : row_of(parts, source, w.num_in).rows;
+        }
+        pack_strip(strips[half], kinds[half], columns, w.num_in / GROUP, &w.scales[first]);
+    }
+}
+
+// The same as int8, the way strips become tiles, once for all.
+inline void pack_bytes(Weights& w, const std::vector<Part>& parts, int panel, const GgmlType* kinds) {
+    const int num_groups = w.num_in / GROUP;
+    Strip strips[2] = {{info_of(kinds[0]), nullptr}, {info_of(kinds[1]), nullptr}};
+    const size_t first_bytes = (size_t)num_groups * strips[0].group_bytes();
+    std::vector<uint8_t> room(first_bytes + (size_t)num_groups * strips[1].group_bytes());
+    strips[0].at = room.data(), strips[1].at = room.data() + first_bytes;
+    pack_panel(w, parts, panel, strips, kinds);
+    const uint8_t* tiles = w.place(panel, 0);
+    narrow_panel(strips, &w.scales[panel * PANEL_COLUMNS], 0, num_groups, w.place(panel, 0));
+    Integers sums[2] = {};
+    for (int at = 0; at < w.num_steps * PAIR_BYTES; at += STEP_BYTES) {
+        Integers words;
+        memcpy(&words, tiles + at, sizeof(words));
+        for (int shift = 0; shift < 32; shift += 8) sums[at / TILE_BYTES % 2] += words << shift >> 24;
+    }
+    memcpy(&w.sums[panel * PANEL_COLUMNS], sums, sizeof(sums));
+}
+
+// As strips or int8, in the background: until that has finished, rows have to stay. Null if a strip has columns of several
+// kinds.
+inline Weights* pack_parts(Background& background, Format format, const std::vector<Part>& parts, const float* bias,
+                           int num_in, bool is_gated, bool in_floats) {
     int num_out = 0;
     for (const Part& part : parts) num_out += part.num_rows;
-    auto w = shape_weights(Format::PACKED_GGML, num_out, num_in, is_gated, in_floats);
-    const int num_groups = num_in / GROUP, num_panels = w->num_panels;
+    auto w = shape_weights(format, num_out, num_in, is_gated, in_floats);
+    const bool are_strips = format == Format::PACKED_GGML;
     std::vector<GgmlType> kinds;
     std::vector<size_t> offsets = {0};
-    for (int i = 0; i < 2 * num_panels; i++) {
+    for (int i = 0; i < 2 * w->num_panels; i++) {
         kinds.push_back(row_of(parts, std::max(0, w->source(i * STRIP)), num_in).kind);
+        if (!are_strips) continue;
         w->strips.push_back({info_of(kinds[i]), nullptr});
-        offsets.push_back(offsets[i] + (size_t)num_groups * w->strips[i].group_bytes());
+        offsets.push_back(offsets[i] + (size_t)(num_in / GROUP) * w->strips[i].group_bytes());
     }
-    for (int i = 0; i < num_panels * PANEL_COLUMNS; i++) {
+    for (int i = 0; i < w->num_panels * PANEL_COLUMNS; i++) {
         const int source = w->source(i);
         if (source < 0) continue;
         if (row_of(parts, source, num_in).kind != kinds[i / STRIP]) return nullptr;
         if (bias) w->bias[i] = bias[source];
     }
-    w->numbers = Memory(offsets.back());
-    for (int i = 0; i < 2 * num_panels; i++) w->strips[i].at = w->numbers.data() + offsets[i];
-    background.add(num_panels, [to = w.get(), parts, kinds = std::move(kinds), num_groups](int panel) {
-        for (int i = 2 * panel; i < 2 * panel + 2; i++) {
-            const uint8_t* columns[STRIP];
-            for (int j = 0; j < STRIP; j++) {
-                const int source = to->source(i * STRIP + j);
-                columns[j] = source < 0 ? nullptr : row_of(parts, source, to->num_in).rows;
-            }
-            pack_strip(to->strips[i], kinds[i], columns, num_groups, &to->scales[i * STRIP]);
-        }
-    });
-    return w.release();
-}
-
-// Strips as int8, the way they become tiles, once for all.
-inline Weights* unpack_strips(Workers& workers, const Weights& strips) {
-    auto w = shape_weights(Format::INT8, strips.num_out, strips.num_in, strips.is_gated, false);
-    reserve_tiles(*w);
-    w->scales = strips.scales, w->bias = strips.bias;
-    workers.split(w->num_panels, 1, [&](int panel, int) {
-        const uint8_t* tiles = tiles_of(strips, panel, 0, w->num_steps, w->place(panel, 0));
-        Integers sums[2] = {};
-        for (int at = 0; at < w->num_steps * PAIR_BYTES; at += STEP_BYTES) {
-            Integers words;
-            memcpy(&words, tiles + at, sizeof(words));
-            for (int shift = 0; shift < 32; shift += 8) sums[at / TILE_BYTES % 2] += words << shift >> 24;
-        }
-        memcpy(&w->sums[panel * PANEL_COLUMNS], sums, sizeof(sums));
+    if (are_strips) w->numbers = Memory(offsets.back());
+    else reserve_tiles(*w);
+    for (int i = 0; i < (int)w->strips.size(); i++) w->strips[i].at = w->numbers.data() + offsets[i];
+    background.add(w->num_panels, [to = w.get(), parts, kinds = std::move(kinds), are_strips](int panel) {
+        if (are_strips) pack_panel(*to, parts, panel, &to->strips[2 * panel], &kinds[2 * panel]);
+        else pack_bytes(*to, parts, panel, &kinds[2 * panel]);
     });
     return w.release();
 }
