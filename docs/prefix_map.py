@@ -2,13 +2,13 @@
 as it was sent and as `hotloop lint --fix` rewrites it. `make docs` writes it, a test checks that it is up to date.
 """
 
-import json
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 from hotloop.cli.main import run
+from hotloop.lint.conversations import sort_into_runs
 from hotloop.lint.meter import Meter
+from hotloop.lint.requests import read_requests
 
 ROOT = Path(__file__).parents[1]
 REQUESTS = ROOT / "examples" / "clock.requests.jsonl"
@@ -21,37 +21,30 @@ PICTURES = {"prefix-map.svg": LIGHT, "prefix-map-dark.svg": DARK}
 _STYLE = "font-family='system-ui, sans-serif' font-size='13'"
 
 
-def prompts_of(path: Path) -> list[str]:
-    """Each request as one text, in the order in which it is read."""
-    requests = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-    return ["".join(json.dumps(each) for each in (*request["tools"], *request["messages"])) for request in requests]
-
-
-def shares(prompts: Sequence[str]) -> list[tuple[int, int, int]]:
-    """Of each prompt how many tokens are found, recomputed and new: what the prompt before had, too, could be found."""
-    meter, before, rows = Meter(), "", []
-    for prompt in prompts:
-        pairs = enumerate(zip(before, prompt, strict=False))
-        common = next((i for i, (one, other) in pairs if one != other), min(len(before), len(prompt)))
-        known = max(len(before), common) if before else 0
-        counts = [meter.count(part) for part in (prompt[:common], prompt[common:known], prompt[known:])]
-        rows.append((counts[0], counts[1], counts[2]))
-        before = prompt
+def shares(path: Path) -> list[tuple[int, int, int]]:
+    """Of each prompt how many tokens are found, recomputed and new, as `hotloop lint` counts them."""
+    [conversation] = sort_into_runs(read_requests(path), Meter())
+    rows = []
+    for step in conversation.steps:
+        num_prompt, before = step.scale.total(step.request.parts), step.before
+        num_known = step.scale.total((*before.parts, *before.answer.parts)) if before else 0
+        num_found = min(num_known, num_prompt) - step.num_lost
+        rows.append((num_found, step.num_lost, num_prompt - num_found - step.num_lost))
     return rows
 
 
-def fixed_prompts() -> list[str]:
+def fixed_shares() -> list[tuple[int, int, int]]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "fixed.jsonl"
         run(["lint", str(REQUESTS), "--fix", "--out", str(out), "--fail-on", "never", "--format", "github"])
-        return prompts_of(out)
+        return shares(out)
 
 
 def draw(colours: tuple[str, str, str, str, str]) -> str:
     *kinds, ink, paper = colours
     panels = (
-        ("As sent: line 2 of the system prompt is “The time is 10:00:31.”", shares(prompts_of(REQUESTS))),
-        ("After hotloop lint --fix: the time is said in the newest message", shares(fixed_prompts())),
+        ("As sent: line 2 of the system prompt is “The time is 10:00:31.”", shares(REQUESTS)),
+        ("After hotloop lint --fix: the time is said in the newest message", fixed_shares()),
     )
     most = max(sum(row) for _, rows in panels for row in rows)
     scale = (_WIDTH - _LEFT - 90) / most

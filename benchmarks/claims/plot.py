@@ -1,13 +1,15 @@
 """What grows from step to step, or with time, as a picture in SVG: lines over axes with units, and where and when."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 
 _WIDTH, _TOP, _NAME = 760, 74, 20
 _AXIS, _LINE_WIDTH, _LINE_HEIGHT = 76, 620, 300
 _GREY = "#8a8a95"
-DASHED = '" stroke-dasharray="5 4'  # behind a colour; the line has no number at its end then
+_APART = 13
+"""At least between two numbers, from top to top."""
+DASHED = '" stroke-dasharray="5 4'  # behind a colour
 
 
 def draw_growth(
@@ -33,6 +35,9 @@ def draw_growth(
         *(_legend(_AXIS + 160 * i, name, style) for i, (name, style) in enumerate(styles.items())),
         *(_draw_tick(most * part / 4, most, base) for part in range(5)),
         *(_draw_line(values, most, base, across, styles[name]) for name, values in lines.items()),
+        *_draw_ends(
+            [(*_point(len(values) - 1, values[-1], most, base, across), values[-1]) for values in lines.values()]
+        ),
         *(
             f'<text x="{_AXIS + i * across:.1f}" y="{base + 18}" text-anchor="middle">{first + i * every}</text>'
             for i in range(0, num_points, labelled)
@@ -64,10 +69,23 @@ def _draw_tick(value: float, most: float, base: float) -> str:
 
 
 def _draw_line(values: Sequence[float], most: float, base: float, across: float, style: str) -> str:
-    points = [(_AXIS + i * across, base - (base - _TOP) * value / most) for i, value in enumerate(values)]
-    (x, y), path = points[-1], " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-    last = "" if style.endswith(DASHED) else f'<text x="{x + 6:.1f}" y="{y + 4:.1f}">{values[-1]:,.0f}</text>'
-    return f'<polyline points="{path}" fill="none" stroke-width="2.5" stroke="{style}"/>{last}'
+    points = (_point(i, value, most, base, across) for i, value in enumerate(values))
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    return f'<polyline points="{path}" fill="none" stroke-width="2.5" stroke="{style}"/>'
+
+
+def _point(i: int, value: float, most: float, base: float, across: float) -> tuple[float, float]:
+    return _AXIS + i * across, base - (base - _TOP) * value / most
+
+
+def _draw_ends(ends: Sequence[tuple[float, float, float]]) -> Iterator[str]:
+    """The number at the end of each line, none on another; lines that end alike have one."""
+    above, drawn = -math.inf, ""
+    for x, y, value in sorted(ends, key=lambda end: (end[1], -end[0])):
+        text = f"{value:,.0f}"
+        if text != drawn:
+            above, drawn = max(y, above + _APART), text
+            yield f'<text x="{x + 6:.1f}" y="{above + 4:.1f}">{text}</text>'
 
 
 def _legend(left: int, text: str, style: str) -> str:

@@ -226,6 +226,23 @@ def test_a_run_that_failed_says_why(source: StoreSource):
     assert source.run(done[0]["id"])["troubles"] == []
 
 
+def test_a_tool_that_failed_is_told_though_the_run_went_on(tmp_path: Path):
+    def told(**facts: object) -> str:
+        spans = Run(0, "flight desk").agent_run(2)
+        [tool, *_] = [span for span in spans if span.name == names.TOOL]
+        failed = msgspec.structs.replace(tool, attributes=tool.attributes | {names.IS_ERROR: True} | facts)
+        name = f"trace-{len(facts)}.db"
+        with TraceStore(fill_store(tmp_path / name, [failed if span is tool else span for span in spans])) as store:
+            [trouble] = StoreSource(store, title="here").run(tool.trace_id)["troubles"]
+        assert trouble["name"] == "tool"
+        return trouble["error"]
+
+    raised = {names.TRACEBACK: '  File "weather.py", line 5, in weather\nRuntimeError'}
+    assert told() == "failed; the model was told why"
+    assert told(**raised) == "RuntimeError"
+    assert told(**raised, **{names.CONTENT_RESULT: "Error: it is down"}) == "Error: it is down"
+
+
 @pytest.mark.parametrize("by", ["agent", "model", "session", "key"])
 def test_a_summary_counts_every_run_once(source: StoreSource, by: str):
     runs = source.runs(RunFilter())["runs"]

@@ -139,9 +139,7 @@ class Agent(Generic[T]):
             async with self:
                 return await self.run(prompt, **options)
 
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
+        if not _has_running_loop():
             return asyncio.run(run())
         with ThreadPoolExecutor(1) as thread:
             return thread.submit(contextvars.copy_context().run, asyncio.run, run()).result()
@@ -401,6 +399,15 @@ def _as_model(model: Model | str | Sequence[Model | str]) -> Model:
     if isinstance(model, str):
         return open_model(model)
     return FallbackModel([_as_model(each) for each in model]) if isinstance(model, Sequence) else model
+
+
+def _has_running_loop() -> bool:
+    """Asked apart from what is run: an error there would be told as one that came of this one."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _as_tool(each: Any) -> AgentTool | ToolSource:

@@ -133,7 +133,7 @@ class _Scene:
     def _troubles(self) -> Iterator[Json]:
         """What went wrong, where it did so: what failed for that alone is left out."""
         for node in self._nodes.values():
-            error = node.span.error
+            error = node.span.error or _failure(node)
             if error and all(child.span.error != error for child in node.children):
                 facts = node.span.attributes
                 label = next((str(facts[name]) for name in _LABELS if facts.get(name)), "")
@@ -153,6 +153,15 @@ class _Scene:
 
 def _tool_name(node: SpanNode) -> str:
     return str(node.span.attributes.get(names.TOOL_NAME, ""))
+
+
+def _failure(node: SpanNode) -> str:
+    """What the model was told of a tool that failed, or where that is not recorded, what the tool raised."""
+    facts = node.span.attributes
+    if not facts.get(names.IS_ERROR):
+        return ""
+    raised = str(facts.get(names.TRACEBACK, "")).rpartition("\n")[2].strip()
+    return _content(node, names.CONTENT_RESULT) or raised or "failed; the model was told why"
 
 
 def _depth(node: SpanNode) -> int:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.http.test_tls import write_certificate
 
 from hotloop.cli.serving.reload import Reload, Settings
 from hotloop.core.config import CLASS_SETTINGS, RELOADABLE, EngineConfig, RouterConfig, ServerConfig, TraceConfig
@@ -50,6 +51,15 @@ def test_no_key_is_told_and_whether_there_are_any_is_settled_at_the_start() -> N
     assert (told, reloaded.keys.current) == ("changed: nothing; needs a restart: api_key", read_keys("old", None))
     told, reloaded = reload(router(), router(api_key="new"))
     assert (told, reloaded.keys.current) == ("changed: nothing; needs a restart: api_key", read_keys(None, None))
+
+
+def test_another_certificate_is_told_once(tmp_path: Path) -> None:
+    listener = {"tls_cert": str(tmp_path / "cert.pem"), "tls_key": str(tmp_path / "key.pem")}
+    write_certificate(tmp_path, "before")
+    reloaded = Reload(router(**listener), lambda: router(**listener))
+    assert reloaded() == "changed: nothing"
+    write_certificate(tmp_path, "after")
+    assert [reloaded(), reloaded()] == ["changed: certificate", "changed: nothing"]
 
 
 def test_what_is_refused_changes_nothing(tmp_path: Path, log_level: logging.Logger) -> None:

@@ -9,6 +9,7 @@ import ctypes
 import fcntl
 import hashlib
 import importlib.util
+import logging
 import os
 import platform
 import re
@@ -25,6 +26,8 @@ from itertools import chain
 from pathlib import Path
 
 from hotloop.core.home import home
+
+log = logging.getLogger(__name__)
 
 BUILD_ERRORS = (OSError, AttributeError, subprocess.SubprocessError)
 EMULATED = "-DEMULATE_TILES"
@@ -81,6 +84,8 @@ class Library:
             arguments = self.arguments(name, _target(march), *tune, *flags)
             recipe = (*arguments[:-1], source.read_text(), *headers)  # the same wherever the sources are
             path = folder / f"{source.stem}-{_digest(*recipe)}.o"
+            if not _is_whole(path):
+                log.info("compiling %s for this CPU, which is done once", name)
             make(path, *arguments)
             return str(path)
 

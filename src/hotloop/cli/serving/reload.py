@@ -6,10 +6,12 @@ found before the first of them is applied.
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from hotloop.cli.tracing import load_prices
 from hotloop.core.config import RELOADABLE, EngineConfig, ListenerConfig, ModelConfig, ServerConfig, TraceConfig
+from hotloop.core.files import named_errors
 from hotloop.http.keys import ApiKeys, Keys, read_keys
 from hotloop.http.logs import start_logging
 from hotloop.http.tls import certificate_of
@@ -35,6 +37,14 @@ class Settings(Generic[Listener]):
         load_prices(None)
         certificate_of(self.listener)
         return read_keys(self.listener.api_key, self.listener.api_key_file)
+
+    def certificate(self) -> bytes:
+        """As it is in its file now; nothing where there is none. Raises ConfigError."""
+        if not self.listener.tls_cert:
+            return b""
+        path = Path(self.listener.tls_cert)
+        with named_errors("read", path):
+            return path.read_bytes()
 
     def reloaded(self, new: "Settings[Listener]") -> "Settings[Listener]":
         """These, with what a reload applies as it is in the new ones."""
@@ -80,6 +90,7 @@ class Reload(Generic[Listener]):
 
     def __init__(self, settings: Settings[Listener], read: Callable[[], Settings[Listener]]) -> None:
         self.keys = ApiKeys(settings.check())
+        self._certificate = settings.certificate()
         self._settings = settings
         self._read = read
 
@@ -88,14 +99,15 @@ class Reload(Generic[Listener]):
         it changed. Both raise ConfigError, and then nothing has changed."""
         new = self._read()
         keys, settings = new.check(), self._settings.reloaded(new)
-        applied, pending = self._settings.changed(settings), settings.changed(new)
+        applied, pending, certificate = self._settings.changed(settings), settings.changed(new), settings.certificate()
         if bool(keys) != bool(self.keys.current):  # who is let in without a key is settled at the start
             pending["api_key"] = None
             keys = self.keys.current
         told = apply(settings)
         told += ["API keys"] if keys != self.keys.current else []
+        told += ["certificate"] if certificate != self._certificate else []
         told += [f"{name}={value}" for name, value in sorted(applied.items()) if name not in _UNTOLD]
-        self._settings = settings
+        self._settings, self._certificate = settings, certificate
         self.keys.current = keys
         start_logging(settings.listener)
         waiting = f"; needs a restart: {', '.join(sorted(pending))}" if pending else ""

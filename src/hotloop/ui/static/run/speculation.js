@@ -7,7 +7,7 @@ export function speculationPanel(shown) {
   const note = el("span", {});
   const place = el("div", {});
   shown.draw((run) => {
-    note.textContent = `tools ran ${duration(run.tools_hidden_ms)} behind the model's back`;
+    note.textContent = `tools ran ${duration(run.tools_hidden_ms)} while the model was writing`;
     const lines = tellWon(run);
     place.replaceChildren(...(lines.length ? lines : [empty("Nothing was begun early.",
       "Tools marked read-only can be: see ", el("code", {}, "docs/speculation.md"), ".")]));
