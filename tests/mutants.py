@@ -88,6 +88,11 @@ EQUIVALENT: Mapping[str, str] = {
     "engine/scheduler/scheduler.py: room <= 0 -> room < 0": (
         "one that runs may adopt what is cached a step earlier; it computes nothing, for there is no room"
     ),
+    "engine/scheduler/scheduler.py: len(request.block_ids) * self.block_size -> "
+    "len(request.block_ids) // self.block_size (2)": "the long way comes to the same slice, in twice the time",
+    "engine/scheduler/scheduler.py: num_settled > request.num_settled -> num_settled >= request.num_settled": (
+        "it is set to what it is"
+    ),
     "engine/kvcache/recurrent.py: run.request.num_computed < run.request.num_prompt - 1 -> "
     "run.request.num_computed <= run.request.num_prompt - 1": _NO_PLACE_AHEAD,
     "engine/kvcache/recurrent.py: run.request.num_prompt - 1 -> run.request.num_prompt + 1": _NO_PLACE_AHEAD,
