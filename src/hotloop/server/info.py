@@ -89,7 +89,7 @@ async def tokenize(request: Request) -> Response:
     spell = service.engine.tokenizer.token_text
     answer = {
         "count": len(prompt.token_ids),
-        "max_model_len": service.engine.max_context,
+        "max_model_len": service.engine.facts.max_context,
         "tokens": list(prompt.token_ids),
         "token_strs": [*map(spell, prompt.token_ids)] if options.return_token_strs else None,
     }
@@ -127,4 +127,4 @@ def _make_prompt(body: Json, options: TokenizeBody, service: Service, scope: str
 
 
 def _model(service: Service) -> ServedModel:
-    return ServedModel(service.model, service.engine.started_at, service.engine.max_context)
+    return ServedModel(service.model, service.engine.facts.started_at, service.engine.facts.max_context)

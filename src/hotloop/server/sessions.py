@@ -29,7 +29,7 @@ async def close_by_body(http: HttpRequest) -> JSONResponse:
 async def _close(http: HttpRequest, name: str) -> JSONResponse:
     service = Service.of(http)
     num_blocks = await service.engine.close_session(http.state.tenant.qualify(shorten(name)))
-    freed = {"freed_blocks": num_blocks, "freed_tokens": num_blocks * service.engine.block_size}
+    freed = {"freed_blocks": num_blocks, "freed_tokens": num_blocks * service.engine.facts.block_size}
     return JSONResponse({"id": name, "object": "session.closed", **freed})
 
 

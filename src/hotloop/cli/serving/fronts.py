@@ -27,9 +27,9 @@ from hotloop.core.errors import ConfigError, DeviceLost, HotloopError
 from hotloop.engine.engine import Engine
 from hotloop.http.logs import start_logging
 from hotloop.http.serving import has_terminal, log_reload
+from hotloop.server.engine_client import EngineFacts
 from hotloop.server.fronts.host import EngineHost
 from hotloop.server.fronts.hub import Hub
-from hotloop.server.fronts.remote import EngineFacts
 
 log = logging.getLogger("hotloop.fronts")
 

@@ -20,6 +20,8 @@ from hotloop.server.engine_client import read_kv
 from hotloop.server.fronts.hub import Hub
 from hotloop.server.fronts.link import Link
 from hotloop.server.fronts.messages import (
+    REQUEST_FACTS,
+    REQUEST_FIELDS,
     Abort,
     Admitted,
     Ask,
@@ -223,17 +225,8 @@ class EngineHost:
         )
 
     def _facts(self, request: Request) -> Facts:
-        return Facts(
-            request.session,
-            request.first_scheduled_at,
-            request.first_token_at,
-            request.last_token_at,
-            request.turn_wait_s,
-            request.num_preemptions,
-            request.num_computed_at_end,
-            request.eviction,
-            self._engine.cache_refill_s,
-        )
+        facts: dict[str, Any] = {name: getattr(request, name) for name in REQUEST_FACTS}
+        return Facts(**facts, cache_refill_s=self._engine.cache_refill_s)
 
     def fail(self, error: Exception) -> None:
         """On any thread."""
@@ -299,18 +292,4 @@ def _gone() -> EngineClosed:
 
 
 def _make_request(new: NewRequest) -> Request:
-    return Request(
-        id=new.id,
-        prompt_ids=array("i", new.prompt),
-        sampling=new.sampling,
-        priority=new.priority,
-        session_id=new.session_id,
-        grammar=new.grammar,
-        salt=new.salt,
-        reasoning=new.reasoning,
-        resume_at=new.resume_at,
-        parent_id=new.parent_id,
-        begun_ids=new.begun_ids,
-        kv_source=new.kv_source,
-        arrived_at=new.arrived_at,
-    )
+    return Request(prompt_ids=array("i", new.prompt), **{name: getattr(new, name) for name in REQUEST_FIELDS})

@@ -123,6 +123,8 @@ class SharedChange(msgspec.Struct, frozen=True, array_like=True, tag=True):
     value: msgspec.Raw
 
 
+REQUEST_FIELDS = tuple(name for name in NewRequest.__struct_fields__ if name not in ("number", "prompt"))
+"""Called the same in a `Request`."""
 FrontMessage = Submit | Abort | HoldPrefix | Release | Ask | Reply | SharedChange
 
 
@@ -138,6 +140,10 @@ class Facts(msgspec.Struct, frozen=True, array_like=True):
     num_computed_at_end: int
     eviction: Eviction | None
     cache_refill_s: float
+
+
+REQUEST_FACTS = tuple(name for name in Facts.__struct_fields__ if name != "cache_refill_s")
+"""Called the same in a `Request`."""
 
 
 class Event(msgspec.Struct, frozen=True, array_like=True):

@@ -6,7 +6,6 @@ is counted and detokenised here.
 
 import asyncio
 import socket
-import time
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,24 +16,24 @@ import msgspec
 
 from hotloop.core.config import ClassLimits, EngineConfig
 from hotloop.core.errors import DeviceLost, EngineClosed, HotloopError
-from hotloop.core.request import FinishReason, KvSource, Request, TokenEvent, Usage, Wait
+from hotloop.core.request import FinishReason, KvSource, Request, TokenEvent, Wait
 from hotloop.core.retention import Hold
 from hotloop.core.sharing import UNSHARED, Sharing
 from hotloop.engine.core import OnEvents
-from hotloop.engine.engine import Engine
 from hotloop.engine.grammar.matcher import Grammars
-from hotloop.engine.offload.disk.store import Segments
 from hotloop.engine.text import TextStream
 from hotloop.models.template import ChatTemplate
 from hotloop.models.tokenizer import Tokenizer
+from hotloop.server.engine_client import EngineFacts
 from hotloop.server.fronts.link import Link
 from hotloop.server.fronts.messages import (
+    REQUEST_FACTS,
+    REQUEST_FIELDS,
     Abort,
     Admitted,
     Ask,
     EngineMessage,
     Event,
-    Facts,
     Failed,
     HoldPrefix,
     NewRequest,
@@ -49,40 +48,11 @@ from hotloop.server.fronts.messages import (
 from hotloop.server.fronts.sharing import FrontSharing
 from hotloop.server.metrics import Counts
 
-
-@dataclass(frozen=True, slots=True)
-class EngineFacts:
-    """What a front is told of the engine before it begins."""
-
-    name: str
-    device_note: str
-    block_size: int
-    num_kv_tokens: int
-    max_context: int
-    vocab_size: int
-    class_limits: tuple[ClassLimits, ...]
-    publishes_kv: bool
-    kv_segments: Segments | None
-    kv_peers: tuple[str, ...]
-    started_at: int
-    num_fronts: int
-
-    @classmethod
-    def of(cls, engine: Engine, *, num_fronts: int = 1) -> "EngineFacts":
-        return cls(
-            engine.name,
-            engine.device_note,
-            engine.block_size,
-            engine.num_kv_tokens,
-            engine.max_context,
-            engine.vocab_size,
-            engine.config.class_limits,
-            engine.kv_events is not None,
-            engine.kv_segments,
-            engine.config.kv_peers,
-            int(time.time()),
-            num_fronts,
-        )
+_COUNTS = (
+    *("num_cached", "num_forced", "num_drafted", "num_accepted", "num_steps", "num_restored", "num_from_host"),
+    "num_reasoning",
+)
+"""Of a usage, called the same in a request."""
 
 
 @dataclass(slots=True)
@@ -105,17 +75,8 @@ class RemoteEngine:
         grammar_bytes: int,
         on_told: Callable[[str, Any], None] = lambda what, value: None,
     ) -> None:
-        self.name = facts.name
-        self.device_note = facts.device_note
-        self.block_size = facts.block_size
-        self.num_kv_tokens = facts.num_kv_tokens
-        self.max_context = facts.max_context
-        self.class_limits = facts.class_limits
-        self.publishes_kv = facts.publishes_kv
-        self.started_at = facts.started_at
-        self.num_fronts = facts.num_fronts
-        self.kv_segments = facts.kv_segments
-        self.kv_peers = facts.kv_peers
+        self.facts = facts
+        self.class_limits: Sequence[ClassLimits] = facts.class_limits
         self.tokenizer = tokenizer
         self.template = template
         self.grammars = Grammars(tokenizer, facts.vocab_size, grammar_bytes)
@@ -299,22 +260,9 @@ class RemoteEngine:
 
 
 def _render_request(request: Request) -> NewRequest:
-    return NewRequest(
-        number=request.number,
-        id=request.id,
-        prompt=request.token_ids.tobytes(),
-        sampling=request.sampling,
-        priority=request.priority,
-        session_id=request.session_id,
-        grammar=request.grammar,
-        salt=request.salt,
-        reasoning=request.reasoning,
-        resume_at=list(request.resume_at),
-        parent_id=request.parent_id,
-        begun_ids=list(request.begun_ids),
-        kv_source=request.kv_source,
-        arrived_at=request.arrived_at,
-    )
+    lists: dict[str, Any] = {"resume_at": list(request.resume_at), "begun_ids": list(request.begun_ids)}
+    same = {name: getattr(request, name) for name in REQUEST_FIELDS if name not in lists}
+    return NewRequest(number=request.number, prompt=request.token_ids.tobytes(), **same, **lists)
 
 
 def _count_token(mirror: _Mirror, token_id: int) -> TokenEvent:
@@ -330,9 +278,11 @@ def _apply(mirror: _Mirror, event: Event) -> TokenEvent:
     request, reason = mirror.request, event.finish_reason
     request.token_ids.extend(event.token_ids)
     request.finish_reason = reason
-    _set_counts(request, event.usage)
-    if event.facts:
-        _set_facts(request, event.facts)
+    for name in _COUNTS:
+        setattr(request, name, getattr(event.usage, name))
+    request.waits_s |= {wait: event.usage.waits_s.get(wait, 0.0) for wait in Wait}
+    for name in REQUEST_FACTS if event.facts else ():
+        setattr(request, name, getattr(event.facts, name))
     text = event.text
     if mirror.text:
         text = "".join([mirror.text.push(token_id)[0] for token_id in event.token_ids])
@@ -341,26 +291,3 @@ def _apply(mirror: _Mirror, event: Event) -> TokenEvent:
     error = event.error.to_error() if event.error else None
     logprobs = tuple(event.logprobs)
     return TokenEvent(request.id, tuple(event.token_ids), text, event.usage, logprobs, reason, event.stop_match, error)
-
-
-def _set_counts(request: Request, usage: Usage) -> None:
-    request.num_cached = usage.num_cached
-    request.num_forced = usage.num_forced
-    request.num_drafted = usage.num_drafted
-    request.num_accepted = usage.num_accepted
-    request.num_steps = usage.num_steps
-    request.num_restored = usage.num_restored
-    request.num_from_host = usage.num_from_host
-    request.num_reasoning = usage.num_reasoning
-    request.waits_s |= {wait: usage.waits_s.get(wait, 0.0) for wait in Wait}
-
-
-def _set_facts(request: Request, facts: Facts) -> None:
-    request.session = facts.session
-    request.first_scheduled_at = facts.first_scheduled_at
-    request.first_token_at = facts.first_token_at
-    request.last_token_at = facts.last_token_at
-    request.turn_wait_s = facts.turn_wait_s
-    request.num_preemptions = facts.num_preemptions
-    request.num_computed_at_end = facts.num_computed_at_end
-    request.eviction = facts.eviction

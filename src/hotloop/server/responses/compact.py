@@ -35,7 +35,7 @@ async def compact(http: HttpRequest) -> Response:
         raise HotloopError("the model wrote no summary: the conversation is as long as it was")
     if piece.finish_reason is FinishReason.LENGTH:
         job.inquiry.tell(f"the summary was cut behind {piece.usage.num_output} tokens")
-    num_kept = service.engine.max_context  # bytes, so a quarter of it in tokens
+    num_kept = service.engine.facts.max_context  # bytes, so a quarter of it in tokens
     return JsonResponse(render_compaction(stem, items, summary, answer_usage([piece.usage], job.inquiry), num_kept))
 
 
