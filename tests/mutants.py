@@ -52,7 +52,7 @@ _SCHEDULER = _engine(
     "scheduler/scheduler_steps", "scheduler/scheduler_memory", "scheduler/prompt_order", "scheduler/scheduler"
 )
 _DRAFTING = [f"tests/engine/drafting/test_{name}.py" for name in ("worth", "payoff", "speculation")]
-_PLACEMENT = [f"tests/router/placement/test_{name}.py" for name in ("policy", "index", "placement")]
+_PLACEMENT = [f"tests/router/placement/test_{name}.py" for name in ("policy", "index", "placement", "handover")]
 TESTS: Mapping[str, list[str]] = {
     "engine/kvcache/blocks.py": _kvcache("blocks", "radix"),
     "engine/kvcache/node.py": _kvcache("radix", "recurrent_places", "radix_host", "recurrent"),
@@ -72,7 +72,8 @@ TESTS: Mapping[str, list[str]] = {
     "chat/assembly/splice.py": ["tests/chat/assembly/test_splice.py", "tests/core/test_lru.py"],
     "trace/ledger.py": ["tests/trace/test_ledger.py", "tests/trace/test_ledger_givers.py"],
     "agent/tools/dispatch.py": [
-        f"tests/agent/{name}.py" for name in ("tools/test_dispatch", "tools/test_results", "test_run")
+        f"tests/agent/{name}.py"
+        for name in ("tools/test_dispatch", "tools/test_crash", "tools/test_results", "test_run")
     ],
 }
 _SHARED_AGAIN = "whole blocks that are shared already are shared once more, which does nothing"
