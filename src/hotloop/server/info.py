@@ -1,4 +1,4 @@
-"""The endpoints that only tell: what is served, whether it is well, what its numbers are, how it cuts text."""
+"""Endpoints that only report: models, health, metrics, explanations, and how text is tokenized."""
 
 import asyncio
 from typing import Any
@@ -39,7 +39,7 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
 
 async def health(request: Request) -> Response:
     if Service.of(request).engine.failure:
-        raise EngineClosed("the engine has failed; the server's log says more")
+        raise EngineClosed("the engine has failed; see the server's log")
     return JSONResponse({"status": "ok"})
 
 

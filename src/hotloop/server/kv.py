@@ -1,7 +1,7 @@
-"""KV for other servers: they ask for what is cached of a prompt here, and are named where theirs may be asked for.
+"""KV between servers: others fetch what is cached of a prompt here, and a request may name where to fetch its own.
 
-Only who may speak for all tenants asks, and only for KV of the very layout, salt and tokens that it names. `kv_peers`
-says which addresses a request may name: nothing else is ever connected to.
+Only keys that may act for all tenants fetch, and only KV of exactly the layout, salt and tokens that they name.
+`kv_peers` says which addresses a request may name: nothing else is ever connected to.
 """
 
 import asyncio
@@ -36,9 +36,9 @@ async def send_segments(http: HttpRequest) -> Response:
     asked = convert(decode(await read_json(http, _MAX_BODY)), AskedKv)
     segments = service.engine.facts.kv_segments
     if segments is None or asked.layout != segments.layout:
-        raise HttpError(409, "the KV here is laid out otherwise")
+        raise HttpError(409, "the KV here has another layout")
     if service.num_kv_sent >= MAX_MOVES:
-        raise Overloaded("KV is sent to as many servers as may be at a time", 1.0)
+        raise Overloaded("too many servers are fetching KV already", 1.0)
     service.num_kv_sent += 1
     try:
         pieces = _read_pieces(service, asked)
@@ -69,9 +69,9 @@ async def take_session(http: HttpRequest) -> Response:
     offered = convert(decode(await read_json(http, _MAX_BODY)), OfferedKv)
     segments = service.engine.facts.kv_segments
     if segments is None or offered.layout != segments.layout or len(offered.tokens) > service.engine.facts.max_context:
-        raise HttpError(409, "the KV here is laid out otherwise")
+        raise HttpError(409, "the KV here has another layout")
     if not is_peer(offered.source, service.engine.facts.kv_peers):
-        raise AccessDenied(403, "forbidden", "kv_peers does not name the server that has it")
+        raise AccessDenied(403, "forbidden", "the server that has it is not in kv_peers")
     source = KvSource(offered.source, service.peer_key)
     num_known = await service.engine.take_kv(source, offered.salt, offered.tokens, offered.session)
     return _show(TakenKv(num_known))
@@ -106,7 +106,7 @@ def is_peer(url: str, peers: Sequence[str]) -> bool:
 
 def _check_may_ask(tenant: Tenant) -> None:
     if tenant.is_apart and not tenant.is_admin:
-        raise AccessDenied(403, "forbidden", "KV is of all tenants: it needs an API key of the role admin")
+        raise AccessDenied(403, "forbidden", "KV of all tenants needs an API key with the role admin")
 
 
 class SegmentsResponse(StreamingResponse):

@@ -1,4 +1,4 @@
-"""What the endpoints share: the engine, the model's name to the world, and the way to both."""
+"""What the endpoints share: the engine, the served model's name, and how a request is read."""
 
 import hashlib
 from collections.abc import AsyncIterator

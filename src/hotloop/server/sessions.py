@@ -1,4 +1,4 @@
-"""Sessions by name: a client says that one is over, so that nobody waits for it to come back."""
+"""Closing sessions: a client says that one is over, so that its prefix is held no longer."""
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse

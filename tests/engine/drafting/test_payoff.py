@@ -151,7 +151,7 @@ def test_a_draft_model_that_does_not_pay_reads_next_to_nothing(caplog: pytest.Lo
     assert before < simulation.num_read < 0.05 * 100 * 200
     assert simulation.speculator.model_length == 0
     [line] = caplog.messages
-    told = re.match(r"the draft model does not pay and rests: (\d+)% of its drafts are right", line)
+    told = re.match(r"the draft model does not pay off and is paused: (\d+)% of its drafts are right", line)
     assert told
     assert 80 <= int(told[1]) < 100, "nine in ten are"
 

@@ -168,7 +168,7 @@ class HostTier:
         except DeviceLost:
             raise
         except BackendError as error:
-            log.warning("KV could not be copied back from host memory (%s); it is computed instead", error)
+            log.warning("KV could not be copied back from host memory (%s); it is recomputed", error)
             return None
 
     def _await(self, load: _Load) -> float | None:
@@ -176,7 +176,7 @@ class HostTier:
         try:
             return load.copy.wait()
         except BackendError as error:
-            log.warning("KV was not copied back from host memory (%s); it is computed instead", error)
+            log.warning("KV was not copied back from host memory (%s); it is recomputed", error)
             return None
 
     def _end(self, load: _Load) -> None:
