@@ -1,7 +1,7 @@
 """The engine at one moment, in numbers; snapshots are taken on its thread between two steps, and only on demand.
 
-The totals of a snapshot include what the running requests have prefilled and decoded so far, and never decrease: what
-is recomputed or taken back after it was counted is made up for first.
+The totals of a snapshot include what the running requests have prefilled and decoded so far, and never decrease, also
+when tokens are recomputed or taken back after they were counted.
 """
 
 import threading
@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import takewhile
+from typing import NamedTuple
 
 from hotloop.core.request import FinishReason, Priority, Request, Usage
 from hotloop.engine.core import EngineCore
@@ -52,8 +53,7 @@ class EngineStats:
     states: StateStats
 
 
-@dataclass(frozen=True, slots=True)
-class BlockCount:
+class BlockCount(NamedTuple):
     """Blocks of the cache: used by requests, and kept though no request uses them."""
 
     num_used: int

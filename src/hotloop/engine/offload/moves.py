@@ -28,7 +28,7 @@ from hotloop.backends.backend import Backend, Copy
 from hotloop.core.request import KvSource, Request
 from hotloop.engine.offload.disk.folder import KEY_BYTES
 from hotloop.engine.offload.disk.store import Segments
-from hotloop.engine.offload.disk.tier import Post, place_blocks
+from hotloop.engine.offload.disk.tier import Post, SegmentTier, place_blocks
 from hotloop.engine.offload.host import CopySpeed, CopyStats
 from hotloop.engine.scheduler.scheduler import Scheduler
 
@@ -125,18 +125,14 @@ class SegmentStream:
             self._connection.close()
 
 
-class KvMoves:
-    """Between the scheduler's blocks and those of other servers. `post` brings a call to the engine's thread."""
+class KvMoves(SegmentTier):
+    """Segments of other servers."""
 
     def __init__(
         self, segments: Segments, backend: Backend, scheduler: Scheduler, post: Post, clock: Callable[[], float]
     ) -> None:
+        super().__init__(segments.num_tokens, backend, scheduler, post, clock)
         self.segments = segments
-        self._backend = backend
-        self._scheduler = scheduler
-        self._post = post
-        self._clock = clock
-        self._segment_blocks = segments.num_tokens // scheduler.block_size
         self._speed = CopySpeed(_BYTE_S, _BEGIN_S)
         self._moves: list[_Move] = []
         self._stats = CopyStats()
@@ -150,12 +146,11 @@ class KvMoves:
 
     def fetch(self, request: Request, on_end: Callable[[int], None] | None = None) -> bool:
         """Have read what the server has that a request names, and is not known here; whether the request waits."""
-        source, tree = request.kv_source, self._scheduler.tree
-        count = request.num_tokens // self.segments.num_tokens
+        source, count = request.kv_source, request.num_tokens // self.segments.num_tokens
         if source is None or not count or len(self._moves) >= MAX_MOVES:
             return False
         token_ids = request.token_ids[: count * self.segments.num_tokens]
-        num_known, num_in_host = (len(tree.peek(token_ids, request.salt, is_offloaded=each)) for each in (False, True))
+        num_known, num_in_host = self._count_known(token_ids, request.salt)
         begin = num_known // self._segment_blocks
         num_gained = count * self._segment_blocks - num_known - num_in_host
         compute_s, num_bytes = self._scheduler.compute_s(num_gained), (count - begin) * self.segments.num_bytes

@@ -1,7 +1,7 @@
-"""A front's end of a link: an engine in another process, used as one of this process is.
+"""A front's end of a link: the client of an engine in another process.
 
-The requests here mirror the engine's: events bring their tokens, counts and times. What only one more token happened to
-is counted and detokenised here.
+The requests here mirror the engine's: events bring their tokens, counts and times. Requests that got one more token and
+nothing else are counted and detokenised here.
 """
 
 import asyncio
@@ -25,26 +25,8 @@ from hotloop.engine.text import TextStream
 from hotloop.models.template import ChatTemplate
 from hotloop.models.tokenizer import Tokenizer
 from hotloop.server.engine_client import EngineFacts
+from hotloop.server.fronts import messages
 from hotloop.server.fronts.link import Link
-from hotloop.server.fronts.messages import (
-    REQUEST_FACTS,
-    REQUEST_FIELDS,
-    Abort,
-    Admitted,
-    Ask,
-    EngineMessage,
-    Event,
-    Failed,
-    HoldPrefix,
-    NewRequest,
-    Refused,
-    Release,
-    Reply,
-    SharedChange,
-    Stepped,
-    Submit,
-    Told,
-)
 from hotloop.server.fronts.sharing import FrontSharing
 from hotloop.server.metrics import Counts
 
@@ -87,7 +69,7 @@ class RemoteEngine:
         self._shared = FrontSharing(self._link.send) if facts.num_fronts > 1 else None
         self.sharing: Sharing = self._shared or UNSHARED
         self._count: Callable[[], Counts] = list
-        self._decoder = msgspec.msgpack.Decoder(EngineMessage)
+        self._decoder = msgspec.msgpack.Decoder(messages.EngineMessage)
         self._numbers = count()
         self._mirrors: dict[int, _Mirror] = {}
         self._waiting: dict[int, asyncio.Future[Any]] = {}
@@ -114,7 +96,8 @@ class RemoteEngine:
             self._mirrors[request.number] = _Mirror(request, on_events, text)
         number, is_admitted = next(self._numbers), False
         try:
-            await self._send_and_wait(number, Submit(number, [_render_request(request) for request in requests]))
+            new = [_render_request(request) for request in requests]
+            await self._send_and_wait(number, messages.Submit(number, new))
             is_admitted = True
         finally:
             if not is_admitted:  # refused, or nobody waits for it any more
@@ -125,13 +108,13 @@ class RemoteEngine:
                     self.release(request)
 
     def abort(self, *request_ids: str) -> None:
-        self._link.send(Abort(list(request_ids)))
+        self._link.send(messages.Abort(list(request_ids)))
 
     def hold(self, request: Request, hold: Hold, num_tokens: int) -> None:
-        self._link.send(HoldPrefix(request.id, num_tokens, hold))
+        self._link.send(messages.HoldPrefix(request.id, num_tokens, hold))
 
     def release(self, request: Request) -> None:
-        self._link.send(Release(request.id))
+        self._link.send(messages.Release(request.id))
 
     def close_session(self, name: str) -> "asyncio.Future[int]":
         closing: asyncio.Future[int] = asyncio.ensure_future(self.ask("close_session", name))
@@ -161,11 +144,11 @@ class RemoteEngine:
         """Raises what the answer failed with."""
         self._check()
         number = next(self._numbers)
-        return await self._send_and_wait(number, Ask(number, what, value))
+        return await self._send_and_wait(number, messages.Ask(number, what, value))
 
     def tell(self, what: str) -> None:
         """As `ask`, without waiting for an answer."""
-        self._link.send(Ask(next(self._numbers), what))
+        self._link.send(messages.Ask(next(self._numbers), what))
 
     async def is_ready(self) -> bool:
         return self._link.is_open and bool(await self.ask("is_ready"))
@@ -203,20 +186,20 @@ class RemoteEngine:
 
     def _take(self, frame: bytes) -> None:
         match self._decoder.decode(frame):
-            case Stepped(tokens, events):
+            case messages.Stepped(tokens, events):
                 self._step(tokens, events)
-            case Admitted(number) | Reply(number, error=None) as answered:
-                self._answer(number, answered.value if isinstance(answered, Reply) else None)
-            case Refused(number, error) | Reply(number, error=error):
+            case messages.Admitted(number) | messages.Reply(number, error=None) as answered:
+                self._answer(number, answered.value if isinstance(answered, messages.Reply) else None)
+            case messages.Refused(number, error) | messages.Reply(number, error=error):
                 assert error
                 self._answer(number, error=error.to_error())
-            case SharedChange() as change if self._shared:
+            case messages.SharedChange() as change if self._shared:
                 self._shared.take(change)
-            case Ask(number):  # there is but one question
-                self._link.send(Reply(number, self._count()))
-            case Failed(error):
+            case messages.Ask(number):  # there is but one question
+                self._link.send(messages.Reply(number, self._count()))
+            case messages.Failed(error):
                 self.failure = error.to_error()
-            case Told(what, value):
+            case messages.Told(what, value):
                 self._on_told(what, value)
 
     def _answer(self, number: int, value: Any = None, error: HotloopError | None = None) -> None:
@@ -228,7 +211,7 @@ class RemoteEngine:
         else:
             waiting.set_result(value)
 
-    def _step(self, tokens: bytes, events: Sequence[Event]) -> None:
+    def _step(self, tokens: bytes, events: Sequence[messages.Event]) -> None:
         told: dict[OnEvents, list[TokenEvent]] = {}
         pairs = iter(array("q", tokens))
         for number, token_id in zip(pairs, pairs, strict=True):
@@ -259,10 +242,10 @@ class RemoteEngine:
                 waiting.set_exception(error)
 
 
-def _render_request(request: Request) -> NewRequest:
+def _render_request(request: Request) -> messages.NewRequest:
     lists: dict[str, Any] = {"resume_at": list(request.resume_at), "begun_ids": list(request.begun_ids)}
-    same = {name: getattr(request, name) for name in REQUEST_FIELDS if name not in lists}
-    return NewRequest(number=request.number, prompt=request.token_ids.tobytes(), **same, **lists)
+    same = {name: getattr(request, name) for name in messages.REQUEST_FIELDS if name not in lists}
+    return messages.NewRequest(number=request.number, prompt=request.token_ids.tobytes(), **same, **lists)
 
 
 def _count_token(mirror: _Mirror, token_id: int) -> TokenEvent:
@@ -274,14 +257,14 @@ def _count_token(mirror: _Mirror, token_id: int) -> TokenEvent:
     return TokenEvent(request.id, (token_id,), text, request.usage)
 
 
-def _apply(mirror: _Mirror, event: Event) -> TokenEvent:
+def _apply(mirror: _Mirror, event: messages.Event) -> TokenEvent:
     request, reason = mirror.request, event.finish_reason
     request.token_ids.extend(event.token_ids)
     request.finish_reason = reason
     for name in _COUNTS:
         setattr(request, name, getattr(event.usage, name))
     request.waits_s |= {wait: event.usage.waits_s.get(wait, 0.0) for wait in Wait}
-    for name in REQUEST_FACTS if event.facts else ():
+    for name in messages.REQUEST_FACTS if event.facts else ():
         setattr(request, name, getattr(event.facts, name))
     text = event.text
     if mirror.text:
