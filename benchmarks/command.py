@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-from cyclopts import App, Parameter
+from cyclopts import App, CycloptsError, Parameter
 
-from hotloop.cli.command_line import parse
 from hotloop.cli.exits import run_command
 from hotloop.cli.output import show
+from hotloop.core.errors import ConfigError
 
 Command = Callable[..., int | None]
 
@@ -32,7 +32,14 @@ def main(command: Command, package: str = "benchmarks") -> None:
 
 
 def run(command: Command, argv: Sequence[str], package: str = "benchmarks") -> int:
-    return run_command(partial(parse, app_of(command, package)), argv)
+    return run_command(partial(_parse, app_of(command, package)), argv)
+
+
+def _parse(app: App, argv: Sequence[str]) -> Any:
+    try:
+        return app(list(argv), print_error=False, exit_on_error=False)
+    except CycloptsError as error:
+        raise ConfigError(str(error)) from None
 
 
 def app_of(command: Command, package: str = "benchmarks") -> App:

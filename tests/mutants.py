@@ -52,7 +52,7 @@ _SCHEDULER = _engine(
     "scheduler/scheduler_steps", "scheduler/scheduler_memory", "scheduler/prompt_order", "scheduler/scheduler"
 )
 _DRAFTING = [f"tests/engine/drafting/test_{name}.py" for name in ("worth", "payoff", "speculation")]
-_PLACEMENT = [f"tests/router/placement/test_{name}.py" for name in ("policy", "index", "placement")]
+_PLACEMENT = [f"tests/router/placement/test_{name}.py" for name in ("policy", "index", "placement", "handover")]
 TESTS: Mapping[str, list[str]] = {
     "engine/kvcache/blocks.py": _kvcache("blocks", "radix"),
     "engine/kvcache/node.py": _kvcache("radix", "recurrent_places", "radix_host", "recurrent"),
@@ -72,7 +72,8 @@ TESTS: Mapping[str, list[str]] = {
     "chat/assembly/splice.py": ["tests/chat/assembly/test_splice.py", "tests/core/test_lru.py"],
     "trace/ledger.py": ["tests/trace/test_ledger.py", "tests/trace/test_ledger_givers.py"],
     "agent/tools/dispatch.py": [
-        f"tests/agent/{name}.py" for name in ("tools/test_dispatch", "tools/test_results", "test_run")
+        f"tests/agent/{name}.py"
+        for name in ("tools/test_dispatch", "tools/test_crash", "tools/test_results", "test_run")
     ],
 }
 _SHARED_AGAIN = "whole blocks that are shared already are shared once more, which does nothing"
@@ -87,6 +88,11 @@ EQUIVALENT: Mapping[str, str] = {
     "engine/drafting/payoff.py: duration_s < before_s -> duration_s <= before_s": _AS_LONG_AS_BEFORE,
     "engine/scheduler/scheduler.py: room <= 0 -> room < 0": (
         "one that runs may adopt what is cached a step earlier; it computes nothing, for there is no room"
+    ),
+    "engine/scheduler/scheduler.py: len(request.block_ids) * self.block_size -> "
+    "len(request.block_ids) // self.block_size (2)": "the long way comes to the same slice, in twice the time",
+    "engine/scheduler/scheduler.py: num_settled > request.num_settled -> num_settled >= request.num_settled": (
+        "it is set to what it is"
     ),
     "engine/kvcache/recurrent.py: run.request.num_computed < run.request.num_prompt - 1 -> "
     "run.request.num_computed <= run.request.num_prompt - 1": _NO_PLACE_AHEAD,

@@ -94,8 +94,8 @@ async def test_messages_have_them_where_they_are() -> None:
 @pytest.mark.parametrize(
     ("api", "media_type", "words"),
     [
-        ("chat", "audio/wav", "audio/wav cannot be given to a model here"),
-        ("responses", "video/mp4", "video/mp4 cannot be given to a model here"),
+        ("chat", "audio/wav", "audio/wav is not supported"),
+        ("responses", "video/mp4", "video/mp4 is not supported"),
         ("messages", "application/zip", "Anthropic's messages take images, PDF and texts, not application/zip"),
     ],
 )

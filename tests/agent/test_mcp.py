@@ -304,7 +304,7 @@ async def test_what_is_not_mcp_is_said_in_our_words(at: str):
         server = McpServer.stdio(sys.executable, program, "a result of no shape", at)
         if at == "tools/call":
             [tool] = await server.open(stack)
-            assert await call(tool) == ("Error: the MCP server answered what is no result of a tool", True)
+            assert await call(tool) == ("Error: the MCP server returned an invalid tool result", True)
         else:
             with pytest.raises(ConfigError, match="cannot be used: what it says is not MCP"):
                 await server.open(stack)

@@ -230,11 +230,11 @@ async def test_an_answer_nobody_heard_the_end_of_is_not_on_the_tape(tmp_path: Pa
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"", "no tape"),
-        (b"{}\n", "no tape"),
-        (b"\xff\xfe\n", "no tape"),
-        (b'{"line": "answer", "events": ' + b"[" * 5000 + b"]" * 5000 + b"}", "no tape"),
-        (b'{"line": "verdict", "name": "a", "arguments": "", "verdict": true}\n', "no tape"),
+        (b"", "not a recording"),
+        (b"{}\n", "not a recording"),
+        (b"\xff\xfe\n", "not a recording"),
+        (b'{"line": "answer", "events": ' + b"[" * 5000 + b"]" * 5000 + b"}", "not a recording"),
+        (b'{"line": "verdict", "name": "a", "arguments": "", "verdict": true}\n', "not a recording"),
         (b'{"line": "tape", "version": 99}\n', "version 99"),
     ],
 )

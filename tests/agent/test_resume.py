@@ -542,7 +542,7 @@ async def test_a_run_that_is_cancelled_is_forgotten(tracer: StoreTracer) -> None
     run_id = run_id_of(await listen(agent))
     await cancel(tracer.journal, run_id)
     assert await state_of(tracer, run_id) == "cancelled"
-    with pytest.raises(ConfigError, match="nothing left"):
+    with pytest.raises(ConfigError, match="cannot be resumed"):
         await agent.resume(run_id)
 
 

@@ -110,7 +110,7 @@ async def test_a_message_joins_at_the_next_turn() -> None:
     assert [m.content for m in model.asks[1].messages if m.role == "user"] == ["go", "Be quick.", "And neat."]
     assert [m.role for m in model.asks[1].messages] == ["user", "assistant", "tool", "user", "user"]
     assert (await run.result()).output == "Both are written."
-    with pytest.raises(ConfigError, match="the run is over"):
+    with pytest.raises(ConfigError, match="the run has ended"):
         run.send("too late")
 
 

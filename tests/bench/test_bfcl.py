@@ -79,7 +79,7 @@ def test_one_file_is_one_category(tmp_path: Path):
         (b"", "has no questions"),
         (b"{}", "line 1 is not a question: .*`id`"),
         (b'\n{"id": "q7"}', "q7 has no messages or no functions"),
-        (b"\xff\xff", "is not text"),
+        (b"\xff\xff", "is not a text file"),
     ],
 )
 def test_a_bad_file_is_one_clear_line(tmp_path: Path, content: bytes, complaint: str):

@@ -74,7 +74,7 @@ def test_limits_cut_turns_jobs_and_long_prompts(tmp_path: Path):
         (b'{"tools": ' + b"[" * 5000 + b"]" * 5000 + b"}", "line 1 is not a transcript"),
         (b'{"messages": ["hello"]}\n', "line 1 is not a transcript"),
         (b'{"messages": [{"role": "assistant", "tool_calls": [{}]}]}\n', "line 1 is not a transcript"),
-        (gzip.compress(b"{}\n", mtime=0), "is not text"),
+        (gzip.compress(b"{}\n", mtime=0), "is not a text file"),
     ],
 )
 def test_a_file_that_is_no_transcript_is_refused_in_one_line(tmp_path: Path, data: bytes, reason: str):

@@ -31,7 +31,7 @@ def test_what_cannot_be_unpacked(data: bytes, tmp_path: Path):
 def test_what_is_no_text(tmp_path: Path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(gzip.compress(b"one\n"))
-    with pytest.raises(ConfigError, match=r"called \.gz"):
+    with pytest.raises(ConfigError, match=r"must end in \.gz"):
         list(read_lines(path))
 
 

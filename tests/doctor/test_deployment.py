@@ -60,7 +60,7 @@ async def test_what_is_no_answer_is_said_in_a_line(reply: Reply, said: str):
 @pytest.mark.parametrize(
     ("reply", "said"),
     [
-        (Reply(b"<html>Welcome</html>", content_type="text/html"), "no list of models: <html>Welcome"),
+        (Reply(b"<html>Welcome</html>", content_type="text/html"), "is not a list of models: <html>Welcome"),
         (page({"data": []}), "lists no model: name one with `--model`"),
         (Reply(b" " * 65536, repeats=True), "sent more than 8 MiB"),
         (page({"error": {"message": "who are you?"}}, status=401), r"401: who are you\? \(give a key with `--api-key`"),

@@ -99,7 +99,7 @@ def test_too_much_waiting_is_refused_all_or_none() -> None:
     with gated_engine(max_waiting=2, max_running=1) as (engine, _):
         listener = Listener()
         engine.submit([make_request([1], "first")], listener)
-        with pytest.raises(RequestError, match="3 answers at once; at most 2"):
+        with pytest.raises(RequestError, match="3 choices at once; at most 2"):
             engine.submit([make_request([1], f"r{i}") for i in range(3)], listener)
         while engine.stats().num_running == 0:  # the step that would end it is held up
             time.sleep(0.001)

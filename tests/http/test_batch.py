@@ -42,10 +42,10 @@ def test_requests_are_read_as_they_came(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wrong", "reason"),
     [
-        ("{", "line 2 is no request"),
-        ("3", "line 2 is no request"),
-        ("[" * 100_000, "line 2 is no request"),
-        (line(""), "line 2 is no request"),
+        ("{", "line 2 is not a batch request"),
+        ("3", "line 2 is not a batch request"),
+        ("[" * 100_000, "line 2 is not a batch request"),
+        (line(""), "line 2 is not a batch request"),
         (line("b", body=[]), "line 2: a request is a POST"),
         (line("b", url="/metrics"), "line 2: a request is a POST"),
         (line("b", url="http://elsewhere/v1/completions"), "line 2: a request is a POST"),
@@ -66,7 +66,7 @@ def test_files_that_cannot_be(tmp_path: Path) -> None:
         count_lines(write(tmp_path))
     with pytest.raises(ConfigError, match="its url is"):
         count_lines(write(tmp_path, line()), "/v1/responses")
-    with pytest.raises(ConfigError, match="line 1 is no answer of a batch"):
+    with pytest.raises(ConfigError, match="line 1 is not a batch answer"):
         AnswerFile(write(tmp_path, "my diary"))
     assert (tmp_path / "batch.jsonl").read_text() == "my diary\n", "it is left as it was"
 
@@ -140,7 +140,7 @@ def test_a_full_disk_is_a_clear_error_and_what_was_written_stays_whole(tmp_path:
         size = (tmp_path / "out").stat().st_size
         resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, before[1]))
         try:
-            with pytest.raises(ConfigError, match="go on once there is room"):
+            with pytest.raises(ConfigError, match="run it again once there is room"):
                 answers.add("b", OK)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -31,7 +31,9 @@ def test_the_default_is_listed_before_it_is_pulled(empty_home: Path) -> None:
     (entry,) = list_models()
     assert (entry.name, entry.kind, entry.family, entry.max_context) == ("smollm2-135m", "gguf", "llama", 8192)
     assert not entry.is_pulled
-    with pytest.raises(ModelError, match="the model smollm2-135m is not here yet: run `hotloop pull smollm2-135m`"):
+    with pytest.raises(
+        ModelError, match="the model smollm2-135m is not downloaded yet: run `hotloop pull smollm2-135m`"
+    ):
         load_model("smollm2-135m")
 
 

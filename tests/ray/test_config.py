@@ -57,7 +57,7 @@ def test_what_is_wrong_is_named(table: dict[str, object], message: str):
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("", r"has no \[ray\]"), ("[ray", "is not TOML"), ("[ray]\nx = 1", "ray.toml: .*unknown field x")],
+    [("", r"has no table \[ray\]"), ("[ray", "is not TOML"), ("[ray]\nx = 1", "ray.toml: .*unknown field x")],
 )
 def test_the_file_is_named_too(tmp_path: Path, text: str, message: str):
     path = tmp_path / "ray.toml"

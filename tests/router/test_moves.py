@@ -64,7 +64,7 @@ def test_a_replica_that_drains_hands_its_sessions_on(pair: dict[str, Serving]) -
         said, _, home = ask(http, STORY)
         (other,) = {*pair} - {home}
         pair[home].server.begin_drain()
-        until(lambda: pair[other].engine.stats().moves.num_moves == 1)
+        until(lambda: pair[other].engine.stats().moves.num_copies == 1)
         placement = routing._server.app.replica_set._placement
         until(lambda: placement.sessions_at(other, 9) == ["s"])
         pair[home].server.stop()

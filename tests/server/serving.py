@@ -34,9 +34,10 @@ from hotloop.router.app import RouterApp
 from hotloop.router.config import ReplicaConfig, RoutingConfig
 from hotloop.router.serve import RouterServer
 from hotloop.server.app import HttpServer
+from hotloop.server.engine_client import EngineFacts
 from hotloop.server.fronts.host import EngineHost
 from hotloop.server.fronts.hub import Hub
-from hotloop.server.fronts.remote import EngineFacts, RemoteEngine
+from hotloop.server.fronts.remote import RemoteEngine
 from hotloop.trace.tracer import Tracer
 
 if TYPE_CHECKING:

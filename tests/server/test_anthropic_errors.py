@@ -35,7 +35,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": []}]}, "at least one message"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
     (user({"type": "text"}), "messages[0].content[0].text is missing"),
-    (user(IMAGE), "messages[0].content[0]: content of type 'image' is not supported here, only text is"),
+    (user(IMAGE), "messages[0].content[0]: content of type 'image' is not supported: only text is"),
     (user({"type": "text", "text": ""}, IMAGE), "messages[0].content[1]: content of type 'image'"),
     (user({"type": "text", "text": "a"}, {"type": "odd"}), "messages[0].content[1]: content of type 'odd'"),
     (user(RESULT | {"content": [IMAGE]}), "messages[0].content[0].content[0]: content of type 'image'"),

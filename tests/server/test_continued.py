@@ -81,8 +81,11 @@ def test_what_cannot_go_on_is_refused(serving: Serving) -> None:
         ({"messages": begun("So")} | CONTINUED | {"continue_final_message": "yes"}, "continue_final_message"),
         ({"messages": [*HELLO, {"role": "assistant", "tool_calls": [call]}]} | CONTINUED, "contains calls"),
         ({"messages": begun("So")[1:]} | CONTINUED, "at least one message"),
-        ({"messages": begun("No JSON")} | CONTINUED | SHAPE, "does not fit"),
-        ({"messages": begun("So"), "tools": TOOLS, "tool_choice": "required"} | CONTINUED, "does not fit"),
+        ({"messages": begun("No JSON")} | CONTINUED | SHAPE, "does not match"),
+        (
+            {"messages": begun("So"), "tools": TOOLS, "tool_choice": "required"} | CONTINUED,
+            "does not match its grammar",
+        ),
     ]
     for fields, words in bad:
         assert words in check_error(serving.chat(**fields), 400)["message"]

@@ -61,7 +61,7 @@ def test_a_prompt_that_another_server_has_is_not_computed_again(pair: tuple[Serv
     alone = ask(old)
     assert ask(new, old.url) == (alone[0], NUM_MOVED)
     assert ask(new, old.url)[1] > NUM_MOVED, "now it is known here"
-    assert stats(new).num_moves == 1
+    assert stats(new).num_copies == 1
     assert stats(new).num_bytes_in == stats(old).num_bytes_out > 0
     new.engine._core.check()
 
@@ -88,7 +88,7 @@ def test_nobody_else_is_asked(pair: tuple[Serving, Serving]) -> None:
     with serving(("http://10.0.0.*:8700",)) as strict, serving() as plain:
         for server in (strict, plain):
             assert ask(server, old.url)[1] == 0
-            assert stats(server).num_moves + stats(server).num_failed == 0
+            assert stats(server).num_copies + stats(server).num_failed == 0
         check_error(plain.http.post(PATH, json={}), 404)
 
 
@@ -201,7 +201,7 @@ def test_what_a_session_goes_on_from_is_taken_before_it_comes(pair: tuple[Servin
     answer = new.http.post(OFFER_PATH, json=offer)
     assert answer.json() == {"tokens": NUM_MOVED}
     assert new.http.post(OFFER_PATH, json=offer).json() == {"tokens": NUM_MOVED}, "it is there already"
-    assert stats(new).num_moves == 1
+    assert stats(new).num_copies == 1
     assert ask(new, **{"x-session-id": "s"})[1] == NUM_MOVED
     check_error(old.http.post(SESSION_PATH, json={"session": "nobody's"}), 404)
     check_error(old.http.post(SESSION_PATH, json={}), 400)

@@ -160,7 +160,7 @@ def test_nothing_else_is_an_error(serving: Serving) -> None:
     system = {"role": "system", "content": "Help."}
     error = check_error(serving.chat(messages=[system, {"role": "user", "content": [part]}]), 400, "invalid_value")
     assert error["param"] == "messages[1].content[0]"
-    assert "'image_url' is not supported here, only text is" in error["message"]
+    assert "'image_url' is not supported: only text is" in error["message"]
     item = {"role": "user", "content": [{"type": "input_image", "image_url": PICTURE}]}
     assert check_error(ask(serving, input=[item]), 400)["param"] == "input[0].content[0]"
     with claude(serving) as client, pytest.raises(anthropic.BadRequestError, match="only text is"):

@@ -120,7 +120,7 @@ def test_a_model_cannot_end_its_turn_before_it_has_written_a_summary() -> None:
 def test_a_summary_that_is_cut_is_told() -> None:
     with Serving(script=["word " * 1000]) as serving:
         made = compact(serving, input="x" * 3000).json()
-    assert any(change.startswith("the summary was cut behind") for change in made["usage"]["hotloop"]["changes"])
+    assert any(change.startswith("the summary was cut off after") for change in made["usage"]["hotloop"]["changes"])
 
 
 def test_a_summary_and_what_follows_it_are_one_turn() -> None:

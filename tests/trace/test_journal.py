@@ -85,7 +85,7 @@ def test_who_lost_a_run_writes_no_more_to_it(tracer: StoreTracer, tmp_path: Path
     tracer.journal.end("run-1", Entry("ended", b"2"), "failed", keeps_entries=True).result()
     other = StoreTracer(tmp_path / "trace.db")
     other.journal.take("run-1").result()
-    with pytest.raises(RunTaken, match="not this process's any more"):
+    with pytest.raises(RunTaken, match="now belongs to another process"):
         tracer.journal.write("run-1", Entry("called", b"3")).result()
     other.close()
     assert len(tracer.journal.read("run-1").result()[1]) == 2

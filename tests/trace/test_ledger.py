@@ -1,4 +1,5 @@
 import json
+import math
 from dataclasses import asdict
 from itertools import pairwise
 from random import Random
@@ -102,6 +103,13 @@ def test_a_tool_is_dispatched_when_it_says_or_when_it_begins():
     tools = [span(names.TOOL, 40, 60, turn, **{names.DISPATCHED_NS: at}), span(names.TOOL, 50, 60, turn)]
     [account] = build_ledger([run, turn, *tools]).turns
     assert [tool.dispatched_ns for tool in account.tools] == [at, DAWN_NS + 50 * MS]
+
+
+@pytest.mark.parametrize(("value", "saved_s"), [(1.5, 1.5), (0, 0), (-1, 0), (math.inf, 0), (math.nan, 0), ("1", 0)])
+def test_a_tool_saved_a_finite_number_of_seconds(value: Any, saved_s: float):
+    tool = span(names.TOOL, 10, 20, turn := span(names.TURN, 0, 30), **{names.SAVED_S: value})
+    [account] = build_ledger([turn, tool]).turns
+    assert [each.saved_s for each in account.tools] == [saved_s]
 
 
 def test_the_critical_path_has_no_gap_and_names_what_was_waited_for():

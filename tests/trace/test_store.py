@@ -346,7 +346,7 @@ def test_a_span_that_is_none_does_not_end_what_others_record(path, caplog):
     tracer.record(span(names.TOOL, 0, 1))
     tracer.close()
     assert tracer.losses == Losses(num_dropped=1)
-    assert "could not be told of 1 spans" in caplog.text
+    assert "1 spans could not be recorded" in caplog.text
     with TraceStore(path) as reader:
         assert len(reader.spans(TRACE)) == 1
 

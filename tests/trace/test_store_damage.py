@@ -57,7 +57,7 @@ def test_a_damaged_store_is_set_aside_and_a_new_one_begun(path, name, caplog, mo
         reader.close()
     [aside] = [each for each in path.parent.iterdir() if re.search(r"[.]damaged-[0-9-]+$", each.name)]
     assert aside.read_bytes()[4096:5000] == spoilt[4096:5000]
-    assert f"it was set aside as {aside}, and a new one is begun" in caplog.text
+    assert f"it was renamed to {aside}, and a new one is created" in caplog.text
 
 
 @pytest.mark.parametrize(

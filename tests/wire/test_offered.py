@@ -117,6 +117,6 @@ def test_an_api_without_them_has_what_was_found_in_its_list(near: Api, far: Api)
     assert [tool.flat_name for tool in arrived.tools] == [tool.flat_name for tool in offered_tools(request).callable]  # type: ignore[union-attr]
     assert not any(tool.is_deferred for tool in arrived.tools)  # type: ignore[union-attr]
     assert [*find_changes(arrived.turns)] == []
-    assert "tools that come late are listed with the others once they are found" in target.notes.all
+    assert "late tools are listed with the others once they are found" in target.notes.all
     if near == "messages":
         assert "Tools loaded: late" in str(arrived.turns)

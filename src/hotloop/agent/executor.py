@@ -150,7 +150,7 @@ class ToolExecutor:
         """A tool as an async function that looks like the one it was made of, for a framework to call."""
         tool = self.tools.get(name)
         if not isinstance(tool, FunctionTool):
-            raise ConfigError(f"{name!r} is no tool that was made of a function")
+            raise ConfigError(f"{name!r} is not a tool made from a function")
         signature = _visible_signature(tool.function)
 
         @functools.wraps(tool.function)

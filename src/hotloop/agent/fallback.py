@@ -51,7 +51,7 @@ class FallbackModel:
             try:
                 windows.append(await model.find_window())
             except HotloopError as error:
-                log.info("the context window of %s is not known: %s", model.name, error)
+                log.info("the context window of %s is unknown: %s", model.name, error)
         return min((window for window in windows if window), default=None)
 
     async def stream(self, ask: Ask) -> AsyncGenerator[Event, None]:
@@ -69,7 +69,7 @@ class FallbackModel:
                 if error.status in _BAD_QUESTION or number == len(order):
                     raise
                 self._cool(model, error)
-                log.warning("%s is passed over: %s", model.name, error)
+                log.warning("%s failed, falling back to the next model: %s", model.name, error)
                 if ask.on_fallback:
                     ask.on_fallback(model.name, error)
                 if has_said:

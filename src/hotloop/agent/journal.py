@@ -256,7 +256,7 @@ class RunJournal:
         await asyncio.wait({asyncio.wrap_future(written)})
         if self._failure:
             reason = f"the run's journal cannot be written: {self._failure}"
-            raise HotloopError(f"{reason}; without one (HOTLOOP_TRACE=off) it would run") from self._failure
+            raise HotloopError(f"{reason}; HOTLOOP_TRACE=off runs it without one") from self._failure
 
     def note(self, note: Note, call_id: str = "") -> None:
         if self._journal:

@@ -147,7 +147,7 @@ class McpTool:
             kind = ToolCrashed if error.code == wire.INTERNAL_ERROR else ToolError
             raise kind(error.message) from None
         except ValueError:
-            raise ToolError("the MCP server answered what is no result of a tool") from None
+            raise ToolError("the MCP server returned an invalid tool result") from None
         given = _read_value(result, shows_files=self._shows_files and not result.is_error)
         if result.is_error:
             raise ToolError(render_result(given.value))

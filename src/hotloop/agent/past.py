@@ -5,28 +5,8 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from hotloop.agent import journal as notes
 from hotloop.agent.conversation import Conversation
-from hotloop.agent.journal import (
-    TOLD,
-    Added,
-    Answered,
-    Asked,
-    Began,
-    Called,
-    Decided,
-    Ended,
-    HandedOver,
-    Note,
-    Replaced,
-    Returned,
-    Sent,
-    StopAsked,
-    Turned,
-    Waits,
-    make_entry,
-    make_told,
-    read_entry,
-)
 from hotloop.agent.limits import RunUsage
 from hotloop.core.errors import ConfigError
 from hotloop.core.message import Message, Thought, ToolCall
@@ -41,14 +21,14 @@ class OpenTurn:
     """A turn that was not finished, or that nothing has followed yet."""
 
     number: int
-    answer: Answered | None = None
+    answer: notes.Answered | None = None
     is_counted: bool = False
     """Whether what it used up is in the run's sums."""
     calls: dict[str, ToolCall] = field(default_factory=dict)
     """Those that have begun, or wait to."""
     begun: set[str] = field(default_factory=set)
     waiting: set[str] = field(default_factory=set)
-    outcomes: dict[str, Returned] = field(default_factory=dict)
+    outcomes: dict[str, notes.Returned] = field(default_factory=dict)
     text: str = ""
     thoughts: tuple[Thought, ...] = ()
 
@@ -70,11 +50,11 @@ class Past:
     """A run as its journal has it."""
 
     row: JournalRow
-    began: Began
+    began: notes.Began
     messages: list[Message]
     num_tokens: int | None = None
     num_turns: int = 0
-    turned: Turned = field(default_factory=lambda: Turned(0, 0, ApiUsage(), 0.0, 0.0))
+    turned: notes.Turned = field(default_factory=lambda: notes.Turned(0, 0, ApiUsage(), 0.0, 0.0))
     """With what had been used when the last turn was over."""
     open: OpenTurn | None = None
     verdicts: dict[str, bool | str] = field(default_factory=dict)
@@ -111,11 +91,11 @@ class Past:
             began_at=time.monotonic() - used.time_s,
         )
 
-    def take(self, note: Note) -> None:
+    def take(self, note: notes.Note) -> None:
         match note:
-            case Asked(turn):
+            case notes.Asked(turn):
                 self.open = OpenTurn(turn)
-            case Called(turn, call, text, thoughts):
+            case notes.Called(turn, call, text, thoughts):
                 opened = self._opened(turn)
                 opened.calls[call.id] = call
                 opened.begun.add(call.id)
@@ -123,32 +103,32 @@ class Past:
                 self.verdicts.pop(call.id, None)  # what was decided was of this, and not of doing it once more
                 opened.text += text
                 opened.thoughts += thoughts
-            case Waits(turn, call):
+            case notes.Waits(turn, call):
                 opened = self._opened(turn)
                 opened.calls[call.id] = call
                 opened.waiting.add(call.id)
-            case Returned(turn, call_id):
+            case notes.Returned(turn, call_id):
                 self._opened(turn).outcomes[call_id] = note
-            case Answered(turn):
+            case notes.Answered(turn):
                 self._opened(turn).answer = note
                 self.can_prefill = note.can_prefill
-            case Turned(turn):
+            case notes.Turned(turn):
                 self._opened(turn).is_counted = True
                 self.turned = note
-            case Replaced(messages):
+            case notes.Replaced(messages):
                 self._close_turn()
                 self.messages, self.num_tokens = list(messages), None
-            case HandedOver(agent, messages):
+            case notes.HandedOver(agent, messages):
                 self._close_turn()
                 self.messages, self.num_tokens = list(messages), None
                 self.agents.append(agent)
-            case Added(messages, num_sent):
+            case notes.Added(messages, num_sent):
                 self._close_turn()
                 self.messages += messages
                 del self.sent[:num_sent]
-            case Sent(message):
+            case notes.Sent(message):
                 self.sent.append(message)
-            case Decided(call_id, verdict):
+            case notes.Decided(call_id, verdict):
                 self.verdicts[call_id] = verdict
 
     def _opened(self, turn: int) -> OpenTurn:
@@ -174,14 +154,14 @@ class Past:
 def read_past(row: JournalRow, entries: Iterable[Entry]) -> Past:
     """Raises ConfigError if there is nothing that a run could be gone on with by."""
     entries = list(entries)
-    match [read_entry(row, entry) for entry in entries]:
-        case [Began() as began, *rest]:
+    match [notes.read_entry(row, entry) for entry in entries]:
+        case [notes.Began() as began, *rest]:
             past = Past(row, began, [*began.messages, *began.opening])
         case _:
-            raise ConfigError(f"the run {row.run_id} is {row.state}: there is nothing left to go on with")
+            raise ConfigError(f"the run {row.run_id} is {row.state}: it cannot be resumed")
     for note in rest:
         past.take(note)
-    past.num_told = sum(entry.kind == TOLD for entry in entries)
+    past.num_told = sum(entry.kind == notes.TOLD for entry in entries)
     return past
 
 
@@ -199,18 +179,18 @@ async def take_over(journal: Journal, run_id: str, *, is_call: bool = False) -> 
 
 def give_back(journal: Journal, past: Past) -> None:
     """A run that was taken over, and did not begin."""
-    journal.end(past.row.run_id, make_entry(Ended(past.row.state)), past.row.state, keeps_entries=True)
+    journal.end(past.row.run_id, notes.make_entry(notes.Ended(past.row.state)), past.row.state, keeps_entries=True)
 
 
 async def decide(journal: Journal, run_id: str, call_id: str, verdict: bool | str) -> None:
     """Let a call run that waits for it, or not; the run goes on with that when it is resumed."""
-    entry = make_entry(Decided(call_id, verdict), call_id)
-    await asyncio.wrap_future(journal.decide(run_id, entry, waits=str(Waits.__struct_config__.tag)))
+    entry = notes.make_entry(notes.Decided(call_id, verdict), call_id)
+    await asyncio.wrap_future(journal.decide(run_id, entry, waits=str(notes.Waits.__struct_config__.tag)))
 
 
 async def send(journal: Journal, run_id: str, message: Message) -> None:
     """A message for a run, whoever runs it: it joins at the next turn, or when the run is resumed."""
-    await asyncio.wrap_future(journal.tell(run_id, make_told(Sent(message))))
+    await asyncio.wrap_future(journal.tell(run_id, notes.make_told(notes.Sent(message))))
 
 
 async def pause(journal: Journal, run_id: str) -> JournalRow:
@@ -229,7 +209,9 @@ async def cancel(journal: Journal, run_id: str) -> None:
     if row.state == "done":
         raise ConfigError(f"the run {row.run_id} is {row.state}: there is nothing to cancel")
     await asyncio.wrap_future(journal.take(row.run_id))
-    await asyncio.wrap_future(journal.end(row.run_id, make_entry(Ended("cancelled")), "cancelled", keeps_entries=False))
+    await asyncio.wrap_future(
+        journal.end(row.run_id, notes.make_entry(notes.Ended("cancelled")), "cancelled", keeps_entries=False)
+    )
 
 
 async def _stop(journal: Journal, run_id: str, end: StopEnd) -> JournalRow:
@@ -237,9 +219,9 @@ async def _stop(journal: Journal, run_id: str, end: StopEnd) -> JournalRow:
     row, _ = await asyncio.wrap_future(journal.read(run_id))
     if row.state != "running":
         raise ConfigError(f"the run {row.run_id} is {row.state}: it is not running")
-    await asyncio.wrap_future(journal.tell(row.run_id, make_told(StopAsked(end))))
+    await asyncio.wrap_future(journal.tell(row.run_id, notes.make_told(notes.StopAsked(end))))
     while True:
-        now, _ = await asyncio.wrap_future(journal.read(row.run_id, TOLD))
+        now, _ = await asyncio.wrap_future(journal.read(row.run_id, notes.TOLD))
         if now.state != "running":
             return now
         await asyncio.sleep(_LOOK_EVERY_S)

@@ -14,22 +14,11 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from hotloop.agent import events
+from hotloop.agent import journal as notes
 from hotloop.agent.checks import check_guards
 from hotloop.agent.conversation import Conversation, Mark
 from hotloop.agent.fallback import describe_kind
-from hotloop.agent.journal import (
-    Added,
-    Answered,
-    ApprovalPending,
-    Began,
-    HandedOver,
-    Replaced,
-    RunJournal,
-    RunStopped,
-    Sent,
-    Speculated,
-    StopAsked,
-)
+from hotloop.agent.journal import ApprovalPending, RunJournal, RunStopped
 from hotloop.agent.limits import LimitReached, Run, RunUsage, price
 from hotloop.agent.model import Ask
 from hotloop.agent.past import Past
@@ -109,7 +98,7 @@ class RunLoop:
         journal = within.journal.store if within else self._trace.tracer.journal
         self._journal = RunJournal(journal, run_id, past.num_told if past else 0)
         self._row = row or self._make_row(settings, run_id, within)
-        self._began = Began(conversation.messages, conversation.num_tokens, tuple(opening), self.is_plan)
+        self._began = notes.Began(conversation.messages, conversation.num_tokens, tuple(opening), self.is_plan)
         mark = conversation.mark()
         conversation.add(*opening)
         self._emit = self._trace.listening(_timed(emit))
@@ -185,9 +174,9 @@ class RunLoop:
     def send(self, message: Message) -> None:
         """Say something to the model at the next turn, which there is one of then. Raises ConfigError if it is over."""
         if self._is_over:
-            raise ConfigError("the run is over: give the message to the next one, with its conversation")
+            raise ConfigError("the run has ended: send the message with the conversation's next run")
         if self._is_kept:
-            self._journal.note(Sent(message))
+            self._journal.note(notes.Sent(message))
         self._sent.append(message)
 
     def stop(self, end: StopEnd) -> None:
@@ -252,7 +241,7 @@ class RunLoop:
         if self._past is None:
             self._journal.begin(self._row, self._began)
             for message in self._sent:
-                self._journal.note(Sent(message))
+                self._journal.note(notes.Sent(message))
         self._is_kept = True
 
     def _ended_by(self, error: Exception, *, is_late: bool) -> events.RunEnded:
@@ -324,7 +313,7 @@ class RunLoop:
         if equipment.instructions:
             said.insert(0, Message("system", equipment.instructions))
         self.conversation.replace(said)
-        self._journal.note(HandedOver(handoff.spec.name, said))
+        self._journal.note(notes.HandedOver(handoff.spec.name, said))
         if self._ahead:
             await self._ahead.close()
         self._equip(equipment, self.conversation.mark())
@@ -351,12 +340,12 @@ class RunLoop:
             await asyncio.sleep(_HEED_EVERY_S)
             try:
                 for note in await self._journal.heard():
-                    if isinstance(note, Sent):
+                    if isinstance(note, notes.Sent):
                         self._sent.append(note.message)
-                    elif isinstance(note, StopAsked):
+                    elif isinstance(note, notes.StopAsked):
                         self.stop(note.end)
             except HotloopError as error:
-                log.warning("other processes are not heard: %s", error)
+                log.warning("messages from other processes cannot be read: %s", error)
                 return
 
     def _look_at_guard(self, guard: "asyncio.Task[None]") -> None:
@@ -372,14 +361,16 @@ class RunLoop:
     def _say(self, *messages: Message) -> None:
         """What is no answer of the model's."""
         self.conversation.add(*messages)
-        self._journal.note(Added(messages))
+        self._journal.note(notes.Added(messages))
 
     async def _take_turn(self) -> Taken:
         await self._begin_turn()
         turn, settings = self._turn, self._settings
         await turn.listen(settings.model, self._ask)
         said, ended = turn.answer.message, turn.answer.ended
-        self._journal.note(Answered(turn.number, said, ended.reason, ended.usage, settings.model.can_prefill_ahead))
+        self._journal.note(
+            notes.Answered(turn.number, said, ended.reason, ended.usage, settings.model.can_prefill_ahead)
+        )
         taken = Taken(ended.reason, said, turn.begun)
         await self._end_turn(said, taken.calls)
         return taken
@@ -402,7 +393,7 @@ class RunLoop:
         turn.reopen(opened)
         ended = turn.answer.ended
         if not opened.answer:
-            self._journal.note(Answered(turn.number, said, ended.reason, ended.usage))
+            self._journal.note(notes.Answered(turn.number, said, ended.reason, ended.usage))
         taken = Taken(ended.reason, said, turn.begun)
         try:
             await self._end_turn(said, taken.calls, is_counted=opened.is_counted)
@@ -423,7 +414,7 @@ class RunLoop:
         await self._turn.note_call(call, waits=waits)
 
     def _note_speculated(self, event: events.CallSpeculated) -> None:
-        self._journal.note(Speculated(event.turn, event.name, event.arguments))
+        self._journal.note(notes.Speculated(event.turn, event.name, event.arguments))
         self._emit(event)
 
     async def _begin_turn(self) -> None:
@@ -433,7 +424,7 @@ class RunLoop:
         sent, self._sent = self._sent, []
         if sent:
             self.conversation.add(*sent)
-            self._journal.note(Added(sent, len(sent)))
+            self._journal.note(notes.Added(sent, len(sent)))
         await self._compact(turn)
         self._emit(events.TurnStarted(turn))
         for message in sent:
@@ -474,7 +465,7 @@ class RunLoop:
         self._charge(usage)
         if messages != before:
             self.conversation.replace(messages)
-            self._journal.note(Replaced(messages))
+            self._journal.note(notes.Replaced(messages))
             num_cut = sum(message.role == "tool" and message not in before for message in messages)
             self._emit(events.Compacted(turn, len(before), len(messages), usage, num_cut))
 
@@ -486,7 +477,7 @@ class RunLoop:
             try:
                 window = await self._settings.model.find_window()
             except HotloopError as error:
-                log.info("the model's context window is not known: %s", error)
+                log.info("the model's context window is unknown: %s", error)
         return int(self._settings.max_result_share * (window or UNKNOWN_WINDOW_TOKENS))
 
     def _ask(self, *more: Message) -> Ask:

@@ -72,7 +72,7 @@ class RunStream(AsyncIterator[Event], Generic[T]):
         """Say something to the model: it joins at the next turn, and an answer that was given before is not the last.
         Raises ConfigError once the run is over."""
         if self._ended:
-            raise ConfigError("the run is over: give the message to the next one, with its conversation")
+            raise ConfigError("the run has ended: send the message with the conversation's next run")
         message = user_message(prompt)
         self._want(lambda run: run.send(message))
 

@@ -153,14 +153,14 @@ class SpeculativeTools:
             try:
                 save_predictor(self.predictor, self.path)
             except ConfigError as error:
-                log.warning("what was learned is not kept: %s", error)
+                log.warning("learned patterns cannot be saved: %s", error)
 
     def _load(self) -> Predictor:
         if self.path and self.path.exists():
             try:
                 return load_predictor(self.path)
             except ConfigError as error:
-                log.warning("learning starts anew: %s", error)
+                log.warning("starting without learned patterns: %s", error)
         return Predictor()
 
 

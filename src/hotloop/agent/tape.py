@@ -198,13 +198,13 @@ def read_tape(path: Path | str) -> list[Line]:
     try:
         lines: list[Line] = [_decoder.decode(text) for text in data.splitlines()]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path} is no tape of a run: {error}") from None
+        raise ConfigError(f"{path} is not a recording of a run: {error}") from None
     match lines:
         case [HeadLine(version), *_] if version == VERSION:
             return lines
         case [HeadLine(version), *_]:
-            raise ConfigError(f"{path} is a tape of version {version}; this is hotloop for version {VERSION}")
-    raise ConfigError(f"{path} is no tape of a run")
+            raise ConfigError(f"{path} is a recording of version {version}; this hotloop reads version {VERSION}")
+    raise ConfigError(f"{path} is not a recording of a run")
 
 
 def parse_event(line: list[Any]) -> tuple[float, Event]:

@@ -24,21 +24,21 @@ _MAX_PAUSE_S = 30.0
 
 
 def batch(
-    file: Annotated[Path, Parameter(name="FILE", help="Requests, one a line, as for OpenAI's batches.")],
+    file: Annotated[Path, Parameter(name="FILE", help="JSON lines of requests, in OpenAI's batch format.")],
     /,
     *,
     url: Annotated[str, Parameter(help="Address of an OpenAI-compatible server.")] = "http://127.0.0.1:8700",
     output: Annotated[
-        Path | None, Parameter(help="File for the answers; FILE with `.answers.jsonl` behind its name if not given.")
+        Path | None, Parameter(help="File for the answers; FILE's name with `.answers.jsonl` if not given.")
     ] = None,
-    concurrency: Annotated[PositiveInt, Parameter(help="Requests under way at a time.")] = 32,
+    concurrency: Annotated[PositiveInt, Parameter(help="Maximum concurrent requests.")] = 32,
     api_key: ApiKey = None,
     json: JsonOutput = False,
 ) -> None:
-    """Ask all requests of a file in the background class, and write each answer as it comes.
+    """Send every request in a file with background priority, and write each answer as it arrives.
 
-    Run it again to go on: what is answered is not asked again, whatever ended it. Requests that fail for the moment
-    (overload, a server that restarts) are tried again; refusals are answers.
+    Run it again to continue: requests that have an answer are skipped. Those that fail temporarily (overload, a server
+    restart) are retried; a refusal counts as an answer.
     """
     address = check_url(url).removesuffix("/v1")
     answers_path = output or file.with_name(f"{file.stem}.answers.jsonl")

@@ -16,7 +16,7 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         ),
         "batch": (
             "batch:batch",
-            "Ask all requests of a file in the background class, and write each answer as it comes.",
+            "Send every request in a file with background priority, and write each answer as it arrives.",
         ),
         "ray": ("serving.ray:ray", "Deploy replicas and their router on Ray Serve (needs the extra `ray`)."),
     },
@@ -25,7 +25,7 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
             "agent.run:run_agent",
             "Run the agent defined in a file, showing turns, tools, cached tokens and cost.",
         ),
-        "runs": ("agent.runs:runs", "List agents' runs, and go on with those that were cut off."),
+        "runs": ("agent.runs:runs", "List agents' runs, and resume those that were interrupted."),
         "serve-agent": (
             "agent.serve_agent:serve_agent",
             "Serve the agent defined in a file over OpenAI's chat completions and responses, and as an MCP tool.",

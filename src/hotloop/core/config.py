@@ -90,7 +90,7 @@ class ModelConfig:
     else `stored`, and int8 where a file is not quantised. GPU: bf16 (default), f32 or fp8; 4-bit and FP8
     checkpoints keep their format. See docs/cpu.md and docs/gpu.md."""
     precision: Precision = "fast"
-    """`fast` computes in int8 or bf16, whichever the weights are for; `exact` computes in float32, so that
+    """`fast` computes in int8 or bf16, as suits the weights; `exact` computes in float32, so that
     batching and caching change no token (docs/architecture.md)."""
     device: Device = "auto"
     """Device the model runs on; `auto` takes a GPU that PyTorch can use, else the CPU."""
@@ -139,8 +139,8 @@ class EngineConfig:
     """Maximum tokens computed per step; longer prompts are prefilled in chunks, smaller ones while other requests
     decode. If not given, 512 on a CPU and more on a GPU."""
     interactive_wait_s: float = 0.01
-    """Longest wait for a turn that interactive requests should have. They are never held back: a longer wait is for the
-    step under way or for each other, and shows in `hotloop_class_wait_ratio`."""
+    """Seconds that interactive requests should wait for their turn at most. They are never held back: a longer wait is
+    for the current step or for each other, and shows in `hotloop_class_wait_ratio`."""
     workflow_wait_s: float = 0.05
     """Maximum seconds for which workflow requests are held back for interactive ones, if there is room for them."""
     background_wait_s: float = 0.5
@@ -153,7 +153,7 @@ class EngineConfig:
     background_share: float = 0.1
     """The same for background prompts, while any other requests run."""
     promotion_s: float = 30.0
-    """Seconds of waiting after which a request counts as one class more urgent; again after as long."""
+    """Seconds of waiting after which a request moves up one class, and again after as many."""
     prefix_cache: bool = True
     """Prompts share KV that was already computed."""
     shared_attention: bool = True
@@ -167,8 +167,8 @@ class EngineConfig:
     """ZeroMQ address to publish KV-cache events on (vLLM's format), such as tcp://127.0.0.1:5557; the next port serves
     replays. Unauthenticated: subscribers can read prompts. Isolated prefixes are not published."""
     kv_peers: tuple[str, ...] = ()
-    """Servers to exchange KV with, such as http://10.0.0.*:8700; a router says which has a prompt's (see
-    docs/routing.md)."""
+    """Servers to exchange KV with, such as http://10.0.0.*:8700; a router names the one that has a
+    prompt's KV (see docs/routing.md)."""
     retention: bool = True
     """Prompts are kept longer where a client asks for it, runs a tool or is expected back, and finished runs are
     evicted first; else the least recently used prefix is."""
@@ -182,7 +182,7 @@ class EngineConfig:
     drafts: bool = True
     """Likely continuations are drafted from earlier prompts and answers, and verified in one step."""
     draft_model: str | None = None
-    """A smaller model of the same vocabulary that drafts as well: a name `hotloop models` lists, a hub id, a path."""
+    """Draft model, smaller and with the same vocabulary: a name `hotloop models` lists, a hub id, a path."""
     max_draft_tokens: int = 8
     """Maximum tokens drafted for one request per step; fewer while drafts are rejected or the batch is full."""
     draft_history_tokens: int = 1_000_000
@@ -266,8 +266,8 @@ class ListenerConfig:
     max_body: str = "16MiB"
     """Maximum size of a request body."""
     body_memory: str = "32MiB"
-    """Maximum memory for request bodies while they arrive and wait to be parsed; beyond it the oldest arriving body
-    gets 503, and one that would have to wait behind so much 429."""
+    """Maximum memory for request bodies while they arrive and wait to be parsed; beyond it the body that has been
+    arriving for longest gets 503, and one that would have to wait gets 429."""
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -367,7 +367,8 @@ class RouterConfig(ListenerConfig):
     max_body: str = "16MiB"
     """Maximum size of a request body, and of an answer that is held to be sent again if a replica fails."""
     body_memory: str = "64MiB"
-    """Maximum memory for request bodies that are arriving; beyond it the oldest arriving body gets 503."""
+    """Maximum memory for request bodies that are arriving; beyond it the body that has been arriving
+    for longest gets 503."""
     max_connections: int = 128
     """Maximum requests at one replica; others wait at the router, the most urgent class first."""
     max_waiting: int = 1024

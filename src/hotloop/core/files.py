@@ -40,7 +40,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     except (OSError, EOFError, zlib.error) as error:
         raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"{path} is not text; a compressed file is called .gz") from None
+        raise ConfigError(f"{path} is not a text file; compressed files must end in .gz") from None
 
 
 def write_private(path: Path, data: bytes | str) -> None:

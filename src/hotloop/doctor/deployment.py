@@ -180,7 +180,7 @@ class Deployment:
             raise ErrorAnswer(self._quote(status, body, location), status=status)
         models = parse_page(status, body, _Models)
         if models is None:
-            raise RemoteError(self._hide(f"{self.url}/v1/models is no list of models: {read_words(status, body)}"))
+            raise RemoteError(self._hide(f"{self.url}/v1/models is not a list of models: {read_words(status, body)}"))
         return models.data
 
     async def _send_patiently(self, body: Json, max_tokens: int) -> tuple[AnswerTimer, httpx.Response]:

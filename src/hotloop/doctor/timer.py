@@ -109,7 +109,7 @@ async def read_bounded(response: httpx.Response) -> AsyncGenerator[bytes, None]:
     async for data in response.aiter_bytes():
         num_bytes += len(data)
         if num_bytes > _MAX_BYTES:
-            raise RemoteError(f"{response.url} sent more than {_MAX_BYTES // 2**20} MiB, which nobody asked for")
+            raise RemoteError(f"{response.url} sent more than {_MAX_BYTES // 2**20} MiB, far too much")
         yield data
 
 

@@ -1,1 +1,1 @@
-"""The engine: blocks, the prefix tree, the scheduler, the sampler and the loop that turns them."""
+"""The engine: blocks, the prefix tree, the scheduler, the sampler and the loop that runs them."""

@@ -1,4 +1,4 @@
-"""From a step (integers) to a batch (arrays): the one place where the two worlds meet."""
+"""Makes a batch (arrays) of a step (integers): the only module that knows both."""
 
 from array import array
 from collections.abc import Iterable, Sequence

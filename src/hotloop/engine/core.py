@@ -2,9 +2,9 @@
 
     launch N+1 | publish N-1 | masks of N+1 | wait for N, settle it
 
-With a depth of two step N+1 runs while N is settled. Beside a long step the next one is put together only when that is
-about to end, so that whoever comes meanwhile is in it. Every request ends in exactly one terminal event: finished,
-aborted, or failed with its step. Events are published in the order in which they arose.
+With a depth of two step N+1 runs while N is settled. During a long step the next one is planned only when that is
+about to end, so that requests which arrive meanwhile are in it. Every request ends in exactly one terminal event:
+finished, aborted, or failed with its step. Events are published in the order in which they arose.
 """
 
 import time
@@ -117,7 +117,7 @@ class EngineCore:
         self.moves: KvMoves | None = None
         if config.kv_peers and backend.num_states:
             raise ConfigError(
-                "kv_peers: the recurrent states of a hybrid model do not move between servers; leave it out"
+                "kv_peers is not supported with a hybrid model, whose recurrent states cannot be transferred"
             )
         if config.kv_peers and post:
             self.moves = KvMoves(segments_of(backend), backend, self.scheduler, post, clock)

@@ -1,4 +1,4 @@
-"""The engine as its users see it: submit requests from any thread, hear of their tokens, or just ask for an answer.
+"""The engine as its users see it: submit requests from any thread and receive their tokens, or generate one answer.
 
 The loop runs on a thread of its own; everything else here only puts things into its inbox.
 """
@@ -369,7 +369,7 @@ class Engine:
 
     def _check_admission(self, requests: Sequence[Request]) -> None:
         if self.failure:
-            raise EngineClosed("the engine has failed; its log says more")
+            raise EngineClosed("the engine has failed; see its log")
         if self._is_closing:
             raise EngineClosed("the engine is shutting down")
         if not self._thread.is_alive():
@@ -380,7 +380,7 @@ class Engine:
         num_waiting = len(self._core.scheduler.waiting) + len(self._arriving)
         if len(requests) > self.config.max_waiting:
             raise RequestError(
-                f"{len(requests)} answers at once; at most {self.config.max_waiting} may wait", param="n"
+                f"{len(requests)} choices at once; at most {self.config.max_waiting} may wait", param="n"
             )
         if num_waiting + len(requests) > self.config.max_waiting:
             reason = f"{num_waiting} requests are waiting already; at most {self.config.max_waiting} may"
@@ -425,7 +425,7 @@ class Engine:
             while self._take_inbox():
                 self._step()
         except Exception as error:
-            log.exception("the engine's loop failed; it will not run again")
+            log.exception("the engine's loop failed; the engine has stopped")
             self._fail(error)
         finally:  # no caller is left waiting for an event
             with self._wake:
@@ -453,7 +453,7 @@ class Engine:
         try:
             return act()
         except DeviceLost as error:
-            log.exception("%s failed; the engine will not run again", what)
+            log.exception("%s failed; the engine has stopped", what)
             self._core.fail_all(error)
             self._is_stopped = True
             self._fail(error)

@@ -1,4 +1,4 @@
-"""What an engine is made of, from a model's name: the model, its backend, and who drafts ahead."""
+"""Loads what an engine consists of, by a model's name: the model, its backend and the drafter."""
 
 import logging
 from collections.abc import Callable
@@ -40,7 +40,7 @@ def open_parts(
         draft = load_model(config.draft_model, load_format=load_format)
         check_same_vocabulary(model.tokenizer, draft.tokenizer)
         if draft.spec.linear:
-            raise ConfigError(f"draft_model {draft.name} is a hybrid, which cannot draft so far")
+            raise ConfigError(f"draft_model {draft.name} is a hybrid model, which cannot draft yet")
 
     past: list[PastDrafter] = []
 

@@ -1,7 +1,7 @@
 """The engine at one moment, in numbers; snapshots are taken on its thread between two steps, and only on demand.
 
-The totals of a snapshot include what the running requests have prefilled and decoded so far, and never decrease: what
-is recomputed or taken back after it was counted is made up for first.
+The totals of a snapshot include what the running requests have prefilled and decoded so far, and never decrease, also
+when tokens are recomputed or taken back after they were counted.
 """
 
 import threading
@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import takewhile
+from typing import NamedTuple
 
 from hotloop.core.request import FinishReason, Priority, Request, Usage
 from hotloop.engine.core import EngineCore
 from hotloop.engine.grammar.matcher import Grammars
 from hotloop.engine.kvcache.full_attention import StateStats
 from hotloop.engine.offload.disk.store import DiskStats
-from hotloop.engine.offload.host import HostStats
-from hotloop.engine.offload.moves import MoveStats
+from hotloop.engine.offload.host import CopyStats
 from hotloop.engine.scheduler.scheduler import Scheduler
 from hotloop.engine.sessions.index import PREFIX
 from hotloop.engine.sessions.tree import SessionTree
@@ -46,13 +46,14 @@ class EngineStats:
     num_displaced: int  # sessions that had to make room for others, and wait in their turn
     num_finished: Mapping[FinishReason, int]
     disk: DiskStats
-    host: HostStats
-    moves: MoveStats
+    num_host_blocks: int
+    num_host_blocks_cached: int
+    host: CopyStats  # from and to host memory
+    moves: CopyStats  # from and to other servers
     states: StateStats
 
 
-@dataclass(frozen=True, slots=True)
-class BlockCount:
+class BlockCount(NamedTuple):
     """Blocks of the cache: used by requests, and kept though no request uses them."""
 
     num_used: int
@@ -109,7 +110,7 @@ class Snapshotter:
 
 def count_up(core: EngineCore, grammars: Grammars) -> EngineStats:
     """May be pending on any thread."""
-    scheduler = core.scheduler
+    scheduler, host_pool = core.scheduler, core.scheduler.tree.host_pool
     waiting = [request.priority for request in list(scheduler.waiting.values())]
     return EngineStats(
         num_running=len(scheduler.running),
@@ -128,8 +129,10 @@ def count_up(core: EngineCore, grammars: Grammars) -> EngineStats:
         num_displaced=scheduler.admission.num_displaced,
         num_finished=dict(core.num_finished),
         disk=core.disk.stats() if core.disk else DiskStats(),
-        host=core.host.stats() if core.host else HostStats(),
-        moves=core.moves.stats() if core.moves else MoveStats(),
+        num_host_blocks=host_pool.num_blocks,
+        num_host_blocks_cached=host_pool.num_blocks - host_pool.num_free,
+        host=core.host.stats() if core.host else CopyStats(),
+        moves=core.moves.stats() if core.moves else CopyStats(),
         states=scheduler.states.stats(),
     )
 

@@ -71,7 +71,7 @@ def _parse_line(raw: bytes, place: str, endpoint: str) -> BatchLine:
     try:
         line = msgspec.json.decode(raw, type=_Line)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{place} is no request of a batch: {error}") from None
+        raise ConfigError(f"{place} is not a batch request: {error}") from None
     if line.method != "POST" or line.url not in ENDPOINTS or not bytes(line.body).startswith(b"{"):
         raise ConfigError(f"{place}: a request is a POST of an object to one of {', '.join(ENDPOINTS)}")
     if endpoint and line.url != endpoint:
@@ -149,9 +149,7 @@ class AnswerFile:
                 try:
                     answered = msgspec.json.decode(raw, type=_Answered)
                 except (ValueError, RecursionError):
-                    raise ConfigError(
-                        f"{self.path}, line {number} is no answer of a batch: name another file"
-                    ) from None
+                    raise ConfigError(f"{self.path}, line {number} is not a batch answer: name another file") from None
                 self.num_failed += b'"status_code":200,' not in raw[:2000]
                 known.add(_digest(answered.custom_id))
                 size += len(raw)
@@ -167,7 +165,7 @@ class AnswerFile:
         except OSError as error:
             with suppress(OSError):
                 os.truncate(self._file, self._size)
-            raise ConfigError(f"cannot write {self.path}: {error.strerror}; go on once there is room") from None
+            raise ConfigError(f"cannot write {self.path}: {error.strerror}; run it again once there is room") from None
         self._size += len(data)
 
 

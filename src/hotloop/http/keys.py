@@ -136,7 +136,7 @@ class Keys:
         if key.role == "metrics" and path != METRICS_PATH:
             raise AccessDenied(403, "forbidden", f"this API key may only read {METRICS_PATH}")
         if key.role == "tenant" and self.is_shared and path in OPERATOR_PATHS:
-            raise AccessDenied(403, "forbidden", f"{path} tells of all tenants: it needs an API key of another role")
+            raise AccessDenied(403, "forbidden", f"{path} shows all tenants, and needs an API key with another role")
         if (vouched := headers.get(TENANT_HEADER)) is not None:
             return self._read_vouched(vouched, key)
         is_admin = key.role == "admin"
@@ -177,14 +177,14 @@ def read_keys(api_key: str | None, file: str | None) -> Keys:
     keys = {api_key: Key(api_key.encode())} if api_key else {}
     for key in _read_named(file) if file and file.endswith(".toml") else ():
         if keys.setdefault(key.secret.decode(), key) != key:
-            raise ConfigError(f"{file}: {key.name!r} has the API key of another")
+            raise ConfigError(f"{file}: {key.name!r} has the same API key as another")
     for line in _read_lines(file) if file and not file.endswith(".toml") else ():
         secret, _, role = (word.strip() for word in line.partition(" "))
         key = Key(secret.encode(), _parse_role(role or "tenant", str(file)))
         if keys.setdefault(secret, key) != key:
             raise ConfigError(f"{file}: one API key has two roles, {keys[secret].role} and {key.role}")
     if keys and all(key.role == "metrics" for key in keys.values()):
-        raise ConfigError(f"{file}: with keys of the role metrics alone nobody could send a request")
+        raise ConfigError(f"{file}: all keys have the role metrics, so none could send a request")
     return Keys(tuple(keys.values()))
 
 
@@ -209,7 +209,7 @@ def _parse_named(table: Any, place: str) -> Key:
     name, secret, role = given.pop("name", ""), given.pop("key", ""), given.pop("role", "tenant")
     for word, value in (("name", name), ("key", secret)):
         if not isinstance(value, str) or not value or not value.isprintable():
-            raise ConfigError(f"{place}.{word} must be a text without line breaks")
+            raise ConfigError(f"{place}.{word} must be a string without line breaks")
     return Key(secret.encode(), _parse_role(str(role), place), name, _parse_limits(given, place))
 
 
@@ -221,7 +221,7 @@ def _parse_limits(given: dict[str, Any], place: str) -> KeyLimits:
     if not isinstance(priority, str) or priority.upper() not in Priority.__members__:
         raise ConfigError(f"{place}.priority: there is no class {priority!r:.40}")
     if not isinstance(models, list) or not all(isinstance(model, str) for model in models):
-        raise ConfigError(f"{place}.models must be a list of texts")
+        raise ConfigError(f"{place}.models must be a list of strings")
     for name, value in given.items():
         is_number = type(value) is int or (type(value) is float and "money" in name)
         if not is_number or not 0 <= value < math.inf:

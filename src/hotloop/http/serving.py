@@ -179,7 +179,7 @@ class ApiServer(uvicorn.Server):
         self.server_state.default_headers.append(_CLOSE)
         deadline = time.monotonic() + self._drain_delay_s
         if self._drain_delay_s:
-            log.info("draining: not ready, new requests are taken for %g s more", self._drain_delay_s)
+            log.info("draining: not ready, new requests are accepted for %g s more", self._drain_delay_s)
         while time.monotonic() < deadline and not self.force_exit:  # noqa: ASYNC110  stop() comes from any thread
             await asyncio.sleep(_TICK_S)
 

@@ -22,7 +22,9 @@ class Certificate:
             raise ConfigError(f"cannot serve HTTPS with {self.cert} and {self.key}: {error}") from None
 
     def _refuse_password(self) -> str:
-        raise ConfigError(f"the key in {self.key} has a password: store it without one, for this user alone to read")
+        raise ConfigError(
+            f"the key in {self.key} is encrypted: store it without a password, readable by this user only"
+        )
 
 
 def certificate_of(config: ListenerConfig) -> Certificate | None:

@@ -153,7 +153,7 @@ class LintProxy:
             if exchange := passing.exchange():
                 self._see(exchange)
         except Exception:  # the top of a thread: what is said goes on, whatever a rule stumbled over
-            log.exception("an exchange could not be linted")
+            log.exception("a request could not be linted")
 
 
 @dataclass(slots=True)

@@ -89,7 +89,7 @@ def parse_windows(config: Config, num_layers: int, max_context: int, path: Path)
         raise ModelError(f"{path}: sliding_window should be a number above zero, not {window!r:.60}")
     kinds = config.get("layer_types")
     if num_layers > _MAX_LAYERS:
-        raise ModelError(f"{path}: {num_layers} layers are claimed; at most {_MAX_LAYERS} are read")
+        raise ModelError(f"{path}: {num_layers} layers are more than the {_MAX_LAYERS} that are supported")
     if kinds is None:
         first = config.get("max_window_layers", 0)
         if not isinstance(first, int | float):

@@ -126,7 +126,7 @@ def locate(name_or_path: str) -> tuple[str, Path]:
     if isinstance(found, Entry) and found.is_pulled:
         return found.name, found.path
     if isinstance(found, Reference) or found.can_be_fetched:
-        raise ModelError(f"the model {name_or_path} is not here yet: run `hotloop pull {name_or_path}`")
+        raise ModelError(f"the model {name_or_path} is not downloaded yet: run `hotloop pull {name_or_path}`")
     raise ModelError(f"the model {found.name} is gone: there is nothing at {found.path}")
 
 

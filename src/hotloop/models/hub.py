@@ -90,7 +90,7 @@ def _find_cached(hub: Hub, reference: Reference) -> tuple[Path, str]:
     commit = ref.read_text().strip() if ref.is_file() else revision
     snapshot = folder / "snapshots" / commit
     if not snapshot.is_dir():
-        raise ModelError(f"{reference} is not in {hub.cache}, and HF_HUB_OFFLINE forbids to download it")
+        raise ModelError(f"{reference} is not in {hub.cache}, and HF_HUB_OFFLINE is set")
     names = [str(path.relative_to(snapshot)) for path in snapshot.rglob("*") if not path.is_dir()]
     name = choose_gguf(reference, names)
     return (snapshot / name if name else snapshot), commit
@@ -112,7 +112,7 @@ def _one_line_errors(hub: Hub, reference: Reference) -> Iterator[None]:
     except errors.RevisionNotFoundError:
         raise ModelError(f"{reference.repo} has no revision {reference.revision}") from None
     except errors.HFValidationError as error:
-        raise ModelError(f"{reference} is no name of a model: {_first_line(error)}") from None
+        raise ModelError(f"{reference} is not a model's name: {_first_line(error)}") from None
     except (transport_error(), errors.LocalEntryNotFoundError) as error:
         where = f"from {hub.endpoint}, and no file or folder here has that name"
         raise ModelError(f"{reference} could not be downloaded {where}: {_first_line(error)}; {kept}") from None
@@ -144,7 +144,9 @@ def choose_gguf(reference: Reference, names: Iterable[str]) -> str | None:
         there = ", ".join(files[:_MAX_NAMED]) + (", ..." if len(files) > _MAX_NAMED else "")
         raise ModelError(f"{reference.repo} has no GGUF file {wanted}; it has {there or 'none'}")
     if re.search(r"-\d{5}-of-\d{5}\.gguf$", found[0]):
-        raise ModelError(f"{reference.repo}: {found[0]} is one shard of several, which cannot be read: take another")
+        raise ModelError(
+            f"{reference.repo}: {found[0]} is one of several shards, which is not supported: choose another file"
+        )
     return found[0]
 
 

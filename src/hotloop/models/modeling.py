@@ -64,7 +64,7 @@ def probe_spec(folder: Path) -> ModelSpec:
         config = read_config(folder)
         architecture = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     except Exception as error:  # whatever hundreds of architectures raise
-        raise ModelError(f"{path}: neither hotloop nor transformers knows what it says: {_line(error)}") from None
+        raise ModelError(f"{path}: neither hotloop nor transformers can read it: {_line(error)}") from None
     where = f"{path}: the architecture {config.model_type!r}, which transformers would compute,"
     text = config.get_text_config()
     if getattr(config, "quantization_config", None) or getattr(text, "quantization_config", None):

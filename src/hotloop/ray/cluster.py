@@ -84,7 +84,7 @@ def _start_here() -> None:
         except Exception as error:
             if not num_left or "timed out during startup" not in str(error):
                 raise
-            log.warning("Ray took longer to start than it gives itself; it is started again")
+            log.warning("Ray timed out while starting; it is started again")
         else:
             return
 

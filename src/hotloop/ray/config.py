@@ -121,7 +121,7 @@ def read_ray_config(path: Path) -> RayConfig:
     """Raises ConfigError."""
     tables = read_toml(path)
     if not isinstance(tables.get("ray"), dict):
-        raise ConfigError(f"{path} has no [ray]: that is where it says what to deploy")
+        raise ConfigError(f"{path} has no table [ray], which says what to deploy")
     try:
         return parse_ray_config(tables["ray"])
     except ConfigError as error:

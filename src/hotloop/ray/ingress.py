@@ -85,7 +85,7 @@ class Ingress:
         self._owners: FIFOCache[str, str] = FIFOCache(MAX_ANSWERS)
         self._keys = read_keys(os.environ.get(api_key_env), None)
         if api_key_env and not self._keys:
-            raise ConfigError(f"a key is asked for, but {api_key_env} is not set where the ingress runs")
+            raise ConfigError(f"api_key_env: {api_key_env} is not set where the ingress runs")
 
     async def __call__(self, request: Request) -> Response:
         path = request.url.path
@@ -132,7 +132,7 @@ class Ingress:
                 raise RouteError(503, "no_replica", "no replica is available", retry_after_s=5) from None
             except RayError as error:  # it was lost, or its engine was, before it said anything
                 log.warning("a replica did not begin to answer: %s", error)
-        raise RouteError(502, "replica_failed", f"{MAX_TRIES} replicas were asked, and none began to answer")
+        raise RouteError(502, "replica_failed", f"{MAX_TRIES} replicas were tried, and none answered")
 
     async def _try(self, sent: UpstreamRequest, outline: Outline, num_tried: int) -> BegunAnswer:
         pieces = self._answer.remote(sent, outline)

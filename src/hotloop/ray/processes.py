@@ -50,7 +50,7 @@ class HotloopProcess:
 
     def check(self) -> None:
         if self._engine.failure:
-            raise EngineClosed("the engine has failed; the replica's log says more")
+            raise EngineClosed("the engine has failed; see the replica's log")
 
     def close(self) -> None:
         self._engine.close()
@@ -86,7 +86,7 @@ class VllmProcess:
 
     def check(self) -> None:
         if (code := self._child.poll()) is not None:
-            raise EngineClosed(f"vLLM has ended with code {code}; the replica's log says more")
+            raise EngineClosed(f"vLLM has ended with code {code}; see the replica's log")
 
     def close(self) -> None:
         self._child.terminate()

@@ -1,1 +1,1 @@
-"""HTTP: the OpenAI API over an engine. Parses the wire into core values at once and renders them at the last moment."""
+"""OpenAI's and Anthropic's APIs over an engine: requests are parsed at once, answers rendered at the last moment."""

@@ -103,7 +103,7 @@ def create_app(
 
         middleware.append(Middleware(Elsewhere, own=own_socket, engine=client))
     handlers = {HotloopError: on_error, HTTPException: on_error, ClientDisconnect: on_error, Exception: on_bug}
-    routes = (*ROUTES, *(kv.ROUTES if client.kv_segments else ()), *info.NOT_SERVED)
+    routes = (*ROUTES, *(kv.ROUTES if client.facts.kv_segments else ()), *info.NOT_SERVED)
     app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
     app.state.service = service
     app.state.responses = ResponseStore(sharing=client.sharing)
@@ -120,9 +120,9 @@ def create_app(
 
 
 def _check_isolation(engine: EngineClient, config: ServerConfig, keys: Keys) -> None:
-    if engine.publishes_kv and config.cache_isolation == "key":
+    if engine.facts.publishes_kv and config.cache_isolation == "key":
         raise ConfigError("kv_events and cache_isolation=key cannot be combined: isolated prefixes are never published")
-    if engine.publishes_kv and config.cache_isolation == "auto" and keys.is_shared:
+    if engine.facts.publishes_kv and config.cache_isolation == "auto" and keys.is_shared:
         reason = "with several API keys prefixes are shared by none of them, and kv_events publishes nothing"
         raise ConfigError(f"{reason}: leave it out, or share prefixes between keys (cache_isolation none)")
 
@@ -231,7 +231,7 @@ class HttpServer(ApiServer):
 def _limits(service: Service, config: ServerConfig) -> ConnectionLimits:
     """Those of a server are divided among its fronts."""
     limits = limits_of(config)
-    max_body_bytes = limits.max_body_bytes // service.engine.num_fronts
+    max_body_bytes = limits.max_body_bytes // service.engine.facts.num_fronts
     return replace(limits, max_body_bytes=max_body_bytes, num_held_bytes=lambda: service.body_room.num_held_bytes)
 
 

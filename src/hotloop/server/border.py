@@ -1,4 +1,4 @@
-"""What every request passes before an endpoint sees it: its id, the key, and how much of a body is read at all.
+"""What every request passes before its endpoint: the request id, the API key, and the limit on its body.
 
 Pure ASGI: nothing here buffers a response or stands between a stream and its client.
 """

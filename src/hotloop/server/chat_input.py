@@ -1,6 +1,6 @@
 """What a request of any chat API asks for, as `chat` takes it: its tools, its reasoning and the shape of its answer.
 
-Everything that is told to a client in its API's own words is found wrong here, or in `turns`.
+Errors that name a field of the client's API are raised here or in `turns`.
 """
 
 import re

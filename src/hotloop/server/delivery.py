@@ -1,4 +1,4 @@
-"""The way of an event from the engine's thread to the client that waits for it.
+"""How an event gets from the engine's thread to the client that waits for it.
 
     engine thread: on_events -> pending                    one wake-up of the loop for all streams that a step fed
     event loop:    pending -> parse -> collector -> take() what a slow client has not taken yet is merged, stays small

@@ -4,6 +4,7 @@ import asyncio
 import time
 from array import array
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from hotloop.core.config import ClassLimits
@@ -21,32 +22,57 @@ from hotloop.server.engine_metrics import EngineMetrics
 from hotloop.server.metrics import Counts
 
 
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What does not change while an engine runs, but for its classes' limits; a front is told it first."""
+
+    name: str
+    device_note: str
+    block_size: int
+    num_kv_tokens: int
+    max_context: int
+    vocab_size: int
+    class_limits: tuple[ClassLimits, ...]
+    publishes_kv: bool
+    kv_segments: Segments | None
+    """How KV is cut that other servers may have; None: they may not."""
+    kv_peers: tuple[str, ...]
+    """The servers that may be asked for KV."""
+    started_at: int
+    """Unix time."""
+    num_fronts: int
+    """Processes that serve one address with it."""
+
+    @classmethod
+    def of(cls, engine: Engine, *, num_fronts: int = 1) -> "EngineFacts":
+        return cls(
+            engine.name,
+            engine.device_note,
+            engine.block_size,
+            engine.num_kv_tokens,
+            engine.max_context,
+            engine.vocab_size,
+            engine.config.class_limits,
+            engine.kv_events is not None,
+            engine.kv_segments,
+            engine.config.kv_peers,
+            int(time.time()),
+            num_fronts,
+        )
+
+
 class EngineClient(Protocol):
-    @property
-    def name(self) -> str: ...
-    @property
-    def tokenizer(self) -> Tokenizer: ...
-    @property
-    def template(self) -> ChatTemplate | None: ...
-    @property
-    def grammars(self) -> Grammars:
-        """Where a grammar is compiled, to be judged, before it is submitted."""
+    facts: EngineFacts
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    grammars: Grammars
+    """Where a grammar is compiled, to be judged, before it is submitted."""
+    sharing: Sharing
+    """With the other fronts."""
 
     @property
-    def block_size(self) -> int: ...
-    @property
-    def max_context(self) -> int: ...
-    @property
-    def class_limits(self) -> Sequence[ClassLimits]: ...
-    @property
-    def publishes_kv(self) -> bool: ...
-    @property
-    def kv_segments(self) -> Segments | None:
-        """How KV is cut that other servers may have; None: they may not."""
-
-    @property
-    def kv_peers(self) -> Sequence[str]:
-        """The servers that may be asked for KV."""
+    def class_limits(self) -> Sequence[ClassLimits]:
+        """As they are now."""
 
     @property
     def failure(self) -> Exception | None:
@@ -58,17 +84,6 @@ class EngineClient(Protocol):
 
     @property
     def cache_refill_s(self) -> float: ...
-    @property
-    def started_at(self) -> int:
-        """Unix time."""
-
-    @property
-    def num_fronts(self) -> int:
-        """Processes that serve one address with it, this one among them."""
-
-    @property
-    def sharing(self) -> Sharing:
-        """With these."""
 
     def start(self) -> None:
         """On the event loop, once, before anything is submitted."""
@@ -127,20 +142,12 @@ async def read_kv(engine: Engine, salt: str, token_ids: "array[int]") -> memoryv
 class LocalEngine:
     """An engine in this process, which serves alone."""
 
-    num_fronts = 1
-    sharing = UNSHARED
-
     def __init__(self, engine: Engine, model: str) -> None:
-        self.name = engine.name
-        self.started_at = int(time.time())
+        self.facts = EngineFacts.of(engine)
         self.tokenizer = engine.tokenizer
         self.template = engine.template
         self.grammars = engine.grammars
-        self.block_size = engine.block_size
-        self.max_context = engine.max_context
-        self.publishes_kv = engine.kv_events is not None
-        self.kv_segments = engine.kv_segments
-        self.kv_peers = engine.config.kv_peers
+        self.sharing: Sharing = UNSHARED
         self._engine = engine
         self._metrics = EngineMetrics(engine, model)
         self.abort = engine.abort

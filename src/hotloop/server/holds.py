@@ -1,10 +1,10 @@
-"""What the engine is told about when a prompt is wanted again: what clients ask for, and what their tools make likely.
+"""Holds on cached prompts: those that clients ask for, and those that tool calls make likely to pay.
 
     PINNED     up to a breakpoint, for as long as was asked
     TOOL_GAP   an answer that ends in calls, for as long as it pays to wait for its tools
     FINISHED   an answer without calls where there were some before: its run is over
 
-Of several choices nobody can tell which will go on, so only what was asked for is held.
+Of several choices any may be continued, so only what was asked for is held.
 """
 
 import threading

@@ -1,4 +1,4 @@
-"""The endpoints that only tell: what is served, whether it is well, what its numbers are, how it cuts text."""
+"""Endpoints that only report: models, health, metrics, explanations, and how text is tokenized."""
 
 import asyncio
 from typing import Any
@@ -42,7 +42,7 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
 
 async def health(request: Request) -> Response:
     if Service.of(request).engine.failure:
-        raise EngineClosed("the engine has failed; the server's log says more")
+        raise EngineClosed("the engine has failed; see the server's log")
     return JSONResponse({"status": "ok"})
 
 
@@ -92,7 +92,7 @@ async def tokenize(request: Request) -> Response:
     spell = service.engine.tokenizer.token_text
     answer = {
         "count": len(prompt.token_ids),
-        "max_model_len": service.engine.max_context,
+        "max_model_len": service.engine.facts.max_context,
         "tokens": list(prompt.token_ids),
         "token_strs": [*map(spell, prompt.token_ids)] if options.return_token_strs else None,
     }
@@ -130,4 +130,4 @@ def _make_prompt(body: Json, options: TokenizeBody, service: Service, scope: str
 
 
 def _model(service: Service) -> ServedModel:
-    return ServedModel(service.model, service.engine.started_at, service.engine.max_context)
+    return ServedModel(service.model, service.engine.facts.started_at, service.engine.facts.max_context)

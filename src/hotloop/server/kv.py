@@ -1,7 +1,7 @@
-"""KV for other servers: they ask for what is cached of a prompt here, and are named where theirs may be asked for.
+"""KV between servers: others fetch what is cached of a prompt here, and a request may name where to fetch its own.
 
-Only who may speak for all tenants asks, and only for KV of the very layout, salt and tokens that it names. `kv_peers`
-says which addresses a request may name: nothing else is ever connected to.
+Only keys that may act for all tenants fetch, and only KV of exactly the layout, salt and tokens that they name.
+`kv_peers` says which addresses a request may name: nothing else is ever connected to.
 """
 
 import asyncio
@@ -34,11 +34,11 @@ async def send_segments(http: HttpRequest) -> Response:
     service = Service.of(http)
     _check_may_ask(http.state.tenant)
     asked = convert(decode(await read_json(http, _MAX_BODY)), AskedKv)
-    segments = service.engine.kv_segments
+    segments = service.engine.facts.kv_segments
     if segments is None or asked.layout != segments.layout:
-        raise HttpError(409, "the KV here is laid out otherwise")
+        raise HttpError(409, "the KV here has another layout")
     if service.num_kv_sent >= MAX_MOVES:
-        raise Overloaded("KV is sent to as many servers as may be at a time", 1.0)
+        raise Overloaded("too many servers are fetching KV already", 1.0)
     service.num_kv_sent += 1
     try:
         pieces = _read_pieces(service, asked)
@@ -56,7 +56,7 @@ async def show_session(http: HttpRequest) -> Response:
     service = Service.of(http)
     _check_may_ask(http.state.tenant)
     asked = convert(decode(await read_json(http, _MAX_BODY)), AskedSession)
-    found, segments = await service.engine.find_session(asked.session), service.engine.kv_segments
+    found, segments = await service.engine.find_session(asked.session), service.engine.facts.kv_segments
     if found is None or segments is None:
         raise HttpError(404, "there is no KV of this session here")
     return _show(SessionKv(segments.layout, found[1], found[0].tolist()))
@@ -67,11 +67,11 @@ async def take_session(http: HttpRequest) -> Response:
     service = Service.of(http)
     _check_may_ask(http.state.tenant)
     offered = convert(decode(await read_json(http, _MAX_BODY)), OfferedKv)
-    segments = service.engine.kv_segments
-    if segments is None or offered.layout != segments.layout or len(offered.tokens) > service.engine.max_context:
-        raise HttpError(409, "the KV here is laid out otherwise")
-    if not is_peer(offered.source, service.engine.kv_peers):
-        raise AccessDenied(403, "forbidden", "kv_peers does not name the server that has it")
+    segments = service.engine.facts.kv_segments
+    if segments is None or offered.layout != segments.layout or len(offered.tokens) > service.engine.facts.max_context:
+        raise HttpError(409, "the KV here has another layout")
+    if not is_peer(offered.source, service.engine.facts.kv_peers):
+        raise AccessDenied(403, "forbidden", "the server that has it is not in kv_peers")
     source = KvSource(offered.source, service.peer_key)
     num_known = await service.engine.take_kv(source, offered.salt, offered.tokens, offered.session)
     return _show(TakenKv(num_known))
@@ -91,11 +91,11 @@ ROUTES = (
 def find_source(http: HttpRequest) -> KvSource | None:
     """Where a router says that the KV of a request is, if that may be asked."""
     service, url = Service.of(http), http.headers.get(SOURCE_HEADER)
-    if not url or service.engine.kv_segments is None:
+    if not url or service.engine.facts.kv_segments is None:
         return None
     tenant: Tenant = http.state.tenant
     is_trusted = TENANT_HEADER.decode() in http.headers or not tenant.is_apart or tenant.is_admin
-    return KvSource(url, service.peer_key) if is_trusted and is_peer(url, service.engine.kv_peers) else None
+    return KvSource(url, service.peer_key) if is_trusted and is_peer(url, service.engine.facts.kv_peers) else None
 
 
 def is_peer(url: str, peers: Sequence[str]) -> bool:
@@ -106,7 +106,7 @@ def is_peer(url: str, peers: Sequence[str]) -> bool:
 
 def _check_may_ask(tenant: Tenant) -> None:
     if tenant.is_apart and not tenant.is_admin:
-        raise AccessDenied(403, "forbidden", "KV is of all tenants: it needs an API key of the role admin")
+        raise AccessDenied(403, "forbidden", "KV of all tenants needs an API key with the role admin")
 
 
 class SegmentsResponse(StreamingResponse):
@@ -132,7 +132,7 @@ async def _chain(first: bytes, pieces: AsyncIterator[bytes]) -> AsyncIterator[by
 async def _read_pieces(service: Service, asked: AskedKv) -> AsyncIterator[bytes]:
     """Headers and data of the segments from the one asked for on."""
     engine, token_ids = service.engine, array("i", asked.tokens)
-    segments = engine.kv_segments
+    segments = engine.facts.kv_segments
     assert segments
     count = len(token_ids) // segments.num_tokens
     keys = segments.keys(asked.salt).first(count, token_ids)

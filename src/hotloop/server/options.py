@@ -1,4 +1,4 @@
-"""What a request says that only this server reads, beside what every API has in `ApiRequest`.
+"""The fields of a request that only this server reads, beside those of every API in `ApiRequest`.
 
 A field of the wrong type is refused by name; an unknown one is ignored, since clients send many. `null` always means
 "not given". Ranges that the core checks are not repeated here.
@@ -187,7 +187,7 @@ def parse_begun(options: Options, vocab_size: int, max_tokens: int) -> Sequence[
     """The tokens an answer begins with, as far as there is room for them. Raises RequestError."""
     if options.resume is None:
         return ()
-    refuse_if(("resume", options.num_choices > 1, "is for one answer: n must be 1"))
+    refuse_if(("resume", options.num_choices > 1, "needs n to be 1"))
     _check_tokens("resume.token_ids", options.resume.token_ids, vocab_size)
     return options.resume.token_ids[:max_tokens]
 

@@ -1,4 +1,4 @@
-"""What the endpoints share: the engine, the model's name to the world, and the way to both."""
+"""What the endpoints share: the engine, the served model's name, and how a request is read."""
 
 import hashlib
 from collections.abc import AsyncIterator
@@ -39,7 +39,7 @@ class Service:
         """Servers that KV is being sent to."""
         self._keys = keys or ApiKeys()
         self.is_draining = False
-        self.model = config.served_name or engine.name
+        self.model = config.served_name or engine.facts.name
         self.metrics = Metrics(lambda: engine.class_limits, tracer)
         self.chat = Chat(
             engine.template,
@@ -47,7 +47,7 @@ class Service:
             engine.grammars,
             _first_violation,
             config,
-            engine.max_context,
+            engine.facts.max_context,
             engine.sharing,
         )
         engine.offer_counts(self.metrics.count)
@@ -56,7 +56,7 @@ class Service:
         self.explainer = Explainer(
             engine.tokenizer,
             self.metrics,
-            block_size=engine.block_size,
+            block_size=engine.facts.block_size,
             level=config.explanations,
             memory_tokens=config.explain_memory_tokens,
             sharing=engine.sharing,
@@ -64,10 +64,10 @@ class Service:
         self.recorder = RequestRecorder(tracer, self.explainer, self.model, engine.sharing)
         self.strict_tools = config.strict_tools
         self.jobs = Jobs(self.chat, self.explainer, self.retention_hints, strict_tools=config.strict_tools)
-        self.fingerprint = f"fp_{hashlib.sha256(f'{__version__} {engine.name}'.encode()).hexdigest()[:10]}"
+        self.fingerprint = f"fp_{hashlib.sha256(f'{__version__} {engine.facts.name}'.encode()).hexdigest()[:10]}"
         self._isolation = config.cache_isolation
         self._max_body_bytes = parse_bytes(config.max_body)
-        body_memory = parse_bytes(config.body_memory) // engine.num_fronts
+        body_memory = parse_bytes(config.body_memory) // engine.facts.num_fronts
         self.body_room = BodyRoom(body_memory // _DECODED_SHARE, body_memory, trim_memory)
 
     @property

@@ -1,4 +1,4 @@
-"""Sessions by name: a client says that one is over, so that nobody waits for it to come back."""
+"""Closing sessions: a client says that one is over, so that its prefix is held no longer."""
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse
@@ -29,7 +29,7 @@ async def close_by_body(http: HttpRequest) -> JSONResponse:
 async def _close(http: HttpRequest, name: str) -> JSONResponse:
     service = Service.of(http)
     num_blocks = await service.engine.close_session(http.state.tenant.qualify(shorten(name)))
-    freed = {"freed_blocks": num_blocks, "freed_tokens": num_blocks * service.engine.block_size}
+    freed = {"freed_blocks": num_blocks, "freed_tokens": num_blocks * service.engine.facts.block_size}
     return JSONResponse({"id": name, "object": "session.closed", **freed})
 
 

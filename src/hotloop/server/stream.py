@@ -1,4 +1,4 @@
-"""One way from a job to the engine, and one from the engine's events to a stream, for all endpoints that generate."""
+"""Submits a job to the engine, and streams the engine's events, for all endpoints that generate."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -12,9 +12,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from hotloop.core.errors import HotloopError, PromptTooLong, RequestError
-from hotloop.core.request import Request, SamplingParams, Usage
+from hotloop.core.request import Priority, Request, SamplingParams, Usage
 from hotloop.core.stream import CallOpened
-from hotloop.server.access import describe_access
+from hotloop.http.logs import Facts, first_token
 from hotloop.server.delivery import OutputCollector, Piece
 from hotloop.server.job import Job
 from hotloop.server.kv import find_source
@@ -54,7 +54,7 @@ async def submit(http: HttpRequest, job: Job, answer_id: str) -> OutputCollector
         request.begun_ids = job.begun_ids
         request.kv_source = source
     trace = service.recorder.open(http, job, answer_id, requests)
-    http.state.access = partial(describe_access, service.recorder.model, http.state.began_at, job, requests)
+    http.state.access = partial(_describe_access, service.recorder.model, http.state.began_at, job, requests)
 
     def finish(request: Request, calls: Sequence[CallOpened] | None) -> None:
         service.metrics.observe_finish(request, job.endpoint)
@@ -76,6 +76,23 @@ async def submit(http: HttpRequest, job: Job, answer_id: str) -> OutputCollector
         if isinstance(error, RequestError) and (error.param is None or isinstance(error, PromptTooLong)):
             error.param = job.prompt_param
         raise
+
+
+def _describe_access(model: str, began_at: float, job: Job, requests: Sequence[Request]) -> Facts:
+    """What the access log says of a request once it is over."""
+    prompts = [request.usage for request in requests[:: job.num_choices]]  # the choices of a prompt share it
+    firsts = [request.first_token_at for request in requests if request.first_token_at]
+    finish = requests[0].finish_reason
+    return {
+        "session": job.caller.session_id,
+        "model": model,
+        "class": Priority(requests[0].priority).name.lower(),
+        **first_token(began_at, min(firsts, default=None)),
+        "prompt_tokens": sum(usage.num_prompt for usage in prompts),
+        "cached_tokens": sum(usage.num_cached for usage in prompts),
+        "output_tokens": sum(request.usage.num_output for request in requests),
+        "finish": finish.value if finish else "disconnected",
+    }
 
 
 def _vary_seed(sampling: SamplingParams, index: int) -> SamplingParams:

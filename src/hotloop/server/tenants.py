@@ -1,7 +1,7 @@
-"""Who sends a request, and with whom that one shares what was computed.
+"""Who sends a request, and with whom its cached prefixes are shared.
 
 A scope is a name for those who share: prefixes, and what is remembered of prompts, are found within one scope only. It
-is a hash, so that neither a key nor a salt lies about in what the engine keeps.
+is a hash, so that the engine holds no key and no salt.
 """
 
 import hashlib

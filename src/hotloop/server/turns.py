@@ -1,10 +1,10 @@
-"""The turns of a request as messages of plain text, calls and results, and where it says it is worth keeping.
+"""The turns of a request as messages of plain text, calls and results, and its cache breakpoints.
 
     user       [result, result, text, text]       ->  tool, tool, user
     assistant  [reasoning, text, text, call, call]  ->  assistant, with its reasoning and two calls
 
-Reasoning that another maker signed is dropped; for what else is not text a short text stands, and the transcript says
-so. A cache breakpoint (`cache_control`) is a place in the messages after blocks were joined; before it lie
+Reasoning that another maker signed is dropped; other content that is not text becomes a short text, and the transcript
+says so. A cache breakpoint (`cache_control`) is a place in the messages after blocks were joined; before it lie
 the tools, the system prompt and the messages so far, in whatever order the model's template words them.
 """
 
@@ -136,7 +136,7 @@ def _unsupported(part: Part, turn: Turn | None = None) -> RequestError:
     at = part.at if not isinstance(part, Thought) else turn.at if turn else None
     kind = "thinking" if isinstance(part, Thought) else at.value.get("type") if at else None
     place = at.place if at else ""
-    return RequestError(f"{place}: content of type {kind!r:.100} is not supported here, only text is", param=place)
+    return RequestError(f"{place}: content of type {kind!r:.100} is not supported: only text is", param=place)
 
 
 def sign(reasoning: Thought) -> Thought:

@@ -203,7 +203,7 @@ class StoreJournal:
                 )
                 raise ConfigError(several if found else none)
             if self._owners.is_alive(found[0].owner):
-                raise RunTaken(f"the run {found[0].run_id} is running: whoever runs it is asked")
+                raise RunTaken(f"the run {found[0].run_id} is running: its own process asks for the decision")
             connection.execute(_APPEND_ANY, _values(found[0].run_id, entry))
 
         return self._submit(work)
@@ -226,7 +226,7 @@ class StoreJournal:
         if not found or not run_id:
             raise ConfigError(f"there is no run {run_id!r} in {self._path}; `hotloop runs list` lists them")
         if len(found) > 1:
-            raise ConfigError(f"there are several runs that begin with {run_id!r}: write more of the id")
+            raise ConfigError(f"several runs begin with {run_id!r}: give more of the id")
         return self._as_of_now(_as_row(found[0]))
 
     def _as_of_now(self, row: JournalRow) -> JournalRow:
@@ -237,7 +237,7 @@ class StoreJournal:
     def _append(self, connection: sqlite3.Connection, run_id: str, entry: Entry) -> None:
         values = _values(run_id, entry) | {"owner": self._owners.own()}
         if not connection.execute(_APPEND, values).rowcount:
-            raise RunTaken(f"the run {run_id} is not this process's any more: another has taken it over, or ended it")
+            raise RunTaken(f"the run {run_id} now belongs to another process, or has ended")
 
 
 def _whose(is_ours: bool) -> str:

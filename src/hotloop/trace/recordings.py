@@ -31,7 +31,7 @@ def render_transcripts(spans: Sequence[Span]) -> bytes:
             system = messages.pop(0)["content"] if messages and messages[0]["role"] == "system" else ""
             rows.append({"system": system, "tools": bodies[-1].get("tools", []), "messages": messages})
     if not rows:
-        raise ConfigError("the run was recorded without what was said; HOTLOOP_TRACE_CONTENT=1 records it")
+        raise ConfigError("the run was recorded without content; set HOTLOOP_TRACE_CONTENT=1 to record it")
     return _lines(rows)
 
 
@@ -42,7 +42,7 @@ def render_traffic(spans: Sequence[Span]) -> bytes:
         for session, chats in _sessions(spans)
     ]
     if not rows:
-        raise ConfigError("the run has asked no model that told how many tokens its prompts had")
+        raise ConfigError("no model of the run reported how many tokens its prompts had")
     return _lines(rows)
 
 

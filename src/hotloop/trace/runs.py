@@ -191,7 +191,7 @@ class TraceStore:
         if not rows or not name:
             raise ConfigError(f"there is no run {name!r} in {self.path}; `hotloop trace ls` lists them")
         if len(rows) > 1:
-            raise ConfigError(f"there are several runs that begin with {name!r}: write more of the id")
+            raise ConfigError(f"several runs begin with {name!r}: give more of the id")
         return str(rows[0][0])
 
     def close(self) -> None:

@@ -166,7 +166,7 @@ class StoreTracer:
         except StoreDamaged as error:
             if not (aside := set_aside(self.path)):
                 raise
-            log.warning("%s: it was set aside as %s, and a new one is begun", error, aside)
+            log.warning("%s: it was renamed to %s, and a new one is created", error, aside)
             return open_to_write(self.path)
 
     def _work(self) -> None:
@@ -200,13 +200,13 @@ class StoreTracer:
             self._shorten_wal()
         except (sqlite3.Error, ConfigError) as error:
             if not self._has_failed:
-                log.warning("the trace cannot be written to %s and is tried again: %s", self.path, error)
+                log.warning("the trace cannot be written to %s, and will be retried: %s", self.path, error)
             self._has_failed = True
             self._is_damaged = self._is_damaged or is_damage(error)
             self._num_failed += 1
             return False
         except Exception:  # the top of this thread: who tells nonsense must not end what others record
-            log.exception("the trace could not be told of %d spans", len(self._batch))
+            log.exception("%d spans could not be recorded", len(self._batch))
             self._num_dropped += len(self._batch)
             self._batch.clear()
         return True

@@ -111,7 +111,7 @@ def offer_tools(request: ApiRequest, target: RenderTarget) -> list[ApiTool]:
     choice, offered = request.choice, offered_tools(request)
     tools = [tool.as_function() for tool in offered.callable]
     if len(offered.head) < len(request.tools):
-        target.notes.add("tools that come late are listed with the others once they are found")
+        target.notes.add("late tools are listed with the others once they are found")
     for tool in offered.head:
         if isinstance(tool, ApiTool):
             continue

@@ -46,7 +46,7 @@ class Reading:
                 return
         if lost:
             kind = lost[0].at.value.get("type") if lost[0].at else None
-            raise lost[0].refuse(f"content of type {kind!r:.100} is not supported here, only text is")
+            raise lost[0].refuse(f"content of type {kind!r:.100} is not supported: only text is")
 
     @property
     def changes(self) -> tuple[str, ...]:

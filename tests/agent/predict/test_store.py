@@ -58,7 +58,7 @@ def damages() -> dict[str, Any]:
 def test_a_damaged_file_is_one_clear_line(damage: str, predictor: Predictor, tmp_path: Path):
     path = tmp_path / "speculation.json"
     path.write_bytes(damages()[damage](json.loads(msgspec.json.encode(predictor))))
-    with pytest.raises(ConfigError, match=r"speculation\.json is not what a predictor has written"):
+    with pytest.raises(ConfigError, match=r"speculation\.json is not a predictor's file"):
         load_predictor(path)
 
 

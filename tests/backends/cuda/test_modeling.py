@@ -107,7 +107,7 @@ def test_what_is_known_before_the_weights_are_read(tmp_path: Path) -> None:
         ("phi3", {"quantization_config": {"quant_method": "awq"}}, "is supported if its weights are not quantised"),
         ("arcee", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "that changes with"),
         ("made_up", {"auto_map": {"AutoConfig": "a.B", "AutoModelForCausalLM": "a.C"}}, "contains custom code"),
-        ("made_up", {}, "neither hotloop nor transformers knows what it says"),
+        ("made_up", {}, "neither hotloop nor transformers can read it"),
     ],
 )
 def test_what_would_be_computed_wrongly_is_refused_by_its_config(

@@ -143,7 +143,7 @@ def test_events_as_json(weather: str, capsys: pytest.CaptureFixture[str]):
 
 @pytest.mark.parametrize(
     ("approve", "answer"),
-    [("all", "booked Rome"), ("none", "Error: the call was not approved"), (None, "nobody is there")],
+    [("all", "booked Rome"), ("none", "Error: the call was not approved"), (None, "no terminal to ask on")],
 )
 def test_approval(weather: str, approve: str | None, answer: str, hotloop_run: Callable[..., Ran]):
     flags = ["--approve", approve] if approve else []

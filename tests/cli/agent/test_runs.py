@@ -79,7 +79,7 @@ def test_a_run_that_is_given_up(clerk: str, hotloop: Command):
     assert hotloop("runs", "cancel", row["run_id"]) == (0, f"{row['run_id']}: cancelled\n", "")
     code, _, said = hotloop("runs", "resume", row["run_id"])
     assert code == 2
-    assert "nothing left to go on with" in said
+    assert "it cannot be resumed" in said
 
 
 def test_a_call_of_a_sub_agent_is_shown_and_decided_on(tmp_path: Path, hotloop: Command):

@@ -213,7 +213,7 @@ def test_a_failure_ends_the_drafting_and_nothing_else(caplog: pytest.LogCaptureF
     drafter = ModelDrafter(backend, TOKENIZER)
     request = make_request(PROMPT)
     assert propose(drafter, [want(request)]) == propose(drafter, [want(request)]) == [[]]
-    assert caplog.messages == ["the draft model failed and drafts no more: the hardware is gone"]
+    assert caplog.messages == ["the draft model failed and is disabled: the hardware is gone"]
     drafter.learn(request)
     drafter.close()
 

@@ -76,7 +76,7 @@ def test_an_answer_whose_grammar_fails_is_closed(monkeypatch: pytest.MonkeyPatch
         assert text[len(head) :].startswith(json.dumps(written)[:-2])
         matcher.rollback(len(run) + 5)
         assert not matcher.is_cut
-    assert "an answer is closed after" in caplog.text
+    assert "an answer ends after" in caplog.text
 
 
 def test_an_answer_that_cannot_be_closed_ends(monkeypatch: pytest.MonkeyPatch):

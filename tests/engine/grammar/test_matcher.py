@@ -276,7 +276,7 @@ def test_a_matcher_goes_on_from_what_is_begun(grammars: Grammars):
     assert written(tokenizer, begun.forced()).startswith("own")
     assert grammars.matcher(replace(whole, begun="quick brown fox")).is_complete
     for wrong in ("slow", "quick brown fox jumps"):
-        with pytest.raises(RequestError, match="does not fit"):
+        with pytest.raises(RequestError, match="does not match its grammar"):
             grammars.matcher(replace(whole, begun=wrong))
 
 
@@ -375,7 +375,7 @@ def test_a_model_without_an_end_cannot_be_bound():
     inner = tiny_tokenizer()
     endless = Tokenizer(type(inner).from_str(inner.to_str().replace("<|im_end|>", "<|im_less|>")))
     assert not endless.eos_ids
-    with pytest.raises(RequestError, match="no token that ends"):
+    with pytest.raises(RequestError, match="no end-of-sequence token"):
         Grammars(endless, endless.vocab_size).matcher(Grammar("regex", "a"))
 
 

@@ -51,7 +51,7 @@ def test_a_prefix_comes_back_with_its_state(rooms: dict[str, int], expected: tup
         stats = engine.stats()
     assert again.token_ids == expected
     assert (again.usage.num_cached, again.usage.num_from_host) == (40, 40)
-    assert stats.host.num_restores == 1
+    assert stats.host.num_copies == 1
     assert stats.host.num_bytes_in == 10 * 32 * (rooms["num_blocks"] == 20) + 16 * (rooms["num_states"] == 3)
     assert (stats.states.num_offloaded > 0) == (rooms["num_states"] == 3)
     assert stats.states.num_used == stats.num_blocks_used == 0
@@ -63,7 +63,7 @@ def test_without_room_for_states_nothing_is_gone_on_from(expected: tuple[int, ..
         again = engine.generate(PROMPT, greedy())
         stats = engine.stats()
     assert again.token_ids == expected
-    assert (again.usage.num_cached, stats.host.num_restores) == (0, 0)
+    assert (again.usage.num_cached, stats.host.num_copies) == (0, 0)
     assert stats.states.num_evicted > 0
 
 
@@ -85,7 +85,7 @@ def test_a_state_that_is_computed_again_replaces_the_one_in_host_memory(expected
         push_out(engine)
         while scheduler.states.pool.num_idle:
             scheduler.states._evict("test")
-        tier._byte_s = 10.0  # nothing is worth a copy
+        tier._speed.byte_s = 10.0  # nothing is worth a copy
         again = engine.generate(PROMPT, greedy())
         assert (again.token_ids, again.usage.num_cached) == (expected, 0)
         states = [node.state for node, _ in scheduler.tree.trace(array("i", PROMPT[:40])) if node.state]

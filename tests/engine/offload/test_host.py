@@ -67,7 +67,7 @@ def test_a_prefix_comes_back_from_host_memory_and_the_usage_says_so() -> None:
     assert stats.usage.num_from_host == 48
     assert stats.host.num_bytes_in == 12 * BLOCK_SIZE * 8
     assert stats.host.num_bytes_out > stats.host.num_bytes_in
-    assert (stats.host.num_restores, stats.host.num_blocks, stats.num_evicted_blocks) == (1, 100, 0)
+    assert (stats.host.num_copies, stats.num_host_blocks, stats.num_evicted_blocks) == (1, 100, 0)
 
 
 def test_one_copy_serves_all_who_want_it() -> None:
@@ -80,7 +80,7 @@ def test_one_copy_serves_all_who_want_it() -> None:
         engine.submit([make_request([*PROMPT, i], f"r{i}") for i in range(4)], listener)
         listener.wait(*(f"r{i}" for i in range(4)))
         until_idle(engine)
-        assert engine.stats().host.num_restores == 1
+        assert engine.stats().host.num_copies == 1
     for i in range(4):
         assert tuple(listener.token_ids(f"r{i}")) == expected[i]
         assert listener.last(f"r{i}").usage.num_cached == 48
@@ -89,7 +89,7 @@ def test_one_copy_serves_all_who_want_it() -> None:
 def test_without_a_prefix_cache_nothing_goes_there() -> None:
     with host_engine(prefix_cache=False) as engine:
         engine.generate(PROMPT, greedy())
-        assert engine.stats().host.num_blocks == 0
+        assert engine.stats().num_host_blocks == 0
 
 
 def test_what_is_slower_than_computing_is_computed() -> None:
@@ -97,11 +97,11 @@ def test_what_is_slower_than_computing_is_computed() -> None:
         tier = engine._core.host
         assert tier
         push_out_prompt(engine)
-        tier._byte_s = 10.0
+        tier._speed.byte_s = 10.0
         again = engine.generate(PROMPT, greedy())
     assert again.token_ids == run_alone(PROMPT, greedy()).token_ids
     assert (again.usage.num_cached, again.usage.num_from_host) == (0, 0)
-    assert tier._byte_s < 10.0, "it is tried again some time"
+    assert tier._speed.byte_s < 10.0, "it is tried again some time"
 
 
 @pytest.mark.parametrize("when", ["begin", "end"])

@@ -1,12 +1,13 @@
 """Long prompts, short ones and those who write in one step: who reads how much of it."""
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given
 from tests.engine.tiny import BLOCK_SIZE
 from tests.engine.turning import Loop, make_scheduler, prompt
 
 from hotloop.core.request import Request
-from hotloop.engine.scheduler.prefill_budget import MOMENT_S, NOBODY_DECODES
+from hotloop.engine.scheduler.prefill_budget import MOMENT_S, NOBODY_DECODES, PrefillBudget
 from hotloop.engine.scheduler.prompt_order import SHARE
 from hotloop.engine.step import Step
 
@@ -108,6 +109,29 @@ def test_the_rest_of_a_prompt_has_no_step_of_its_own_where_many_wait_behind_it()
     sizes = [num_prefilled(timed_step(loop, 0.01, 0.0001)) for _ in range(8)]
     assert any(0 < each.num_uncomputed < 300 for each in asked), "steps end within prompts"
     assert min(sizes[1:]) > 300
+
+
+class Asked(PrefillBudget):
+    """Remembers how many short prompts, and how many behind them, it was asked to weigh."""
+
+    weighed: tuple[int, int] | None = None
+
+    def is_worth_a_step(self, request: Request, num_left: int, num_short: int, num_behind: int) -> bool:
+        self.weighed = num_short, num_behind
+        return super().is_worth_a_step(request, num_left, num_short, num_behind)
+
+
+@pytest.mark.parametrize(("lengths", "weighed"), [((4, 6, 200, 300, 400), (2, 3)), ((4, 9), (1, 1)), ((4, 8), None)])
+def test_first_tokens_are_weighed_against_prompts_behind_them_that_lack_more_than_twice_as_much(
+    lengths: tuple[int, ...], weighed: tuple[int, int] | None
+) -> None:
+    loop = Loop(make_scheduler(num_blocks=512, max_step_tokens=40))
+    budget = loop.scheduler.budget = Asked(0.01)
+    loop.scheduler._order._budget = budget
+    for i, length in enumerate(lengths):
+        loop.add(f"r{i}", prompt(length, 1000 * i))
+    loop.step()
+    assert budget.weighed == weighed
 
 
 def test_of_equals_none_takes_the_share_of_those_who_lack_little() -> None:

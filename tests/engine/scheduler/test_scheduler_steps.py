@@ -1,5 +1,6 @@
 """What is in a step, what becomes of it, and who does not join one."""
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from hotloop.core.retention import Hold, HoldKind
 from hotloop.engine.kvcache.sliding_window import SPARE
 from hotloop.engine.kvcache.slots import WindowSlots
 from hotloop.engine.scheduler.prefill_budget import PrefillBudget
-from hotloop.engine.scheduler.scheduler import MAX_DEFERRED, Scheduler
+from hotloop.engine.scheduler.scheduler import CHARGED, MAX_DEFERRED, Scheduler
 from hotloop.engine.sessions.sessions import RETRY_S
 
 
@@ -45,6 +46,15 @@ def test_a_session_is_charged_for_each_token_of_its_prompt_once_however_it_is_ch
     assert loop.scheduler.fairness.attained("s") == pytest.approx(20, rel=0.01)
 
 
+def test_a_session_is_charged_for_what_is_decoded_sixteen_tokens_at_a_time() -> None:
+    loop = Loop(make_scheduler())
+    loop.add("a", prompt(CHARGED - 1), session="s")
+    attained = [loop.step() and loop.scheduler.fairness.attained("s") for _ in range(2 * CHARGED + 2)]
+    charged = [after - before for before, after in pairwise(attained)]
+    assert [i for i, each in enumerate(charged) if each > 0] == [0, CHARGED, 2 * CHARGED]
+    assert attained[-1] == pytest.approx(CHARGED - 1 + 3 * CHARGED, rel=0.01)
+
+
 def test_drafts_have_rows_of_their_own() -> None:
     loop = Loop(make_scheduler())
     decoding(loop, "a", "b", "c")
@@ -67,6 +77,20 @@ def test_drafts_that_were_right_are_computed_and_shared() -> None:
     assert (request.num_computed, request.num_settled) == (9, 9)
     assert len(loop.scheduler.tree.peek(request.token_ids)) == 2
     assert loop.step() == {"a": (9, 10)}
+
+
+def test_of_a_hybrid_model_tokens_that_are_forced_are_computed_up_to_where_a_state_is_left() -> None:
+    """Though the drafts before them, which were wrong, have left it blocks for all of them."""
+    loop = Loop(make_scheduler(num_states=8))
+    [request] = decoding(loop, "a")
+    loop.step()
+    step = loop.scheduler.schedule(loop.now)
+    loop.scheduler.extend(step.slices[0], [7, 8, 9], [1, 1, 1])
+    loop.scheduler.advance(step)
+    request.token_ids.extend([70, 71, 72])
+    loop.scheduler.settle(step, loop.now, STEP_S)
+    assert len(request.block_ids) * BLOCK_SIZE >= request.num_tokens
+    assert [loop.step()["a"] for _ in range(2)] == [(6, 8), (8, 10)]
 
 
 @pytest.mark.parametrize("what", ["error", "preempted", "finished"])

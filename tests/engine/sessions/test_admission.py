@@ -142,6 +142,16 @@ def test_what_is_said_of_a_session_that_is_being_served_or_unknown_changes_nothi
     assert door.admitted == {"runs"}
 
 
+def test_a_session_is_closed_unless_it_has_requests_whether_it_was_admitted_or_not() -> None:
+    door = Door(num_tokens=100)
+    door.turn("admitted", 10)
+    door.admission.enter(door.ask("runs"), 20)
+    door.leave(door.ask("came only"))
+    closed = {name: door.admission.close(name) for name in ("admitted", "runs", "came only", "nobody")}
+    assert closed == {"admitted": True, "runs": False, "came only": True, "nobody": True}
+    assert door.admitted == door.admission._known.keys() == {"runs"}
+
+
 def test_only_one_without_a_name_is_known_by_its_prompt() -> None:
     admission = Admission(100, BLOCK_SIZE)
     for first, session in ((0, ""), (100, "named")):

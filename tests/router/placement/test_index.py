@@ -93,6 +93,8 @@ def test_a_session_that_goes_on_is_one_node_until_others_branch_off() -> None:
     index.insert("b", key([0, 1, 2]))
     index.insert("b", key([0, 1, 2, 0]))
     assert index.match(key([0, 1, 2, 0])).blocks == {"a": 3, "b": 4}
+    index.insert("b", key([0, 1, 2, 0, 1]))
+    assert (len(index._replicas["b"].nodes), index.num_blocks("b")) == (2, 5)
     for last in (0, 1, 2):
         index.insert("c", key([1, last]))
     for last in (0, 1, 2):

@@ -39,8 +39,8 @@ def test_named_keys_are_read_with_their_limits(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("table", "what"),
     [
-        ('name = "a"', "key must be a text"),
-        ('key = "k"', "name must be a text"),
+        ('name = "a"', "key must be a string"),
+        ('key = "k"', "name must be a string"),
         ('name = "a"\nkey = "k"\nrole = "king"', "no role 'king'"),
         ('name = "a"\nkey = "k"\npriority = "first"', "no class 'first'"),
         ('name = "a"\nkey = "k"\nmodels = "m"', "models must be a list"),
@@ -49,7 +49,7 @@ def test_named_keys_are_read_with_their_limits(tmp_path: Path) -> None:
         ('name = "a"\nkey = "k"\nmoney_per_month = inf', "must be a number"),
         ('name = "a"\nkey = "k"\nper_day = 1', "there is no key 'per_day'"),
         ('name = "a"\nkey = "k"\n[[keys]]\nname = "a"\nkey = "l"', "two API keys are called 'a'"),
-        ('name = "a"\nkey = "k"\n[[keys]]\nname = "b"\nkey = "k"', "has the API key of another"),
+        ('name = "a"\nkey = "k"\n[[keys]]\nname = "b"\nkey = "k"', "has the same API key as another"),
         ('name = "a"\nkey = "k"\n[more]', r"write \[\[keys\]\]"),
     ],
 )

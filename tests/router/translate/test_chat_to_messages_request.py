@@ -178,7 +178,7 @@ def test_what_has_no_counterpart_is_told() -> None:
         "not known to the replica's API: metadata, seed",
         "max_tokens is not given: 8192",
         "temperature: 1.7 becomes 1, the highest there is",
-        "stop: white space alone cannot stop an answer there",
+        "stop: whitespace alone is not supported there",
         "service_tier: there is no flex there",
     )
 
@@ -259,7 +259,7 @@ def test_a_mark_on_nothing_is_told() -> None:
     empty = {"role": "user", "content": [text(" ", cache_control=KEPT)]}
     body, notes = ask({"role": "user", "content": "a"}, empty)
     assert "cache_control" not in str(body)
-    assert notes == ("cache_control left out where there is nothing to keep",)
+    assert notes == ("cache_control left out: there is no content to cache",)
 
 
 def test_what_the_replicas_api_has_no_word_for_becomes_a_short_text() -> None:

@@ -18,8 +18,8 @@ from hotloop.core.grammar import Grammar
 from hotloop.core.request import FinishReason, Request, SamplingParams, TokenEvent
 from hotloop.core.retention import Hold, HoldKind
 from hotloop.engine.engine import Engine
-from hotloop.server.engine_client import EngineClient, LocalEngine
-from hotloop.server.fronts.remote import EngineFacts, RemoteEngine
+from hotloop.server.engine_client import EngineClient, EngineFacts, LocalEngine
+from hotloop.server.fronts.remote import RemoteEngine
 
 WORDS = "The naïve fox 🦊 jumps.\nIt is late, and the answer is 42; nobody knows why. "
 

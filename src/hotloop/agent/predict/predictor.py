@@ -247,5 +247,5 @@ def load_predictor(path: Path) -> Predictor:
         if predictor.version != _VERSION:
             raise ValueError(f"its version is {predictor.version}, and this program reads {_VERSION}")
     except ValueError as error:
-        raise ConfigError(f"{path} is not what a predictor has written: {error}") from error
+        raise ConfigError(f"{path} is not a predictor's file: {error}") from error
     return predictor

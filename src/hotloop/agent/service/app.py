@@ -200,7 +200,7 @@ class AgentApp:
         try:
             value = msgspec.json.decode(body.take())
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise RequestError(f"the body is no JSON: {error}") from None
+            raise RequestError(f"the body is not JSON: {error}") from None
         if not isinstance(value, dict):
             raise RequestError("the body must be a JSON object")
         value.setdefault("model", self.name)
@@ -305,7 +305,7 @@ async def _on_error(http: Request, error: Exception) -> Response:
 
 
 async def _on_bug(http: Request, error: Exception) -> Response:
-    return _refuse(RemoteError("the agent's server failed; its log says how", status=500))
+    return _refuse(RemoteError("internal error; see the log of the agent's server", status=500))
 
 
 @asynccontextmanager

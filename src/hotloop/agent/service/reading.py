@@ -14,12 +14,10 @@ def read_request(request: ApiRequest) -> tuple[Prompt, list[Message]]:
     """Raises RequestError for what an agent cannot be asked."""
     check_portable(request)
     if request.tools:
-        raise RequestError("tools: the agent has its own and runs them itself; send none", param="tools")
+        raise RequestError("tools: not accepted, since the agent runs its own", param="tools")
     if request.shape is not None:
         param = "text.format" if request.api == "responses" else "response_format"
-        raise RequestError(
-            f"{param}: the agent's answer has the form that the agent gives it; ask for none", param=param
-        )
+        raise RequestError(f"{param}: not accepted, since the agent sets the format of its answer", param=param)
     *before, last = request.turns
     if last.role != "user":
         raise RequestError(f"{request.turns_param}: the last turn must be the user's", param=request.turns_param)
@@ -44,4 +42,4 @@ def _parts(turn: Turn) -> Iterator[str | Attachment]:
             case Text() | File():
                 yield text_of(part) or ""
             case _:
-                raise RequestError("calls and their results are the agent's own: send what was said, and no more")
+                raise RequestError("tool calls and results are not accepted: send the text of the conversation only")

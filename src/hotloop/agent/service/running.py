@@ -32,7 +32,7 @@ class RunningAgents:
     async def begin(self, make: Callable[[], RunStream[Any]]) -> AsyncIterator[Events]:
         """The events of a run. Raises RemoteError where there are too many."""
         if len(self._runs) >= self._max_runs:
-            raise RemoteError(f"{self._max_runs} runs are going on: try again later", status=429, retry_after_s=1.0)
+            raise RemoteError(f"{self._max_runs} runs are active: try again later", status=429, retry_after_s=1.0)
         if self.is_closing:
             raise RemoteError("the agent is shutting down", status=503)
         run, told = make(), asyncio.Queue[Event | Exception]()

@@ -106,7 +106,7 @@ class RemoteServer:
         try:
             return msgspec.json.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError):
-            raise self.fail(f"answered what is not JSON: {data[:_MAX_REFUSAL].decode(errors='replace')}") from None
+            raise self.fail(f"returned invalid JSON: {data[:_MAX_REFUSAL].decode(errors='replace')}") from None
 
     async def close(self) -> None:
         """Close the connections of the running event loop; new ones are made when they are needed."""
@@ -125,7 +125,7 @@ class RemoteServer:
         async with self._respond(path, body, headers) as response:
             if "text/event-stream" not in response.headers.get("content-type", ""):
                 failure = read_failure(200, await _read(response, _MAX_REFUSAL))
-                raise self.fail(f"did not answer with a stream of events: {failure}", status=200)
+                raise self.fail(f"did not return an event stream: {failure}", status=200)
             reader = EventReader()
             pieces = response.aiter_bytes()
             async for data in pieces:
@@ -144,7 +144,7 @@ class RemoteServer:
         try:
             content = None if body is None else msgspec.json.encode(body)
         except (TypeError, ValueError, msgspec.MsgspecError) as error:
-            raise ConfigError(f"what is asked cannot be written as JSON: {error}") from None
+            raise ConfigError(f"the request cannot be encoded as JSON: {error}") from None
         try:
             async with self._client().stream(method, self.url + path, content=content, headers=sent) as response:
                 if response.status_code != 200:
@@ -193,7 +193,7 @@ async def _drain(pieces: AsyncIterator[bytes]) -> None:
 def _check_headers(headers: Mapping[str, str]) -> dict[str, str]:
     for name, value in headers.items():
         if not (name + value).isascii() or not value.isprintable():
-            raise ConfigError(f"the header {name!r} has characters that cannot be sent")
+            raise ConfigError(f"the header {name!r} has invalid characters")
     return {"content-type": "application/json", **headers}
 
 

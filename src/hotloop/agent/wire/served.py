@@ -112,7 +112,7 @@ class ServedModel(ABC):
                 case [{"id": str(name)}, *_]:
                     self._model = name
                 case _:
-                    raise RemoteError(f"{self._server.url}{self.models_path} lists no model: name the one to use")
+                    raise RemoteError(f"{self._server.url}{self.models_path} lists no model: name one")
         return self._model
 
     async def find_window(self) -> int | None:
@@ -123,7 +123,7 @@ class ServedModel(ABC):
                 async with asyncio.timeout(_MAX_LIST_S):
                     await self._list_models()
             except (RemoteError, TimeoutError) as error:
-                log.info("the model's context window is not known: %s", str(error) or "no answer in time")
+                log.info("the model's context window is unknown: %s", str(error) or "no answer in time")
                 self._listed = []
         listed = [each for each in self._listed or () if isinstance(each, dict)]
         # A name that is not listed, such as a router's `auto`, may stand for any of them.
@@ -230,7 +230,7 @@ def _make_part(attachment: Attachment) -> Image | File:
     if (text := attachment.text) is not None:
         return File(text=text, name=attachment.name or None)
     if attachment.media_type.startswith(("audio/", "video/")):
-        raise ConfigError(f"{attachment.media_type} cannot be given to a model here: images, documents and texts can")
+        raise ConfigError(f"{attachment.media_type} is not supported: images, documents and texts are")
     return File(attachment.url, name=attachment.name or None)
 
 

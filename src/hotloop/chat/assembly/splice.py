@@ -226,7 +226,7 @@ class Splicer:
         pieces = (self._tokenizer.encode(piece) for piece, _ in self._tokenizer.split(text))
         if [token_id for piece in pieces for token_id in piece] != self._tokenizer.encode(text):
             self._can_split = False
-            log.warning("the tokenizer cuts a text differently piece by piece: answers will be cut anew every turn")
+            log.warning("this tokenizer cannot tokenize text in pieces: answers are tokenized again every turn")
 
     def check(self) -> None:
         self._take_news()

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from hotloop.lint.requests import LintedRequest
 
 _AGAINST_HELP = (
-    "What to compare: a file of requests that the changed agent sent, or the address of a server that the baseline's "
-    "requests are sent to again."
+    "File of requests that the changed agent sent, or address of a server to replay the baseline's requests against."
 )
 
 
@@ -26,8 +25,8 @@ def check(
     *,
     baseline: Annotated[Path, Parameter(help="Requests before the change, JSON lines as for `hotloop lint`.")],
     against: Annotated[str, Parameter(help=_AGAINST_HELP)],
-    tolerance: Annotated[NonNegativeFloat, Parameter(help="Share by which a figure may grow.")] = 0.02,
-    out: Annotated[Path | None, Parameter(help="Keep what a server answered here: the next baseline.")] = None,
+    tolerance: Annotated[NonNegativeFloat, Parameter(help="Relative increase of a figure that is accepted.")] = 0.02,
+    out: Annotated[Path | None, Parameter(help="Save the server's answers to this file: the next baseline.")] = None,
     model: Annotated[str | None, Parameter(help="Model to request instead of the recorded one.")] = None,
     prices: Annotated[Path | None, Parameter(help="TOML file of model prices.")] = None,
     api_key: ApiKey = None,
@@ -46,7 +45,7 @@ def check(
 
     is_server = against.startswith(("http://", "https://"))
     if out is not None and not is_server:
-        raise ConfigError("--out keeps the answers of a server: --against is a file")
+        raise ConfigError("--out needs a server, and --against is a file")
     before = list(read_requests(baseline))
     after = _replayed(against, before, model, api_key, out) if is_server else list(read_requests(Path(against)))
     if not before or not after:

@@ -63,7 +63,7 @@ def lint_spans(spans: Sequence[Span]) -> list[LintLine]:
 def read_run(run: str, trace: str) -> Iterator[LintedRequest]:
     path = store_path(TraceConfig(trace=trace))
     if path is None:
-        raise ConfigError("--run needs the file that it was recorded in: --trace PATH")
+        raise ConfigError("--run needs a trace file: --trace PATH")
     with TraceStore(path) as store:
         return read_spans(store.spans(store.find(run)))
 

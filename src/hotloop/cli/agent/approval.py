@@ -32,7 +32,7 @@ def answer_all(*, is_yes: bool) -> "Approve":
 
 
 async def _answer_nobody(call: "ToolCall") -> str:
-    return "nobody is there to give it"
+    return "no terminal to ask on"
 
 
 class _Asking:

@@ -57,7 +57,7 @@ def run_agent(
     save: Annotated[Path | None, Parameter(help="Save the conversation to this file after every turn.")] = None,
     load: Annotated[Path | None, Parameter(name="--continue", help="Continue the conversation in this file.")] = None,
     resume: Annotated[
-        str | None, Parameter(help="Go on with this run, which was cut off or waits; `hotloop runs` lists them.")
+        str | None, Parameter(help="Resume this run, which was interrupted or waits; `hotloop runs list` lists them.")
     ] = None,
     trace: TraceFlags = TRACED,
     json: JsonOutput = False,

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hotloop.trace.journal import Journal, JournalRow
 
 runs = CommandLine(
-    name="runs", help="List agents' runs, and go on with those that were cut off.", config=Sources(only=TraceConfig)
+    name="runs", help="List agents' runs, and resume those that were interrupted.", config=Sources(only=TraceConfig)
 )
 
 Run = Annotated[str, Parameter(help="Run id, or a unique prefix of it.")]
@@ -53,7 +53,7 @@ def list_runs(
 
 @runs.command
 def show(run: Run, *, trace: TraceFlags = TRACED, as_json: JsonOutput = False) -> None:
-    """Show a run: its state, what it was asked, and the calls of its last turn."""
+    """Show a run: its state, its prompt, and the calls of its last turn."""
     with _journal(trace) as journal:
         shown = _describe(journal, run)
     if as_json:
@@ -81,13 +81,13 @@ def _print_calls(calls: list[dict[str, Any]], indent: str) -> None:
 def resume(
     run: Run,
     *,
-    file: Annotated[Path | None, Parameter(help="The agent's file, if it is not where it was.")] = None,
+    file: Annotated[Path | None, Parameter(help="The agent's file, if it has moved.")] = None,
     approve: Annotated[Approval | None, Parameter(help="Tool calls that need approval: ask, run all, or none.")] = None,
     api_key: ApiKey = None,
     trace: TraceFlags = TRACED,
     as_json: JsonOutput = False,
 ) -> None:
-    """Go on with a run of `hotloop run`, as `hotloop run FILE --resume RUN` does."""
+    """Resume a run of `hotloop run`, as `hotloop run FILE --resume RUN` does."""
     with _journal(trace) as journal:
         row, _ = journal.read(run).result()
     if not (file or row.source):
@@ -102,12 +102,10 @@ def approve(
     run: Run,
     call: Annotated[str, Parameter(help="Id of the call; `hotloop runs show` lists them.")],
     *,
-    deny: Annotated[
-        str | None, Parameter(help="Do not run the call, and tell the model this instead; may be empty.")
-    ] = None,
+    deny: Annotated[str | None, Parameter(help="Deny the call, and give the model this reason; may be empty.")] = None,
     trace: TraceFlags = TRACED,
 ) -> None:
-    """Decide on a call that a run waits for. It runs when the run is resumed."""
+    """Approve or deny a call that a run waits for. It runs when the run is resumed."""
     from hotloop.agent.past import decide
 
     with _journal(trace) as journal:
@@ -118,7 +116,7 @@ def approve(
 @runs.command
 def send(
     run: Run,
-    message: Annotated[str, Parameter(help="What the model is to read.")],
+    message: Annotated[str, Parameter(help="Message for the model.")],
     *,
     trace: TraceFlags = TRACED,
 ) -> None:
@@ -133,7 +131,7 @@ def send(
 
 @runs.command
 def pause(run: Run, *, trace: TraceFlags = TRACED) -> None:
-    """End a run that another process runs behind its turn, and wait for that; `resume` goes on with it."""
+    """Pause a run of another process after its current turn, and wait for that; `resume` continues it."""
     from hotloop.agent.past import pause as hold
 
     with _journal(trace) as journal:
@@ -143,8 +141,8 @@ def pause(run: Run, *, trace: TraceFlags = TRACED) -> None:
 
 @runs.command
 def cancel(run: Run, *, trace: TraceFlags = TRACED) -> None:
-    """Give up a run, and delete what was said in it. Of one that another process runs, calls that have begun and may
-    change something come to their end first."""
+    """Cancel a run, and delete its conversation. If another process runs it, tool calls in progress that may have side
+    effects finish first."""
     from hotloop.agent.past import cancel as give_up
 
     with _journal(trace) as journal:

@@ -11,17 +11,7 @@ from dataclasses import dataclass, field
 from rich.table import Table
 from rich.text import Text
 
-from hotloop.agent.events import (
-    CallArguments,
-    CallDispatched,
-    CallFinished,
-    CallOpened,
-    Event,
-    SubAgentEvent,
-    TurnFinished,
-    TurnStarted,
-)
-from hotloop.agent.events import Text as Words
+from hotloop.agent import events
 from hotloop.agent.limits import RunUsage
 from hotloop.cli.output import Bar, count, draw_bar, shorten
 from hotloop.wire.usage import ApiUsage
@@ -103,21 +93,21 @@ class Timeline:
         self.num_errors = 0
         self._calls: dict[str, CallRow] = {}
 
-    def push(self, event: Event) -> TurnRow | None:
+    def push(self, event: events.Event) -> TurnRow | None:
         """Take an event; gives the turn that is over with it, if one is."""
         match event:
-            case TurnStarted():
+            case events.TurnStarted():
                 self.num_turns = event.turn
                 self.turn = TurnRow(event.turn, event.at, event.at)
-            case TurnFinished() if self.turn:
+            case events.TurnFinished() if self.turn:
                 turn, self.turn = self.turn, None
                 turn.ended_at, turn.usage = event.at, event.usage
                 return turn
-            case CallDispatched() | CallFinished():
+            case events.CallDispatched() | events.CallFinished():
                 self._push_call(event)
-            case SubAgentEvent() if self.turn and event.call_id in self.turn.calls:
+            case events.SubAgentEvent() if self.turn and event.call_id in self.turn.calls:
                 self.turn.calls[event.call_id].activity = _describe_activity(event.inner)
-            case Words() | CallOpened() | CallArguments() if self.turn:
+            case events.Text() | events.CallOpened() | events.CallArguments() if self.turn:
                 self._push_words(event, self.turn)
         return None
 
@@ -133,20 +123,20 @@ class Timeline:
         calls = count(self.num_calls, "call") + failed
         return f"{count(spent.num_turns, 'turn')}, {calls}, {describe_usage(spent.usage)}, {spent.time_s:.1f} s{money}"
 
-    def _push_words(self, event: Words | CallOpened | CallArguments, turn: TurnRow) -> None:
+    def _push_words(self, event: events.Text | events.CallOpened | events.CallArguments, turn: TurnRow) -> None:
         turn.said_at = event.at
         match event:
-            case Words():
+            case events.Text():
                 turn.words += event.text
-            case CallOpened():
+            case events.CallOpened():
                 turn.calls[event.call_id] = CallRow(event.name, event.at)
-            case CallArguments() if event.call_id in turn.calls:
+            case events.CallArguments() if event.call_id in turn.calls:
                 turn.calls[event.call_id].arguments += event.arguments
 
-    def _push_call(self, event: CallDispatched | CallFinished) -> None:
+    def _push_call(self, event: events.CallDispatched | events.CallFinished) -> None:
         calls = self.turn.calls if self.turn else self._calls
         call = calls.setdefault(event.call_id, CallRow(event.name, event.at))
-        if isinstance(event, CallDispatched):
+        if isinstance(event, events.CallDispatched):
             call.began_at, call.arguments, call.was_speculative = event.at, event.arguments, event.was_speculative
             return
         self.num_calls += 1
@@ -155,11 +145,11 @@ class Timeline:
         call.result, call.is_error = event.result, event.is_error
 
 
-def _describe_activity(event: Event) -> str:
+def _describe_activity(event: events.Event) -> str:
     match event:
-        case SubAgentEvent():
+        case events.SubAgentEvent():
             return f"{event.agent} {_describe_activity(event.inner)}".strip()
-        case CallDispatched():
+        case events.CallDispatched():
             return event.name
     return ""
 

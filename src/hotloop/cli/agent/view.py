@@ -16,16 +16,7 @@ from typing import Any, Self, TextIO
 from rich.console import Console
 from rich.live import Live
 
-from hotloop.agent.events import (
-    CallDispatched,
-    CallFinished,
-    CallSpeculated,
-    Compacted,
-    Event,
-    RunEnded,
-    RunStarted,
-    SubAgentEvent,
-)
+from hotloop.agent import events
 from hotloop.cli.agent.timeline import Timeline, describe_usage
 from hotloop.cli.output import count, shorten
 
@@ -42,7 +33,7 @@ class View(ABC):
     def __exit__(self, *_: object) -> None: ...  # noqa: B027 - most hold nothing of the terminal
 
     @abstractmethod
-    def push(self, event: Event) -> None: ...
+    def push(self, event: events.Event) -> None: ...
 
     @abstractmethod
     def cancel(self) -> None:
@@ -102,14 +93,14 @@ class LiveView(View):
     def __exit__(self, *_: object) -> None:
         self._live.stop()
 
-    def push(self, event: Event) -> None:
-        if isinstance(event, RunStarted):
+    def push(self, event: events.Event) -> None:
+        if isinstance(event, events.RunStarted):
             self._timeline = Timeline()
         if turn := self._timeline.push(event):
             self._console.print(turn)
-        if isinstance(event, Compacted):
+        if isinstance(event, events.Compacted):
             self._console.print(_describe_compacted(event), style="dim")
-        if isinstance(event, RunEnded) and event.end != "cancelled":
+        if isinstance(event, events.RunEnded) and event.end != "cancelled":
             self._console.print(self._timeline.describe_end(event.spent), style="dim")
 
     def cancel(self) -> None:
@@ -134,13 +125,13 @@ class PlainView(View):
         self._timeline = Timeline()
         self._began_at = 0.0
 
-    def push(self, event: Event) -> None:
-        if isinstance(event, RunStarted):
+    def push(self, event: events.Event) -> None:
+        if isinstance(event, events.RunStarted):
             self._timeline, self._began_at = Timeline(), event.at
         turn = self._timeline.push(event)
         if line := describe_event(event):
             self._say(event.at, line)
-        if isinstance(event, RunEnded) and event.end != "cancelled":
+        if isinstance(event, events.RunEnded) and event.end != "cancelled":
             self._say(event.at, self._timeline.describe_end(event.spent))
         if turn and turn.usage and turn.ended_at:
             self._say(turn.ended_at, f"turn {turn.number}: {describe_usage(turn.usage)}")
@@ -159,8 +150,8 @@ class JsonView(View):
         self._began_at = 0.0
         self._out = out
 
-    def push(self, event: Event) -> None:
-        if isinstance(event, RunStarted):
+    def push(self, event: events.Event) -> None:
+        if isinstance(event, events.RunStarted):
             self._began_at = event.at
         self._print(render_event(event, self._began_at))
 
@@ -171,37 +162,37 @@ class JsonView(View):
         print(json.dumps(event, ensure_ascii=False, default=str), file=self._out, flush=True)
 
 
-def render_event(event: Event, began_at: float) -> dict[str, Any]:
+def render_event(event: events.Event, began_at: float) -> dict[str, Any]:
     """An event as JSON has it: snake case names, times since the run began, an error as its line."""
     name = re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
     fields = {each.name: getattr(event, each.name) for each in dataclasses.fields(event)}
     at, _ = fields.pop("at"), fields.pop("at_s")
-    if isinstance(event, RunEnded):
+    if isinstance(event, events.RunEnded):
         fields["error"] = str(event.error) if event.error else None
         fields["output"] = plain(event.output)
         spent = event.spent
         fields["spent"] = {"num_turns": spent.num_turns, "time_s": spent.time_s, "money": spent.money}
         fields["usage"] = spent.usage
-    if isinstance(event, SubAgentEvent):
+    if isinstance(event, events.SubAgentEvent):
         fields["inner"] = render_event(event.inner, began_at)
     if "usage" in fields:
         fields["usage"] = dataclasses.asdict(fields["usage"])
     return {"event": name, "at_s": round(at - began_at, 4), **fields}
 
 
-def describe_event(event: Event) -> str:
+def describe_event(event: events.Event) -> str:
     """A line for what begins and ends in a turn; empty for all else."""
     match event:
-        case CallDispatched():
+        case events.CallDispatched():
             speculative = " (speculative)" if event.was_speculative else ""
             return f"  {event.name} {shorten(event.arguments, _RESULT_CHARS)} began{speculative}"
-        case CallSpeculated():
+        case events.CallSpeculated():
             return f"  {event.name} {shorten(event.arguments, _RESULT_CHARS)} began ahead of time"
-        case CallFinished():
+        case events.CallFinished():
             return f"  {event.name} took {event.duration_s:.2f} s: {shorten(event.result, _RESULT_CHARS)}"
-        case Compacted():
+        case events.Compacted():
             return _describe_compacted(event)
-        case SubAgentEvent():
+        case events.SubAgentEvent():
             inner = describe_event(event.inner)
             return f"  {event.agent}:{inner}" if inner else ""
     return ""
@@ -218,7 +209,7 @@ def print_output(output: Any, out: TextIO) -> None:
     print(text, file=out, flush=True)
 
 
-def _describe_compacted(event: Compacted) -> str:
+def _describe_compacted(event: events.Compacted) -> str:
     before, after = event.num_messages_before, event.num_messages_after
     cut = f", {count(event.num_results_cut, 'result')} cut" if event.num_results_cut else ""
     return f"shortened from {before} messages to {after}{cut}: {describe_usage(event.usage)}"

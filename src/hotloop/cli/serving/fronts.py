@@ -28,9 +28,9 @@ from hotloop.core.structs import compiled
 from hotloop.engine.engine import Engine
 from hotloop.http.logs import start_logging
 from hotloop.http.serving import has_terminal, log_reload
+from hotloop.server.engine_client import EngineFacts
 from hotloop.server.fronts.host import EngineHost
 from hotloop.server.fronts.hub import Hub
-from hotloop.server.fronts.remote import EngineFacts
 
 log = logging.getLogger("hotloop.fronts")
 
@@ -124,8 +124,8 @@ class _Supervisor:
                 return
             num_failed = 0 if is_ready else num_failed + 1
             if num_failed == _MAX_STARTS:
-                raise HotloopError(f"an HTTP process ended {num_failed} times before it was ready; its log says why")
-            log.error("an HTTP process has ended with code %d; its requests were aborted, another one starts", code)
+                raise HotloopError(f"an HTTP process ended {num_failed} times before it was ready; see its log")
+            log.error("an HTTP process exited with code %d; its requests were aborted, and it is restarted", code)
 
     def _has_ended(self) -> bool:
         return self._is_stopping or isinstance(self._engine.failure, DeviceLost)

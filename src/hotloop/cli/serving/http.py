@@ -16,6 +16,7 @@ from hotloop.cli.tracing import tracing
 from hotloop.core.config import ServerConfig
 from hotloop.engine.engine import Engine
 from hotloop.server.app import HttpServer
+from hotloop.server.engine_client import EngineFacts
 
 if TYPE_CHECKING:
     from hotloop.server.fronts.remote import RemoteEngine
@@ -40,7 +41,8 @@ def serve_http(
     which each has its `own_socket`, the first says where they listen."""
     server = served.server
     reload = Reload(served.settings, lambda: (read or _nothing)().settings)
-    name = server.served_name or engine.name
+    facts = EngineFacts.of(engine) if isinstance(engine, Engine) else engine.facts
+    name = server.served_name or facts.name
 
     def apply(settings: Settings[ServerConfig]) -> list[str]:
         _, config = settings.others
@@ -52,7 +54,7 @@ def serve_http(
         def announce(url: str, curl: str) -> None:
             on_ready()
             if is_first:
-                _announce(name, engine, served, url, curl, has_dashboard=store is not None)
+                _announce(name, facts, served, url, curl, has_dashboard=store is not None)
 
         page = None
         if store:
@@ -75,13 +77,11 @@ def serve_http(
         http.run([listener])
 
 
-def _announce(
-    name: str, engine: "Engine | RemoteEngine", served: Served, url: str, curl: str, *, has_dashboard: bool
-) -> None:
+def _announce(name: str, facts: EngineFacts, served: Served, url: str, curl: str, *, has_dashboard: bool) -> None:
     dashboard = f"\ndashboard: {url}/ui" if has_dashboard else ""
-    room = f"context {engine.max_context:,} tokens, KV for {engine.num_kv_tokens:,} tokens"
+    room = f"context {facts.max_context:,} tokens, KV for {facts.num_kv_tokens:,} tokens"
     print(
-        f"{name} is at {url}\n{engine.device_note}\n{room}, precision {served.model.precision}{dashboard}\ntry: {curl}",
+        f"{name} is at {url}\n{facts.device_note}\n{room}, precision {served.model.precision}{dashboard}\ntry: {curl}",
         flush=True,
     )
 

@@ -53,7 +53,7 @@ def serve(
     """Serve a model over the OpenAI and Anthropic APIs.
 
     Baseline for comparisons (no prefix cache, no batching): --disable prefix_cache --max-running 1. SIGHUP reads the
-    settings again and applies what can change at run time: API keys, what classes may wait, and the log level.
+    settings again and applies those that can change at run time: API keys, how long classes may wait, the log level.
     """
     from hotloop.cli.serving.reload import Served
     from hotloop.http.listen import bind

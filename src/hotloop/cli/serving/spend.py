@@ -21,9 +21,9 @@ _COUNTS = ("requests", "prompt", "cached", "output", "money")
 def spend(
     file: Annotated[Path, Parameter(help="The router's --spend-file.")],
     *,
-    by: Annotated[By, Parameter(help="What each line is of: a key, a model, or a session and its helpers.")] = "key",
+    by: Annotated[By, Parameter(help="Group by key, model, or tree (a session and those that work for it).")] = "key",
     month: Annotated[str | None, Parameter(help="Only this month, such as 2026-11.")] = None,
-    limit: Annotated[PositiveInt, Parameter(help="Maximum lines, those that cost most first.")] = 50,
+    limit: Annotated[PositiveInt, Parameter(help="Maximum lines, the most expensive first.")] = 50,
     as_json: JsonOutput = False,
 ) -> None:
     """Show what was spent behind a router: requests, tokens and money, by key, model or session tree."""

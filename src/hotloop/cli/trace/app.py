@@ -151,7 +151,7 @@ def export(
 def import_file(
     path: Annotated[Path, Parameter(help="JSON lines written by `hotloop trace export`.")], *, store: Store = _DEFAULTS
 ) -> None:
-    """Import runs from a file; spans that are there already are skipped."""
+    """Import runs from a file; spans that the store has already are skipped."""
     from hotloop.trace.store import add_spans
 
     spans = _read_file(path)
@@ -267,11 +267,11 @@ def _parse_since(text: str) -> int:
     try:
         return round(datetime.fromisoformat(text).timestamp() * 1e9)
     except (ValueError, OverflowError, OSError):
-        raise ConfigError(f"--since must be as 30m, 2h, 7d or a date, not {text!r}") from None
+        raise ConfigError(f"--since must be like 30m, 2h or 7d, or a date, not {text!r}") from None
 
 
 def _parse_turns(text: str) -> range:
     found = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", text, re.ASCII)
     if not found:
-        raise ConfigError(f"--turns must be as 3 or 3-7, not {text!r}")
+        raise ConfigError(f"--turns must be like 3 or 3-7, not {text!r}")
     return range(int(found[1]), int(found[2] or found[1]) + 1)

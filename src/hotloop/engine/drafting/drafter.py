@@ -1,5 +1,5 @@
-"""The seam for drafting. A drafter may be wrong as often as it likes: every draft is verified, so it costs time
-and never changes a token. What a draft is worth, and how it goes with a grammar, is `speculation`'s business.
+"""The interface of drafters. One may be wrong: every draft is verified, so a wrong one costs time and changes no token.
+What a draft is worth, and how it goes with a grammar, is decided in `speculation`.
 """
 
 from array import array

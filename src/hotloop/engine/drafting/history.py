@@ -1,4 +1,4 @@
-"""Drafts that go on as the request or an earlier one did: what was read and written, found by the last tokens.
+"""Drafts that continue as this request or an earlier one did: prompts and outputs, looked up by the last tokens.
 
 Memory is set aside once and never grows: a ring of tokens, and a table from the hash of a few tokens to where they were
 last seen in the ring. What is found there is compared token by token before it is believed. The same requests have the

@@ -98,7 +98,7 @@ class ModelDrafter:
                 self._step(slices)
                 writing = [shadow for shadow in writing if self._may_go_on(shadow)]
         except BackendError as error:
-            log.warning("the draft model failed and drafts no more: %s", error)
+            log.warning("the draft model failed and is disabled: %s", error)
             self.has_failed = True
             return [Proposal() for _ in wants]
         return [

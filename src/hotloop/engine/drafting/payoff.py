@@ -1,4 +1,4 @@
-"""What drafting costs and what it brings, in seconds: all of it measured, nothing taken for granted.
+"""What drafting costs and what it brings, in seconds, all of it measured.
 
 `best_length` is the rule. It compares steps with drafts to steps without, so both kinds have to be known: `StepCost`
 says when a step without drafts is due to be measured.
@@ -228,8 +228,8 @@ class ModelPayoff:
         if not self._is_told:
             self._is_told = True
             log.warning(
-                "the draft model does not pay and rests: %.0f%% of its drafts are right, a step of it takes %.1f ms,"
-                " one of the model %.1f ms, and %.1f ms with four drafts; it is tried again now and then",
+                "the draft model does not pay off and is paused: %.0f%% of its drafts are right, its step takes"
+                " %.1f ms, one of the model %.1f ms, and %.1f ms with four drafts; it is retried from time to time",
                 100 * way.chance,
                 1000 * way.step_s,
                 1000 * self._cost.seconds(num_tokens),

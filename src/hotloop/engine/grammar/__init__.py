@@ -1,1 +1,1 @@
-"""Which tokens may come next: compiling grammars, and walking through them."""
+"""Which tokens may come next: compiling grammars, and matching outputs against them."""

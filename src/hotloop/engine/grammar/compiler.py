@@ -40,9 +40,7 @@ class Compiler:
         self.vocab_size = vocab_size
         self.eos_ids = frozenset(i for i in tokenizer.eos_ids if i < vocab_size)
         if not self.eos_ids:
-            raise RequestError(
-                "this model has no token that ends an answer, so no grammar can bind it", param="grammar"
-            )
+            raise RequestError("this model has no end-of-sequence token, which a grammar needs", param="grammar")
         self.eos_id = max(self.eos_ids)  # vocabularies add the end of a turn after the end of a text
         self.token_bytes = [marked_bytes(tokenizer, i) for i in range(vocab_size)]
         spelling = _Spelling(tokenizer, self.token_bytes, self.eos_id)

@@ -1,7 +1,7 @@
-"""Which tokens may come next: grammars compiled and kept, and one matcher a request that walks through its own.
+"""Which tokens may come next: a cache of compiled grammars, and a matcher for each request.
 
-Invariant: what a matcher allows depends on its grammar and on the tokens it has taken, never on which questions were
-asked in between, nor on what was rolled back. A run of forced tokens is settled where it begins, so that the tokens are
+Invariant: what a matcher allows depends on its grammar and on the tokens it has taken, never on queries in between,
+nor on what was rolled back. A run of forced tokens is settled where it begins, so that the tokens are
 the same whether a run is appended at once or sampled one by one.
 """
 
@@ -221,7 +221,7 @@ class Matcher:
             self._inner, self._renewed_at = parser, len(self._taken)
             self._run = self._run or None
             return True
-        log.warning("an answer is closed after %d tokens, since its grammar failed: %s", len(self._taken), error)
+        log.warning("an answer ends after %d tokens, because its grammar failed: %s", len(self._taken), error)
         self._close()
         return True
 
@@ -312,7 +312,7 @@ class Grammars:
         parser = shape.parser.result().deep_copy()
         token_ids = compiler.spell(begun) if begun else []
         if token_ids and parser.try_consume_tokens(token_ids) < len(token_ids):
-            raise RequestError("what the answer begins with does not fit what it must look like")
+            raise RequestError("the beginning of the answer does not match its grammar")
         return Matcher(parser, compiler, lambda: self._forget(grammar, shape), shape.hints, grammar, token_ids)
 
     def prepare(self, grammar: Grammar) -> _Shape:

@@ -1,7 +1,7 @@
-"""A short text that follows a pattern, if that is written in the common part of all dialects.
+"""A short text that matches a regular expression, if that uses only what all dialects have in common.
 
 Python's own parser reads the pattern, and every choice in it is the first or the least. What it cannot read gives no
-text, and the text is a guess: whoever uses it looks whether it is taken.
+text, and the text is a guess: callers check that it matches.
 """
 
 import re

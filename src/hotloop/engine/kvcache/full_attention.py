@@ -6,7 +6,6 @@ This is for models whose KV is all they carry from token to token.
 
 from array import array
 from collections.abc import Callable, Container, Iterable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from hotloop.core.request import Request
@@ -16,8 +15,7 @@ from hotloop.engine.kvcache.radix import RadixTree
 from hotloop.engine.step import Slice
 
 
-@dataclass(frozen=True, slots=True)
-class StateStats:
+class StateStats(NamedTuple):
     """The slots of a hybrid model, those that requests use, those kept only for later ones, and states elsewhere."""
 
     num_slots: int = 0

@@ -28,14 +28,31 @@ _DOUBT = 0.9  # what was too slow is thought to be a little faster each time tha
 
 
 @dataclass(slots=True)
-class HostStats:
-    """What is in host memory, and what went there and came back."""
+class CopyStats:
+    """Prefixes that were copied here, and bytes both ways. The totals only grow."""
 
-    num_blocks: int = 0
-    num_blocks_cached: int = 0
-    num_bytes_out: int = 0
+    num_copies: int = 0
+    num_failed: int = 0
     num_bytes_in: int = 0
-    num_restores: int = 0
+    num_bytes_out: int = 0
+
+
+@dataclass(slots=True)
+class CopySpeed:
+    """How long KV takes to copy, learnt from each copy."""
+
+    byte_s: float
+    begin_s: float = 0.0
+
+    def beats(self, compute_s: float, num_bytes: int) -> bool:
+        """Whether copying so many bytes is quicker than computing what they bring."""
+        if self.begin_s + num_bytes * self.byte_s < compute_s:
+            return True
+        self.byte_s *= _DOUBT
+        return False
+
+    def learn(self, num_bytes: int, took_s: float) -> None:
+        self.byte_s += _LEARNING_RATE * (took_s / num_bytes - self.byte_s)
 
 
 @dataclass(slots=True, eq=False)
@@ -59,9 +76,9 @@ class HostTier:
         self._block_bytes, self._state_bytes = block_bytes, state_bytes
         self._scheduler = scheduler
         self._loads: list[_Load] = []
-        self._byte_s = _BYTE_S
+        self._speed = CopySpeed(_BYTE_S)
         self._num_spare = min(SPARE_BLOCKS, scheduler.pool.num_blocks // 64)
-        self._stats = HostStats(memory.num_blocks)
+        self._stats = CopyStats()
         scheduler.host = self
 
     @property
@@ -117,11 +134,10 @@ class HostTier:
             self._await(load)
             load.request.is_loading = False
 
-    def stats(self) -> HostStats:
+    def stats(self) -> CopyStats:
         tree = self._scheduler.tree
-        num_cached = tree.host_pool.num_blocks - tree.host_pool.num_free
         num_bytes_out = tree.num_offloaded * self._block_bytes + tree.states.num_offloaded * self._state_bytes
-        return replace(self._stats, num_blocks_cached=num_cached, num_bytes_out=num_bytes_out)
+        return replace(self._stats, num_bytes_out=num_bytes_out)
 
     def check(self) -> None:
         pool = self._scheduler.tree.host_pool
@@ -141,11 +157,8 @@ class HostTier:
 
     def _is_worth_it(self, offloaded: OffloadedPrefix) -> bool:
         num_states = offloaded.state is not None and offloaded.state.is_offloaded
-        copy_s = (len(offloaded.host_ids) * self._block_bytes + num_states * self._state_bytes) * self._byte_s
-        if copy_s < offloaded.num_gained * self._scheduler.block_size * self._scheduler.retention.token_s:
-            return True
-        self._byte_s *= _DOUBT
-        return False
+        num_bytes = len(offloaded.host_ids) * self._block_bytes + num_states * self._state_bytes
+        return self._speed.beats(self._scheduler.compute_s(offloaded.num_gained), num_bytes)
 
     def _begin(self, offloaded: OffloadedPrefix, block_ids: list[int], slot: int | None) -> Restore | None:
         state = offloaded.state
@@ -155,7 +168,7 @@ class HostTier:
         except DeviceLost:
             raise
         except BackendError as error:
-            log.warning("KV could not be copied back from host memory (%s); it is computed instead", error)
+            log.warning("KV could not be copied back from host memory (%s); it is recomputed", error)
             return None
 
     def _await(self, load: _Load) -> float | None:
@@ -163,7 +176,7 @@ class HostTier:
         try:
             return load.copy.wait()
         except BackendError as error:
-            log.warning("KV was not copied back from host memory (%s); it is computed instead", error)
+            log.warning("KV was not copied back from host memory (%s); it is recomputed", error)
             return None
 
     def _end(self, load: _Load) -> None:
@@ -175,12 +188,12 @@ class HostTier:
         took_s = self._await(load)
         num_gained = offloaded.num_gained
         if took_s is not None:
-            self._byte_s += _LEARNING_RATE * (took_s / load.copy.num_bytes - self._byte_s)
+            self._speed.learn(load.copy.num_bytes, took_s)
             shared = tree.insert(load.token_ids, load.used, request.salt, request.session)
             num_others = len({*load.block_ids}.difference(shared))  # others may have brought these back meanwhile
             num_gained -= num_others
             self._stats.num_bytes_in += load.copy.num_bytes
-            self._stats.num_restores += 1
+            self._stats.num_copies += 1
         self._scheduler.pool.release(load.used)
         tree.host_pool.release(offloaded.host_ids)
         if offloaded.state and load.slot is not None:

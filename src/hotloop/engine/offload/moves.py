@@ -29,7 +29,8 @@ from hotloop.core.request import KvSource, Request
 from hotloop.core.structs import compiled
 from hotloop.engine.offload.disk.folder import KEY_BYTES
 from hotloop.engine.offload.disk.store import Segments
-from hotloop.engine.offload.disk.tier import Post, place_blocks
+from hotloop.engine.offload.disk.tier import Post, SegmentTier, place_blocks
+from hotloop.engine.offload.host import CopySpeed, CopyStats
 from hotloop.engine.scheduler.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
@@ -42,8 +43,6 @@ MAX_MOVES = 4
 _MAX_AHEAD = 2  # segments that were read and are not yet in blocks
 _BYTE_S = 1e-9  # to read a byte, until it has been measured
 _BEGIN_S = 0.02  # before the first
-_LEARNING_RATE = 0.2
-_DOUBT = 0.9  # what was too slow is thought to be a little faster each time that it is not tried
 _MAGIC = b"hotloopM"
 _HEADER = struct.Struct(f"<8s{KEY_BYTES}s32s")
 
@@ -56,16 +55,6 @@ class AskedKv(msgspec.Struct, frozen=True):
     salt: str
     begin: Annotated[int, msgspec.Meta(ge=0)]
     tokens: list[Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]]
-
-
-@dataclass(slots=True)
-class MoveStats:
-    """The totals only grow."""
-
-    num_moves: int = 0
-    num_failed: int = 0
-    num_bytes_in: int = 0
-    num_bytes_out: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -138,21 +127,17 @@ class SegmentStream:
             self._connection.close()
 
 
-class KvMoves:
-    """Between the scheduler's blocks and those of other servers. `post` brings a call to the engine's thread."""
+class KvMoves(SegmentTier):
+    """Segments of other servers."""
 
     def __init__(
         self, segments: Segments, backend: Backend, scheduler: Scheduler, post: Post, clock: Callable[[], float]
     ) -> None:
+        super().__init__(segments.num_tokens, backend, scheduler, post, clock)
         self.segments = segments
-        self._backend = backend
-        self._scheduler = scheduler
-        self._post = post
-        self._clock = clock
-        self._segment_blocks = segments.num_tokens // scheduler.block_size
-        self._byte_s = _BYTE_S
+        self._speed = CopySpeed(_BYTE_S, _BEGIN_S)
         self._moves: list[_Move] = []
-        self._stats = MoveStats()
+        self._stats = CopyStats()
 
     def take(self, request: Request, on_end: Callable[[int], None]) -> None:
         """Have read what a request is going to need that has not come yet; `on_end` hears how many of its tokens are
@@ -163,15 +148,15 @@ class KvMoves:
 
     def fetch(self, request: Request, on_end: Callable[[int], None] | None = None) -> bool:
         """Have read what the server has that a request names, and is not known here; whether the request waits."""
-        source, tree = request.kv_source, self._scheduler.tree
-        count = request.num_tokens // self.segments.num_tokens
+        source, count = request.kv_source, request.num_tokens // self.segments.num_tokens
         if source is None or not count or len(self._moves) >= MAX_MOVES:
             return False
         token_ids = request.token_ids[: count * self.segments.num_tokens]
-        num_known, num_in_host = (len(tree.peek(token_ids, request.salt, is_offloaded=each)) for each in (False, True))
+        num_known, num_in_host = self._count_known(token_ids, request.salt)
         begin = num_known // self._segment_blocks
         num_gained = count * self._segment_blocks - num_known - num_in_host
-        if num_gained < self._segment_blocks or not self._is_worth_it(count - begin, num_gained):
+        compute_s, num_bytes = self._scheduler.compute_s(num_gained), (count - begin) * self.segments.num_bytes
+        if num_gained < self._segment_blocks or not self._speed.beats(compute_s, num_bytes):
             return False
         keys = self.segments.keys(request.salt).first(count, token_ids)[begin:]
         move = _Move(request, begin, keys, self._clock(), SegmentStream(source, self.segments), on_end)
@@ -200,19 +185,12 @@ class KvMoves:
             if now - move.heard_at > PATIENCE_S:
                 self._end(move, f"nothing came for {PATIENCE_S:.0f} s")
 
-    def stats(self) -> MoveStats:
+    def stats(self) -> CopyStats:
         return replace(self._stats)
 
     def check(self) -> None:
         assert all(move.request.is_loading for move in self._moves)
         assert len(self._moves) <= MAX_MOVES
-
-    def _is_worth_it(self, num_segments: int, num_gained: int) -> bool:
-        copy_s = _BEGIN_S + num_segments * self.segments.num_bytes * self._byte_s
-        if copy_s < num_gained * self._scheduler.block_size * self._scheduler.retention.token_s:
-            return True
-        self._byte_s *= _DOUBT
-        return False
 
     def _read(self, move: _Move, token_ids: "array[int]") -> None:
         """On a thread of its own. What broke off is asked for once more from there."""
@@ -248,7 +226,7 @@ class KvMoves:
             self._end(move, "" if request.is_finished else "there is no room for it")
             return
         request.num_restored += num_new * self._scheduler.block_size
-        self._byte_s += _LEARNING_RATE * ((now - move.heard_at) / len(data) - self._byte_s)
+        self._speed.learn(len(data), now - move.heard_at)
         move.heard_at = now
         move.num_placed += 1
         self._stats.num_bytes_in += len(data)
@@ -260,7 +238,7 @@ class KvMoves:
             return
         self._moves.remove(move)
         move.stream.close()
-        self._stats.num_moves += bool(move.num_placed)
+        self._stats.num_copies += bool(move.num_placed)
         self._stats.num_failed += bool(failure)
         if failure:
             request, url = move.request, move.stream.url

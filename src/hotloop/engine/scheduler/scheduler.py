@@ -96,6 +96,10 @@ class Scheduler:
         """How long it takes, lately, to prefill as many tokens as the cache holds, host memory included."""
         return self.retention.token_s * self.admission.num_tokens
 
+    def compute_s(self, num_blocks: int) -> float:
+        """How long it takes, lately, to prefill so many blocks."""
+        return num_blocks * self.block_size * self.retention.token_s
+
     def limit_classes(self, config: EngineConfig) -> None:
         self.fairness.limit(config)
         self.budget.limit(config.class_limits)

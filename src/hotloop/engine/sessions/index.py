@@ -1,6 +1,6 @@
-"""Whose a request is that does not say so: a prompt that goes on where an earlier one ended is the same session's.
+"""Finds the session of a request that names none: a prompt that continues an earlier one is of the same session.
 
-An earlier prompt is remembered by its length, in whole blocks, and a digest. The longest unused is forgotten.
+An earlier prompt is remembered by its length, in whole blocks, and a digest. The least recently used is forgotten.
 """
 
 import hashlib

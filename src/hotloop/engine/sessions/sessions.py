@@ -1,4 +1,4 @@
-"""Sessions in the tree: whose request this is, how much of it is its own, and what is let go with it.
+"""Sessions and the tree: which one a request is of, how much of its prompt is its own, and what is released with it.
 
 Between `Admission`, which knows numbers, and the tree, which knows tokens.
 """

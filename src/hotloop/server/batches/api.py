@@ -3,7 +3,8 @@
 import asyncio
 import shutil
 import time
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -16,7 +17,7 @@ from hotloop.core.errors import ConfigError, RequestError
 from hotloop.core.structs import compiled
 from hotloop.http.batch import ENDPOINTS, count_lines
 from hotloop.http.keys import Tenant
-from hotloop.server.batches.store import BatchRecord, BatchStore, FileRecord
+from hotloop.server.batches.store import BatchRecord, BatchStore, FileRecord, Record
 from hotloop.server.border import read_json
 from hotloop.server.errors import ApiNotServed, HttpError
 from hotloop.server.options import convert, decode
@@ -59,9 +60,9 @@ async def upload(http: HttpRequest) -> Response:
     """A form with `file` and `purpose`. A page of another origin can send a form unasked, but no key with it."""
     store, length = _store(http), http.headers.get("content-length", "")
     if not {"authorization", "x-api-key"} & {*http.headers}:
-        raise HttpError(401, "an upload needs an Authorization header, even where any key will do")
+        raise HttpError(401, "an upload needs an Authorization header, even where no key is required")
     if not length.isascii() or not length.isdigit() or int(length) > MAX_FILE_BYTES:
-        raise HttpError(413, f"an upload says how long it is, and has at most {MAX_FILE_BYTES} bytes")
+        raise HttpError(413, f"an upload needs a Content-Length of at most {MAX_FILE_BYTES} bytes")
     if not http.headers.get("content-type", "").startswith("multipart/form-data"):
         raise HttpError(415, "unsupported media type: send a form with file and purpose")
     async with http.form(max_files=1, max_fields=10) as form:
@@ -84,12 +85,7 @@ def _keep(store: BatchStore, file: UploadFile, file_id: str) -> None:
             shutil.copyfileobj(file.file, kept)
     except OSError as error:
         path.unlink(missing_ok=True)
-        raise HttpError(507, f"the file cannot be kept: {error.strerror}") from None
-
-
-async def list_files(http: HttpRequest) -> Response:
-    found = await asyncio.to_thread(_store(http).newest, FileRecord, _tenant(http))
-    return _listed([_show_file(each) for each in found[:_MAX_LISTED]])
+        raise HttpError(507, f"the file cannot be saved: {error.strerror}") from None
 
 
 async def show_file(http: HttpRequest) -> Response:
@@ -104,7 +100,7 @@ async def delete_file(http: HttpRequest) -> Response:
     record = _file(http)
     open_ones = await asyncio.to_thread(_store(http).open_batches)
     if any(record.id in (each.input_file_id, each.output_file_id) for each in open_ones):
-        raise RequestError("a batch that is under way needs this file: cancel it first", param="id")
+        raise RequestError("a batch in progress uses this file: cancel it first", param="id")
     _store(http).remove_file(record)
     return JSONResponse({"id": record.id, "object": "file", "deleted": True})
 
@@ -136,11 +132,6 @@ async def create_batch(http: HttpRequest) -> Response:
     store.save(record)
     _runner(http).run(record)
     return JSONResponse(_show_batch(record))
-
-
-async def list_batches(http: HttpRequest) -> Response:
-    found = await asyncio.to_thread(_store(http).newest, BatchRecord, _tenant(http))
-    return _listed([_show_batch(each) for each in found[:_MAX_LISTED]])
 
 
 async def show_batch(http: HttpRequest) -> Response:
@@ -193,20 +184,24 @@ def _show_batch(record: BatchRecord) -> Json:
 _ENDS = ("completed", "failed", "cancelled")
 
 
-def _listed(data: list[Any]) -> Response:
-    ids = [each["id"] for each in data]
-    ends = {"first_id": ids[0], "last_id": ids[-1]} if ids else {"first_id": None, "last_id": None}
-    return JSONResponse({"object": "list", "data": data, **ends, "has_more": False})
+def _list(kind: type[Record], show: Callable[[Record], Json]) -> Callable[[HttpRequest], Awaitable[Response]]:
+    async def show_list(http: HttpRequest) -> Response:
+        found = await asyncio.to_thread(_store(http).newest, kind, _tenant(http))
+        data = [show(each) for each in found[:_MAX_LISTED]]
+        ends = {"first_id": data[0]["id"] if data else None, "last_id": data[-1]["id"] if data else None}
+        return JSONResponse({"object": "list", "data": data, **ends, "has_more": False})
+
+    return show_list
 
 
 ROUTES = (
     Route("/v1/files", upload, methods=["POST"]),
-    Route("/v1/files", list_files),
+    Route("/v1/files", _list(FileRecord, _show_file)),
     Route("/v1/files/{id}", show_file),
     Route("/v1/files/{id}", delete_file, methods=["DELETE"]),
     Route("/v1/files/{id}/content", file_content),
     Route("/v1/batches", create_batch, methods=["POST"]),
-    Route("/v1/batches", list_batches),
+    Route("/v1/batches", _list(BatchRecord, _show_batch)),
     Route("/v1/batches/{id}", show_batch),
     Route("/v1/batches/{id}/cancel", cancel_batch, methods=["POST"]),
 )

@@ -70,7 +70,7 @@ class BatchRunner:
                 for record in await asyncio.to_thread(self.store.open_batches):
                     self.run(record)
             except ConfigError as error:
-                log.warning("batches cannot be looked for: %s", error)
+                log.warning("batches cannot be listed: %s", error)
             await asyncio.sleep(LOOK_S)
 
     async def _run(self, record: BatchRecord) -> None:

@@ -1,4 +1,4 @@
-"""The way of an explanation: a prompt is compared once its answer has begun, accounted for then, and told on request.
+"""An explanation: a prompt is compared once its answer has begun, accounted for at its end, and rendered on request.
 
     event loop     start()     the first token is out: a thread finds what was prefilled before that is like the prompt,
                                and where the two part

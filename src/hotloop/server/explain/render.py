@@ -1,6 +1,6 @@
-"""What is told about an answer's tokens: with the answer, and to who asks where they came from.
+"""Where an answer's prompt tokens came from: in its usage, and as an explanation on request.
 
-An explanation, and the words in it, is only for whose it is, and for an admin.
+An explanation, and the words in it, is shown only to its owner and to an admin.
 """
 
 import time

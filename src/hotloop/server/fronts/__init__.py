@@ -1,4 +1,4 @@
-"""HTTP in a process of its own, a front, and the engine in another, with a socket between them.
+"""HTTP in processes of their own, the fronts, and the engine in another, connected by sockets.
 
 front process                                         engine process
 HTTP ─ chat ─ Request ─ RemoteEngine ── messages ──── EngineHost ─ Engine

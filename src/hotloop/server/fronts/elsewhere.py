@@ -1,4 +1,4 @@
-"""What only the front that answered knows, asked for at another: a response that is still written, an explanation.
+"""Requests for what only another front knows: a response in progress, an explanation.
 
     client ─> front A: 404 ─> front B: 404
                            ─> front C: 200 ─> client

@@ -15,27 +15,9 @@ from hotloop.core.errors import EngineClosed, HotloopError
 from hotloop.core.request import UNCOUNTED, KvSource, Request, TokenEvent
 from hotloop.engine.engine import Engine
 from hotloop.server.engine_client import read_kv
+from hotloop.server.fronts import messages
 from hotloop.server.fronts.hub import Hub
 from hotloop.server.fronts.link import Link
-from hotloop.server.fronts.messages import (
-    Abort,
-    Admitted,
-    Ask,
-    ErrorData,
-    Event,
-    Facts,
-    Failed,
-    HoldPrefix,
-    NewRequest,
-    Refused,
-    Release,
-    Reply,
-    SharedChange,
-    Stepped,
-    Submit,
-    Told,
-    from_front,
-)
 
 Answer = Callable[[Any], Awaitable[Any]]
 """Answers what a front asks, given its value."""
@@ -93,7 +75,7 @@ class EngineHost:
             self.fail(self._engine.failure)
 
     def tell(self, what: str, value: Any = None) -> None:
-        self._link.send(Told(what, value))
+        self._link.send(messages.Told(what, value))
 
     def send_frame(self, body: bytes) -> None:
         self._link.send_frame(body)
@@ -105,7 +87,7 @@ class EngineHost:
         """Raises EngineClosed if the front is gone."""
         number = next(self._numbers)
         reply = self._waiting[number] = asyncio.get_running_loop().create_future()
-        self._link.send(Ask(number, what))
+        self._link.send(messages.Ask(number, what))
         try:
             if not self._link.is_open:
                 raise _gone()
@@ -123,33 +105,35 @@ class EngineHost:
         return len(self._hosted)
 
     def _take(self, frame: bytes) -> None:
-        match from_front.decode(frame):
-            case Submit(number, requests):
+        match messages.from_front.decode(frame):
+            case messages.Submit(number, requests):
                 self._submit(number, requests)
-            case Abort(request_ids):
+            case messages.Abort(request_ids):
                 self._abort(request_ids)
-            case HoldPrefix(request_id, num_tokens, hold) if hosted := self._hosted.get(request_id):
+            case messages.HoldPrefix(request_id, num_tokens, hold) if hosted := self._hosted.get(request_id):
                 request = hosted.request
                 self._engine.hold(request.token_ids[:num_tokens], hold, request.salt, request.session)
-            case Release(request_id):
+            case messages.Release(request_id):
                 self._hosted.pop(request_id, None)
-            case Ask() as asked:
+            case messages.Ask() as asked:
                 self._start(self._answer(asked))
-            case SharedChange():
+            case messages.SharedChange():
                 self._hub.pass_on(frame, self)
-            case Reply(number, value) if (waiting := self._waiting.get(number)) and not waiting.done():
+            case messages.Reply(number, value) if (waiting := self._waiting.get(number)) and not waiting.done():
                 waiting.set_result(value)
 
-    def _submit(self, number: int, new: Sequence[NewRequest]) -> None:
+    def _submit(self, number: int, new: Sequence[messages.NewRequest]) -> None:
         requests = []
         for each in new:
             try:
                 requests.append(_make_request(each))
             except HotloopError as error:
-                self._link.send(Refused(number, ErrorData.of(error)))
+                self._link.send(messages.Refused(number, messages.ErrorData.of(error)))
                 return
         if any(request.id in self._hosted for request in requests):
-            self._link.send(Refused(number, ErrorData("RequestError", "duplicate request id", {"param": "id"})))
+            self._link.send(
+                messages.Refused(number, messages.ErrorData("RequestError", "duplicate request id", {"param": "id"}))
+            )
             return
         self._hosted |= {each.id: _Hosted(each.number, request) for each, request in zip(new, requests, strict=True)}
         if any(request.is_guided for request in requests):
@@ -172,9 +156,9 @@ class EngineHost:
         if error:
             for request in requests:
                 self._hosted.pop(request.id, None)
-            self._link.send(Refused(number, ErrorData.of(error)))
+            self._link.send(messages.Refused(number, messages.ErrorData.of(error)))
             return
-        self._link.send(Admitted(number))
+        self._link.send(messages.Admitted(number))
         unwanted = [each.id for each in requests if self._is_unwanted(each.id)]
         if unwanted:
             self._engine.abort(*unwanted)
@@ -202,12 +186,12 @@ class EngineHost:
                 tokens.append(event.token_ids[0])
             else:
                 others.append(self._render(event, hosted))
-        self._link.send(Stepped(tokens.tobytes(), others))
+        self._link.send(messages.Stepped(tokens.tobytes(), others))
 
-    def _render(self, event: TokenEvent, hosted: _Hosted) -> Event:
+    def _render(self, event: TokenEvent, hosted: _Hosted) -> messages.Event:
         has_facts = not hosted.is_told or event.finish_reason is not None
         hosted.is_told = True
-        return Event(
+        return messages.Event(
             hosted.number,
             list(event.token_ids),
             event.text,
@@ -215,35 +199,26 @@ class EngineHost:
             list(event.logprobs),
             event.finish_reason,
             event.stop_match,
-            ErrorData.of(event.error) if event.error else None,
+            messages.ErrorData.of(event.error) if event.error else None,
             self._facts(hosted.request) if has_facts else None,
         )
 
-    def _facts(self, request: Request) -> Facts:
-        return Facts(
-            request.session,
-            request.first_scheduled_at,
-            request.first_token_at,
-            request.last_token_at,
-            request.turn_wait_s,
-            request.num_preemptions,
-            request.num_computed_at_end,
-            request.eviction,
-            self._engine.cache_refill_s,
-        )
+    def _facts(self, request: Request) -> messages.Facts:
+        facts: dict[str, Any] = {name: getattr(request, name) for name in messages.REQUEST_FACTS}
+        return messages.Facts(**facts, cache_refill_s=self._engine.cache_refill_s)
 
     def fail(self, error: Exception) -> None:
         """On any thread."""
-        self._link.send(Failed(ErrorData.of(error)))
+        self._link.send(messages.Failed(messages.ErrorData.of(error)))
 
-    async def _answer(self, asked: Ask) -> None:
+    async def _answer(self, asked: messages.Ask) -> None:
         answer = self._answers.get(asked.what)
         try:
             value = await answer(asked.value) if answer else None
         except HotloopError as error:
-            self._link.send(Reply(asked.number, error=ErrorData.of(error)))
+            self._link.send(messages.Reply(asked.number, error=messages.ErrorData.of(error)))
         else:
-            self._link.send(Reply(asked.number, value))
+            self._link.send(messages.Reply(asked.number, value))
 
     async def _is_ready(self, _: Any) -> bool:
         return self._engine.is_running
@@ -295,19 +270,5 @@ def _gone() -> EngineClosed:
     return EngineClosed("the front's process has ended")
 
 
-def _make_request(new: NewRequest) -> Request:
-    return Request(
-        id=new.id,
-        prompt_ids=array("i", new.prompt),
-        sampling=new.sampling,
-        priority=new.priority,
-        session_id=new.session_id,
-        grammar=new.grammar,
-        salt=new.salt,
-        reasoning=new.reasoning,
-        resume_at=new.resume_at,
-        parent_id=new.parent_id,
-        begun_ids=new.begun_ids,
-        kv_source=new.kv_source,
-        arrived_at=new.arrived_at,
-    )
+def _make_request(new: messages.NewRequest) -> Request:
+    return Request(prompt_ids=array("i", new.prompt), **{name: getattr(new, name) for name in messages.REQUEST_FIELDS})

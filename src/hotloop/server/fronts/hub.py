@@ -1,4 +1,4 @@
-"""All fronts of one engine: what one of them changes reaches the others, and what they count is added up.
+"""All fronts of one engine: passes changes from one to the others, and adds up what they count.
 
 Changes are kept, up to a bound in bytes, for a front that starts after them: it takes the place of one that is gone.
 Lives on the event loop.

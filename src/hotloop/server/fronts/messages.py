@@ -1,4 +1,4 @@
-"""What a front and the engine tell each other, as MessagePack: nothing that is decoded can run.
+"""The messages between a front and the engine, as MessagePack: decoding them runs no code.
 
     front   Submit ──> Admitted | Refused                   engine
             Abort                  Stepped, one a step
@@ -14,16 +14,8 @@ from typing import Any
 
 import msgspec
 
-from hotloop.core.errors import (
-    BackendError,
-    DeviceLost,
-    EngineClosed,
-    HotloopError,
-    Overloaded,
-    PromptTooLong,
-    RequestError,
-    Unavailable,
-)
+from hotloop.core import errors
+from hotloop.core.errors import HotloopError, Overloaded, PromptTooLong, RequestError
 from hotloop.core.grammar import Grammar
 from hotloop.core.reasoning import Reasoning
 from hotloop.core.request import FinishReason, KvSource, Priority, SamplingParams, TokenLogprob, Usage
@@ -32,7 +24,8 @@ from hotloop.core.retention import Eviction, Hold
 _ERRORS: dict[str, type[HotloopError]] = {
     each.__name__: each
     for each in (
-        *(RequestError, PromptTooLong, Overloaded, Unavailable, EngineClosed, BackendError, DeviceLost, HotloopError),
+        *(RequestError, PromptTooLong, Overloaded, errors.Unavailable),
+        *(errors.EngineClosed, errors.BackendError, errors.DeviceLost, HotloopError),
     )
 }
 
@@ -123,6 +116,8 @@ class SharedChange(msgspec.Struct, frozen=True, array_like=True, tag=True):
     value: msgspec.Raw
 
 
+REQUEST_FIELDS = tuple(name for name in NewRequest.__struct_fields__ if name not in ("number", "prompt"))
+"""Called the same in a `Request`."""
 FrontMessage = Submit | Abort | HoldPrefix | Release | Ask | Reply | SharedChange
 from_front = msgspec.msgpack.Decoder(FrontMessage)
 
@@ -139,6 +134,10 @@ class Facts(msgspec.Struct, frozen=True, array_like=True):
     num_computed_at_end: int
     eviction: Eviction | None
     cache_refill_s: float
+
+
+REQUEST_FACTS = tuple(name for name in Facts.__struct_fields__ if name != "cache_refill_s")
+"""Called the same in a `Request`."""
 
 
 class Event(msgspec.Struct, frozen=True, array_like=True):

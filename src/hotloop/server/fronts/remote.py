@@ -1,12 +1,11 @@
-"""A front's end of a link: an engine in another process, used as one of this process is.
+"""A front's end of a link: the client of an engine in another process.
 
-The requests here mirror the engine's: events bring their tokens, counts and times. What only one more token happened to
-is counted and detokenised here.
+The requests here mirror the engine's: events bring their tokens, counts and times. Requests that got one more token and
+nothing else are counted and detokenised here.
 """
 
 import asyncio
 import socket
-import time
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,72 +16,25 @@ import msgspec
 
 from hotloop.core.config import ClassLimits, EngineConfig
 from hotloop.core.errors import DeviceLost, EngineClosed, HotloopError
-from hotloop.core.request import FinishReason, KvSource, Request, TokenEvent, Usage, Wait
+from hotloop.core.request import FinishReason, KvSource, Request, TokenEvent, Wait
 from hotloop.core.retention import Hold
 from hotloop.core.sharing import UNSHARED, Sharing
 from hotloop.engine.core import OnEvents
-from hotloop.engine.engine import Engine
 from hotloop.engine.grammar.matcher import Grammars
-from hotloop.engine.offload.disk.store import Segments
 from hotloop.engine.text import TextStream
 from hotloop.models.template import ChatTemplate
 from hotloop.models.tokenizer import Tokenizer
+from hotloop.server.engine_client import EngineFacts
+from hotloop.server.fronts import messages
 from hotloop.server.fronts.link import Link
-from hotloop.server.fronts.messages import (
-    Abort,
-    Admitted,
-    Ask,
-    Event,
-    Facts,
-    Failed,
-    HoldPrefix,
-    NewRequest,
-    Refused,
-    Release,
-    Reply,
-    SharedChange,
-    Stepped,
-    Submit,
-    Told,
-    from_engine,
-)
 from hotloop.server.fronts.sharing import FrontSharing
 from hotloop.server.metrics import Counts
 
-
-@dataclass(frozen=True, slots=True)
-class EngineFacts:
-    """What a front is told of the engine before it begins."""
-
-    name: str
-    device_note: str
-    block_size: int
-    num_kv_tokens: int
-    max_context: int
-    vocab_size: int
-    class_limits: tuple[ClassLimits, ...]
-    publishes_kv: bool
-    kv_segments: Segments | None
-    kv_peers: tuple[str, ...]
-    started_at: int
-    num_fronts: int
-
-    @classmethod
-    def of(cls, engine: Engine, *, num_fronts: int = 1) -> "EngineFacts":
-        return cls(
-            engine.name,
-            engine.device_note,
-            engine.block_size,
-            engine.num_kv_tokens,
-            engine.max_context,
-            engine.vocab_size,
-            engine.config.class_limits,
-            engine.kv_events is not None,
-            engine.kv_segments,
-            engine.config.kv_peers,
-            int(time.time()),
-            num_fronts,
-        )
+_COUNTS = (
+    *("num_cached", "num_forced", "num_drafted", "num_accepted", "num_steps", "num_restored", "num_from_host"),
+    "num_reasoning",
+)
+"""Of a usage, called the same in a request."""
 
 
 @dataclass(slots=True)
@@ -105,17 +57,8 @@ class RemoteEngine:
         grammar_bytes: int,
         on_told: Callable[[str, Any], None] = lambda what, value: None,
     ) -> None:
-        self.name = facts.name
-        self.device_note = facts.device_note
-        self.block_size = facts.block_size
-        self.num_kv_tokens = facts.num_kv_tokens
-        self.max_context = facts.max_context
-        self.class_limits = facts.class_limits
-        self.publishes_kv = facts.publishes_kv
-        self.started_at = facts.started_at
-        self.num_fronts = facts.num_fronts
-        self.kv_segments = facts.kv_segments
-        self.kv_peers = facts.kv_peers
+        self.facts = facts
+        self.class_limits: Sequence[ClassLimits] = facts.class_limits
         self.tokenizer = tokenizer
         self.template = template
         self.grammars = Grammars(tokenizer, facts.vocab_size, grammar_bytes)
@@ -152,7 +95,8 @@ class RemoteEngine:
             self._mirrors[request.number] = _Mirror(request, on_events, text)
         number, is_admitted = next(self._numbers), False
         try:
-            await self._send_and_wait(number, Submit(number, [_render_request(request) for request in requests]))
+            new = [_render_request(request) for request in requests]
+            await self._send_and_wait(number, messages.Submit(number, new))
             is_admitted = True
         finally:
             if not is_admitted:  # refused, or nobody waits for it any more
@@ -163,13 +107,13 @@ class RemoteEngine:
                     self.release(request)
 
     def abort(self, *request_ids: str) -> None:
-        self._link.send(Abort(list(request_ids)))
+        self._link.send(messages.Abort(list(request_ids)))
 
     def hold(self, request: Request, hold: Hold, num_tokens: int) -> None:
-        self._link.send(HoldPrefix(request.id, num_tokens, hold))
+        self._link.send(messages.HoldPrefix(request.id, num_tokens, hold))
 
     def release(self, request: Request) -> None:
-        self._link.send(Release(request.id))
+        self._link.send(messages.Release(request.id))
 
     def close_session(self, name: str) -> "asyncio.Future[int]":
         closing: asyncio.Future[int] = asyncio.ensure_future(self.ask("close_session", name))
@@ -199,11 +143,11 @@ class RemoteEngine:
         """Raises what the answer failed with."""
         self._check()
         number = next(self._numbers)
-        return await self._send_and_wait(number, Ask(number, what, value))
+        return await self._send_and_wait(number, messages.Ask(number, what, value))
 
     def tell(self, what: str) -> None:
         """As `ask`, without waiting for an answer."""
-        self._link.send(Ask(next(self._numbers), what))
+        self._link.send(messages.Ask(next(self._numbers), what))
 
     async def is_ready(self) -> bool:
         return self._link.is_open and bool(await self.ask("is_ready"))
@@ -240,21 +184,21 @@ class RemoteEngine:
             self._waiting.pop(number, None)
 
     def _take(self, frame: bytes) -> None:
-        match from_engine.decode(frame):
-            case Stepped(tokens, events):
+        match messages.from_engine.decode(frame):
+            case messages.Stepped(tokens, events):
                 self._step(tokens, events)
-            case Admitted(number) | Reply(number, error=None) as answered:
-                self._answer(number, answered.value if isinstance(answered, Reply) else None)
-            case Refused(number, error) | Reply(number, error=error):
+            case messages.Admitted(number) | messages.Reply(number, error=None) as answered:
+                self._answer(number, answered.value if isinstance(answered, messages.Reply) else None)
+            case messages.Refused(number, error) | messages.Reply(number, error=error):
                 assert error
                 self._answer(number, error=error.to_error())
-            case SharedChange() as change if self._shared:
+            case messages.SharedChange() as change if self._shared:
                 self._shared.take(change)
-            case Ask(number):  # there is but one question
-                self._link.send(Reply(number, self._count()))
-            case Failed(error):
+            case messages.Ask(number):  # there is but one question
+                self._link.send(messages.Reply(number, self._count()))
+            case messages.Failed(error):
                 self.failure = error.to_error()
-            case Told(what, value):
+            case messages.Told(what, value):
                 self._on_told(what, value)
 
     def _answer(self, number: int, value: Any = None, error: HotloopError | None = None) -> None:
@@ -266,7 +210,7 @@ class RemoteEngine:
         else:
             waiting.set_result(value)
 
-    def _step(self, tokens: bytes, events: Sequence[Event]) -> None:
+    def _step(self, tokens: bytes, events: Sequence[messages.Event]) -> None:
         told: dict[OnEvents, list[TokenEvent]] = {}
         pairs = iter(array("q", tokens))
         for number, token_id in zip(pairs, pairs, strict=True):
@@ -297,23 +241,10 @@ class RemoteEngine:
                 waiting.set_exception(error)
 
 
-def _render_request(request: Request) -> NewRequest:
-    return NewRequest(
-        number=request.number,
-        id=request.id,
-        prompt=request.token_ids.tobytes(),
-        sampling=request.sampling,
-        priority=request.priority,
-        session_id=request.session_id,
-        grammar=request.grammar,
-        salt=request.salt,
-        reasoning=request.reasoning,
-        resume_at=list(request.resume_at),
-        parent_id=request.parent_id,
-        begun_ids=list(request.begun_ids),
-        kv_source=request.kv_source,
-        arrived_at=request.arrived_at,
-    )
+def _render_request(request: Request) -> messages.NewRequest:
+    lists: dict[str, Any] = {"resume_at": list(request.resume_at), "begun_ids": list(request.begun_ids)}
+    same = {name: getattr(request, name) for name in messages.REQUEST_FIELDS if name not in lists}
+    return messages.NewRequest(number=request.number, prompt=request.token_ids.tobytes(), **same, **lists)
 
 
 def _count_token(mirror: _Mirror, token_id: int) -> TokenEvent:
@@ -325,13 +256,15 @@ def _count_token(mirror: _Mirror, token_id: int) -> TokenEvent:
     return TokenEvent(request.id, (token_id,), text, request.usage)
 
 
-def _apply(mirror: _Mirror, event: Event) -> TokenEvent:
+def _apply(mirror: _Mirror, event: messages.Event) -> TokenEvent:
     request, reason = mirror.request, event.finish_reason
     request.token_ids.extend(event.token_ids)
     request.finish_reason = reason
-    _set_counts(request, event.usage)
-    if event.facts:
-        _set_facts(request, event.facts)
+    for name in _COUNTS:
+        setattr(request, name, getattr(event.usage, name))
+    request.waits_s |= {wait: event.usage.waits_s.get(wait, 0.0) for wait in Wait}
+    for name in messages.REQUEST_FACTS if event.facts else ():
+        setattr(request, name, getattr(event.facts, name))
     text = event.text
     if mirror.text:
         text = "".join([mirror.text.push(token_id)[0] for token_id in event.token_ids])
@@ -340,26 +273,3 @@ def _apply(mirror: _Mirror, event: Event) -> TokenEvent:
     error = event.error.to_error() if event.error else None
     logprobs = tuple(event.logprobs)
     return TokenEvent(request.id, tuple(event.token_ids), text, event.usage, logprobs, reason, event.stop_match, error)
-
-
-def _set_counts(request: Request, usage: Usage) -> None:
-    request.num_cached = usage.num_cached
-    request.num_forced = usage.num_forced
-    request.num_drafted = usage.num_drafted
-    request.num_accepted = usage.num_accepted
-    request.num_steps = usage.num_steps
-    request.num_restored = usage.num_restored
-    request.num_from_host = usage.num_from_host
-    request.num_reasoning = usage.num_reasoning
-    request.waits_s |= {wait: usage.waits_s.get(wait, 0.0) for wait in Wait}
-
-
-def _set_facts(request: Request, facts: Facts) -> None:
-    request.session = facts.session
-    request.first_scheduled_at = facts.first_scheduled_at
-    request.first_token_at = facts.first_token_at
-    request.last_token_at = facts.last_token_at
-    request.turn_wait_s = facts.turn_wait_s
-    request.num_preemptions = facts.num_preemptions
-    request.num_computed_at_end = facts.num_computed_at_end
-    request.eviction = facts.eviction

@@ -1,4 +1,4 @@
-"""A front's end of what all fronts know: changes go to the engine's process, which passes them on to the others.
+"""A front's end of the state that fronts share: changes go to the engine's process, which passes them on to others.
 
     front A   change ──> hub ──> front B, C ...     in the order in which they come to the hub, before what B asks next
 

@@ -1,4 +1,4 @@
-"""`/v1/chat/completions`: what its body says beyond the wire's request, and the messages it answers with."""
+"""`/v1/chat/completions`: the fields of its own, and how its answers are rendered."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -43,8 +43,8 @@ def _make_job(body: Json, http: HttpRequest) -> "tuple[Job, ChatRenderer]":
     is_prefill_only = options.generate is False
     refuse_if(
         ("top_logprobs", options.top_logprobs and not options.logprobs, "needs logprobs: true"),
-        ("stream", is_prefill_only and request.is_stream, "has nothing to give where generate is false"),
-        ("n", is_prefill_only and options.num_choices > 1, "has nothing to choose from where generate is false"),
+        ("stream", is_prefill_only and request.is_stream, "cannot be combined with generate: false"),
+        ("n", is_prefill_only and options.num_choices > 1, "must be 1 with generate: false"),
     )
     logprobs = options.top_logprobs or 0 if options.logprobs else None
     caller = service.caller(http, request, options)

@@ -1,4 +1,4 @@
-"""`/v1/completions`: what its body says beyond a chat's, the prompts that are in it, and how it answers."""
+"""`/v1/completions`: the fields of its own, its prompts, and how its answers are rendered."""
 
 import asyncio
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,7 @@
-"""`/v1/responses`: OpenAI's API whose answers can be continued, looked at and cancelled, over the same engine.
+"""`/v1/responses`: OpenAI's API whose answers can be continued, retrieved and cancelled.
 
-However a response is answered, whole, as a stream or in the background, a `Composer` writes it and the store hears of
-its end.
+However a response is answered, whole, as a stream or in the background, a `Composer` writes it, and the store is told
+when it has ended.
 """
 
 import asyncio
@@ -101,7 +101,7 @@ def _make_job(
     request, options, items = parse_body(body, previous)
     refuse_if(
         ("n", options.num_choices != 1, "must be 1: a response is one answer"),
-        ("background", options.background and not options.is_stored, "needs store: nobody could ask for the response"),
+        ("background", options.background and not options.is_stored, "needs store: true"),
     )
     has_logprobs = _LOGPROBS in (options.include or ()) or options.top_logprobs is not None
     logprobs = options.top_logprobs or 0 if has_logprobs else None

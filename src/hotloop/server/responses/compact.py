@@ -1,4 +1,4 @@
-"""`/v1/responses/compact`: a conversation made shorter by the model that is served. Nothing of it is stored."""
+"""`/v1/responses/compact`: compacts a conversation with the served model. Nothing of it is stored."""
 
 import asyncio
 import secrets
@@ -34,8 +34,8 @@ async def compact(http: HttpRequest) -> Response:
     if not summary:
         raise HotloopError("the model wrote no summary: the conversation is as long as it was")
     if piece.finish_reason is FinishReason.LENGTH:
-        job.inquiry.tell(f"the summary was cut behind {piece.usage.num_output} tokens")
-    num_kept = service.engine.max_context  # bytes, so a quarter of it in tokens
+        job.inquiry.tell(f"the summary was cut off after {piece.usage.num_output} tokens")
+    num_kept = service.engine.facts.max_context  # bytes, so a quarter of it in tokens
     return JsonResponse(render_compaction(stem, items, summary, answer_usage([piece.usage], job.inquiry), num_kept))
 
 
@@ -43,7 +43,7 @@ def _make_job(body: Json, previous: tuple[Json, ...], http: HttpRequest) -> tupl
     service, given = Service.of(http), Field(body).get("input")
     items = previous + (parse_items(given) if given else ())
     if not items:
-        raise RequestError("input: there is nothing to make shorter", param="input")
+        raise RequestError("input: there is nothing to compact", param="input")
     request, options, _ = parse_body({**ask_summary(body, items), "min_tokens": _MIN_TOKENS}, ())
     request = replace(request, thinking={"budget_tokens": MAX_THOUGHT_TOKENS})
     return service.jobs.make(request, options, service.caller(http, request, options)), items

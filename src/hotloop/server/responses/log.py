@@ -1,4 +1,4 @@
-"""The events of a response that is written in the background, for who listens from the beginning or comes back later.
+"""The events of a background response, for clients that stream it from the beginning or come back later.
 
 An event's place in the log is its `sequence_number`. Lives on the event loop.
 """

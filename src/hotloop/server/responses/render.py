@@ -1,4 +1,4 @@
-"""A response on its way out: the object as it is at any moment, and the events that tell how it came about."""
+"""Renders a response: the object as it is at any moment, and the events of its stream."""
 
 import time
 from collections.abc import Callable, Iterable, Sequence

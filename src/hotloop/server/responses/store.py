@@ -1,7 +1,7 @@
 """The responses that can still be asked for: those that run, and the latest of those that have ended; and their items,
 which a later input may name.
 
-Bounded in bytes and in number; who was not asked for longest goes first. An ended response keeps the whole conversation
+Bounded in bytes and in number; the least recently used goes first. An ended response keeps the whole conversation
 up to and with its own answer, so that one which continues it needs nothing else. A response is there only for its
 owner, and for an admin. Lives on the event loop.
 """

@@ -143,7 +143,7 @@ def _parse_message(message: Field, notes: Notes | None) -> Turn:
         if parts and not isinstance(parts[-1], Thought):
             parts = (*parts[:-1], parts[-1].marked(mark))
         elif notes:
-            notes.add("cache_control left out where there is nothing to keep")
+            notes.add("cache_control left out: there is no content to cache")
     is_plain = content is not None and content.is_text
     return Turn(ROLES[role], parts, is_plain, read_text(message, "name"), at=message)
 
@@ -211,7 +211,7 @@ def _parse_functions(given: Field) -> tuple[ApiTool, ...] | None:
     """OpenAI's older words for tools; None where they are not used."""
     functions, choice = given.get("functions"), given.get("function_call")
     if functions and (given.get("tools") or given.get("tool_choice")):
-        raise functions.refuse("cannot be given together with tools, which are the newer word for the same")
+        raise functions.refuse("cannot be given together with tools, which replace them")
     if choice and not functions:
         raise choice.refuse("there are no functions")
     return tuple(parse_function(function, at=function) for function in functions.each()) if functions else None

@@ -128,7 +128,7 @@ def _show(result: ToolResult, target: RenderTarget) -> list[Json]:
     pictures = [part for part in result.parts if isinstance(part, Image) or (isinstance(part, File) and part.url)]
     if not pictures:
         return []
-    target.notes.add("images in tool results are shown as the user's")
+    target.notes.add("images in tool results are sent as user content")
     caption = {"type": "text", "text": f"From the result of call {result.call_id}:"}
     return [caption, *(_render_part(part) for part in pictures)]
 
@@ -227,7 +227,7 @@ def _render_custom(tool: ApiTool, target: RenderTarget) -> Json:
 def _render_sampling(request: ApiRequest, target: RenderTarget) -> Json:
     limit = target.limit or ("max_completion_tokens" if target.is_strict else "max_tokens")
     if request.max_tokens == 0:
-        target.notes.add("max_tokens: 0 becomes 1, since a chat cannot only be read")
+        target.notes.add("max_tokens: 0 becomes 1, since chat completions cannot only prefill")
     if request.top_k is not None and target.is_strict:
         target.notes.lose(["top_k"])
     return present(

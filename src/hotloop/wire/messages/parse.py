@@ -223,7 +223,7 @@ def _parse_shape(config: Field | None, older: Field | None) -> OutputShape | Non
     """`output_format` is the beta's word for `output_config.format`."""
     form = config.get("format") if config else None
     if form and older:
-        raise older.refuse("cannot be given together with output_config.format, which is the newer word for the same")
+        raise older.refuse("cannot be given together with output_config.format, which replaces it")
     form = form or older
     if form is None:
         return None

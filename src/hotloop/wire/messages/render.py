@@ -92,7 +92,7 @@ def _join(turns: Iterable[Turn], request: ApiRequest, target: RenderTarget) -> l
             messages.append({"role": "system", "content": blocks})
             continue
         if turn.role == "system":
-            target.notes.add("a system message that comes late is given as the user's")
+            target.notes.add("a late system message is sent as a user message")
         role = "assistant" if turn.role == "assistant" else "user"
         if messages and messages[-1]["role"] == role:
             messages[-1]["content"] += blocks
@@ -111,7 +111,7 @@ def _render_blocks(parts: Iterable[Part], target: RenderTarget) -> list[Json]:
             target.leave_out(part)
         elif isinstance(part, Text) and not part.text.strip():
             if part.mark is not None:
-                target.notes.add("cache_control left out where there is nothing to keep")
+                target.notes.add("cache_control left out: there is no content to cache")
         else:
             blocks.append({**_render_block(part, target), **_render_mark(part.mark, target)})
     return blocks
@@ -205,7 +205,7 @@ def _render_sampling(request: ApiRequest, target: RenderTarget) -> Json:
         temperature = 1.0
     kept = [text for text in request.stop if text.strip()]
     if len(kept) < len(request.stop):
-        target.notes.add("stop: white space alone cannot stop an answer there")
+        target.notes.add("stop: whitespace alone is not supported there")
     return present(top_p=request.top_p, top_k=request.top_k, temperature=temperature, stop_sequences=kept or None)
 
 

@@ -158,7 +158,7 @@ def test_a_full_disk_is_told_once_and_drops_what_comes(tmp_path: Path, caplog: p
     store.close()
     [message] = [record.getMessage() for record in caplog.records]
     assert "No space left on device" in message
-    assert "in memory alone" in message
+    assert "in memory only" in message
 
 
 def test_a_folder_that_cannot_be_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

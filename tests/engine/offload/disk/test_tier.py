@@ -288,7 +288,7 @@ def test_a_disk_that_does_not_answer_is_not_waited_for(filled: Path, caplog: pyt
     rig.tier.poll(rig.now)
     assert list(rig.scheduler.waiting.values()) == [first, second]
     rig.tier.check()
-    assert "has not answered for 2 s" in caplog.text
+    assert "has not responded for 2 s" in caplog.text
     rig.tier.add(third)
     assert rig.loading == [], "nor by those who come later"
     folder.reads.release(100)

@@ -80,7 +80,7 @@ def open_host_memory(kv: torch.Tensor, config: EngineConfig, deltas: DeltaNet | 
     try:
         memory = CudaHostMemory(kv, num_blocks, deltas, num_states)
     except (MemoryError, RuntimeError) as error:
-        log.warning("no host memory for KV, what leaves the GPU is computed again: %s", error)
+        log.warning("no host memory for KV, so what the GPU evicts is recomputed: %s", error)
         return None
     log.info("%s of host memory for KV, pinned in %.1f s", gib(num_bytes), time.monotonic() - began_at)
     return memory

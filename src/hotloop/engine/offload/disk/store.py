@@ -226,7 +226,7 @@ class KvStore:
             data = self._folder.read(key, num_bytes)
         except OSError as error:
             if not isinstance(error, FileNotFoundError):  # others may delete what they like
-                log.warning("%s cannot be read: %s; what was kept there is computed again", self._folder.path, error)
+                log.warning("%s cannot be read: %s; the KV kept there is recomputed", self._folder.path, error)
             self._used_at.pop(key, None)
             return None
         except ValueError as error:
@@ -269,7 +269,7 @@ class KvStore:
     def _pause(self, error: OSError) -> None:
         self._paused_until = time.monotonic() + _PAUSE_S
         path, reason = self._folder.path, error.strerror or error
-        log.warning("%s cannot be written to: %s; KV is kept in memory alone for %.0f s", path, reason, _PAUSE_S)
+        log.warning("%s cannot be written to: %s; KV is kept in memory only for %.0f s", path, reason, _PAUSE_S)
 
 
 def _extended(digest: "hashlib.blake2b", data: bytes) -> "hashlib.blake2b":

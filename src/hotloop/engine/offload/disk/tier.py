@@ -13,6 +13,7 @@ before it, so its load keeps the blocks in use.
 """
 
 import logging
+from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -84,18 +85,31 @@ class _Progress:
     num_saved: int = 0
 
 
-class DiskTier:
-    """Between the scheduler's blocks and the store. `post` brings a call to the engine's thread."""
+class SegmentTier:
+    """Between the scheduler's blocks and segments of so many tokens that are elsewhere. `post` brings a call to the
+    engine's thread."""
 
     def __init__(
-        self, store: KvStore, backend: Backend, scheduler: Scheduler, post: Post, clock: Callable[[], float]
+        self, num_tokens: int, backend: Backend, scheduler: Scheduler, post: Post, clock: Callable[[], float]
     ) -> None:
-        self.store = store
         self._backend = backend
         self._scheduler = scheduler
         self._post = post
         self._clock = clock
-        self._segment_blocks = store.segment_tokens // scheduler.block_size
+        self._segment_blocks = num_tokens // scheduler.block_size
+
+    def _count_known(self, token_ids: "array[int]", salt: str) -> tuple[int, int]:
+        """How many blocks of these tokens are on the device, and behind them in host memory."""
+        on_device, in_host = (self._scheduler.tree.peek(token_ids, salt, is_offloaded=each) for each in (False, True))
+        return len(on_device), len(in_host)
+
+
+class DiskTier(SegmentTier):
+    def __init__(
+        self, store: KvStore, backend: Backend, scheduler: Scheduler, post: Post, clock: Callable[[], float]
+    ) -> None:
+        super().__init__(store.segment_tokens, backend, scheduler, post, clock)
+        self.store = store
         self._max_ahead = max(2, _MAX_AHEAD_BYTES // store.segment_bytes)
         self._num_skipped = 0  # segments that were never copied, since too many waited to be written
         self._num_ahead = 0
@@ -130,7 +144,7 @@ class DiskTier:
     def poll(self, now: float) -> None:
         """Nobody waits for ever for a disk that does not answer."""
         if self._loads and now - self._heard_at > PATIENCE_S:
-            log.warning("the KV folder has not answered for %.0f s; prompts are computed instead", PATIENCE_S)
+            log.warning("the KV directory has not responded for %.0f s; prompts are prefilled instead", PATIENCE_S)
             self._is_stalled = True
             self.let_all_go()
 
@@ -228,8 +242,8 @@ class DiskTier:
 
     def _plan(self, request: Request, stored: list[bytes]) -> _Load | None:
         """What is to be read of these segments."""
-        token_ids, tree = request.token_ids[: len(stored) * self.store.segment_tokens], self._scheduler.tree
-        num_known, num_in_host = (len(tree.peek(token_ids, request.salt, is_offloaded=each)) for each in (False, True))
+        token_ids = request.token_ids[: len(stored) * self.store.segment_tokens]
+        num_known, num_in_host = self._count_known(token_ids, request.salt)
         begin = num_known // self._segment_blocks
         num_gained = len(stored) * self._segment_blocks - num_known - num_in_host
         if begin >= len(stored) or num_gained < num_in_host:
