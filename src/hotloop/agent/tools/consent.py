@@ -73,7 +73,7 @@ class Consent:
         except ToolError as error:
             return Ruling(f"Error: {error}")
         if self.approve is None and call.id not in self.verdicts:
-            return Ruling("Error: this tool needs approval, and no terminal to ask on")
+            return Ruling("Error: this tool needs approval, and there is no approver")
         verdict, failure = await self._verdict(self.approve, call)
         if verdict is True:
             return None

@@ -60,7 +60,7 @@ def approvals_of(tool: AgentTool | ToolSource) -> list[str]:
 
 
 def check_approver(tools: Iterable[AgentTool | ToolSource], approve: Approve | None) -> None:
-    """Raise ConfigError if one of these needs approval, and no terminal to ask on."""
+    """Raise ConfigError if one of these needs approval and there is no approver."""
     for name in () if approve else (name for tool in tools for name in approvals_of(tool)):
-        need = f"the tool {name!r} needs approval, and no terminal to ask on"
+        need = f"the tool {name!r} needs approval, and there is no approver"
         raise ConfigError(f"{need}: pass approve=..., or `hotloop run --approve`")
