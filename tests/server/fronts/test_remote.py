@@ -4,6 +4,7 @@ import asyncio
 import random
 import socket
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 from tests.backends.scripted import ScriptedBackend
@@ -13,12 +14,14 @@ from tests.server.serving import HELLO, Hosting, Serving, only, until
 
 from hotloop.backends.null import NullBackend
 from hotloop.core.config import EngineConfig
-from hotloop.core.errors import EngineClosed, PromptTooLong, RequestError
+from hotloop.core.errors import EngineClosed, HotloopError, PromptTooLong, RequestError
 from hotloop.core.grammar import Grammar
 from hotloop.core.request import FinishReason, Request, SamplingParams, TokenEvent
 from hotloop.core.retention import Hold, HoldKind
 from hotloop.engine.engine import Engine
 from hotloop.server.engine_client import EngineClient, LocalEngine
+from hotloop.server.fronts.host import EngineHost
+from hotloop.server.fronts.hub import Hub
 from hotloop.server.fronts.remote import EngineFacts, RemoteEngine
 
 WORDS = "The naïve fox 🦊 jumps.\nIt is late, and the answer is 42; nobody knows why. "
@@ -162,6 +165,34 @@ async def test_a_front_that_gives_up_leaves_nothing(engine: Engine) -> None:
                     await submitting
         await asyncio.to_thread(until, lambda: not engine.stats().num_running and not linked.num_hosted)
         until(lambda: not engine.stats().num_blocks_used)
+
+
+async def test_whatever_goes_wrong_in_the_engines_process_a_front_is_answered() -> None:
+    async def fail(asked: Any) -> None:
+        raise RuntimeError("a mistake")
+
+    class Mistaken(Engine):
+        def submit(self, requests: Sequence[Request], on_events: Any, *, has_text: bool = True) -> None:
+            raise RuntimeError("a mistake")
+
+    backend = ScriptedBackend(TOKENIZER, [WORDS], block_size=16, num_blocks=64)
+    engine = Mistaken(TOKENIZER, backend, EngineConfig(drafts=False), name="tiny")
+    ours, theirs = socket.socketpair()
+    host = EngineHost(engine, Hub(engine, "tiny"), ours, answers={"mistake": fail})
+    remote = RemoteEngine(theirs, EngineFacts.of(engine), TOKENIZER, None, grammar_bytes=1 << 20)
+    host.start()
+    remote.start()
+    with pytest.raises(HotloopError, match="internal server error"):
+        await asyncio.wait_for(remote.ask("mistake"), 60)
+    for i, grammar in enumerate((None, Grammar("regex", "a+"))):
+        request = Request(f"r{i}", [5, 6], SamplingParams(), grammar=grammar)
+        with pytest.raises(HotloopError, match="internal server error"):
+            await asyncio.wait_for(remote.submit([request], lambda events: None), 60)
+    assert not host.num_hosted
+    assert await remote.is_ready() is False, "the link goes on"
+    remote.stop()
+    await host.close()
+    engine.close()
 
 
 async def test_holds_reach_the_engine_until_a_request_is_released(engine: Engine) -> None:
