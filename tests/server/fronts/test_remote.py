@@ -3,6 +3,7 @@
 import asyncio
 import random
 import socket
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -165,6 +166,35 @@ async def test_a_front_that_gives_up_leaves_nothing(engine: Engine) -> None:
                     await submitting
         await asyncio.to_thread(until, lambda: not engine.stats().num_running and not linked.num_hosted)
         until(lambda: not engine.stats().num_blocks_used)
+
+
+async def test_a_guided_request_that_is_given_up_here_is_aborted() -> None:
+    aborted: list[str] = []
+    may_run = threading.Event()
+    size = {"block_size": 16, "num_blocks": 256, "vocab_size": TOKENIZER.vocab_size, "max_context": 4096}
+    backend = NullBackend(**size, on_run=lambda batch: may_run.wait(30) and None)
+    with Engine(TOKENIZER, backend, EngineConfig(drafts=False), name="tiny") as engine:
+        local = LocalEngine(engine, "tiny")
+
+        def abort(*request_ids: str) -> None:
+            engine.abort(*request_ids)
+            aborted.extend(request_ids)
+
+        local.abort = abort
+        for i in range(8):
+            grammar = Grammar("lark", f'start: "{"a" * (i + 1)}" /[bc]+/')
+            request = Request(f"r{i}", [5, 6], SamplingParams(max_tokens=2000), grammar=grammar)
+            submitting = asyncio.create_task(local.submit([request], lambda events: None))
+            for _ in range(1 + i % 4):
+                await asyncio.sleep(0)
+            submitting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await submitting
+        async with asyncio.timeout(60):
+            while len(aborted) < 8:  # noqa: ASYNC110  a thread each is on its way
+                await asyncio.sleep(0.01)
+        may_run.set()
+        await asyncio.to_thread(until, lambda: engine.stats().num_finished[FinishReason.ABORT] == 8)
 
 
 async def test_whatever_goes_wrong_in_the_engines_process_a_front_is_answered() -> None:
