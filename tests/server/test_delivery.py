@@ -1,17 +1,23 @@
 """Events of the engine, merged and routed."""
 
+import asyncio
+from collections.abc import Sequence
 from itertools import pairwise
+from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hotloop.chat.stream import PlainText
-from hotloop.core.errors import BackendError, EngineClosed
+from hotloop.core.errors import BackendError, EngineClosed, HotloopError
 from hotloop.core.request import FinishReason, Request, SamplingParams, TokenEvent, TokenLogprob, Usage
 from hotloop.core.stream import CallClosed, CallDelta, CallOpened, StreamEvent, TextDelta
-from hotloop.server.delivery import MAX_PENDING, OutputCollector, Piece, merge, parse_piece
+from hotloop.engine.core import OnEvents
+from hotloop.server.delivery import MAX_PENDING, EventBridge, OutputCollector, Piece, merge, parse_piece
+from hotloop.server.engine_client import EngineClient
 from hotloop.server.errors import Disconnected
+from hotloop.server.metrics import Metrics
 
 
 def event(num_output: int, finish: FinishReason | None = None, index: int = 0) -> TokenEvent:
@@ -102,6 +108,66 @@ async def test_an_answer_is_parsed_when_it_arrives_and_not_when_it_is_taken() ->
     [(_, piece)] = await call.take()
     assert piece.parts == (TextDelta("BC"),)
     assert parser.heard == ["B", "C", "end"]
+
+
+class Mistaken(PlainText):
+    def push(self, text: str) -> list[StreamEvent]:
+        raise RuntimeError("a mistake")
+
+
+class Engines:
+    """An `EngineClient` that is told what to say."""
+
+    def __init__(self, *, admits: bool = True) -> None:
+        self.released: list[str] = []
+        self.aborted: list[str] = []
+        self._admits = admits
+
+    async def submit(self, requests: Sequence[Request], on_events: OnEvents) -> None:
+        self.tell = on_events
+        if not self._admits:
+            on_events([event(1)])
+            raise asyncio.CancelledError
+
+    def abort(self, *request_ids: str) -> None:
+        self.aborted += request_ids
+
+    def release(self, request: Request) -> None:
+        self.released.append(request.id)
+
+
+def request_named(name: str) -> Request:
+    return Request(name, [1, 2, 3], SamplingParams())
+
+
+async def test_a_mistake_in_one_answer_ends_it_and_nobody_waits_for_it() -> None:
+    engine = Engines()
+    bridge = EventBridge(cast(EngineClient, engine), Metrics(lambda: ()))
+
+    def fail(request: Request, calls: object) -> None:
+        raise RuntimeError("a mistake")
+
+    unread = await bridge.submit([request_named("r0")], lambda request, calls: None, Mistaken)
+    unnoted = await bridge.submit([request_named("r1")], fail, PlainText)
+    whole = await bridge.submit([request_named("r2")], lambda request, calls: None, PlainText)
+    engine.tell([event(1, FinishReason.STOP, index=i) for i in range(3)])
+    with pytest.raises(HotloopError, match="internal server error"):
+        await asyncio.wait_for(unread.take_all(), 60)
+    for answered in (unnoted, whole):  # nothing of the first is missing, but what was to be noted of it
+        assert await asyncio.wait_for(answered.take_all(), 60)
+    assert not bridge.num_running
+    assert engine.released == ["r0", "r1", "r2"]
+
+
+async def test_what_was_given_up_before_it_was_admitted_holds_up_nobody() -> None:
+    given_up, engine = Engines(admits=False), Engines()
+    bridge = EventBridge(cast(EngineClient, given_up), Metrics(lambda: ()))
+    with pytest.raises(asyncio.CancelledError):
+        await bridge.submit([request_named("r0")], lambda request, calls: None, PlainText)
+    bridge._engine = cast(EngineClient, engine)
+    outputs = await bridge.submit([request_named("r1")], lambda request, calls: None, PlainText)
+    engine.tell([event(1, FinishReason.STOP, index=1)])
+    assert await asyncio.wait_for(outputs.take_all(), 60)
 
 
 def test_what_follows_each_other_is_merged_call_by_call() -> None:

@@ -3,16 +3,20 @@
 import json
 import random
 import re
-from typing import Any
+import threading
+from typing import Any, ClassVar
 
 import jsonschema
 import openai
 import pytest
 from llguidance import LLParserLimits
+from tests.engine.tiny import byte_tokenizer
 from tests.server.calls import TOOLS, WEATHER, write_call
 from tests.server.serving import HELLO, MODEL, Serving, check_error
 
+from hotloop.core.config import EngineConfig
 from hotloop.engine.grammar import matcher, trial
+from hotloop.models.tokenizer import Tokenizer
 
 REGEX = r"[a-c]{3}-[0-9]{2}"
 CHOICES = ["yes", 'say "no"', "back\\slash\n", "\x7f€ %json {}", "a|b"]
@@ -226,3 +230,21 @@ def test_a_costly_pattern_does_not_end_a_stream_in_an_error(monkeypatch: pytest.
             assert not any("error" in chunk for chunk in chunks)
             assert "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks) == answer
             messages += [{"role": "assistant", "content": answer}, *HELLO]
+
+
+class Watched(Tokenizer):
+    """Remembers which threads have asked how a text is spelled."""
+
+    threads: ClassVar[set[int]] = set()
+
+    def encode(self, *args: Any, **options: Any) -> list[int]:
+        self.threads.add(threading.get_ident())
+        return super().encode(*args, **options)
+
+
+def test_a_grammar_that_had_to_make_room_is_not_compiled_on_the_event_loop() -> None:
+    config = EngineConfig(grammar_memory="1KB")  # none is kept
+    with Serving(engine_config=config, tokenizer=Watched(byte_tokenizer()._inner)) as serving:
+        jsonschema.validate(json.loads(text_of(serving.chat(guided_json=WEATHER, max_tokens=400))), WEATHER)
+        assert Watched.threads
+        assert {thread.ident for thread in serving._threads}.isdisjoint(Watched.threads)

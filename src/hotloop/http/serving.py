@@ -65,16 +65,19 @@ class ApiServer(uvicorn.Server):
         reload: Callable[[], str] | None = None,
         certificate: Certificate | None = None,
         own_socket: Path | None = None,
+        heeds_signals: bool = True,
     ) -> None:
         """`is_open`: there is no key, so only names of its own are answered to, and those allowed. `reload` applies the
         settings as they are now and says what came of it; it raises ConfigError, and then nothing has changed.
-        `own_socket`: other processes accept from the same listener, and reach this one there."""
+        `own_socket`: other processes accept from the same listener, and reach this one there. One that does not heed
+        signals is stopped by whoever started it, and by nobody else."""
         limits = limits or ConnectionLimits()
         self._is_open = is_open
         self._drain_delay_s = drain_delay_s
         self._reload = reload
         self._certificate = certificate
         self._own_socket = own_socket
+        self._heeds_signals = heeds_signals
         self._connecting: set[asyncio.Task[None]] = set()
         logged = AccessLog(app)
         served = WithPage(logged, page) if page else logged
@@ -212,7 +215,8 @@ class ApiServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Unlike uvicorn's own, this takes either signal twice, and does not raise it again when all is done."""
-        self.stop()
+        if self._heeds_signals:
+            self.stop()
 
     def reload(self) -> None:
         log_reload(self._apply_reload)

@@ -148,6 +148,7 @@ class HttpServer(ApiServer):
         on_drain: Callable[[int], None] = lambda num_running: None,
         on_closing: Callable[[], Awaitable[None]] | None = None,
         own_socket: Path | None = None,
+        heeds_signals: bool = True,
     ) -> None:
         app = create_app(engine, config, tracer, keys, own_socket)
         service: Service = app.state.service
@@ -166,6 +167,7 @@ class HttpServer(ApiServer):
             reload=reload,
             certificate=certificate_of(config),
             own_socket=own_socket,
+            heeds_signals=heeds_signals,
         )
         self._batches: BatchRunner | None = app.state.batches
         self._engine = service.engine

@@ -8,10 +8,11 @@ its requests finished, or the first failure, after which what is left of it is a
 """
 
 import asyncio
+import logging
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from itertools import chain, groupby
 from typing import NamedTuple
@@ -25,6 +26,8 @@ from hotloop.core.stream import CallDelta, CallOpened, StreamEvent, TextDelta, T
 from hotloop.server.engine_client import EngineClient
 from hotloop.server.errors import Disconnected
 from hotloop.server.metrics import Metrics
+
+log = logging.getLogger(__name__)
 
 MAX_PENDING = 64
 """Pieces of one choice that are kept before they are merged into one."""
@@ -240,16 +243,31 @@ class EventBridge:
         gaps: Counter[tuple[float, int]] = Counter()
         while self._pending:
             event = self._pending.popleft()
-            outputs, index, on_first, on_finish = self._routes[event.request_id]
+            route = self._routes.get(event.request_id)
+            if route is None:  # whoever submitted it gave up before hearing that it was admitted
+                continue
+            outputs, index, on_first, on_finish = route
             if last_event_at := outputs.last_event_at[index]:
                 gaps[now - last_event_at, len(event.token_ids)] += 1
             else:
                 asyncio.get_running_loop().call_soon(on_first)
             outputs.last_event_at[index] = now
-            outputs.add(index, event)
+            with _contained(outputs):
+                outputs.add(index, event)
             if event.finish_reason:
                 del self._routes[event.request_id]
                 request = outputs.requests[index]
-                on_finish(request, None if outputs.failure else outputs.calls[index])
+                with _contained(outputs):
+                    on_finish(request, None if outputs.failure else outputs.calls[index])
                 self._engine.release(request)
         self._metrics.observe_gaps(gaps)
+
+
+@contextmanager
+def _contained(outputs: OutputCollector) -> Iterator[None]:
+    """A mistake of ours ends the answer it was made in, and no other one has to wait for its events."""
+    try:
+        yield
+    except Exception:
+        log.exception("an answer could not be delivered")
+        outputs.fail(HotloopError("internal server error; see the server log"))

@@ -176,7 +176,16 @@ class LocalEngine:
         """Whoever started it closes it."""
 
     async def submit(self, requests: Sequence[Request], on_events: OnEvents) -> None:
-        self._engine.submit(requests, on_events)
+        if not any(request.is_guided for request in requests):
+            self._engine.submit(requests, on_events)
+            return
+        # A grammar that had to make room since it was judged is compiled again: the other streams should not wait.
+        submitting = asyncio.ensure_future(asyncio.to_thread(self._engine.submit, requests, on_events))
+        try:
+            await asyncio.shield(submitting)
+        except asyncio.CancelledError:
+            submitting.add_done_callback(lambda done: done.exception() or self.abort(*[each.id for each in requests]))
+            raise
 
     def hold(self, request: Request, hold: Hold, num_tokens: int) -> None:
         self._engine.hold(request.token_ids[:num_tokens], hold, request.salt, request.session)

@@ -198,7 +198,8 @@ async def test_a_stop_drains_all_fronts(tmp_path: Path) -> None:
             lines = stream.aiter_lines()
             await anext(lines)
             begun.append(lines)
-        process.process.terminate()
+        for pid in (*fronts, process.process.pid):  # as systemd does, with all processes of a service
+            os.kill(pid, signal.SIGTERM)
         for lines in begun:
             assert [line async for line in lines if line][-1] == "data: [DONE]"
         assert await asyncio.wait_for(process.process.wait(), 120) == 0

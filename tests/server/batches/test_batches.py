@@ -1,16 +1,26 @@
 """Files and batches, as OpenAI's client sees them."""
 
+import asyncio
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.applications import Starlette
+from starlette.datastructures import UploadFile
 from tests.server.serving import Serving, check_error, only, until
 
 from hotloop.core.config import ServerConfig
+from hotloop.core.errors import ConfigError
 from hotloop.http.keys import Tenant
-from hotloop.server.batches.store import BatchRecord, BatchStore
+from hotloop.server.batches.api import _keep
+from hotloop.server.batches.runner import BatchRunner
+from hotloop.server.batches.store import BatchRecord, BatchStore, FileRecord
+from hotloop.server.errors import HttpError
 
 BOUNDARY = "x" * 20
 
@@ -91,6 +101,85 @@ def test_a_batch_that_is_cancelled_keeps_what_is_answered(tmp_path: Path) -> Non
         assert client.batches.cancel(made.id).status == "cancelled"
         until(lambda: serving.engine.stats().num_running == 0)
         assert client.batches.retrieve(made.id).status == "cancelled"
+
+
+def made_batch(store: BatchStore, content: bytes) -> BatchRecord:
+    ids = {"input_file_id": store.new_id("file-"), "output_file_id": store.new_id("file-")}
+    store.content(ids["input_file_id"]).write_bytes(content)
+    about = {"owner": "", "is_apart": False, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+    batch_id = store.new_id("batch_")
+    record = BatchRecord(id=batch_id, metadata=None, created_at=0, num_lines=len(content.splitlines()), **ids, **about)
+    store.save(record)
+    return record
+
+
+async def test_a_mistake_over_one_line_is_its_answer_and_the_batch_goes_on(tmp_path: Path) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        raise RuntimeError("a mistake")
+
+    store = BatchStore(tmp_path)
+    record = made_batch(store, lines(5))
+    runner = BatchRunner(store, app)
+    runner.run(record)
+    await asyncio.wait(runner._running.values())
+    known = store.find(record.id, BatchRecord, everybody())
+    assert (known.status, known.num_answered, known.num_failed) == ("completed", 5, 5)
+
+
+async def test_a_batch_that_breaks_off_is_not_completed(tmp_path: Path) -> None:
+    class Unreadable(BatchStore):
+        def content(self, file_id: str) -> Path:
+            if file_id == record.input_file_id:
+                raise RuntimeError("a mistake")
+            return super().content(file_id)
+
+    record = made_batch(BatchStore(tmp_path), lines(5))
+    runner = BatchRunner(Unreadable(tmp_path), Starlette())
+    runner.run(record)
+    await asyncio.wait(runner._running.values())
+    known = runner.store.find(record.id, BatchRecord, everybody())
+    assert (known.status, known.error) == ("failed", "internal server error; see the server log")
+
+
+async def test_a_batch_that_ended_meanwhile_is_not_cancelled(tmp_path: Path) -> None:
+    store = BatchStore(tmp_path)
+    record = made_batch(store, lines(1))
+    store.change(record.id, lambda known: setattr(known, "status", "completed"))
+    assert (await BatchRunner(store, Starlette()).cancel(record)).status == "completed"
+    assert store.find(record.id, BatchRecord, everybody()).status == "completed"
+
+
+def test_changes_of_one_batch_are_made_one_after_the_other(tmp_path: Path) -> None:
+    store, has_begun, may_end = BatchStore(tmp_path), threading.Event(), threading.Event()
+    record = made_batch(store, lines(1))
+
+    def count(known: BatchRecord) -> None:
+        has_begun.set()
+        assert may_end.wait(30)
+        known.num_answered = 1
+
+    def cancel(known: BatchRecord) -> None:
+        known.status = "cancelled"
+
+    with ThreadPoolExecutor() as pool:
+        counting = pool.submit(store.change, record.id, count)
+        assert has_begun.wait(30)
+        cancelling = pool.submit(BatchStore(tmp_path).change, record.id, cancel)
+        may_end.set()
+        counting.result(30)
+        cancelling.result(30)
+    known = store.find(record.id, BatchRecord, everybody())
+    assert (known.status, known.num_answered) == ("cancelled", 1)
+
+
+def test_of_an_upload_that_cannot_be_noted_nothing_stays(tmp_path: Path) -> None:
+    class Full(BatchStore):
+        def save(self, record: FileRecord | BatchRecord) -> None:
+            raise ConfigError(f"cannot write {self.folder}: No space left on device")
+
+    with pytest.raises(HttpError, match="cannot be saved: there is no room"):
+        _keep(Full(tmp_path), UploadFile(BytesIO(lines(3)), filename="in.jsonl"), everybody())
+    assert not [*tmp_path.iterdir()]
 
 
 def form(*parts: tuple[str, str, bytes]) -> dict[str, Any]:

@@ -79,6 +79,18 @@ async def test_what_was_counted_never_becomes_less() -> None:
     assert await hub.count(a, counts(1)) == counts(7), "of those who say nothing nothing is known"
 
 
+async def test_a_front_that_has_ended_since_it_asked_is_counted_once() -> None:
+    hub = Hub(make_engine(), "tiny", num_fronts=2)
+    a, b = Front(), Front(5)
+    hub.join(a)
+    hub.join(b)
+    await hub.count(a, counts(1))
+    hub.leave(b)
+    await hub.count(b, counts(5))
+    assert hub.hosts == (a,)
+    assert await hub.count(a, counts(1)) == counts(5)
+
+
 def test_all_hear_that_the_engine_has_failed() -> None:
     engine = make_engine()
     hub = Hub(engine, "tiny", num_fronts=2)

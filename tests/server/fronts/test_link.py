@@ -99,6 +99,24 @@ async def test_what_is_no_message_ends_the_link(pair: tuple[socket.socket, socke
     await asyncio.wait_for(is_gone.wait(), 60)
 
 
+async def test_a_mistake_over_one_message_ends_the_link_and_nothing_is_taken_twice(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    ours, theirs = pair
+    heard: list[bytes] = []
+    is_gone = asyncio.Event()
+
+    def hear(frame: bytes) -> None:
+        heard.append(frame)
+        if frame == b"bad":
+            raise RuntimeError("a mistake")
+
+    Link(ours, hear, is_gone.set).start()
+    theirs.sendall(framed(b"good") + framed(b"bad") + framed(b"more"))
+    await asyncio.wait_for(is_gone.wait(), 60)
+    assert heard == [b"good", b"bad"]
+
+
 def test_the_first_message_is_read_without_a_loop(pair: tuple[socket.socket, socket.socket]) -> None:
     ours, theirs = pair
     theirs.sendall(framed(b"begin") + framed(b"rest"))

@@ -3,7 +3,9 @@
 import asyncio
 import random
 import socket
+import threading
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 from tests.backends.scripted import ScriptedBackend
@@ -13,12 +15,14 @@ from tests.server.serving import HELLO, Hosting, Serving, only, until
 
 from hotloop.backends.null import NullBackend
 from hotloop.core.config import EngineConfig
-from hotloop.core.errors import EngineClosed, PromptTooLong, RequestError
+from hotloop.core.errors import EngineClosed, HotloopError, PromptTooLong, RequestError
 from hotloop.core.grammar import Grammar
 from hotloop.core.request import FinishReason, Request, SamplingParams, TokenEvent
 from hotloop.core.retention import Hold, HoldKind
 from hotloop.engine.engine import Engine
 from hotloop.server.engine_client import EngineClient, EngineFacts, LocalEngine
+from hotloop.server.fronts.host import EngineHost
+from hotloop.server.fronts.hub import Hub
 from hotloop.server.fronts.remote import RemoteEngine
 
 WORDS = "The naïve fox 🦊 jumps.\nIt is late, and the answer is 42; nobody knows why. "
@@ -162,6 +166,63 @@ async def test_a_front_that_gives_up_leaves_nothing(engine: Engine) -> None:
                     await submitting
         await asyncio.to_thread(until, lambda: not engine.stats().num_running and not linked.num_hosted)
         until(lambda: not engine.stats().num_blocks_used)
+
+
+async def test_a_guided_request_that_is_given_up_here_is_aborted() -> None:
+    aborted: list[str] = []
+    may_run = threading.Event()
+    size = {"block_size": 16, "num_blocks": 256, "vocab_size": TOKENIZER.vocab_size, "max_context": 4096}
+    backend = NullBackend(**size, on_run=lambda batch: may_run.wait(30) and None)
+    with Engine(TOKENIZER, backend, EngineConfig(drafts=False), name="tiny") as engine:
+        local = LocalEngine(engine, "tiny")
+
+        def abort(*request_ids: str) -> None:
+            engine.abort(*request_ids)
+            aborted.extend(request_ids)
+
+        local.abort = abort
+        for i in range(8):
+            grammar = Grammar("lark", f'start: "{"a" * (i + 1)}" /[bc]+/')
+            request = Request(f"r{i}", [5, 6], SamplingParams(max_tokens=2000), grammar=grammar)
+            submitting = asyncio.create_task(local.submit([request], lambda events: None))
+            for _ in range(1 + i % 4):
+                await asyncio.sleep(0)
+            submitting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await submitting
+        async with asyncio.timeout(60):
+            while len(aborted) < 8:  # noqa: ASYNC110  a thread each is on its way
+                await asyncio.sleep(0.01)
+        may_run.set()
+        await asyncio.to_thread(until, lambda: engine.stats().num_finished[FinishReason.ABORT] == 8)
+
+
+async def test_whatever_goes_wrong_in_the_engines_process_a_front_is_answered() -> None:
+    async def fail(asked: Any) -> None:
+        raise RuntimeError("a mistake")
+
+    class Mistaken(Engine):
+        def submit(self, requests: Sequence[Request], on_events: Any, *, has_text: bool = True) -> None:
+            raise RuntimeError("a mistake")
+
+    backend = ScriptedBackend(TOKENIZER, [WORDS], block_size=16, num_blocks=64)
+    engine = Mistaken(TOKENIZER, backend, EngineConfig(drafts=False), name="tiny")
+    ours, theirs = socket.socketpair()
+    host = EngineHost(engine, Hub(engine, "tiny"), ours, answers={"mistake": fail})
+    remote = RemoteEngine(theirs, EngineFacts.of(engine), TOKENIZER, None, grammar_bytes=1 << 20)
+    host.start()
+    remote.start()
+    with pytest.raises(HotloopError, match="internal server error"):
+        await asyncio.wait_for(remote.ask("mistake"), 60)
+    for i, grammar in enumerate((None, Grammar("regex", "a+"))):
+        request = Request(f"r{i}", [5, 6], SamplingParams(), grammar=grammar)
+        with pytest.raises(HotloopError, match="internal server error"):
+            await asyncio.wait_for(remote.submit([request], lambda events: None), 60)
+    assert not host.num_hosted
+    assert await remote.is_ready() is False, "the link goes on"
+    remote.stop()
+    await host.close()
+    engine.close()
 
 
 async def test_holds_reach_the_engine_until_a_request_is_released(engine: Engine) -> None:

@@ -1,5 +1,6 @@
 """The process that speaks HTTP for an engine in another one: `python -m hotloop.cli.serving.front LINK LISTENER`, both
-numbers of open sockets. `hotloop serve` starts it.
+numbers of open sockets. `hotloop serve` starts it, and tells it to stop: whoever sends a signal to all processes of a
+service, as systemd does, would else have told it twice, which ends what runs at once.
 """
 
 import os
@@ -49,6 +50,7 @@ class _Front:
             on_closing=self._close_listener,
             own_socket=Path(self._begin.folder) / str(os.getpid()) if self._begin.folder else None,
             is_first=self._begin.is_first,
+            heeds_signals=False,
         )
 
     def _use(self, server: HttpServer) -> None:

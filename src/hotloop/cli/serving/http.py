@@ -36,6 +36,7 @@ def serve_http(
     on_closing: Callable[[], Awaitable[None]] | None = None,
     own_socket: Path | None = None,
     is_first: bool = True,
+    heeds_signals: bool = True,
 ) -> None:
     """Blocks until the server has ended. `read` gives the settings a start would run with now. Of several fronts, of
     which each has its `own_socket`, the first says where they listen."""
@@ -72,6 +73,7 @@ def serve_http(
             on_drain=_say_draining,
             on_closing=on_closing,
             own_socket=own_socket,
+            heeds_signals=heeds_signals,
         )
         on_made(http)
         http.run([listener])

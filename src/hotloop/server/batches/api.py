@@ -71,21 +71,23 @@ async def upload(http: HttpRequest) -> Response:
             raise RequestError("file is missing", param="file")
         if purpose != "batch":
             raise RequestError("purpose must be 'batch'", param="purpose")
-        file_id = store.new_id("file-")
-        await asyncio.to_thread(_keep, store, file, file_id)
-        record = store.add_file(_tenant(http), file.filename or "batch.jsonl", "batch", file_id)
+        record = await asyncio.to_thread(_keep, store, file, _tenant(http))
     return JSONResponse(_show_file(record))
 
 
-def _keep(store: BatchStore, file: UploadFile, file_id: str) -> None:
+def _keep(store: BatchStore, file: UploadFile, tenant: Tenant) -> FileRecord:
+    """All of it, or nothing."""
+    file_id = store.new_id("file-")
     path = store.content(file_id)
     try:
         with path.open("xb") as kept:
             path.chmod(0o600)
             shutil.copyfileobj(file.file, kept)
-    except OSError as error:
+        return store.add_file(tenant, file.filename or "batch.jsonl", "batch", file_id)
+    except (OSError, ConfigError) as error:
         path.unlink(missing_ok=True)
-        raise HttpError(507, f"the file cannot be saved: {error.strerror}") from None
+        reason = error.strerror if isinstance(error, OSError) else "there is no room for what is known of it"
+        raise HttpError(507, f"the file cannot be saved: {reason}") from None
 
 
 async def show_file(http: HttpRequest) -> Response:

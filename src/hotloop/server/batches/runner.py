@@ -56,9 +56,12 @@ class BatchRunner:
 
     async def cancel(self, record: BatchRecord) -> BatchRecord:
         """What is answered stays. Another process that runs it sees that it is over when it next saves."""
-        if record.status == OPEN:
-            record.status, record.ended_at = "cancelled", int(time.time())
-            await asyncio.to_thread(self.store.save, record)
+
+        def end(known: BatchRecord) -> None:
+            if known.status == OPEN:
+                known.status, known.ended_at = "cancelled", int(time.time())
+
+        record = await asyncio.to_thread(self.store.change, record.id, end)
         if task := self._running.get(record.id):
             task.cancel()
             await asyncio.wait({task})
@@ -80,15 +83,19 @@ class BatchRunner:
             log.debug("batch %s: %s", record.id, error)
             return
         with answers:
-            status: Status = "completed"
+            status: Status = "failed"
             try:
                 await self._ask_all(record, answers)
+                status = "completed"
             except asyncio.CancelledError:
                 status = OPEN
                 raise
             except ConfigError as error:
-                status, record.error = "failed", str(error)
+                record.error = str(error)
                 log.warning("batch %s failed: %s", record.id, error)
+            except Exception:
+                record.error = "internal server error; see the server log"
+                log.exception("batch %s failed", record.id)
             finally:
                 self._save(record, answers, status)
 
@@ -111,22 +118,28 @@ class BatchRunner:
 
     def _save(self, record: BatchRecord, answers: AnswerFile, status: Status) -> None:
         """Unless it was cancelled meanwhile, here or by another process."""
-        with contextlib.suppress(ConfigError):
-            known = self.store.find(record.id, BatchRecord, Tenant("", is_admin=True))
+
+        def note(known: BatchRecord) -> None:
             if known.status == OPEN:
                 known.status, known.error = status, record.error
                 known.ended_at = None if status == OPEN else int(time.time())
             elif task := asyncio.current_task():
                 task.cancel()
             known.num_answered, known.num_failed = len(answers), answers.num_failed
-            self.store.save(known)
+
+        with contextlib.suppress(ConfigError):
+            self.store.change(record.id, note)
 
     def _client(self, tenant: Tenant) -> httpx.AsyncClient:
         async def app(scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
             scope["state"] = {"tenant": tenant}
-            await self._app(scope, receive, send)
+            try:
+                await self._app(scope, receive, send)
+            except Exception:
+                log.exception("a request of a batch failed")
+                raise
 
-        transport = httpx.ASGITransport(app)
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)  # its line's answer says so
         return httpx.AsyncClient(transport=transport, base_url="http://batch", headers=_HEADERS, timeout=None)
 
 

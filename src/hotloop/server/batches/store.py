@@ -1,15 +1,16 @@
 """Files and batches in a folder: what is known of each is a small JSON file, so several processes may serve one folder.
 
-    batch_dir/  file-….json  file-….jsonl  batch_….json
+    batch_dir/  file-….json  file-….jsonl  batch_….json  changes.lock
 
 Ids are made here and hold nothing but letters, digits, `-` and `_`: a name of somebody else's never becomes a path.
 """
 
+import fcntl
 import os
 import re
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -21,6 +22,7 @@ from hotloop.core.structs import compiled
 from hotloop.http.keys import Tenant
 from hotloop.server.errors import UnknownRecord
 
+_LOCK = "changes.lock"
 _ID = re.compile(r"(?:file-|batch_)[0-9a-f]{32}")
 Status = Literal["in_progress", "completed", "failed", "cancelled"]
 OPEN: Status = "in_progress"
@@ -88,6 +90,15 @@ class BatchStore:
     def save(self, record: FileRecord | BatchRecord) -> None:
         with named_errors("write", self.folder):
             write_private(self.folder / f"{record.id}.json", msgspec.json.encode(record))
+
+    def change(self, batch_id: str, change: Callable[[BatchRecord], None]) -> BatchRecord:
+        """What is known of a batch, changed: of several that do so, here or in other processes, one after the other."""
+        with named_errors("write", self.folder), (self.folder / _LOCK).open("ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            record = self.find(batch_id, BatchRecord, Tenant("", is_admin=True))
+            change(record)
+            self.save(record)
+        return record
 
     def find(self, record_id: str, kind: type[Record], tenant: Tenant) -> Record:
         """Raises UnknownRecord for what is not there, and for what is another tenant's."""

@@ -16,8 +16,10 @@ import httpx
 from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from hotloop.core.errors import HotloopError
 from hotloop.http.requests import REQUEST_ID_HEADER, is_from_front
 from hotloop.server.engine_client import EngineClient
+from hotloop.server.errors import error_response
 
 _PLACES = ("/v1/responses/", "/v1/cache/explain/")
 _ANSWER_S = 30.0  # longer than a stream is silent
@@ -38,7 +40,11 @@ class Elsewhere:
         if scope["type"] != "http" or not _is_by_id(scope) or is_from_front(scope):
             await self._app(scope, receive, send)
             return
-        await self._engine.catch_up()
+        try:
+            await self._engine.catch_up()
+        except HotloopError as error:
+            await error_response(error, scope["state"]["request_id"])(scope, receive, send)
+            return
         unknown: list[Message] = []
 
         async def send_known(message: Message) -> None:

@@ -4,6 +4,7 @@ Messages are handled on this process's event loop; events are sent from the engi
 """
 
 import asyncio
+import logging
 import socket
 from array import array
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -18,6 +19,8 @@ from hotloop.server.engine_client import read_kv
 from hotloop.server.fronts import messages
 from hotloop.server.fronts.hub import Hub
 from hotloop.server.fronts.link import Link
+
+log = logging.getLogger("hotloop.fronts")
 
 Answer = Callable[[Any], Awaitable[Any]]
 """Answers what a front asks, given its value."""
@@ -145,18 +148,18 @@ class EngineHost:
         """A grammar may take a while to compile."""
         self._admit(number, requests, await asyncio.to_thread(self._try_submit, requests))
 
-    def _try_submit(self, requests: Sequence[Request]) -> HotloopError | None:
+    def _try_submit(self, requests: Sequence[Request]) -> messages.ErrorData | None:
         try:
             self._engine.submit(requests, self._on_events, has_text=False)
-        except HotloopError as error:
-            return error
+        except Exception as error:
+            return _told(error)
         return None
 
-    def _admit(self, number: int, requests: Sequence[Request], error: HotloopError | None) -> None:
+    def _admit(self, number: int, requests: Sequence[Request], error: messages.ErrorData | None) -> None:
         if error:
             for request in requests:
                 self._hosted.pop(request.id, None)
-            self._link.send(messages.Refused(number, messages.ErrorData.of(error)))
+            self._link.send(messages.Refused(number, error))
             return
         self._link.send(messages.Admitted(number))
         unwanted = [each.id for each in requests if self._is_unwanted(each.id)]
@@ -215,8 +218,8 @@ class EngineHost:
         answer = self._answers.get(asked.what)
         try:
             value = await answer(asked.value) if answer else None
-        except HotloopError as error:
-            self._link.send(messages.Reply(asked.number, error=messages.ErrorData.of(error)))
+        except Exception as error:
+            self._link.send(messages.Reply(asked.number, error=_told(error)))
         else:
             self._link.send(messages.Reply(asked.number, value))
 
@@ -264,6 +267,14 @@ class EngineHost:
             if not waiting.done():
                 waiting.set_exception(_gone())
         self._on_gone()
+
+
+def _told(error: Exception) -> messages.ErrorData:
+    """What a front is told, whatever went wrong: it waits for an answer."""
+    if not isinstance(error, HotloopError):
+        log.error("what a front asked for failed", exc_info=error)
+        error = HotloopError("internal server error; see the server log")
+    return messages.ErrorData.of(error)
 
 
 def _gone() -> EngineClosed:

@@ -85,7 +85,8 @@ class Hub:
 
     async def count(self, asking: Host, own: Counts) -> Counts:
         """What was counted in all other fronts, those that are gone among them."""
-        self._hosts[asking] = own
+        if asking in self._hosts:  # it may have ended since it asked
+            self._hosts[asking] = own
         others = [host for host in self._hosts if host is not asking]
         await asyncio.gather(*map(self._count, others))
         return add_counts(self._counts_of_gone, *(self._hosts.get(host, []) for host in others))

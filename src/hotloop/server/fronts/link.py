@@ -1,6 +1,7 @@
 """A stream socket that carries whole messages: four bytes of length, then so many of MessagePack."""
 
 import asyncio
+import logging
 import socket
 import threading
 from collections import deque
@@ -9,6 +10,8 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from hotloop.core.errors import EngineClosed
+
+log = logging.getLogger("hotloop.fronts")
 
 _HEAD = 4
 _READ = 1 << 20
@@ -42,7 +45,8 @@ class Frames:
 
 class Link:
     """One end of it. Messages are read on the event loop, and sent from any thread; sending never waits: what the other
-    end is too slow for is kept, up to a bound, behind which the link is broken off."""
+    end is too slow for is kept, up to a bound, behind which the link is broken off. So it is behind a message that
+    cannot be taken: nobody is left waiting for what would have followed."""
 
     def __init__(self, sock: socket.socket, on_message: Callable[[bytes], None], on_gone: Callable[[], None]) -> None:
         self._sock = sock
@@ -140,7 +144,8 @@ class Link:
         try:
             for frame in self._frames.feed(data):
                 self._on_message(frame)
-        except (ValueError, msgspec.MsgspecError):  # another version of us, or memory gone bad: nothing can follow
+        except Exception:  # another version of us, memory gone bad, or a mistake: nothing can follow
+            log.exception("what came over a link cannot be taken: it is broken off")
             data = b""
         if not data:
             self.close()
