@@ -51,3 +51,9 @@ def test_a_file_that_is_none_is_said_to_be_none(tmp_path: Path) -> None:
     (tmp_path / "odd.json").write_text("[1")
     with pytest.raises(ConfigError, match="holds no spending"):
         spend(tmp_path / "odd.json")
+
+
+@pytest.mark.parametrize("month", ["2026-13", "2026", "november"])
+def test_a_month_that_is_none_is_not_an_empty_one(file: Path, month: str) -> None:
+    with pytest.raises(ConfigError, match="such as 2026-11"):
+        spend(file, month=month)

@@ -151,8 +151,8 @@ class ScriptedReplica:
     def __init__(self) -> None:
         self.url = ""
         self.seen: list[tuple[str, dict[str, Any]]] = []
-        self.truncates = False
-        """Whether its answers break off behind what is set for them."""
+        self.truncated: set[str] = set()
+        """Paths whose answers break off behind what is set for them."""
         self.pages: dict[str, Page] = {
             "/health": Page(b"{}"),
             "/metrics": Page(b"vllm:num_requests_running 0\n"),
@@ -179,7 +179,7 @@ class ScriptedReplica:
         for begin in range(0, len(page.body), page.size):
             piece = page.body[begin : begin + page.size]
             await send({"type": "http.response.body", "body": piece, "more_body": True})
-        if self.truncates and scope["method"] == "POST":
+        if scope["path"] in self.truncated:
             await asyncio.sleep(0)  # what was sent is sent
             raise ConnectionError("the machine is gone")
         await send({"type": "http.response.body", "body": b""})

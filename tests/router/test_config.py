@@ -51,7 +51,12 @@ def test_flags_and_file_together(tmp_path):
         ("[[replicas]]\nurl = 'http://a'\nweight = 'much'", "weight"),
         ("[[replicas]]\nurl = 'http://a'\nweight = 0", "above zero"),
         ("[[replicas]]\nurl = 'http://a'\nkind = 'abacus'", "there is no kind 'abacus'"),
-        ("[[replicas]]\nurl = 'http://a'\napis = ['fax']", "apis"),
+        ("[[replicas]]\nurl = 'http://a'\napis = ['fax']", "http://a: apis knows no 'fax'; there are chat, "),
+        (
+            "[[replicas]]\nurl = 'http://a'\npool = 'heavy'",
+            "pool knows no 'heavy'; there are prefix-heavy",
+        ),
+        ("[[replicas]]\nurl = 'http://a'\npool = 3", "pool knows no 3"),
         ("[[replicas]]\nurl = 'ftp://a'", "not an address"),
         ("[[replicas]]\nurl = 'http://a:99999'", "not an address"),
         ("[[replicas]]\nurl = 'http://me:word@a'", "must not contain credentials"),

@@ -38,6 +38,7 @@ class Teller:
         self.last_words = b""
         self.hangs = False
         self.trims = False
+        self.minds_limits = False
         self.num_cached: int | None = None
         self.stays_gone = False
         self.is_gone = False
@@ -83,15 +84,16 @@ class Teller:
         await send({"type": "http.response.body", "body": b""})
 
     def _pieces(self, path: str, given: dict[str, Any]) -> Iterator[bytes]:
-        text = WHOLE
+        text, most = WHOLE, given.get("max_tokens") if self.minds_limits else None
         if path == "/v1/completions":
-            yield from self._complete(text, given["prompt"])
+            yield from self._complete(text, given["prompt"], most)
             return
         last = given["messages"][-1]
         begun = last["content"] if last["role"] == "assistant" else ""
         begun = begun if isinstance(begun, str) else begun[0]["text"]
         assert text.startswith(begun)
         begun = begun.rstrip() if self.trims else begun
+        text = text if most is None else text[: len(begun) + most]
         words = [text[len(begun) :][i : i + 5] for i in range(0, len(text) - len(begun), 5)]
         yield from self._message(words) if path == "/v1/messages" else self._chat(words, len(begun))
 
@@ -102,10 +104,13 @@ class Teller:
             yield chunk({"tool_calls": [{"index": 0, "id": f"call_{self.name}", "function": {"name": self.calls}}]})
             for char in CALL:
                 yield chunk({"tool_calls": [{"index": 0, "function": {"arguments": char}}]})
-        yield chunk({}, "tool_calls" if self.calls else "stop")
+        yield chunk({}, "tool_calls" if self.calls else self._reason("".join(words)))
         num_output = sum(map(len, words))
         yield self._usage(num_begun, num_output)
         yield b"data: [DONE]\n\n"
+
+    def _reason(self, text: str) -> str:
+        return "stop" if not text or WHOLE.endswith(text) else "length"
 
     def _message(self, words: list[str]) -> Iterator[bytes]:
         yield event("message_start", message={"id": f"msg_{self.name}", "model": "m", "usage": {"input_tokens": 9}})
@@ -116,11 +121,12 @@ class Teller:
         yield event("message_delta", delta={"stop_reason": "end_turn"}, usage={"output_tokens": 5})
         yield event("message_stop")
 
-    def _complete(self, text: str, prompt: str) -> Iterator[bytes]:
+    def _complete(self, text: str, prompt: str, most: int | None) -> Iterator[bytes]:
         begun = prompt.removeprefix("Weather: ")
+        text = text if most is None else text[: len(begun) + most]
         for char in text.removeprefix(begun):
             yield b"data: " + json.dumps({"id": self.name, "choices": [{"index": 0, "text": char}]}).encode() + b"\n\n"
-        end = {"id": self.name, "choices": [{"index": 0, "text": "", "finish_reason": "stop"}]}
+        end = {"id": self.name, "choices": [{"index": 0, "text": "", "finish_reason": self._reason(text)}]}
         yield b"data: " + json.dumps(end).encode() + b"\n\n"
         yield self._usage(len(begun), len(text) - len(begun)) + b"data: [DONE]\n\n"
 
@@ -193,6 +199,104 @@ async def test_space_at_a_cut_is_told_once_also_where_a_template_trims(tellers, 
     router = await route(configs(tellers, kind))
     data = await ask(router, CHAT if kind == "vllm" else "/v1/messages", **fields)
     assert text_of(data) == WHOLE
+
+
+USAGE = {"stream_options": {"include_usage": True}}
+
+
+@pytest.mark.parametrize("dies_after", [6, 7, 8])
+@pytest.mark.parametrize("path", [CHAT, "/v1/responses", "/v1/messages", "/v1/completions"])
+@pytest.mark.sampled(2)
+async def test_an_answer_with_all_its_tokens_has_no_more_of_them(tellers, route, path, dies_after):
+    """Cut before it was told that these were all; a replica must say one at least."""
+    for teller in tellers:
+        teller.minds_limits = True
+        teller.dies_after = dies_after + (18 if path == "/v1/completions" else 0)
+    router = await route(configs(tellers, "vllm", apis=frozenset({"chat", "completions", "tokenize"})))
+    limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+    data = await ask(router, path, temperature=0, **{limit: 25}, **(USAGE if path in (CHAT, "/v1/completions") else {}))
+    assert text_of(data) == WHOLE[:25]
+    if path in (CHAT, "/v1/completions"):
+        assert b'"finish_reason":"length"' in data.replace(b" ", b"")
+        usage = usage_of(data)
+        assert (usage["prompt_tokens"], usage["completion_tokens"]) == (100, 25)
+        assert data.count(b"[DONE]") == 1
+    elif path == "/v1/messages":
+        assert b'"max_tokens"' in data
+        assert b'"output_tokens":25' in data.partition(b"message_delta")[2]
+    else:
+        assert b"response.incomplete" in data
+        assert b'"output_tokens":25' in data
+
+
+@pytest.mark.parametrize("calls", ["", "weather"])
+@pytest.mark.parametrize("limits", [{}, {"max_tokens": 90}, {"max_completion_tokens": 46, "max_tokens": None}])
+async def test_what_an_answer_took_is_told_if_it_was_cut_behind_its_end(tellers, route, calls, limits):
+    num_calls = 1 + len(CALL) if calls else 0
+    for teller in tellers:
+        teller.calls, teller.dies_after = calls, 1 + len(range(0, len(WHOLE), 5)) + num_calls + 1
+    router = await route(configs(tellers, "vllm"))
+    data = await ask(router, temperature=0, **USAGE, **limits)
+    assert text_of(data) == WHOLE
+    usage = usage_of(data)
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (100, len(WHOLE))
+    assert (data.replace(b" ", b"").count(b'"finish_reason":"'), data.count(b"[DONE]")) == (1, 1)
+    again = next(each for teller in tellers for each in teller.seen if each is not tellers[0].seen[0])
+    assert calls or "continue_final_message" in again
+
+
+async def test_text_that_ends_at_a_word_is_written_anew(tellers, route):
+    """What may be the beginning of that word is held back, and may be half of a token."""
+    for teller in tellers:
+        teller.dies_after = 4
+    router = await route(configs(tellers, "vllm"))
+    assert text_of(await ask(router, temperature=0, stop=["never"])) == WHOLE
+    assert all("continue_final_message" not in each for teller in tellers for each in teller.seen)
+
+
+async def test_items_keep_the_ids_that_they_began_with(scripted, route):
+    """The first replica's own; the other is asked for a chat."""
+    place = {"output_index": 0, "item_id": "own"}
+    begun = [
+        event("response.created", response={"id": "resp_1", "output": []}, sequence_number=0),
+        event("response.output_item.added", output_index=0, item={"id": "own", "type": "message"}),
+        event("response.content_part.added", **place, content_index=0, part={"type": "output_text"}),
+        event("response.output_text.delta", **place, content_index=0, delta=WHOLE[:9]),
+    ]
+    rest = [chunk({"content": WHOLE[9:]}), chunk({}, "stop"), b"data: [DONE]\n\n"]
+    scripted.truncated = {"/v1/responses"}
+    scripted.pages["/v1/responses"] = Page(b"".join(begun), 200, b"text/event-stream")
+    scripted.pages[CHAT] = Page(b"".join(rest), 200, b"text/event-stream")
+    router = await route((ReplicaConfig(url=scripted.url, name="r", kind="vllm"),))
+    data = await ask(router, "/v1/responses", temperature=0)
+    told = [json.loads(line[6:]) for line in data.splitlines() if line.startswith(b"data: {")]
+    ids = {each["item_id"] for each in told if "item_id" in each} | {
+        each["item"]["id"] for each in told if "item" in each
+    }
+    assert ids == {"own"}
+    assert [item["id"] for item in told[-1]["response"]["output"]] == ["own"]
+
+
+async def test_a_signature_need_not_be_told_again(scripted, route):
+    thought, block = "They want the weather.", {"type": "thinking", "thinking": ""}
+    begun = [
+        event("message_start", message={"id": "msg_1", "model": "m", "usage": {"input_tokens": 9}}),
+        event("content_block_start", index=0, content_block=block),
+        event("content_block_delta", index=0, delta={"type": "thinking_delta", "thinking": thought}),
+        event("content_block_delta", index=0, delta={"type": "signature_delta", "signature": "x"}),
+        event("content_block_stop", index=0),
+        event("content_block_start", index=1, content_block={"type": "text", "text": ""}),
+        event("content_block_delta", index=1, delta={"type": "text_delta", "text": WHOLE[:9]}),
+    ]
+    anew = [chunk({"reasoning": thought}), chunk({"content": WHOLE}), chunk({}, "stop"), b"data: [DONE]\n\n"]
+    scripted.truncated = {"/v1/messages"}
+    scripted.pages["/v1/messages"] = Page(b"".join(begun), 200, b"text/event-stream")
+    scripted.pages[CHAT] = Page(b"".join(anew), 200, b"text/event-stream")
+    router = await route((ReplicaConfig(url=scripted.url, name="r", kind="vllm"),))
+    data = await ask(router, "/v1/messages", temperature=0)
+    assert text_of(data).replace(thought, "") == WHOLE
+    assert data.count(b"signature_delta") == 1
+    assert b"event: error" not in data
 
 
 async def test_a_text_that_could_go_on_without_its_last_space_may(tellers, route):
@@ -420,7 +524,7 @@ async def test_nothing_that_a_replica_says_breaks_the_router(scripted, route, ca
     """It breaks off behind that, and whatever comes next is the same again."""
     body = odd + chunk({"content": "It"}) + odd
     scripted.pages |= {path: Page(body, 200, b"text/event-stream")}
-    scripted.truncates = True
+    scripted.truncated = {path, CHAT}
     settings = {"max_retries": 1, "queue_timeout_s": 0.2}
     router = await route((ReplicaConfig(url=scripted.url, name="r", kind="vllm"),), **settings)
     await ask(router, path)

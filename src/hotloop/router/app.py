@@ -229,13 +229,21 @@ class RouterApp:
         if held is not request:
             request = held
             caller.headers[PRIORITY_HEADER.encode()] = held.headers[PRIORITY_HEADER].encode()
-        stable = await self._stabilise(request)
-        request = stable.request if stable else request
+        metered = self.spending.admit(request)
+        try:
+            await self._answer_admitted(request, scope, caller, metered)
+        finally:
+            self.spending.settle(metered)
+
+    async def _answer_admitted(
+        self, request: RoutedRequest, scope: Scope, caller: ClientCall, metered: Metered
+    ) -> None:
+        if stable := await self._stabilise(request):
+            metered.request = request = stable.request
         if stable and stable.betas:
             caller.headers[_BETA] = b",".join(
                 filter(None, (caller.headers.get(_BETA), ",".join(stable.betas).encode()))
             )
-        metered = self.spending.admit(request)
         with self.recorder.open(request, caller.headers, caller.request_id) as span:
             caller.client.copy = span.answer
             if stable:
@@ -247,12 +255,9 @@ class RouterApp:
                 }
                 caller.client.copy = bytearray() if span.answer is None else span.answer
             scope["state"][FACTS] = span.describe_access
-            try:
-                async with caller.client.kept_alive(request.api, is_stream=request.is_stream):
-                    if not await caller.do_unless_gone(self._answer(request, span, caller, metered)):
-                        span.hang_up()
-            finally:
-                self.spending.settle(metered)
+            async with caller.client.kept_alive(request.api, is_stream=request.is_stream):
+                if not await caller.do_unless_gone(self._answer(request, span, caller, metered)):
+                    span.hang_up()
 
     async def _stabilise(self, request: RoutedRequest) -> Stabilised | None:
         """The request as it is to be sent, if it is to be put in a stable form."""

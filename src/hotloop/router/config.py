@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 from urllib.parse import urlsplit
 
 import msgspec
@@ -22,7 +22,7 @@ from hotloop.core.files import read_toml
 from hotloop.http.url import check_url
 from hotloop.router.kinds import KINDS, Api
 from hotloop.router.placement.events import load_zmq
-from hotloop.router.placement.pools import Pool
+from hotloop.router.placement.pools import POOLS, Pool
 from hotloop.router.tiers.config import parse_tiers
 from hotloop.router.upstream.wire import TARGET
 from hotloop.trace.money import PriceTable
@@ -67,6 +67,7 @@ class ReplicaConfig:
                 check_endpoint(f"{key} of {self.name}", endpoint)
 
 
+_WORDS: Mapping[str, tuple[str, ...]] = {"apis": get_args(Api), "pool": POOLS}
 REPLICA_KEYS = {each.name for each in fields(ReplicaConfig)} - {"api_key"} | {"api_key_env"}
 
 
@@ -120,6 +121,11 @@ def _parse_replica(
         raise ConfigError(f"{path}: [[replicas]]: there is no key {name!r}")
     if not isinstance(url := table.get("url"), str):
         raise ConfigError(f"{path}: [[replicas]]: url must be a string")
+    for key, known in _WORDS.items():
+        given_words = table.get(key, [])
+        for word in given_words if isinstance(given_words, list) else [given_words]:
+            if word not in (*known, ""):
+                raise ConfigError(f"{path}: {url}: {key} knows no {word!r:.40}; there are {', '.join(known)}")
     by_url = _by_url(url, router)
     named = {"max_connections": by_url.max_connections, **table, "url": by_url.url}
     try:

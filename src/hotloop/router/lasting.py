@@ -17,7 +17,7 @@ from hotloop.router.answer import ProxiedAnswer
 from hotloop.router.replicas.replica import count_tokens
 from hotloop.router.replicas.replica_set import ReplicaSet
 from hotloop.router.request import RoutedRequest
-from hotloop.router.resume.plan import CannotResume, Plan, make_plans, read_resumed, shorten
+from hotloop.router.resume.plan import CannotResume, Plan, give, make_plans, read_resumed
 from hotloop.router.resume.splice import Diverged, SplicedStream
 from hotloop.router.resume.told import RESUMED, Told, ToldAnswer, read_event
 from hotloop.router.summary import AnswerSummary
@@ -103,7 +103,7 @@ class LastingStream:
         """The answer that goes on, or what is left to say. Raises the failure, with the reason why there is neither."""
         name, answer = part.place.replica.name, told.read()
         try:
-            if answer.is_ended and not self._lacks_usage(told, answer):
+            if answer.is_ended and not self._lacks_usage(answer):
                 return write_end(answer, self.request)
             if isinstance(failure.__cause__, Diverged) or len(tried) > self.replica_set.config.router.max_retries:
                 raise CannotResume(str(failure))
@@ -126,11 +126,10 @@ class LastingStream:
     ) -> tuple[ProxiedAnswer, SplicedStream, str]:
         why: HotloopError = CannotResume("no other replica of a kind that can is up")
         for plan in make_plans(self.request, told, answer, self.items):
-            if not self.replica_set.can_place(plan.request, ()) or (answer.is_ended and plan.how != "tokens"):
+            if not self.replica_set.can_place(plan.request, ()):
                 continue
-            num_given = await self._count(plan, tried)
-            request = shorten(plan.request, num_given) if num_given else plan.request
-            stream = read_resumed(self.request, plan, answer, num_given)
+            request, given = give(plan, await self._count(plan, tried), answer)
+            stream = read_resumed(self.request, plan, answer, given)
             try:
                 resumed = await self.begin_again(request, tried)
             except HotloopError as error:
@@ -144,11 +143,11 @@ class LastingStream:
             return resumed, stream, plan.how
         raise why
 
-    def _lacks_usage(self, told: Told, answer: ToldAnswer) -> bool:
-        """Whether the end was told but for what the answer took, which its tokens would tell."""
+    def _lacks_usage(self, answer: ToldAnswer) -> bool:
+        """Whether the end was told but for what the answer took."""
         options = self.request.stream_options
         is_asked_for = isinstance(options, dict) and bool(options.get("include_usage"))
-        return is_asked_for and bool(told.token_ids) and not any(atom.key == ("usage",) for atom in answer.atoms)
+        return is_asked_for and not any(atom.key == ("usage",) for atom in answer.atoms)
 
     async def _count(self, plan: Plan, tried: Sequence[str]) -> int:
         """How many tokens a replica is given of the answer; 0 if nobody can tell. One that was lost may yet seem up."""

@@ -98,6 +98,15 @@ async def test_anthropics_clients_are_told_that_it_is_their_limit(keyed: Any) ->
     assert (answer.status_code, answer.json()["error"]["type"]) == (429, "rate_limit_error")
 
 
+async def test_what_is_refused_is_not_put_in_a_stable_form(keyed: Any) -> None:
+    router = await keyed(key("anna", requests_per_minute=1), stabilise=True)
+    tools = [{"type": "function", "function": {"name": name}} for name in "ba"]
+    answers = [await ask(router, "anna", tools=tools) for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [200, 429, 429]
+    assert ["x-hotloop-stabilised" in answer.headers for answer in answers] == [True, False, False]
+    assert dict(router.server.app._stable.num_changes) == {"tools": 1}
+
+
 async def test_tokens_are_those_of_the_answer(keyed: Any) -> None:
     router = await keyed(key("anna", tokens_per_minute=300))
     assert [(await ask(router, "anna")).status_code for _ in range(4)] == [200, 200, 200, 429]

@@ -120,11 +120,12 @@ def test_the_book_outlives_its_process(tmp_path: Path) -> None:
 
 def test_what_works_for_a_session_counts_where_that_does() -> None:
     book = SpendBook()
-    assert book.root("main", "") == "main"
-    assert book.root("helper", "main") == "main"
-    assert book.root("helper of the helper", "helper") == "main"
-    assert book.root("helper", "") == "main"
-    assert book.root("", "") == ""
+    assert book.root("anna", "main", "") == "main"
+    assert book.root("anna", "helper", "main") == "main"
+    assert book.root("anna", "helper of the helper", "helper") == "main"
+    assert book.root("anna", "helper", "") == "main"
+    assert book.root("anna", "", "") == ""
+    assert book.root("bob", "helper", "") == "helper", "another key's session of that name is another"
 
 
 def test_no_more_trees_are_kept_than_a_month_may_have() -> None:

@@ -1,5 +1,6 @@
 """`hotloop spend`: what keys, models and session trees have spent behind a router."""
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -9,6 +10,7 @@ from cyclopts.types import PositiveInt
 
 from hotloop.cli.output import make_table, show
 from hotloop.cli.settings import JsonOutput
+from hotloop.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from hotloop.router.spending.book import Spent
@@ -29,6 +31,8 @@ def spend(
     """Show what was spent behind a router: requests, tokens and money, by key, model or session tree."""
     from hotloop.router.spending.book import read_spent
 
+    if month is not None and not re.fullmatch(r"\d{4}-(0[1-9]|1[0-2])", month):
+        raise ConfigError(f"--month is a year and a month, such as 2026-11, not {month!r:.40}")
     rows = sum_up((each for each in read_spent(file) if month in (None, each.month)), by)[:limit]
     table = make_table(*(title or by for title in _TITLES), words=("month", by))
     for row in rows:

@@ -21,7 +21,7 @@ from hotloop.core.errors import HotloopError, RequestError
 from hotloop.router.answer import MAX_TOKENS
 from hotloop.router.kinds import CHAT, KINDS, Api, Resumes
 from hotloop.router.request import RoutedRequest, parse_request
-from hotloop.router.resume.splice import Splice, SplicedStream, TranslatedSplice
+from hotloop.router.resume.splice import NOTHING, Given, Splice, SplicedStream, TranslatedSplice
 from hotloop.router.resume.told import Told, ToldAnswer
 from hotloop.router.translate import translate
 from hotloop.wire.field import Json
@@ -105,9 +105,9 @@ def _continue_text(request: RoutedRequest, answer: ToldAnswer, body: Json) -> It
 
 def _can_be_given(answer: ToldAnswer, asked: Json, *, is_settled: bool) -> bool:
     """Whether what comes behind the text is then what would have come."""
-    is_penalised = is_settled and any(asked.get(name) for name in _PENALTIES)
+    is_bound = is_settled and any(asked.get(name) for name in (*_PENALTIES, "stop"))
     begins_with_text = all(atom.key[0] != "thought" for atom in answer.atoms)
-    return begins_with_text and not is_penalised and not _has_grammar(asked)
+    return begins_with_text and not is_bound and not _has_grammar(asked)
 
 
 def _has_grammar(asked: Json) -> bool:
@@ -142,25 +142,31 @@ def _as_chat(request: RoutedRequest, body: Json, kinds: frozenset[str]) -> Route
     return replace(raw, session=session, session_name=name, priority=request.priority, kinds=kinds)
 
 
-def shorten(request: RoutedRequest, num_given: int) -> RoutedRequest:
-    """With room for as many tokens less as the answer has."""
-    body = request.read_body()
-    limits = {
-        name: max(least, body[name] - num_given) for name, least in _LIMITS.items() if isinstance(body.get(name), int)
-    }
-    return replace(request, raw=request.replace(limits))
+def give(plan: Plan, num_tokens: int, answer: ToldAnswer) -> tuple[RoutedRequest, Given]:
+    """What a replica is sent, with room for as many tokens less as the answer has: so many. One it must say."""
+    if not (known := plan.given.rstrip()):  # the space behind it may have been trimmed
+        return plan.request, NOTHING
+    body = plan.request.read_body()
+    limits = {name: body[name] for name in _LIMITS if isinstance(body.get(name), int)}
+    most = min((limit for name, limit in limits.items() if _LIMITS[name]), default=num_tokens + 1)
+    is_full = answer.is_text_alone and num_tokens >= most > 0
+    told = Given(known, min(num_tokens, most), is_full or (answer.is_ended and answer.is_text_alone), is_full)
+    limits = {name: max(_LIMITS[name], limit - num_tokens) for name, limit in limits.items()}
+    if told.is_all:
+        name = "max_completion_tokens" if "max_completion_tokens" in limits else "max_tokens"
+        limits |= {name: 1, **dict.fromkeys(limits.keys() & {"min_tokens"}, 0)}
+    return replace(plan.request, raw=plan.request.replace(limits)), told
 
 
-def read_resumed(request: RoutedRequest, plan: Plan, answer: ToldAnswer, num_given: int) -> SplicedStream:
+def read_resumed(request: RoutedRequest, plan: Plan, answer: ToldAnswer, given: Given) -> SplicedStream:
     """Raises RequestError where the client's own body cannot be read."""
     api, far, splice = request.api, plan.request.api, Splice(request.api, answer, is_exact=plan.is_exact)
-    known = plan.given.rstrip()  # the space behind it may have been trimmed
     if not is_format(api) or not is_format(far):
-        splice.skip(known, num_given)
+        splice.skip(given)
         return SplicedStream(splice)
     body, near = request.read_body(), FORMATS[api]
     writer = near.writer(near.parse(body, Notes()), body)
-    return TranslatedSplice(splice, FORMATS[far].reader(name_call), writer, answer, known, num_given)
+    return TranslatedSplice(splice, FORMATS[far].reader(name_call), writer, answer, given)
 
 
 def is_format(api: Api) -> TypeGuard[Format]:

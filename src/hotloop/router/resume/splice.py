@@ -9,7 +9,7 @@ Whatever is told anew must say what was told before: else it is another answer, 
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hotloop.core.errors import HotloopError, RemoteError
@@ -30,6 +30,26 @@ class Diverged(HotloopError):
     """The replica that was to go on said something else."""
 
 
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What of an answer a replica was given, in so many tokens, and does not repeat."""
+
+    text: str = ""
+    num_tokens: int = 0
+    is_all: bool = False
+    """Whether there is no more of the answer; what the replica says behind it, a token at least, nobody is told."""
+    is_full: bool = False
+    """Whether that is because it has as many tokens as it may."""
+
+    def count(self, usage: ApiUsage, *, is_dropped: bool) -> ApiUsage:
+        """What the whole answer took; `is_dropped`: less that token."""
+        own = replace(usage, num_output=0) if self.is_full or is_dropped else usage
+        return own.count_as_output(self.num_tokens)
+
+
+NOTHING = Given()
+
+
 class Splice:
     """Events in the client's own shape, whatever wrote them, less what it was told."""
 
@@ -43,13 +63,15 @@ class Splice:
         self._has_told = bool(told.atoms)
         self._envelope = {name: told.first[name] for name in _ENVELOPE if name in told.first}
         self._num_sent = told.num_sent
-        self._num_given = 0
+        self._given = NOTHING
+        self._is_dropped = False
+        self._item_ids = told.item_ids
         self._created_at = told.first.get("created_at")
 
-    def skip(self, text: str, num_tokens: int) -> None:
-        """It is told anew behind this text only, which its prompt has: so many tokens."""
-        self._at += len(text)
-        self._num_given = num_tokens
+    def skip(self, given: Given) -> None:
+        """It is told anew behind that only, which its prompt has."""
+        self._at += len(given.text)
+        self._given = given
 
     def push(self, data: bytes) -> bytes:
         """Whole events."""
@@ -73,9 +95,12 @@ class Splice:
 
     def _match(self, atom: Atom) -> int | None:
         """How many of its characters were told; None for all of it."""
-        if self._told and atom.key != self._told[0].key and self._is_heard():
+        while self._told and atom.key != self._told[0].key and self._is_heard():
             self._told.popleft()
             self._at = 0
+        if self._given.is_all and atom.text and (not self._told or self._is_heard()):
+            self._is_dropped = True
+            return None
         if not self._told:
             return 0
         head = self._told[0]
@@ -100,23 +125,46 @@ class Splice:
         return len(rest) if is_new else 0
 
     def _is_heard(self) -> bool:
-        text = self._told[0].text
-        rest = None if text is None else text[self._at :]
-        return rest == "" or (rest is not None and rest.isspace() and len(self._told) == 1 and not self._is_exact)
+        key, text = self._told[0]
+        if text is None:
+            return bool(key[0] == "signature")  # what one replica signs another may not
+        rest = text[self._at :]
+        return not rest or (rest.isspace() and len(self._told) == 1 and not self._is_exact)
 
     def _write(self, event: Json) -> bytes:
         if event.get("type") == "done":
             return DONE
         if self._api in ("chat", "completions"):
-            usage = read_usage(event.get("usage")) if self._num_given else None
-            counted = {"usage": usage.count_as_output(self._num_given).render_chat()} if usage else {}
+            usage = read_usage(event.get("usage")) if self._given.num_tokens else None
+            counted = {"usage": self._given.count(usage, is_dropped=self._is_dropped).render_chat()} if usage else {}
+            if self._given.is_full and isinstance(event.get("choices"), list):
+                event["choices"] = [_end_full(choice) for choice in event["choices"]]
             return write_data({**event, **self._envelope, **counted})
         if self._api == "responses":
             event["sequence_number"] = self._num_sent
             self._num_sent += 1
+            self._name_items(event)
             if self._created_at is not None and isinstance(event.get("response"), dict):
                 event["response"]["created_at"] = self._created_at
         return write_event(event.pop("type"), **event)
+
+    def _name_items(self, event: Json) -> None:
+        """By the ids that their beginning was told with."""
+        response, index = event.get("response"), event.get("output_index")
+        items = response.get("output") if isinstance(response, dict) else None
+        for i, item in enumerate(items if isinstance(items, list) else ()):
+            if i in self._item_ids and isinstance(item, dict):
+                item["id"] = self._item_ids[i]
+        if item_id := self._item_ids.get(index) if isinstance(index, int) else None:
+            if "item_id" in event:
+                event["item_id"] = item_id
+            if isinstance(event.get("item"), dict):
+                event["item"]["id"] = item_id
+
+
+def _end_full(choice: Any) -> Any:
+    has_ended = isinstance(choice, dict) and choice.get("finish_reason")
+    return {**choice, "finish_reason": "length"} if has_ended else choice
 
 
 def _num_known(atom: Atom, known: int | None) -> int:
@@ -179,9 +227,8 @@ class TranslatedSplice(SplicedStream):
     """A replica's stream, read in its own shape and told on in the client's."""
 
     def __init__(
-        self, splice: Splice, reader: Reader, writer: Writer, told: ToldAnswer, given: str, num_given: int
+        self, splice: Splice, reader: Reader, writer: Writer, told: ToldAnswer, given: Given = NOTHING
     ) -> None:
-        """`given` is what the replica was given of the answer and does not repeat, so many tokens."""
         super().__init__(splice)
         self._events = EventReader()
         self._reader = reader
@@ -189,7 +236,7 @@ class TranslatedSplice(SplicedStream):
         self._told = told
         self._call_ids = told.call_ids
         self._given = given
-        self._num_given = num_given
+        self._is_dropped = False
 
     def feed(self, piece: bytes) -> bytes:
         return self._tell(event for read in self._events.push(piece) for event in self._reader.push(read))
@@ -210,12 +257,14 @@ class TranslatedSplice(SplicedStream):
         if isinstance(event, Begun):
             first = self._told.first
             yield replace(event, id=str(first.get("id") or event.id), model=str(first.get("model") or event.model))
-            if self._given:
-                yield TextDelta(self._given)
+            if self._given.text:
+                yield TextDelta(self._given.text)
+        elif isinstance(event, Ended):
+            self.usage = self._given.count(event.usage, is_dropped=self._is_dropped)
+            yield replace(event, usage=self.usage, reason="length" if self._given.is_full else event.reason)
+        elif self._given.is_all:
+            self._is_dropped = True
         elif isinstance(event, CallOpened) and event.index < len(self._call_ids):
             yield replace(event, id=self._call_ids[event.index])
-        elif isinstance(event, Ended):
-            self.usage = event.usage.count_as_output(self._num_given)
-            yield replace(event, usage=self.usage)
         else:
             yield event

@@ -81,6 +81,13 @@ class ToldAnswer:
         return [call_id for event in self.events for call_id in _call_ids(event)]
 
     @property
+    def item_ids(self) -> dict[int, str]:
+        """Of the items that a response has begun, by where they are."""
+        added = [each for each in self.events if each.get("type") == "response.output_item.added"]
+        ids = {each.get("output_index"): _dict(each.get("item")).get("id") for each in added}
+        return {index: item_id for index, item_id in ids.items() if type(index) is int and isinstance(item_id, str)}
+
+    @property
     def first(self) -> Json:
         """What the first event says of the answer: its id, its date."""
         first = self.events[0] if self.events else {}

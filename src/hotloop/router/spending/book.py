@@ -64,7 +64,7 @@ class SpendBook:
         self.path = path
         self._lines: dict[tuple[str, str, str, str], Spent] = {}
         self._trees: Counter[str] = Counter()
-        self._roots: LRUCache[str, str] = LRUCache(_MAX_SESSIONS)
+        self._roots: LRUCache[tuple[str, str], str] = LRUCache(_MAX_SESSIONS)
         self._is_dirty = False
         for line in read_spent(path) if path and path.exists() else ():
             self._put(line)
@@ -73,11 +73,12 @@ class SpendBook:
     def lines(self) -> list[Spent]:
         return [*self._lines.values()]
 
-    def root(self, session: str, parent: str) -> str:
-        """The session at whose request another works, and which began it."""
-        root = self._roots.get(parent, parent) if parent else self._roots.get(session, session)
+    def root(self, key: str, session: str, parent: str) -> str:
+        """The session at whose request another works, and which began it: by the names that this key gave them."""
+        above = parent or session
+        root = self._roots.get((key, above), above)
         if session:
-            self._roots[session] = root
+            self._roots[key, session] = root
         return root
 
     def add(self, month: str, key: str, model: str, tree: str, charge: Charge) -> None:

@@ -84,7 +84,7 @@ class Spending:
 
     def _count(self, metered: Metered, model: str, charge: Charge) -> None:
         request, key = metered.request, metered.request.tenant.label
-        tree = self.book.root(request.session_name, request.parent)
+        tree = self.book.root(key, request.session_name, request.parent)
         self.book.add(metered.admitted.month, key, model, tree, charge)
         is_listed = (key, model) in self.totals or len(self.totals) < _MAX_PAIRS
         totals = self.totals.setdefault((key, model) if is_listed else _OTHERS, [0.0] * 5)
