@@ -32,4 +32,4 @@ def test_the_second_command_says_what_to_change(tmp_path: Path) -> None:
     said = json.loads(done.stdout)
     assert (done.returncode, said["kind"]) == (1, "vllm")
     advice = {each["check"]: each["advice"] for each in said["findings"] if each["verdict"] == "failure"}
-    assert advice["strict tools"].startswith("Have tool calls held to their schema by a grammar")
+    assert advice["strict tools"].startswith("Constrain tool calls to their schema by a grammar")

@@ -61,11 +61,11 @@ async def test_a_hotloop_is_well():
     assert (examination.model, examination.kind) == ("tiny", "hotloop")
     found = verdicts(examination)
     assert tuple(found) == CHECKS
-    for check in ("prefix cache", "cached tokens told", "connections", "strict tools", "stable turns", "exposure"):
+    for check in ("prefix cache", "cached tokens in usage", "connections", "strict tools", "stable turns", "exposure"):
         assert found[check] is Verdict.OK
     assert all(finding.advice == "" for finding in examination.findings if finding.verdict is Verdict.OK)
     (exposure,) = (finding for finding in examination.findings if finding.check == "exposure")
-    assert exposure.measured == "asks for a key, at 127.0.0.1"
+    assert exposure.measured == "requires a key, at 127.0.0.1"
 
 
 async def test_a_hotloop_without_a_cache_is_told_what_to_do():
@@ -100,7 +100,7 @@ async def test_a_stub_knows_neither_tools_nor_a_cache():
         await stub.close()
     found = verdicts(examination)
     assert tuple(found) == CHECKS
-    assert found["cached tokens told"] is Verdict.WARNING
+    assert found["cached tokens in usage"] is Verdict.WARNING
     assert found["connections"] is Verdict.OK
     assert found["strict tools"] is Verdict.FAILURE
     assert found["stable turns"] is Verdict.UNKNOWN
@@ -163,8 +163,8 @@ async def test_whoever_is_refused_again_and_again_cannot_be_told():
     ("script", "kind", "advice"),
     [
         (engine({"/get_server_info": SGLANG_INFO}, SGLANG_CARD), "sglang", "Start it with `--enable-cache-report`."),
-        (engine({"/info": TGI_INFO}), "tgi", "TGI does not tell: go by the time to the first token."),
-        (engine({}), "openai_compatible", "Have cached tokens told in usage"),
+        (engine({"/info": TGI_INFO}), "tgi", "TGI does not report them: go by the time to the first token."),
+        (engine({}), "openai_compatible", "Report cached tokens in usage"),
     ],
     ids=["sglang", "tgi", "nobody known"],
 )
@@ -172,7 +172,7 @@ async def test_each_kind_is_told_its_own_switches(script: Script, kind: str, adv
     async with speaking(script) as url:
         examination = await examine_at(url)
     assert examination.kind == kind
-    (told,) = (finding for finding in examination.findings if finding.check == "cached tokens told")
+    (told,) = (finding for finding in examination.findings if finding.check == "cached tokens in usage")
     assert told.verdict is Verdict.WARNING
     assert told.advice.startswith(advice)
 

@@ -50,8 +50,8 @@ def test_a_hit_is_told_by_cached_tokens_or_by_time():
 
 
 def test_times_that_hardly_differ_tell_nothing():
-    check(judges.judge_cache(repeated(heard(0.06), heard(0.05))), UNKNOWN, "too quick")  # as good as a short prompt
-    check(judges.judge_cache(repeated(heard(0.5), heard(0.35))), UNKNOWN, "times do not tell")
+    check(judges.judge_cache(repeated(heard(0.06), heard(0.05))), UNKNOWN, "too fast")  # as good as a short prompt
+    check(judges.judge_cache(repeated(heard(0.5), heard(0.35))), UNKNOWN, "times are inconclusive")
     check(judges.judge_cache(repeated(heard(0.06), heard(0.05, cached=0))), FAILURE)  # but tokens do
 
 
@@ -70,7 +70,7 @@ def test_one_odd_round_decides_nothing():
 def test_cached_tokens_are_told_or_not():
     check(judges.judge_cache_usage(repeated(heard(), heard(cached=960))), OK, "960 of 1,000")
     check(judges.judge_cache_usage(repeated(heard(), heard(cached=0))), OK, "0 of 1,000")
-    check(judges.judge_cache_usage(repeated(heard(0.5), heard(0.1, cached=0))), WARNING, "says 0")
+    check(judges.judge_cache_usage(repeated(heard(0.5), heard(0.1, cached=0))), WARNING, "reports 0")
     check(judges.judge_cache_usage(repeated(heard(), heard())), WARNING, "no cached_tokens")
     check(judges.judge_cache_usage(repeated(heard(prompt=None), heard(prompt=None))), WARNING, "no usage")
 
@@ -83,7 +83,7 @@ def test_a_stream_comes_over_time():
     check(judges.judge_stream([replace(heard(), arrivals_s=(0.9,))]), FAILURE, "10 pieces in 1 reads")
     check(judges.judge_stream([replace(heard(), arrivals_s=(0.9,), num_pieces=1, num_output=1)]), UNKNOWN)
     check(judges.judge_stream([replace(heard(), arrivals_s=(), num_pieces=0)]), UNKNOWN)
-    check(judges.judge_stream([heard(0.001, end_s=0.01)]), UNKNOWN, "too quick")
+    check(judges.judge_stream([heard(0.001, end_s=0.01)]), UNKNOWN, "too fast")
 
 
 def test_connections_are_kept():
@@ -108,13 +108,13 @@ def test_batching_shows_in_overlap_and_in_speed():
 
 def test_batching_of_answers_that_come_whole_shows_in_speed_alone():
     whole = replace(heard(), arrivals_s=(1.0,))
-    check(judges.judge_batching(Batched([whole], [whole] * 8, 2.0)), OK, "answers come whole")
+    check(judges.judge_batching(Batched([whole], [whole] * 8, 2.0)), OK, "answers arrive whole")
     check(judges.judge_batching(Batched([whole], [whole] * 8, 8.0)), FAILURE)
 
 
 def test_whoever_is_sent_away_is_not_batched():
     finding = judges.judge_batching(Batched([heard()], [heard(), replace(heard(), num_refused=1)], 2.0))
-    check(finding, WARNING, "1 of 2 at once were told to come again later")
+    check(finding, WARNING, "1 of 2 at once were told to retry later")
     assert finding.trouble == advice.REFUSED_AT_ONCE
 
 
@@ -124,23 +124,23 @@ FREE = CallCounts(4, 2, 2)
 @pytest.mark.parametrize(
     ("demanded", "offered", "verdict", "words", "trouble"),
     [
-        (CallCounts(4, 4, 4), FREE, OK, "4 of 4 demanded calls kept", ""),
-        (CallCounts(4, 4, 4), CallCounts(4, 0, 0), OK, "of the model's own choice none was called", ""),
+        (CallCounts(4, 4, 4), FREE, OK, "4 of 4 required calls follow", ""),
+        (CallCounts(4, 4, 4), CallCounts(4, 0, 0), OK, "of optional calls none was made", ""),
         (CallCounts(4, 4, 3, 'set_lamp {"colour": "purple"}'), FREE, FAILURE, "purple", ""),
-        (CallCounts(4, 0, 0), FREE, FAILURE, "0 came", ""),
-        (CallCounts(4, 0, 0, refusal="answered 400: no"), FREE, FAILURE, "not taken: answered 400", advice.NO_CALLS),
+        (CallCounts(4, 0, 0), FREE, FAILURE, "0 made", ""),
+        (CallCounts(4, 0, 0, refusal="answered 400: no"), FREE, FAILURE, "is refused: answered 400", advice.NO_CALLS),
         (
             CallCounts(4, 4, 4),
             CallCounts(4, 0, 0, refusal="answered 400: no"),
             FAILURE,
-            "own choice is not",
+            "an optional call is refused",
             advice.NO_CALLS,
         ),
         (
             CallCounts(4, 4, 4),
             CallCounts(4, 3, 2, "purple"),
             FAILURE,
-            "own choice 2 of 3; one was purple",
+            "optional calls 2 of 3; one was purple",
             advice.LOOSE_FREE_CALLS,
         ),
     ],
@@ -183,9 +183,9 @@ def test_who_goes_away_is_noticed():
 @pytest.mark.parametrize(
     ("alone_s", "amid_s", "following_s", "verdict", "words"),
     [
-        (0.5, 1.0, 0.55, OK, "550 ms after they went away"),
+        (0.5, 1.0, 0.55, OK, "550 ms after they disconnected"),
         (0.5, 1.0, 0.95, WARNING, "1,000 ms beside 3 others"),
-        (0.5, 1.0, 0.75, UNKNOWN, "times do not tell"),
+        (0.5, 1.0, 0.75, UNKNOWN, "times are inconclusive"),
         (0.5, 0.55, 0.55, UNKNOWN, "not slowed"),
         (0.01, 0.03, 0.03, UNKNOWN, "not slowed"),
     ],
@@ -202,17 +202,17 @@ def test_without_a_count_others_wait_as_long_as_it_is_not_noticed(
     [
         (ExposureProbe("127.0.0.1", False, 200), OK, "loopback only"),
         (ExposureProbe("127.0.0.1", False, 200, ["10.0.0.7"]), WARNING, "127.0.0.1 and 10.0.0.7"),
-        (ExposureProbe("10.0.0.7", False, 200), WARNING, "anybody"),
-        (ExposureProbe("8.8.8.8", True, 200), FAILURE, "anybody"),
+        (ExposureProbe("10.0.0.7", False, 200), WARNING, "answers without a key, at"),
+        (ExposureProbe("8.8.8.8", True, 200), FAILURE, "answers without a key, at"),
         (ExposureProbe("8.8.8.8", False, 401), WARNING, "unencrypted"),
         (ExposureProbe("10.0.0.7", False, 401), WARNING, "unencrypted"),
-        (ExposureProbe("8.8.8.8", True, 403), OK, "asks for a key"),
-        (ExposureProbe("::1", False, 401), OK, "asks for a key"),
+        (ExposureProbe("8.8.8.8", True, 403), OK, "requires a key"),
+        (ExposureProbe("::1", False, 401), OK, "requires a key"),
         (ExposureProbe("10.0.0.7", True, 500), OK, "answers 500 without a key"),  # with one, it did better
         (ExposureProbe("10.0.0.7", False, 429), UNKNOWN, "answers 429"),
         (ExposureProbe("10.0.0.7", False, None), UNKNOWN, "answers nothing"),
-        (ExposureProbe("", False, 200), UNKNOWN, "does not tell"),
-        (ExposureProbe("fe80::1%eth0", False, 200), WARNING, "anybody"),
+        (ExposureProbe("", False, 200), UNKNOWN, "is unknown"),
+        (ExposureProbe("fe80::1%eth0", False, 200), WARNING, "answers without a key, at"),
     ],
 )
 def test_who_is_answered(exposed: ExposureProbe, verdict: Verdict, words: str):

@@ -119,7 +119,9 @@ class Deployment:
                 async for data in reads:
                     timer.add(data, time.perf_counter())
                     if timer.num_pieces > 16 * max_tokens + 256:
-                        raise RemoteError(f"{self.url} does not end: {timer.num_pieces} pieces for {max_tokens} tokens")
+                        raise RemoteError(
+                            f"{self.url} does not end its answer: {timer.num_pieces} pieces for {max_tokens} tokens"
+                        )
             return timer.end(time.perf_counter())
 
     @asynccontextmanager

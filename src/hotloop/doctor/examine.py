@@ -23,7 +23,7 @@ from hotloop.doctor.target import Target, meet
 
 CHECKS = (
     "prefix cache",
-    "cached tokens told",
+    "cached tokens in usage",
     "streaming",
     "connections",
     "batching",
@@ -100,7 +100,7 @@ class _Examiner:
         async def batch() -> Batched:
             return await probes.probe_batching(target, alone or await probes.probe_stream(target))
 
-        caching = ("prefix cache", "cached tokens told")
+        caching = ("prefix cache", "cached tokens in usage")
         repeat = partial(probes.probe_repeats, target)
         rounds = await self._check(caching, repeat, judges.judge_cache, judges.judge_cache_usage) or ()
         alone = await self._check(("streaming",), partial(probes.probe_stream, target), judges.judge_stream)

@@ -77,9 +77,9 @@ def judge_cache(rounds: Sequence[Repeated]) -> Judged:
     if when := _first_hit(rounds):
         return Judged(FAILURE, f"{measured}; cached when asked {when} times", advice.SCATTERED)
     if share is None and saved is None:
-        return Judged(UNKNOWN, f"no cached tokens told, and too quick to tell; {measured}")
+        return Judged(UNKNOWN, f"no cached tokens reported, and too fast to tell; {measured}")
     if share is None and (saved or 0.0) > _NOT_SAVED:
-        return Judged(UNKNOWN, f"no cached tokens told, and times do not tell; {measured}")
+        return Judged(UNKNOWN, f"no cached tokens reported, and times are inconclusive; {measured}")
     return Judged(FAILURE, measured)
 
 
@@ -91,7 +91,7 @@ def judge_cache_usage(rounds: Sequence[Repeated]) -> Judged:
     if not by_cached:
         return Judged(WARNING, "usage has no cached_tokens")
     if not any(by_cached) and (_saved_share(rounds) or 0.0) >= _SAVED:
-        return Judged(WARNING, "usage says 0, but the first token came sooner")
+        return Judged(WARNING, "usage reports 0, but the first token came sooner")
     return Judged(OK, f"usage says {max(by_cached):,} of {by_cached[max(by_cached)] or 0:,}")
 
 
@@ -103,9 +103,9 @@ def judge_stream(answers: Sequence[TimedAnswer]) -> Judged:
         f"of {_ms(best.total_s)}"
     )
     if not best.num_pieces or best.num_tokens < 2:
-        return Judged(UNKNOWN, f"too little came to tell: {measured}")
+        return Judged(UNKNOWN, f"too little output to tell: {measured}")
     if best.total_s < _FAST_S:
-        return Judged(UNKNOWN, f"answers are too quick to tell: {measured}")
+        return Judged(UNKNOWN, f"answers are too fast to tell: {measured}")
     is_held_back = len(best.arrivals_s) < 2 or best.spread < _MIN_SPREAD
     return Judged(FAILURE if is_held_back else OK, measured)
 
@@ -123,17 +123,17 @@ def judge_connections(connected: Connected) -> Judged:
 
 def judge_batching(batched: Batched) -> Judged:
     is_whole = all(len(each.arrivals_s) < 2 for each in batched.together)
-    arriving = "answers come whole" if is_whole else f"{batched.overlap:.1f} arriving at a time"
+    arriving = "answers arrive whole" if is_whole else f"{batched.overlap:.1f} arriving at a time"
     measured = (
         f"{len(batched.together)} at once: {batched.together_rate:,.0f} tokens/s against {batched.alone_rate:,.0f} "
         f"for one, {batched.speedup:.1f} times, {arriving}"
     )
     num_refused = sum(each.num_refused > 0 for each in batched.together)
     if num_refused:
-        said = f"{num_refused} of {len(batched.together)} at once were told to come again later"
+        said = f"{num_refused} of {len(batched.together)} at once were told to retry later"
         return Judged(WARNING, said, advice.REFUSED_AT_ONCE)
     if not batched.alone_rate or statistics.median(each.total_s for each in batched.alone) < _FAST_S:
-        return Judged(UNKNOWN, f"answers are too quick to tell; {measured}")
+        return Judged(UNKNOWN, f"answers are too fast to tell; {measured}")
     is_parallel = is_whole or batched.overlap >= _MIN_OVERLAP
     if not is_parallel or batched.speedup < _WEAK_SPEEDUP:
         return Judged(FAILURE, measured)
@@ -143,19 +143,19 @@ def judge_batching(batched: Batched) -> Judged:
 def judge_calls(demanded: CallCounts, offered: CallCounts) -> Judged:
     """A call that agents get is one the model chose to make; a call that is demanded is the easier case."""
     if demanded.refusal:
-        return Judged(FAILURE, f"a demanded call is not taken: {demanded.refusal}", advice.NO_CALLS)
+        return Judged(FAILURE, f"a required call is refused: {demanded.refusal}", advice.NO_CALLS)
     if demanded.num_calls < demanded.num_demanded:
-        return Judged(FAILURE, f"{demanded.num_demanded} calls demanded, {demanded.num_calls} came")
+        return Judged(FAILURE, f"{demanded.num_demanded} calls required, {demanded.num_calls} made")
     measured = (
-        f"{demanded.num_valid} of {demanded.num_calls} demanded calls kept to a schema that the user's words break"
+        f"{demanded.num_valid} of {demanded.num_calls} required calls follow a schema that the prompt contradicts"
     )
     if demanded.num_valid < demanded.num_calls:
         return Judged(FAILURE, f"{measured}; one was {demanded.example}")
     if offered.refusal:
-        measured = f"{measured}; a call of the model's own choice is not taken: {offered.refusal}"
+        measured = f"{measured}; an optional call is refused: {offered.refusal}"
         return Judged(FAILURE, measured, advice.NO_CALLS)
-    free = f"{offered.num_valid} of {offered.num_calls}" if offered.num_calls else "none was called"
-    measured += f"; of the model's own choice {free}"
+    free = f"{offered.num_valid} of {offered.num_calls}" if offered.num_calls else "none was made"
+    measured += f"; of optional calls {free}"
     if offered.num_valid < offered.num_calls:
         return Judged(FAILURE, f"{measured}; one was {offered.example}", advice.LOOSE_FREE_CALLS)
     return Judged(OK, measured)
@@ -185,32 +185,34 @@ def _judge_turns_by_time(turned: TurnsProbe, rounds: Sequence[Repeated]) -> Judg
     saved = _saved_share([Repeated(turned.first, turned.second, each.short) for each in rounds])
     if saved is not None and saved >= _SAVED:
         return Judged(OK, times)
-    return Judged(UNKNOWN, f"neither cached tokens nor token ids tell; {times}")
+    return Judged(UNKNOWN, f"neither cached tokens nor token ids are reported; {times}")
 
 
 def judge_hang_up(hung: HungUp) -> Judged:
     """By the deployment's own count where it rose with them, else by how much an answer is slowed by them."""
     before, during, after = hung.num_before, hung.num_during, hung.num_after
     if before is not None and during is not None and after is not None and during > before:
-        measured = f"{hung.num_clients} clients went away: requests {during}, then {after} within {hung.waited_s:.1f} s"
+        measured = (
+            f"{hung.num_clients} clients disconnected: requests {during}, then {after} within {hung.waited_s:.1f} s"
+        )
         is_noticed = after <= before or during - after >= hung.num_clients
         return Judged(OK if is_noticed else FAILURE, measured)
     measured = (
         f"an answer took {_ms(hung.alone_s)} alone, {_ms(hung.amid_s)} beside {hung.num_clients} others, "
-        f"{_ms(hung.following_s)} after they went away"
+        f"{_ms(hung.following_s)} after they disconnected"
     )
     slowdown_s = hung.amid_s - hung.alone_s
     if hung.alone_s < _FAST_S or hung.amid_s < _MIN_SLOWDOWN * hung.alone_s:
-        return Judged(UNKNOWN, f"it tells no count, and is not slowed: {measured}")
+        return Judged(UNKNOWN, f"it reports no request count, and is not slowed: {measured}")
     relief = (hung.amid_s - hung.following_s) / slowdown_s
     if _NOT_RELIEVED < relief < _RELIEVED:
-        return Judged(UNKNOWN, f"it tells no count, and times do not tell: {measured}")
+        return Judged(UNKNOWN, f"it reports no request count, and times are inconclusive: {measured}")
     return Judged(OK if relief >= _RELIEVED else WARNING, measured)
 
 
 def judge_exposure(exposed: ExposureProbe) -> Judged:
     if not exposed.address:
-        return Judged(UNKNOWN, "the connection does not tell whom it was made to")
+        return Judged(UNKNOWN, "the address that the connection was made to is unknown")
     address = ipaddress.ip_address(exposed.address.partition("%")[0])
     others = ", ".join(exposed.other_addresses)
     where = f"at {exposed.address}" + (f" and {others}" if others else "")
@@ -219,10 +221,10 @@ def judge_exposure(exposed: ExposureProbe) -> Judged:
         if address.is_loopback and not others:
             return Judged(OK, f"answers without a key, on loopback only ({where})")
         verdict = FAILURE if address.is_global else WARNING
-        return Judged(verdict, f"answers anybody without a key, {where}")
+        return Judged(verdict, f"answers without a key, {where}")
     if status in _SAYS_NOTHING:
         return Judged(UNKNOWN, f"without a key it answers {status or 'nothing'}, {where}")
-    asks = "asks for a key" if status in (401, 403) else f"answers {status} without a key"
+    asks = "requires a key" if status in (401, 403) else f"answers {status} without a key"
     if not exposed.is_encrypted and (not address.is_loopback or others):
         return Judged(WARNING, f"{asks}, which travels unencrypted, {where}", advice.UNENCRYPTED)
     return Judged(OK, f"{asks}, {where}")

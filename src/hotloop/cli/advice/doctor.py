@@ -56,6 +56,6 @@ async def _examine(url: str, model: str | None, api_key: str | None, pace: "Time
     from hotloop.doctor.deployment import Deployment
     from hotloop.doctor.examine import examine
 
-    with console.status(f"meeting {url} ...") as status:
+    with console.status(f"connecting to {url} ...") as status:
         async with Deployment(url, model=model, api_key=api_key) as deployment:
             return await examine(deployment, pace=pace, watch=lambda check: status.update(f"{check} ..."))
