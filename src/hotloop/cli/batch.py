@@ -37,8 +37,8 @@ def batch(
 ) -> None:
     """Ask all requests of a file in the background class, and write each answer as it comes.
 
-    Run it again to go on: what is answered is not asked again, whatever ended it. Requests that fail for the moment
-    (overload, a server that restarts) are tried again; refusals are answers.
+    Run it again to go on: what is answered is not asked again, whatever ended it. Requests that
+    fail for the moment (overload, a server that restarts) are tried again; refusals are answers.
     """
     address = check_url(url).removesuffix("/v1")
     answers_path = output or file.with_name(f"{file.stem}.answers.jsonl")
