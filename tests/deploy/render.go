@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strconv"
 	"strings"
 	"text/template"
@@ -33,6 +34,7 @@ func main() {
 			text, err := json.Marshal(value)
 			return string(text), err
 		},
+		"kindIs":   func(kind string, value any) bool { return reflect.ValueOf(value).Kind().String() == kind },
 		"required": func(message string, value any) (any, error) {
 			if value == nil || value == "" {
 				return nil, fmt.Errorf("%s", message)

@@ -99,6 +99,8 @@ def test_the_router_of_the_chart_takes_its_configuration(values: Path, tmp_path:
     replicas = read_routing(settings, file, {"REPLICA_KEY": "secret"}).replicas
     stateful = [each for each in found if each["kind"] == "StatefulSet"]
     assert {each.kind for each in replicas} == ({"hotloop"} if stateful else {"vllm"})
+    external = merge(load(CHART / "values.yaml"), load(values))["external"]
+    assert [dict(each.models) for each in replicas] == ([each["models"] for each in external] or [{}] * len(replicas))
     scaled = [each["spec"] for each in found if each["kind"] in ("HorizontalPodAutoscaler", "ScaledObject")]
     most = [each.get("maxReplicas", each.get("maxReplicaCount")) for each in scaled]
     assert not most or len(replicas) == most[0]

@@ -120,5 +120,12 @@ def test_a_server_logs_what_the_engine_counted(lines: Callable[[], list[Json]]) 
     assert (answered["status"], answered["finish"]) == (200, "length")
     assert (answered["prompt_tokens"], answered["output_tokens"]) == (usage["prompt_tokens"], 3)
     assert 0 < answered["ttft_ms"] <= answered["duration_ms"]
-    assert refused["status"] == 400
+    assert (refused["status"], refused["error"]) == (400, "invalid_value")
+    assert "error" not in answered
     assert SECRET not in json.dumps(lines())
+
+
+def test_a_server_logs_why_nobody_was_let_in(lines: Callable[[], list[Json]]) -> None:
+    with Serving(ServerConfig(port=0, api_key="right")) as serving, httpx.Client(base_url=serving.url) as client:
+        assert client.get("/v1/models").status_code == 401
+    assert [each["error"] for each in lines()] == ["invalid_api_key"]

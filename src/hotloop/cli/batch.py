@@ -37,8 +37,8 @@ def batch(
 ) -> None:
     """Send every request in a file with background priority, and write each answer as it arrives.
 
-    Run it again to continue: requests that have an answer are skipped. Those that fail temporarily (overload, a server
-    restart) are retried; a refusal counts as an answer.
+    Run it again to continue: requests that have an answer are skipped, refused ones too. Those that
+    fail temporarily (overload, a server that restarts) are retried.
     """
     address = check_url(url).removesuffix("/v1")
     answers_path = output or file.with_name(f"{file.stem}.answers.jsonl")

@@ -19,6 +19,8 @@ from hotloop.http.requests import OPEN_PATHS, is_from_front
 Facts = Mapping[str, Any]
 FACTS = "access"
 """The key of `scope["state"]` with the function that gives them."""
+REFUSED = "refused"
+"""The key of `scope["state"]` with the code of the error that was answered, where one was."""
 
 _QUIET = OPEN_PATHS | {METRICS_PATH}
 """What probes ask for, many times a minute: logged at the level debug."""
@@ -72,7 +74,9 @@ class AccessLog:
         try:
             await self.app(scope, receive, watched_send)
         finally:
-            tell: Callable[[], Facts] = state.pop(FACTS, dict)  # an open connection keeps the scope of its last request
+            # an open connection keeps the scope of its last request
+            tell: Callable[[], Facts] = state.pop(FACTS, dict)
+            refused, told = state.pop(REFUSED, None), tell()
             facts = {
                 "method": scope["method"],
                 "path": scope["path"][:_MAX_CHARS],
@@ -80,7 +84,8 @@ class AccessLog:
                 "duration_ms": _ms(time.monotonic() - began_at),
                 "request": state.get("request_id"),
                 **_tenant(state),
-                **tell(),
+                **told,
+                "error": told.get("error") or refused,
             }
             _write(level, {name: _short(value) for name, value in facts.items() if value not in (None, "")})
 

@@ -24,7 +24,7 @@ from hotloop.core.structs import compiled
 from hotloop.core.version import __version__
 from hotloop.http.bodies import JsonBody, read_aside
 from hotloop.http.keys import METRICS_PATH, ApiKeys, Tenant, read_keys
-from hotloop.http.logs import FACTS
+from hotloop.http.logs import FACTS, REFUSED
 from hotloop.http.requests import (
     MODELS_PATH,
     OPEN_PATHS,
@@ -189,9 +189,11 @@ class RouterApp:
                 state["tenant"] = caller.tenant
             await self._dispatch(scope, caller)
         except HotloopError as error:
+            state[REFUSED] = as_route_error(error).code
             await self._refuse(error, told, caller)
         except Exception:
             log.exception("request %s failed", request_id)
+            state[REFUSED] = "internal_error"
             await self._refuse(RouteError(500, "internal_error", "the router failed; its log says how"), told, caller)
 
     async def _dispatch(self, scope: Scope, caller: ClientCall) -> None:

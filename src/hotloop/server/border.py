@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hotloop.http.bodies import JsonBody
 from hotloop.http.keys import AccessDenied, ApiKeys
+from hotloop.http.logs import REFUSED
 from hotloop.http.requests import (
     OPEN_PATHS,
     REQUEST_ID_HEADER,
@@ -65,7 +66,7 @@ class KeyCheck:
             try:
                 scope["state"]["tenant"] = self._keys.current.admit(dict(scope["headers"]), scope["path"])
             except AccessDenied as error:
-                request_id = scope["state"]["request_id"]
+                scope["state"][REFUSED], request_id = error.code, scope["state"]["request_id"]
                 app = error_response(error, request_id, for_anthropic=is_for_anthropic(scope))
         await app(scope, receive, send)
 

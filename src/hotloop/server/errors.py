@@ -27,6 +27,7 @@ from hotloop.core.errors import (
     UnknownModel,
 )
 from hotloop.http.keys import AccessDenied
+from hotloop.http.logs import REFUSED
 from hotloop.http.requests import is_for_anthropic, render_ids
 from hotloop.wire.errors import ThreadUnsupported, message_error_type, message_status
 from hotloop.wire.field import Json
@@ -156,6 +157,7 @@ async def on_error(request: Request, error: Exception) -> Response:
     elif isinstance(error, HTTPException):
         error = HttpError(error.status_code, _http_message(request, error), headers=error.headers)
     assert isinstance(error, HotloopError)
+    request.scope["state"][REFUSED] = kind_of(error).code
     return error_response(error, request.state.request_id, for_anthropic=is_for_anthropic(request.scope))
 
 
@@ -163,6 +165,7 @@ async def on_bug(request: Request, error: Exception) -> Response:
     """The last resort. The client learns no details; Starlette raises the error again, so that the log has them."""
     request_id = request.state.request_id
     mistake = HotloopError("internal server error; see the server log")
+    request.scope["state"][REFUSED] = kind_of(mistake).code
     response = error_response(mistake, request_id, for_anthropic=is_for_anthropic(request.scope))
     response.raw_headers += render_ids(request.scope, request_id)
     return response

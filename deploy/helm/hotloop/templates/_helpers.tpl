@@ -25,6 +25,7 @@ securityContext:
   runAsUser: 10001
   capabilities:
     drop: [ALL]
+  seccompProfile: {type: RuntimeDefault}
 readinessProbe:
   httpGet: {path: /ready, port: http}
   periodSeconds: 2
@@ -32,6 +33,18 @@ livenessProbe:
   httpGet: {path: /health, port: http}
   periodSeconds: 10
   failureThreshold: 6
+{{- end }}
+
+{{/* A value as TOML has it: as JSON, but for tables. */}}
+{{- define "hotloop.toml" -}}
+{{- $isFirst := true }}
+{{- if kindIs "map" . -}}
+{{ "{" }}{{ range $name, $value := . }}{{ if not $isFirst }}, {{ end }}{{ $isFirst = false }}{{ quote $name }} = {{ include "hotloop.toml" $value }}{{ end }}{{ "}" }}
+{{- else if kindIs "slice" . -}}
+[{{ range . }}{{ if not $isFirst }}, {{ end }}{{ $isFirst = false }}{{ include "hotloop.toml" . }}{{ end }}]
+{{- else -}}
+{{ toJson . }}
+{{- end }}
 {{- end }}
 
 {{- define "hotloop.most" -}}

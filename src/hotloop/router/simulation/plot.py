@@ -8,7 +8,10 @@ from hotloop.router.simulation.simulate import Figures
 _WIDTH, _ROW, _TOP, _BAR = 760, 30, 62, 200
 _NAME, _HIT, _EXCESS = 20, 150, 450
 """Where the columns begin."""
-_STYLE = "text{font:12px system-ui,sans-serif;fill:#8a8a95}.title{font-weight:600;font-size:13px}"
+_STYLE = (
+    "text{font:12px system-ui,sans-serif;fill:#5f5f6b}.title{font-weight:600;font-size:13px}.other{fill:#9a9aa6}"
+    "@media(prefers-color-scheme:dark){text{fill:#b4b4be}.other{fill:#767d8a}}"
+)
 
 
 def draw(figures: Sequence[Figures], title: str) -> str:
@@ -17,7 +20,7 @@ def draw(figures: Sequence[Figures], title: str) -> str:
     most = max([1.0, *(each.imbalance - 1 for each in figures)])
     rows = []
     for i, each in enumerate(figures):
-        top, colour, excess = _TOP + i * _ROW, "#c9c9d1" if i else "#e4572e", each.imbalance - 1
+        top, colour, excess = _TOP + i * _ROW, 'class="other"' if i else 'fill="#e4572e"', each.imbalance - 1
         rows.append(f'<text x="{_NAME}" y="{top + 13}">{escape(each.policy)}</text>')
         rows.append(_draw_bar(_HIT, top, _BAR * each.hit_rate, colour, f"{each.hit_rate:.1%}"))
         rows.append(_draw_bar(_EXCESS, top, _BAR * excess / most, colour, f"+{excess:.0%}"))
@@ -35,6 +38,6 @@ def draw(figures: Sequence[Figures], title: str) -> str:
 
 def _draw_bar(left: int, top: int, width: float, colour: str, label: str) -> str:
     return (
-        f'<rect x="{left}" y="{top}" width="{max(1.0, width):.1f}" height="18" rx="2" fill="{colour}"/>'
+        f'<rect x="{left}" y="{top}" width="{max(1.0, width):.1f}" height="18" rx="2" {colour}/>'
         f'<text x="{left + max(1.0, width) + 6:.1f}" y="{top + 13}">{label}</text>'
     )
