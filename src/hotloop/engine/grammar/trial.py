@@ -8,6 +8,7 @@ operating system, with a vocabulary of bytes. The child imports little, being st
 import contextlib
 import json
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-from hotloop.core.errors import Overloaded, RequestError
+from hotloop.core.errors import Overloaded, RequestError, Unavailable
 from hotloop.core.grammar import Grammar
 from hotloop.core.rewrite import EXACT_FORMATS
 
@@ -86,13 +87,14 @@ class Trial:
             raise Overloaded("too many large grammars are being compiled")
         try:
             child = [sys.executable, "-P", "-m", "hotloop.engine.grammar.trial"]
-            ended = subprocess.run(child, input=task.encode(), capture_output=True, timeout=MAX_WAIT_S, check=False)
-            is_alive = ended.returncode == 0
+            code = subprocess.run(child, input=task.encode(), capture_output=True, timeout=MAX_WAIT_S).returncode
         except subprocess.TimeoutExpired:
-            is_alive = False
+            code = -signal.SIGKILL
         finally:
             self._places.release()
-        if not is_alive:
+        if code in (-signal.SIGINT, -signal.SIGTERM):  # which is not the grammar's doing
+            raise Unavailable("the process that tries a grammar was told to end")
+        if code:
             reason = f"the grammar is too complex: it takes more than {MAX_CPU_S} s, or too much memory, to compile"
             raise RequestError(reason, param="grammar")
 
