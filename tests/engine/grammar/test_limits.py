@@ -122,6 +122,17 @@ def test_a_trial_that_was_told_to_end_says_nothing_of_its_grammar():
             tried.result(60)
 
 
+def test_terminals_that_double_are_tried_first():
+    """A few hundred bytes take seconds, in which no other thread of the process runs."""
+    doubling = "start: R0\n" + "\n".join(f"R{i}: R{i + 1} R{i + 1}" for i in range(22)) + '\nR22: "b"'
+    for text in (doubling, doubling.replace(" R", "\n  | R"), doubling.replace(": ", ':(/x/ ":"\n')):
+        assert not trial.is_plain(Grammar("lark", text))
+    with pytest.raises(RequestError, match="too complex"):
+        BYTES.prepare(Grammar("lark", doubling))
+    rules = "start: " + " ".join(f"r{i}" for i in range(60)) + "".join(f'\nr{i}: A B "x"' for i in range(60))
+    assert trial.is_plain(Grammar("lark", f'{rules}\nA: "a" B\nB: /b/'))
+
+
 def find_children(tasks: Path) -> set[int]:
     texts = (path.read_text() for path in tasks.glob("*/children"))
     return {int(pid) for text in texts for pid in text.split()}

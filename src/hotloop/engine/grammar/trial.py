@@ -45,6 +45,11 @@ _QUICK = re.compile(
 )
 
 
+_MAX_NESTED = 24  # so there are some thousands of copies at most
+_LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/')
+_DEFINITION = re.compile(r"^\s*(?=[?!]?\w[^:\n]*:)", re.MULTILINE)
+_TERMINAL = re.compile(r"\b_*[A-Z][A-Z0-9_]*\b")
+
 _OWN_PATTERNS = [f'"pattern":{json.dumps(pattern)}' for pattern in EXACT_FORMATS.values()]
 
 
@@ -70,7 +75,15 @@ def is_plain(grammar: Grammar) -> bool:
     text = grammar.text
     for pattern in _OWN_PATTERNS:
         text = text.replace(pattern, "")
+    if grammar.kind == "lark" and _num_nested(text) > _MAX_NESTED:
+        return False
     return not _COSTLY.search(_QUICK.sub("", text))
+
+
+def _num_nested(lark: str) -> int:
+    """How often a terminal is named in the definition of another one: each place has a copy of all that is in it."""
+    definitions = _DEFINITION.split(_LITERAL.sub("", lark))
+    return sum(len(_TERMINAL.findall(each)) - 1 for each in definitions if _TERMINAL.match(each))
 
 
 class Trial:
