@@ -17,6 +17,7 @@ from tests.server.serving import Serving, check_error, until
 
 from hotloop.core.config import EngineConfig, ServerConfig
 from hotloop.core.errors import ConfigError
+from hotloop.core.request import KvSource
 from hotloop.engine.engine import Engine
 from hotloop.engine.offload.moves import PATH
 from hotloop.http.keys import Key, Keys, Tenant, tenant_id
@@ -359,6 +360,23 @@ def test_a_server_that_says_nothing_is_not_waited_for(pair: tuple[Serving, Servi
     with peer(reply) as url:
         assert ask(new, url) == (alone, 0)
         is_over.set()
+    assert stats(new).num_failed == 1
+
+
+def test_a_server_that_says_nothing_is_not_waited_for_where_nothing_else_runs(pair: tuple[Serving, Serving]) -> None:
+    _, new = pair
+    is_over = threading.Event()
+
+    def reply(connection: socket.socket, given: bytes) -> None:
+        while not is_over.wait(0.05):
+            connection.sendall(b"H")
+
+    with peer(reply) as url:
+        prompt = TOKENIZER.encode(PROMPT)
+        try:
+            assert new.engine.take_kv(KvSource(url, ""), "", prompt, "s").result(60) == 0
+        finally:
+            is_over.set()
     assert stats(new).num_failed == 1
 
 

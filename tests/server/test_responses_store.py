@@ -14,6 +14,8 @@ from hotloop.core.request import FinishReason, Request, SamplingParams, TokenEve
 from hotloop.http.keys import Tenant
 from hotloop.server.delivery import OutputCollector, parse_piece
 from hotloop.server.errors import Cancelled, UnknownPrevious, UnknownResponse
+from hotloop.server.responses.api import _finish
+from hotloop.server.responses.log import EventLog
 from hotloop.server.responses.render import Composer
 from hotloop.server.responses.store import ResponseStore, RunningResponse, make_messages, parse_items
 from hotloop.wire.field import Field, Json
@@ -100,6 +102,22 @@ def test_one_that_is_too_large_is_not_kept() -> None:
     store = ResponseStore(max_bytes=1000)
     settle(store, make_run("a", "x" * 1000))
     assert len(store) == 0
+
+
+async def test_a_mistake_in_the_background_ends_the_response_in_words(caplog: pytest.LogCaptureFixture) -> None:
+    class Mistaken(Composer):
+        def add(self, pieces: Any) -> list[Json]:
+            raise RuntimeError("a mistake")
+
+    store, run = ResponseStore(), make_run("resp_1", is_background=True)
+    run.composer = Mistaken({"id": "resp_1", "model": "tiny"}, TOKENIZER)
+    run.log = EventLog()
+    run.outputs.add(0, TokenEvent("r", (1,), "hello", USAGE, finish_reason=FinishReason.STOP))
+    store.start(run)
+    await _finish(run, store)
+    assert store.find_ended("resp_1", ME).status == "failed"
+    assert b"response.failed" in run.log.events[-1]
+    assert "a mistake" in caplog.text
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 2000), st.booleans())))

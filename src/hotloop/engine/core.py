@@ -158,8 +158,9 @@ class EngineCore:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request waits or runs, and no event is left to publish."""
-        return not (self.listeners or self._flights or self._events or self._is_copying)
+        """Whether no request waits or runs, no event is left to publish, and nothing comes from another server."""
+        is_moving = self.moves is not None and self.moves.is_busy
+        return not (self.listeners or self._flights or self._events or self._is_copying or is_moving)
 
     @property
     def num_draft_model_tokens(self) -> int:

@@ -1,7 +1,11 @@
 """Grammars that reach their limits: in one text, in the texts of many, or in every answer."""
 
 import json
+import os
 import random
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +14,7 @@ from tests.engine.grammar.test_matcher import BYTES, WORDS, WORDY, allowed_ids, 
 from tests.engine.tiny import EOS_ID, TOKENIZER, VOCAB_SIZE
 
 from hotloop.backends.sampler import is_allowed
-from hotloop.core.errors import RequestError
+from hotloop.core.errors import RequestError, Unavailable
 from hotloop.core.grammar import Grammar, json_schema
 from hotloop.engine.grammar import trial
 from hotloop.engine.grammar.matcher import Grammars
@@ -100,6 +104,38 @@ def test_a_grammar_that_fails_in_an_answer_is_refused(required: list[str]):
     for schema in (odd, whole, {"type": "array", "items": whole}):
         with pytest.raises(RequestError, match="too complex"):
             WORDY.prepare(json_schema(schema))
+
+
+def test_a_trial_that_was_told_to_end_says_nothing_of_its_grammar():
+    """As all processes of a service are when it stops."""
+    slow = json_schema(
+        {"allOf": [{"type": "string", "pattern": f".*{chr(97 + i)}.*{chr(98 + i)}.*"} for i in range(24)]}
+    )
+    children = Path(f"/proc/{os.getpid()}/task")
+    with ThreadPoolExecutor() as pool:
+        known = find_children(children)
+        tried = pool.submit(BYTES.compiler.compile, slow)
+        while not (new := find_children(children) - known):
+            assert not tried.done()
+        os.kill(new.pop(), signal.SIGTERM)
+        with pytest.raises(Unavailable, match="told to end"):
+            tried.result(60)
+
+
+def test_terminals_that_double_are_tried_first():
+    """A few hundred bytes take seconds, in which no other thread of the process runs."""
+    doubling = "start: R0\n" + "\n".join(f"R{i}: R{i + 1} R{i + 1}" for i in range(22)) + '\nR22: "b"'
+    for text in (doubling, doubling.replace(" R", "\n  | R"), doubling.replace(": ", ':(/x/ ":"\n')):
+        assert not trial.is_plain(Grammar("lark", text))
+    with pytest.raises(RequestError, match="too complex"):
+        BYTES.prepare(Grammar("lark", doubling))
+    rules = "start: " + " ".join(f"r{i}" for i in range(60)) + "".join(f'\nr{i}: A B "x"' for i in range(60))
+    assert trial.is_plain(Grammar("lark", f'{rules}\nA: "a" B\nB: /b/'))
+
+
+def find_children(tasks: Path) -> set[int]:
+    texts = (path.read_text() for path in tasks.glob("*/children"))
+    return {int(pid) for text in texts for pid in text.split()}
 
 
 @pytest.mark.parametrize("least", ["-9223372036854775808", "-9223372036854775807", "-92233720368547758.08e2", "-1E+19"])

@@ -8,6 +8,7 @@ operating system, with a vocabulary of bytes. The child imports little, being st
 import contextlib
 import json
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-from hotloop.core.errors import Overloaded, RequestError
+from hotloop.core.errors import Overloaded, RequestError, Unavailable
 from hotloop.core.grammar import Grammar
 from hotloop.core.rewrite import EXACT_FORMATS
 
@@ -44,6 +45,11 @@ _QUICK = re.compile(
 )
 
 
+_MAX_NESTED = 24  # so there are some thousands of copies at most
+_LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/')
+_DEFINITION = re.compile(r"^\s*(?=[?!]?\w[^:\n]*:)", re.MULTILINE)
+_TERMINAL = re.compile(r"\b_*[A-Z][A-Z0-9_]*\b")
+
 _OWN_PATTERNS = [f'"pattern":{json.dumps(pattern)}' for pattern in EXACT_FORMATS.values()]
 
 
@@ -69,7 +75,15 @@ def is_plain(grammar: Grammar) -> bool:
     text = grammar.text
     for pattern in _OWN_PATTERNS:
         text = text.replace(pattern, "")
+    if grammar.kind == "lark" and _num_nested(text) > _MAX_NESTED:
+        return False
     return not _COSTLY.search(_QUICK.sub("", text))
+
+
+def _num_nested(lark: str) -> int:
+    """How often a terminal is named in the definition of another one: each place has a copy of all that is in it."""
+    definitions = _DEFINITION.split(_LITERAL.sub("", lark))
+    return sum(len(_TERMINAL.findall(each)) - 1 for each in definitions if _TERMINAL.match(each))
 
 
 class Trial:
@@ -86,13 +100,14 @@ class Trial:
             raise Overloaded("too many large grammars are being compiled")
         try:
             child = [sys.executable, "-P", "-m", "hotloop.engine.grammar.trial"]
-            ended = subprocess.run(child, input=task.encode(), capture_output=True, timeout=MAX_WAIT_S, check=False)
-            is_alive = ended.returncode == 0
+            code = subprocess.run(child, input=task.encode(), capture_output=True, timeout=MAX_WAIT_S).returncode
         except subprocess.TimeoutExpired:
-            is_alive = False
+            code = -signal.SIGKILL
         finally:
             self._places.release()
-        if not is_alive:
+        if code in (-signal.SIGINT, -signal.SIGTERM):  # which is not the grammar's doing
+            raise Unavailable("the process that tries a grammar was told to end")
+        if code:
             reason = f"the grammar is too complex: it takes more than {MAX_CPU_S} s, or too much memory, to compile"
             raise RequestError(reason, param="grammar")
 

@@ -139,6 +139,11 @@ class KvMoves(SegmentTier):
         self._moves: list[_Move] = []
         self._stats = CopyStats()
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether any is under way, be it for a request that has not come yet."""
+        return bool(self._moves)
+
     def take(self, request: Request, on_end: Callable[[int], None]) -> None:
         """Have read what a request is going to need that has not come yet; `on_end` hears how many of its tokens are
         known then, which are kept for it for a while."""

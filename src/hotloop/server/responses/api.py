@@ -5,6 +5,7 @@ when it has ended.
 """
 
 import asyncio
+import logging
 import secrets
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -30,6 +31,8 @@ from hotloop.wire.field import Field, Json, read_text
 from hotloop.wire.request import ApiRequest
 from hotloop.wire.responses.parse import parse_request
 from hotloop.wire.responses.writer import NO_SUMMARY, ThoughtShape
+
+log = logging.getLogger(__name__)
 
 _LOGPROBS = "message.output_text.logprobs"
 _MAX_METADATA = 16
@@ -245,6 +248,11 @@ async def _finish(run: RunningResponse, store: ResponseStore) -> None:
         last = await _compose(run)
     except HotloopError as error:
         last = run.composer.stop(error)
+    except Exception:  # nobody else hears of it
+        log.exception("a response could not be written")
+        mistake = HotloopError("internal server error; see the server log")
+        run.outputs.fail(mistake)
+        last = run.composer.stop(mistake)
     finally:
         events = [*run.composer.number(last)] if run.log else []
         store.settle(run, events)  # who hears of the end may ask for the response at once
