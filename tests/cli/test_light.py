@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 from tests.bench.fake_server import FakeServer
 
-from hotloop.core.extras import EXTRA_OF, installer, missing_extra
+from hotloop.core.extras import EXTRA_OF, line_to_type, missing_extra
 
 ROOT = Path(__file__).parents[2]
 _WITHOUT = f"import sys; sys.modules.update(dict.fromkeys({[*EXTRA_OF]}));"
@@ -105,16 +105,17 @@ def test_each_of_those_packages_is_in_the_extra_that_is_named():
 
 
 @pytest.mark.parametrize(
-    ("marker", "command"),
+    ("marker", "line"),
     [
-        ("bin/python", "pip install"),
-        ("pipx_metadata.json", "pipx install --force"),
-        ("uv-receipt.toml", "uv tool install"),
-        ("archive-v0/x9/bin/python", "uvx --from"),
+        ("bin/python", "pip install 'hotloop[cpu]'"),
+        ("pipx_metadata.json", "pipx install --force 'hotloop[cpu]'"),
+        ("uv-receipt.toml", "uv tool install 'hotloop[cpu]'"),
+        ("archive-v0/x9/bin/python", "uvx --from 'hotloop[cpu]' hotloop serve"),
     ],
 )
-def test_the_line_to_type_is_that_of_what_made_the_environment(tmp_path: Path, marker: str, command: str):
+def test_the_line_to_type_is_that_of_what_made_the_environment(tmp_path: Path, marker: str, line: str):
     file = tmp_path / marker
     file.parent.mkdir(parents=True, exist_ok=True)
     file.touch()
-    assert installer(tmp_path / "archive-v0" / "x9" if "archive" in marker else tmp_path) == command
+    prefix = tmp_path / "archive-v0" / "x9" if "archive" in marker else tmp_path
+    assert line_to_type(prefix, "cpu", "hotloop serve") == line

@@ -281,7 +281,10 @@ class TestRun:
         page.locator(".run-row").first.click()
         page.wait_for_selector(".troubles")
         assert page.locator("section h2").first.text_content() == "What went wrong"
-        assert page.locator(".troubles td.why").all_text_contents() == ["the model could not be reached"]
+        reasons = page.locator(".troubles td.why").all_text_contents()
+        assert reasons == ["the model could not be reached", "failed; the model was told why"], (
+            "the run's, and a tool's"
+        )
 
 
 class TestCompare:

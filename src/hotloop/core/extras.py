@@ -10,6 +10,7 @@ _OTHERS = {"huggingface_hub": "hub", "mcp": "mcp", "opentelemetry": "otel", "ray
 _ENGINE = dict.fromkeys(("gguf", "jinja2", "llguidance", "numpy", "tokenizers"), "cpu")
 EXTRA_OF = {**_ENGINE, **_OTHERS, **_CUDA}
 _OWN_ENVIRONMENT = {"pipx_metadata.json": "pipx install --force", "uv-receipt.toml": "uv tool install"}
+_UVX = "uvx --from"
 _UV_CACHE = ("archive-v", "environments-v")
 
 
@@ -23,12 +24,19 @@ def missing_extra(error: ImportError, who: str) -> ConfigError | None:
 
 
 def needs_extra(extra: str, who: str, other: str = "") -> ConfigError:
-    return ConfigError(f"{who} needs the extra `{extra}`: {installer(Path(sys.prefix))} 'hotloop[{extra}]'{other}")
+    return ConfigError(f"{who} needs the extra `{extra}`: {line_to_type(Path(sys.prefix), extra, who)}{other}")
 
 
-def installer(prefix: Path) -> str:
+def line_to_type(prefix: Path, extra: str, who: str) -> str:
+    """In that environment, for a command or for something that commands do."""
+    command = _installer(prefix)
+    runs = who if who.startswith("hotloop ") else "hotloop …"
+    return f"{command} 'hotloop[{extra}]'" + (f" {runs}" if command == _UVX else "")
+
+
+def _installer(prefix: Path) -> str:
     """What installs into that environment: pipx and uv keep one of its own for each program, where pip would not."""
     for name, command in _OWN_ENVIRONMENT.items():
         if (prefix / name).exists():
             return command
-    return "uvx --from" if any(part.startswith(_UV_CACHE) for part in prefix.parts) else "pip install"
+    return _UVX if any(part.startswith(_UV_CACHE) for part in prefix.parts) else "pip install"

@@ -334,6 +334,8 @@ def test_the_page_is_served_until_interrupted(db: str):
             with httpx.Client(trust_env=False, verify=False) as client:
                 assert client.get(base).headers["content-type"].startswith("text/html")
                 assert len(client.get(f"{base}/api/runs").json()["runs"]) == 3
+                assert client.get(f"{base}/api/overview").json()["has_lint"]
+                assert client.get(f"{base}/api/runs/{OLD}/lint").status_code == 200
                 assert client.get(base, headers={"host": "elsewhere.example"}).status_code == 403
             process.send_signal(signal.SIGINT)
             assert process.wait(60) == 0

@@ -191,12 +191,13 @@ def _announce(address: str, in_browser: bool) -> None:
 
 
 def _serve(opened: "TraceStore", flags: StoreFlags, port: int, on_ready: Callable[[str], None]) -> None:
+    from hotloop.cli.advice.linting import lint_spans
     from hotloop.http.listen import bind, url_of
     from hotloop.http.serving import ApiServer
     from hotloop.ui.app import create_ui
     from hotloop.ui.store_source import StoreSource
 
-    source = StoreSource(opened, title=str(opened.path), prices=load_prices(flags.prices))
+    source = StoreSource(opened, title=str(opened.path), lint=lint_spans, prices=load_prices(flags.prices))
     app = create_ui(source)
     with bind(_LOOPBACK, port) as listener:
         listener.listen()

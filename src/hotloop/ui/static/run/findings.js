@@ -10,7 +10,7 @@ export function findingsPanel(shown, hasLint, signal) {
   const place = el("div", {});
   if (hasLint) lintAtEnds(shown, place, signal);
   else place.append(empty("No linter looks at runs here.", "In a terminal: ",
-    el("code", {}, `hotloop lint ${shown.run.id.slice(0, 8)}`), "."));
+    el("code", {}, `hotloop lint --run ${shown.run.id.slice(0, 8)}`), "."));
   return panel("Linter", "", place);
 }
 
