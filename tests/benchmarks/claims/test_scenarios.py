@@ -16,7 +16,7 @@ from benchmarks.agent.recorded import read_agent_jobs
 from benchmarks.agent.speculation import read_runs
 from benchmarks.claims.batching import WAYS, Served, Way, asker, draw_arrivals, results_of, serve_arrivals
 from benchmarks.claims.bench import CARD, FULL, QUICK, Bench, Supplies, open_bench
-from benchmarks.claims.drafting import Drafted, Pair, accepted_share
+from benchmarks.claims.drafting import Drafted, Pair, accepted_share, draft_for
 from benchmarks.claims.gathering import WAYS as GATHERING_WAYS
 from benchmarks.claims.gathering import Gathered, gather, measure_many
 from benchmarks.claims.gathering import results_of as gathering_results
@@ -64,6 +64,7 @@ from tests.benchmarks.tiers.test_questions import QUESTIONS
 from tests.benchmarks.tiers.test_run import URLS
 from tests.benchmarks.tiers.test_run import Pair as PairOfServers
 from tests.engine.tiny import TOKENIZER, VOCAB_SIZE
+from tests.models.tiny import write_smallest
 from tests.server.serving import Serving
 
 from hotloop.agent.model import Ask
@@ -320,6 +321,17 @@ def test_drafts_are_against_none():
     assert figures["prose"].times == [2.0] * 3
     assert figures["accepted of these"].ours == [0.75]
     assert figures["same output"].ours == [1.0, 1.0, 0.5]
+
+
+def test_a_draft_model_has_the_vocabulary_of_the_large_one(tmp_path: Path):
+    large, other, same = (str(write_smallest(tmp_path / name)) for name in ("large", "other", "same"))
+    path = tmp_path / "other" / "tokenizer.json"
+    plain = json.loads(path.read_text("utf-8"))
+    vocabulary = plain["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    path.write_text(json.dumps(plain), "utf-8")
+    assert draft_for(large, (None, other, same)) == same
+    assert draft_for(large, (other, None)) is None
 
 
 def test_what_is_accepted_is_what_the_draft_model_has_as_its_likeliest():
