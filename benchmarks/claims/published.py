@@ -222,7 +222,10 @@ CLAIMS: Mapping[str, Claim] = {
         "(here nobody waits for a batch: a request joins the next step)",
         "the same user and fleet, one request at a time; and the machine kept free for the user",
         [Need("throughput", "times", 2.0), Need("interactive turn", "times", 1 / 1.25)],
-        reasons=_ARITHMETIC,
+        reasons={
+            "cpu": "each row makes a step longer there: beside an interactive request others have a tenth of the time "
+            "by default (`--interactive-share`), and this user never pauses"
+        },
     ),
     UTILISATION: Claim(
         "no figure: how busy a device is with four shapes of work", "–, by what `hotloop_device_utilization` says", []

@@ -162,11 +162,12 @@ async def test_unbatched_is_one_request_at_a_time():
 
 
 def test_classes_are_against_unbatched_and_against_the_user_alone():
-    ways = {"unbatched": (10, 4.0), "alone": (8, 1.0), "classes": (25, 1.5), "one class": (25, 3.0)}
+    ways = {"unbatched": (10, 4.0), "alone": (8, 1.0), "classes": (25, 1.5), "half": (30, 2.0), "one class": (25, 3.0)}
     found = {way: [Shared(1.0, tokens, [turn_s])] * 3 for way, (tokens, turn_s) in ways.items()}
     result = priority_result(found, "a user")
     assert result.figure("throughput").times == [2.5] * 3
     assert result.figure("interactive turn").times == [4.0 / 1.5] * 3
+    assert result.figure("throughput, half the time for others").times == [3.0] * 3
     assert result.figure("throughput beside the user alone").times == [25 / 8] * 3
     assert result.figure("interactive turn beside the user alone").times == [1 / 1.5] * 3
     assert CLAIMS[PRIORITY].holds(result)
