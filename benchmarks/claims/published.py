@@ -100,6 +100,12 @@ class Claim:
         return f"does not hold ({', '.join(missed)} wanted)" + (f": {reason}" if reason else "")
 
 
+def says_more(new: Result, kept: Result) -> bool:
+    """Figures that are measured well enough give no way to others that are not."""
+    claim = CLAIMS[new.claim]
+    return not claim.doubt(new) or bool(claim.doubt(kept))
+
+
 TOKENS, TEN, SAVED = "loop: tokens", "loop: ten steps to 10k", "prefix of ten calls"
 FLAT, SHARE, RECOMPUTED = "loop: flat steps", "loop: share of prefill", "loop: recomputed prefix"
 PREFIX, ALONE, FIRST = "static prefix", "prefix caching alone", "first token"
