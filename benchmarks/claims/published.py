@@ -194,7 +194,7 @@ CLAIMS: Mapping[str, Claim] = {
         "more than 20% off the time of a task (LLMCompiler: all calls planned in one answer)",
         "a call a turn, reasoned about after each",
         [Need("task", "saved", 0.2), Need("plans carried out", "least", 1.0)],
-        reasons={"cpu": "the model writes plans that cannot be carried out, and the run goes on without"},
+        reasons={"cpu": "what the model takes itself is most of the task there, and a plan takes it longer than calls"},
     ),
     GATHER: Claim(
         "40 to 60% off end to end where information is gathered independently (six operations in two)",
