@@ -14,7 +14,7 @@ from rich.text import Text
 
 from benchmarks.claims.bench import CARD, FULL, QUICK, Supplies, open_bench
 from benchmarks.claims.page import KEPT, PAGE, write_page
-from benchmarks.claims.published import CLAIMS, DRAFT, LINEAR, SPECULATION, TOOLS, Device
+from benchmarks.claims.published import CLAIMS, DRAFT, LINEAR, SPECULATION, TOOLS, Device, says_more
 from benchmarks.claims.result import Result, plain_of, taken_here, write_results
 from benchmarks.claims.run import GROUPS, run_claims
 from benchmarks.command import main
@@ -54,6 +54,7 @@ def claims(
         What the models run on; python -m benchmarks.claims.gpu is short for cuda.
     keep
         Keep the figures in docs/figures, in place of those of the same claims, and write docs/benchmarks.md anew.
+        Figures that are measured well enough stay where the new ones are not.
     machine
         What to call this machine; its number of cores and their kind if not given.
     commit
@@ -77,7 +78,7 @@ def claims(
             console.print(f"{result.claim}: {_measured(result)}", markup=False)
             results.append(result)
             if keep and not result.missing.startswith("failed"):
-                write_results(PAGE.with_name("figures") / KEPT[device], [result], taken)
+                write_results(PAGE.with_name("figures") / KEPT[device], [result], taken, says_more)
     if keep:
         write_page()
     show({"claims": [plain_of(result) for result in results]}, _table(results, device), as_json)

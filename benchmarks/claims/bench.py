@@ -31,20 +31,20 @@ class Scale:
 
     repeats: int = 3
     steps: tuple[int, ...] = (1, 2, 3, 4, 5, 10, 18, 26)
-    num_prompts: int = 3
+    num_prompts: int = 6
     max_chars: int = 26_000
-    num_output: int = 192
+    num_output: int = 512
     tool_s: float = 2.0
     short_tool_s: float = 0.25
     num_splits: int = 5
-    num_requests: int = 16
-    rate: float = 20.0
+    num_requests: int = 48
+    rate: float = 200.0
     outputs: tuple[int, ...] = (8, 12, 16, 24, 96)
     num_user_turns: int = 4
     num_workers: int = 6
     num_sub_agents: int = 4
     num_drafted: int = 64
-    num_questions: int = 10
+    num_questions: int = 20
     """Of each of six kinds."""
     num_jobs: int = 4
     batch: tuple[int, int, int] = (8, 256, 32)
@@ -55,9 +55,9 @@ class Scale:
 
 FULL = Scale()
 CARD = Scale(
+    num_prompts=3,
     num_output=800,
     num_requests=24,
-    rate=200.0,
     outputs=(16, 24, 32, 48, 192),
     num_questions=34,
     num_jobs=8,

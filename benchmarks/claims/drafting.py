@@ -1,13 +1,13 @@
 """A draft model beside another of the same vocabulary: prose and tool calls, with its drafts and without, by the same
 engine. Nothing else saves steps: no forced tokens, no drafts from the past.
 
-A large and a small model, if both are given; and a model beside itself in lighter weights, which agrees with it nearly
-always, so that what is measured is what drafting costs.
+A model beside itself in lighter weights, which agrees with it nearly always, so that what is measured is what drafting
+costs; and a large one beside the smallest that is given and has its vocabulary.
 """
 
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.claims.bench import Bench, empty_card
@@ -18,10 +18,11 @@ from hotloop.chat.formats import choose_format
 from hotloop.chat.prompt import ChatInput, Prompts
 from hotloop.chat.tools import ToolChoice
 from hotloop.core.config import Device, EngineConfig, WeightFormat
+from hotloop.core.errors import ModelError
 from hotloop.core.grammar import Grammar
 from hotloop.core.message import Message, Tool
 from hotloop.core.request import SamplingParams
-from hotloop.engine.drafting.model import ModelDrafter
+from hotloop.engine.drafting.model import ModelDrafter, check_same_vocabulary
 from hotloop.engine.engine import Completion, Engine
 from hotloop.models.model import load_model
 
@@ -95,7 +96,8 @@ class Drafted:
 
 def measure_drafting(bench: Bench) -> list[Result]:
     device, words = bench.device, bench.supplies.words
-    small, large = bench.supplies.small, bench.supplies.large
+    large = bench.supplies.large
+    small = draft_for(large, (bench.supplies.small, bench.supplies.medium)) if large else None
     bench.servers.close()
     itself = _measure(bench, words, words, _HEAVY[device], _LIGHT[device])
     what = f"{bench.scale.repeats} answers of up to {bench.scale.num_drafted} tokens and as many tool calls"
@@ -110,6 +112,18 @@ def measure_drafting(bench: Bench) -> list[Result]:
         Result(claim=DRAFT, what=f"{what}; the engine drafts only where that has been quicker", figures=figures),
         Result(claim=ACCEPTED, what=f"{what}; {each}", figures=[_accepted(bench, itself)]),
     ]
+
+
+def draft_for(large: str, models: Iterable[str | None]) -> str | None:
+    """The first that means the same by each token."""
+    tokenizer = load_model(large).tokenizer
+    for model in filter(None, models):
+        try:
+            check_same_vocabulary(tokenizer, load_model(model).tokenizer)
+        except ModelError:
+            continue
+        return model
+    return None
 
 
 def _accepted(bench: Bench, drafted: Drafted) -> Figure:

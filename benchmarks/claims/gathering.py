@@ -155,7 +155,7 @@ def results_of(found: Mapping[Way, Sequence[Gathered]], about: str) -> list[Resu
         return Figure(name, "s", *([getattr(each, field) for each in found[which]] for which in (ours, way)))
 
     chain: Way = "a call a turn"
-    abandoned = sum(each.is_abandoned for each in found["planned"])
+    carried_out = Figure("plans carried out", "share", [float(not each.is_abandoned) for each in found["planned"]])
     return [
         Result(
             claim=TOOLS,
@@ -168,10 +168,7 @@ def results_of(found: Mapping[Way, Sequence[Gathered]], about: str) -> list[Resu
         Result(
             claim=COMPILER,
             what=f"{what}, planned by `agent.plan`",
-            figures=[against("task", "wall_s", "planned", chain), right("planned"), right(chain)],
-            note=f"{abandoned} of {num_questions} plans were given up, and their runs went on without."
-            if abandoned
-            else "",
+            figures=[against("task", "wall_s", "planned", chain), carried_out, right("planned"), right(chain)],
         ),
         Result(
             claim=GATHER,

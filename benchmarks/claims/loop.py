@@ -9,6 +9,7 @@ run as well, and not counted. Prompts are fitted to the token with the server's 
 what it says it did.
 """
 
+import statistics
 from collections.abc import Callable, Sequence
 
 import httpx
@@ -23,7 +24,7 @@ from hotloop.bench.workload import AgentJob, ChatMessage, WorkloadTurn
 from hotloop.core.errors import RemoteError
 
 _FIRST, _STEP, _NUM_OUTPUT = 200, 300, 8
-_SHORT = 5  # the steps of the published loop
+_SHORT, _NUM_TAKES = 5, 5  # the steps of the published loop, and how often each repeat takes them
 _TEN = tuple(range(1, 11))
 _NUM_SHARED, _NUM_OWN = 2000, 100
 _WORD = " and"
@@ -36,15 +37,16 @@ Counts = Sequence[Sequence[float]]
 
 
 class Loop:
-    """The steps that were run, by number; all of them by interpolation."""
+    """The steps that were run, by number, each once or several times; all of them by interpolation of medians."""
 
-    def __init__(self, numbers: Sequence[int], turns: Sequence[ReplayedTurn]) -> None:
+    def __init__(self, numbers: Sequence[int], turns: Sequence[Sequence[ReplayedTurn]]) -> None:
         self.numbers = numbers
         self.turns = turns
 
     def all(self, of: Callable[[ReplayedTurn], float]) -> list[float]:
         every = np.arange(1, self.numbers[-1] + 1)
-        return [float(value) for value in np.interp(every, self.numbers, [of(turn) for turn in self.turns])]
+        measured = [statistics.median(map(of, takes)) for takes in self.turns]
+        return [float(value) for value in np.interp(every, self.numbers, measured)]
 
     def rise(self, step: int) -> float:
         """That step over the second, the first that has something to find."""
@@ -53,16 +55,22 @@ class Loop:
 
 
 def measure_loop(bench: Bench) -> list[Result]:
-    """All ways in turn, then the next repeat. A turn before them warms each server up."""
+    """All ways in turn, then the next repeat. A turn before them warms each server up. The first steps are short: each
+    repeat takes them several times."""
     numbers = bench.scale.steps
     urls = bench.servers.urls([bench.flags(*disabled) for disabled in WAYS.values()])
-    warm_up, *jobs = (
-        fit_job(urls[0], [_FIRST + step * _STEP for step in range(numbers[-1])], i)
-        for i in range(bench.scale.repeats + 1)
-    )
+
+    def fit(last: int, number: int) -> AgentJob:
+        return fit_job(urls[0], [_FIRST + step * _STEP for step in range(last)], number)
+
+    warm_up = fit(1, -1)
     for url in urls:
-        replay_turns(url, [AgentJob(warm_up.id, warm_up.turns[:1])])
-    return results_of([[_run(url, job, numbers, is_naive=url == urls[0]) for url in urls] for job in jobs])
+        replay_turns(url, [warm_up])
+    repeats = [
+        [fit(last, _NUM_TAKES * i + j) for j, last in enumerate([numbers[-1], *[_SHORT] * (_NUM_TAKES - 1)])]
+        for i in range(bench.scale.repeats)
+    ]
+    return results_of([[_run(url, jobs, numbers, is_naive=url == urls[0]) for url in urls] for jobs in repeats])
 
 
 def results_of(repeats: Sequence[Sequence[Loop]]) -> list[Result]:
@@ -71,7 +79,7 @@ def results_of(repeats: Sequence[Sequence[Loop]]) -> list[Result]:
     last = numbers[-1]
     loop = (
         f"a loop of {last} steps of {_FIRST} tokens and {_STEP} more each, {_NUM_OUTPUT} output; "
-        f"run: {', '.join(map(str, numbers))}"
+        f"run: {', '.join(map(str, numbers))}, the first {_SHORT} of them {_NUM_TAKES} times a repeat"
     )
 
     def figure(name: str, unit: Unit, of: Callable[[Loop], float]) -> Figure:
@@ -171,10 +179,16 @@ def ttft_s(turn: ReplayedTurn) -> float:
     return turn.ttft_s
 
 
-def _run(url: str, job: AgentJob, numbers: Sequence[int], *, is_naive: bool) -> Loop:
-    wanted = sorted({*numbers} if is_naive else {each for number in numbers for each in (max(1, number - 1), number)})
-    turns = replay_turns(url, [AgentJob(job.id, tuple(job.turns[number - 1] for number in wanted))])
-    return Loop(numbers, [turn for number, turn in zip(wanted, turns, strict=True) if number in numbers])
+def _run(url: str, jobs: Sequence[AgentJob], numbers: Sequence[int], *, is_naive: bool) -> Loop:
+    """Of each job as many steps as it has."""
+    takes: dict[int, list[ReplayedTurn]] = {number: [] for number in numbers}
+    for job in jobs:
+        own = {number for number in numbers if number <= len(job.turns)}
+        wanted = sorted(own if is_naive else {each for number in own for each in (max(1, number - 1), number)})
+        turns = replay_turns(url, [AgentJob(job.id, tuple(job.turns[number - 1] for number in wanted))])
+        for number, turn in zip(wanted, turns, strict=True):
+            takes.get(number, []).append(turn)
+    return Loop(numbers, [*takes.values()])
 
 
 def replay_turns(url: str, jobs: Sequence[AgentJob]) -> list[ReplayedTurn]:

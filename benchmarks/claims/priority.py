@@ -3,6 +3,7 @@
 unbatched    one request at a time, in the order they come
 alone        the machine is kept free for the user
 classes      all at once, background agents and sub-agents in the classes that they have
+half         the same where an interactive request leaves others half of the time, which is not the default
 one class    all at once, and nobody before anybody
 """
 
@@ -25,6 +26,7 @@ Gate = AbstractAsyncContextManager[Any]
 """What a request passes through; the whole of it."""
 
 _OPTIONS: Mapping[str, Any] = {"temperature": 0, "ignore_eos": True}
+_HALF = ("--interactive-share", "0.5")
 _NUM_ROUNDS = {"alone": 5, "classes": 5}  # of the user's turns, so that there is a p95; of the others there is none
 
 Fleet = Sequence[tuple[AgentJob, str]]  # and their classes
@@ -95,22 +97,24 @@ def measure_priority(bench: Bench) -> Result:
         "unbatched": [(job, "interactive") for job in jobs],
         "alone": [],
         "classes": list(zip(jobs, classes, strict=True)),
+        "half": list(zip(jobs, classes, strict=True)),
         "one class": [(job, "interactive") for job in jobs],
     }
 
-    async def run(url: str) -> dict[str, list[Shared]]:
+    async def run(url: str, half_url: str) -> dict[str, list[Shared]]:
         found: dict[str, list[Shared]] = {way: [] for way in ways}
-        async with ChatClient(url) as client:
-            for way in ways:
+        async with ChatClient(url) as default, ChatClient(half_url) as half:
+            clients = {way: half if way == "half" else default for way in ways}
+            for way, client in clients.items():
                 await share(client, user, [], way)
             for _ in range(bench.scale.repeats):
                 for way, fleet in ways.items():
                     gate = asyncio.Lock() if way == "unbatched" else None  # whose queue is first in, first out
                     num_rounds = _NUM_ROUNDS.get(way, 1)
-                    found[way].append(await share(client, user, fleet, way, gate=gate, num_rounds=num_rounds))
+                    found[way].append(await share(clients[way], user, fleet, way, gate=gate, num_rounds=num_rounds))
         return found
 
-    found = asyncio.run(run(bench.serve()))
+    found = asyncio.run(run(*bench.servers.urls([bench.flags(), (*bench.flags(), *_HALF)])))
     beside = f"{scale.num_workers} background agents and {scale.num_sub_agents} sub-agents"
     return result_of(found, f"a user's turns of 16 tokens beside {beside}")
 
@@ -125,6 +129,8 @@ def result_of(found: Mapping[str, Sequence[Shared]], what: str) -> Result:
         figures=[
             Figure("throughput", "tokens/s", rates["classes"], rates["unbatched"]),
             Figure("interactive turn", "s", turns["classes"], turns["unbatched"]),
+            Figure("throughput, half the time for others", "tokens/s", rates["half"], rates["unbatched"]),
+            Figure("interactive turn, half the time for others", "s", turns["half"], turns["unbatched"]),
             Figure("throughput beside the user alone", "tokens/s", rates["classes"], rates["alone"]),
             Figure("interactive turn beside the user alone", "s", turns["classes"], turns["alone"]),
             Figure("its p95", "s", p95s["classes"], p95s["alone"]),

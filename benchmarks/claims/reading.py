@@ -20,16 +20,21 @@ _MAX_OUTPUT = 64
 
 def measure_prefix(bench: Bench) -> list[Result]:
     """The last prompts of recorded runs, one run after the other: no two share more than what stands before the first
-    turn. The first of all, which reads that, is left out."""
+    turn. Ways in turn, prompt by prompt. The first of all, which reads what they share, is left out."""
     scale = bench.scale
     num_jobs = 1 + scale.num_prompts * scale.repeats
     read = read_jobs(bench.data, max_jobs=num_jobs, max_turns=100, max_output=_MAX_OUTPUT, max_chars=scale.max_chars)
     jobs = [AgentJob(job.id, job.turns[-1:]) for job in read]
-    ways = [_replay(bench, jobs, *disabled)[1:] for disabled in ((), ("prefix_cache",))]
+    urls = bench.servers.urls([bench.flags(), bench.flags("prefix_cache")])
+    turns = [[replay_turns(url, [job])[0] for url in urls] for job in jobs]
+    ours, naive = zip(*turns[1:], strict=True)
+
+    def values(way: Sequence[ReplayedTurn], of: Callable[[ReplayedTurn], float]) -> list[float]:
+        parts = range(0, len(jobs) - 1, scale.num_prompts)
+        return [statistics.fmean(map(of, way[i : i + scale.num_prompts])) for i in parts]
 
     def figure(name: str, unit: Unit, of: Callable[[ReplayedTurn], float]) -> Figure:
-        parts = range(0, len(jobs) - 1, scale.num_prompts)
-        return Figure(name, unit, *([_median(of, way[i : i + scale.num_prompts]) for i in parts] for way in ways))
+        return Figure(name, unit, values(ours, of), values(naive, of))
 
     what = f"the last prompts of {len(jobs) - 1} {bench.runs}, which share a system prompt and tools"
     return [
@@ -41,7 +46,12 @@ def measure_prefix(bench: Bench) -> list[Result]:
         Result(
             claim=ALONE,
             what=f"{what}, and answers as long as the recorded ones, {_MAX_OUTPUT} tokens at most",
-            figures=[figure("whole answer", "s", latency_s)],
+            figures=[
+                figure("whole answer", "s", latency_s),
+                Figure(
+                    "prefill of it without a cache", "share", values(naive, lambda turn: turn.ttft_s / turn.latency_s)
+                ),
+            ],
         ),
     ]
 
@@ -96,10 +106,6 @@ def measure_serving(bench: Bench) -> Result:
             for name, values in zip(SERVED, rows, strict=True)
         ],
     )
-
-
-def _median(of: Callable[[ReplayedTurn], float], turns: Sequence[ReplayedTurn]) -> float:
-    return statistics.median(map(of, turns))
 
 
 def _replay(bench: Bench, jobs: Sequence[AgentJob], *disabled: str) -> list[ReplayedTurn]:

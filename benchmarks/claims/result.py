@@ -137,11 +137,17 @@ class Result:
         return {figure.name: figure for figure in self.figures}
 
 
-def write_results(path: Path, results: Iterable[Result], taken: Taken) -> None:
-    """Results replace those of the same claim that the file has; the others stay as they are, and figures stay where
-    there are none now."""
+def write_results(
+    path: Path, results: Iterable[Result], taken: Taken, is_better: Callable[[Result, Result], bool] = lambda *_: True
+) -> None:
+    """Results replace those of the same claim that the file has, if they are better; the others stay as they are, and
+    figures stay where there are none now."""
     kept = {result.claim: result for result in (read_results(path) if path.exists() else ())}
-    new = (result for result in results if result.figures or result.claim not in kept)
+    new = (
+        result
+        for result in results
+        if result.claim not in kept or (result.figures and is_better(result, kept[result.claim]))
+    )
     kept |= {result.claim: replace(result, taken=taken) for result in new}
     try:
         path.write_text(json.dumps([plain_of(result) for result in kept.values()], indent=1) + "\n", encoding="utf-8")

@@ -37,6 +37,7 @@ def _figures(kind: str, path: Path, num_splits: int, taken: Taken) -> list[Figur
     return [
         Figure(f"{kind}: predicted right", "share", [each.precision for each in found]),
         Figure(f"{kind}: off a predicted step", "s", [each.hidden_s / max(1, each.guesses.num_hits) for each in found]),
+        Figure(f"{kind}: off each step", "s", [each.hidden_s / each.num_calls for each in found]),
         Figure(f"{kind}: read-only calls run ahead", "share", [each.coverage for each in found]),
         Figure(f"{kind}: waited for a tool", "s", waited, [each.tool_s / each.num_calls for each in found]),
     ]

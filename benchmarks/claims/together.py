@@ -16,7 +16,7 @@ from dataclasses import replace
 from itertools import islice
 
 from benchmarks.agent.fleet import NAIVE_LOOP, FleetRun, Patterns, Work
-from benchmarks.agent.recorded import AgentJob, read_agent_jobs
+from benchmarks.agent.recorded import AgentJob, Episode, read_agent_jobs
 from benchmarks.agent.speculation import read_runs
 from benchmarks.claims.bench import Bench
 from benchmarks.claims.published import COMBINED, TOGETHER, UNOPTIMISED
@@ -27,11 +27,12 @@ from hotloop.agent.speculation import SpeculativeTools
 from hotloop.agent.wire.openai import OpenAIModel
 from hotloop.bench.client import ChatClient
 from hotloop.bench.serving import NAIVE, ChildServer
-from hotloop.core.errors import ConfigError
+from hotloop.core.errors import ConfigError, RemoteError
 from hotloop.wire.event import Event
 
 _NUM_LESSONS = 12  # runs that are learned from, each of another workflow
 _EVERY = 4  # of so many agents one has a user who waits
+_LEAST_TURNS, _MAX_RUN_S = 3, 60.0  # of a job in the naive loop
 _TIERS = """
 [[tiers]]
 name = "small"
@@ -91,13 +92,14 @@ async def run_whole(
 
 
 def measure_together(bench: Bench, max_tokens: int = 16) -> list[Result]:
-    """Each repeat has other runs of the same workflows and finds nothing in a cache; speculation has seen some."""
+    """Each repeat has other runs of the same workflows and finds nothing in a cache; speculation has seen some. Jobs
+    have as many turns as let the naive loop end: one of the first repeat is tried beforehand."""
     models = _models(bench)
     small, large = models.values()
     lessons = read_runs(bench.workflows)[:_NUM_LESSONS]
     read = read_agent_jobs(bench.workflows, max_chars=100_000, skip=_NUM_LESSONS)
     num_jobs = bench.scale.num_jobs
-    rounds = [[*map(_trimmed, islice(read, num_jobs))] for _ in range(bench.scale.repeats)]
+    whole_rounds = [[*map(_trimmed, islice(read, num_jobs))] for _ in range(bench.scale.repeats)]
     naive_url, *urls = bench.servers.urls([(*bench.own_flags(large), *NAIVE), *map(bench.own_flags, (small, large))])
 
     def take_whole(url: str, jobs: Sequence[AgentJob], salt: str) -> FleetRun:
@@ -106,15 +108,41 @@ def measure_together(bench: Bench, max_tokens: int = 16) -> list[Result]:
             predictor.learn(lesson)
         return asyncio.run(run_whole(url, jobs, max_tokens, SpeculativeTools(predictor), salt))
 
+    def take_naive(jobs: Sequence[AgentJob]) -> FleetRun:
+        return asyncio.run(run_naive(naive_url, jobs, max_tokens))
+
+    tried = shortened(whole_rounds[0][0], _LEAST_TURNS)
+    num_turns = fitting_turns(take_naive([tried]).mean_run_s)
+    rounds = [[shortened(job, num_turns) for job in jobs] for jobs in whole_rounds]
     with _routed(bench, dict(zip(models, urls, strict=True))) as url:
-        pairs = [
-            (asyncio.run(run_naive(naive_url, jobs, max_tokens)), take_whole(url, jobs, f"repeat {i}"))
+        taken = [
+            (take_naive(jobs), take_whole(url, jobs, f"repeat {i}"), take_whole(url, jobs[:1], f"alone {i}"))
             for i, jobs in enumerate(rounds)
         ]
     agents = f"{num_jobs} agents of {rounds[0][0].num_turns} turns, all there at once, tools of 0.4 s"
     sizes = [bench.size_of(model) for model in (small, large)]
     tiers = f"turns that only call go to the small tier ({sizes[0]}), others to {sizes[1]}"
-    return results_of(pairs, f"{agents}; one user of {_EVERY} waits; {tiers}")
+    return results_of(taken, f"{agents}; one user of {_EVERY} waits; {tiers}")
+
+
+def fitting_turns(least_s: float) -> int:
+    """How many turns a job may have, by what the fewest took; prompts grow, so that it may take a little longer. Raises
+    ConfigError where the fewest are too many."""
+    if least_s > _MAX_RUN_S:
+        raise ConfigError(
+            f"{_LEAST_TURNS} turns of a naive loop take {least_s:.0f} s here: --large wants a smaller model"
+        )
+    return max(_LEAST_TURNS, int(_LEAST_TURNS * _MAX_RUN_S / least_s)) if least_s else _LEAST_TURNS
+
+
+def shortened(job: AgentJob, num_turns: int) -> AgentJob:
+    """The first calls of each episode, and its answer."""
+
+    def cut(episode: Episode) -> Episode:
+        *calls, answer = episode.answers
+        return replace(episode, answers=(*calls[: num_turns - 1], answer))
+
+    return job._replace(episodes=tuple(map(cut, job.episodes)))
 
 
 def _models(bench: Bench) -> dict[str, str]:
@@ -127,9 +155,12 @@ def _models(bench: Bench) -> dict[str, str]:
     return {"small": small, "large": large}
 
 
-def results_of(pairs: Sequence[tuple[FleetRun, FleetRun]], what: str) -> list[Result]:
-    """Of each repeat the naive loop, and everything; all of them do the same work."""
-    naive, whole = zip(*pairs, strict=True)
+def results_of(taken: Sequence[tuple[FleetRun, FleetRun, FleetRun]], what: str) -> list[Result]:
+    """Of each repeat the naive loop, everything, and everything with the first agent alone; all do the same work.
+    Raises RemoteError where a job failed: then they did not."""
+    if failures := [failure for runs in taken for run in runs for failure in run.failures]:
+        raise RemoteError(failures[0])
+    naive, whole, alone = zip(*taken, strict=True)
 
     def figure(name: str, unit: Unit, of: Callable[[FleetRun], float]) -> Figure:
         return Figure(name, unit, *([of(run) for run in each] for each in (whole, naive)))
@@ -137,9 +168,14 @@ def results_of(pairs: Sequence[tuple[FleetRun, FleetRun]], what: str) -> list[Re
     throughput = figure("throughput", "jobs/min", lambda run: run.jobs_per_min)
     p95 = figure("p95 of a job", "s", lambda run: run.p95_s)
     mean = figure("mean job", "s", lambda run: statistics.fmean(run.job_times_s))
+    one = Figure("one agent", "s", *([run.run_times_s[0] for run in each] for each in (alone, naive)))
     return [
         Result(claim=TOGETHER, what=what, figures=[throughput, p95]),
-        Result(claim=COMBINED, what=f"{what}; from when a job is given until it is done", figures=[mean]),
+        Result(
+            claim=COMBINED,
+            what=f"{what}; an agent with nobody beside it; of all, the mean from when a job is given until it is done",
+            figures=[one, mean],
+        ),
         Result(
             claim=UNOPTIMISED,
             what=f"{what}; the naive loop alone, a job from when it is begun",

@@ -118,6 +118,13 @@ def test_what_was_not_measured_says_so_and_no_words_break_the_table():
     assert "not measured: failed: a \\| b &lt;script>" in section
 
 
+def test_a_row_says_what_is_wanted_and_why_a_machine_has_no_figures():
+    section = render_section(Kept({TOKENS: GROWING}, {}, []))
+    [row] = [line for line in section.splitlines() if line.startswith(f"| {TOKENS} | 5 steps")]
+    assert " | prefilled 2.7× | " in row
+    assert " | not measured: tokens are counted, and are the same on every machine | " in row
+
+
 def test_engines_side_by_side():
     names = ("one, tokens/s", "one, first token", "batch, tokens/s", "batch, first token")
     figures = [Figure(name, "tokens/s" if "tokens" in name else "s", [2.0], [1.0]) for name in names[:3]]

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from benchmarks.claims.published import CLAIMS, CONTINUOUS, DRAFT, PRIORITY, SPECULATION, TIERS, Need
+from benchmarks.claims.published import CLAIMS, CONTINUOUS, DRAFT, PRIORITY, SPECULATION, TIERS, Need, says_more
 from benchmarks.claims.result import Figure, Result, Taken, read_results, taken_here, write_results
 
 from hotloop.core.errors import ConfigError
@@ -86,6 +86,18 @@ def test_results_replace_those_of_their_claim_alone(tmp_path: Path):
     write_results(path, [Result(claim=TIERS, missing="no models"), Result(claim=DRAFT, missing="no words")], TAKEN)
     tiers, speculation, draft = read_results(path)
     assert (tiers.what, draft.missing) == ("new", "no words"), "what was measured is not lost"
+
+
+def test_what_is_measured_well_enough_gives_no_way_to_what_is_not(tmp_path: Path):
+    def tiers(*values: float) -> Result:
+        figures = [Figure(name, "s", [*values], [10.0] * len(values)) for name in ("cost", "latency")]
+        return Result(claim=TIERS, what=f"{values[0]:g}", figures=figures)
+
+    path = tmp_path / "claims.json"
+    well, apart, again = tiers(2, 2, 2), tiers(1, 2, 4), tiers(3, 3, 3)
+    for taken, kept in ((apart, "1"), (well, "2"), (apart, "2"), (again, "3")):
+        write_results(path, [taken], TAKEN, says_more)
+        assert read_results(path)[0].what == kept
 
 
 def test_what_is_no_results(tmp_path: Path):

@@ -16,7 +16,7 @@ from benchmarks.agent.recorded import read_agent_jobs
 from benchmarks.agent.speculation import read_runs
 from benchmarks.claims.batching import WAYS, Served, Way, asker, draw_arrivals, results_of, serve_arrivals
 from benchmarks.claims.bench import CARD, FULL, QUICK, Bench, Supplies, open_bench
-from benchmarks.claims.drafting import Drafted, Pair, accepted_share
+from benchmarks.claims.drafting import Drafted, Pair, accepted_share, draft_for
 from benchmarks.claims.gathering import WAYS as GATHERING_WAYS
 from benchmarks.claims.gathering import Gathered, gather, measure_many
 from benchmarks.claims.gathering import results_of as gathering_results
@@ -53,7 +53,7 @@ from benchmarks.claims.result import Result
 from benchmarks.claims.run import run_claims
 from benchmarks.claims.speculation import measure_speculation
 from benchmarks.claims.tiers import results_of as tiers_results
-from benchmarks.claims.together import HintedModel, run_naive, run_whole
+from benchmarks.claims.together import HintedModel, fitting_turns, run_naive, run_whole, shortened
 from benchmarks.claims.together import results_of as together_results
 from benchmarks.claims.utilisation import Shape, busy_share
 from benchmarks.claims.workflows import write_workflows
@@ -64,6 +64,7 @@ from tests.benchmarks.tiers.test_questions import QUESTIONS
 from tests.benchmarks.tiers.test_run import URLS
 from tests.benchmarks.tiers.test_run import Pair as PairOfServers
 from tests.engine.tiny import TOKENIZER, VOCAB_SIZE
+from tests.models.tiny import write_smallest
 from tests.server.serving import Serving
 
 from hotloop.agent.model import Ask
@@ -73,7 +74,7 @@ from hotloop.backends.null import NullBackend
 from hotloop.bench.client import ChatClient
 from hotloop.bench.replay import ReplayedTurn
 from hotloop.bench.workload import generate_jobs
-from hotloop.core.errors import RemoteError
+from hotloop.core.errors import ConfigError, RemoteError
 from hotloop.core.message import Message
 from hotloop.core.request import SamplingParams, Usage
 from hotloop.engine.engine import Completion, Engine
@@ -161,11 +162,12 @@ async def test_unbatched_is_one_request_at_a_time():
 
 
 def test_classes_are_against_unbatched_and_against_the_user_alone():
-    ways = {"unbatched": (10, 4.0), "alone": (8, 1.0), "classes": (25, 1.5), "one class": (25, 3.0)}
+    ways = {"unbatched": (10, 4.0), "alone": (8, 1.0), "classes": (25, 1.5), "half": (30, 2.0), "one class": (25, 3.0)}
     found = {way: [Shared(1.0, tokens, [turn_s])] * 3 for way, (tokens, turn_s) in ways.items()}
     result = priority_result(found, "a user")
     assert result.figure("throughput").times == [2.5] * 3
     assert result.figure("interactive turn").times == [4.0 / 1.5] * 3
+    assert result.figure("throughput, half the time for others").times == [3.0] * 3
     assert result.figure("throughput beside the user alone").times == [25 / 8] * 3
     assert result.figure("interactive turn beside the user alone").times == [1 / 1.5] * 3
     assert CLAIMS[PRIORITY].holds(result)
@@ -201,7 +203,9 @@ def test_a_loop_as_it_was_published():
         numbers = (1, 2, 3, 4, 5, 9)
         prompts = [200 + 300 * (number - 1) for number in numbers]
         costs = [(prompt, found, (prompt - found) / 1000) for prompt, found in zip(prompts, cached, strict=True)]
-        return Loop(numbers, [ReplayedTurn("", 0, s, s + 0.01, Usage(prompt, found, 8)) for prompt, found, s in costs])
+        turns = [ReplayedTurn("", 0, s, s + 0.01, Usage(prompt, found, 8)) for prompt, found, s in costs]
+        slow = ReplayedTurn("", 0, 9.0, 9.0, Usage(200, 0, 8))
+        return Loop(numbers, [[turn, turn, *[slow] * (turn is turns[0])] for turn in turns])
 
     reused = loop(0, 200, 500, 800, 1100, 2300)
     results = {each.claim: each for each in loop_results([(loop(*[0] * 6), reused, reused)] * 3)}
@@ -285,7 +289,8 @@ def test_gathering_is_against_what_each_claim_names():
     results = {each.claim: each for each in gathering_results(found, "a tool")}
     assert results[TOOLS].figure("tools").times == [3.0]
     assert results[COMPILER].figure("task").saved == [1 - 5 / 16]
-    assert results[COMPILER].note.startswith("1 of 1 plans")
+    assert results[COMPILER].figure("plans carried out").ours == [0.0]
+    assert not CLAIMS[COMPILER].holds(results[COMPILER]), "whatever the run took that went on without"
     assert results[GATHER].figure("task").times == [4.0], "against a chain that reasons after each call"
     assert results[GATHER].figure("cities called at once").ours == [pytest.approx(2 / 3)]
     assert results[COMPILER].figure("cities called a call a turn").ours == [pytest.approx(1 / 3)]
@@ -317,6 +322,17 @@ def test_drafts_are_against_none():
     assert figures["prose"].times == [2.0] * 3
     assert figures["accepted of these"].ours == [0.75]
     assert figures["same output"].ours == [1.0, 1.0, 0.5]
+
+
+def test_a_draft_model_has_the_vocabulary_of_the_large_one(tmp_path: Path):
+    large, other, same = (str(write_smallest(tmp_path / name)) for name in ("large", "other", "same"))
+    path = tmp_path / "other" / "tokenizer.json"
+    plain = json.loads(path.read_text("utf-8"))
+    vocabulary = plain["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    path.write_text(json.dumps(plain), "utf-8")
+    assert draft_for(large, (None, other, same)) == same
+    assert draft_for(large, (other, None)) is None
 
 
 def test_what_is_accepted_is_what_the_draft_model_has_as_its_likeliest():
@@ -360,13 +376,35 @@ async def test_turns_say_whether_they_are_the_last():
 def test_everything_against_the_naive_loop():
     naive = FleetRun("", 120.0, [60.0, 120.0], [20.0, 30.0])
     whole = FleetRun("", 24.0, [12.0, 24.0], [12.0, 24.0])
-    results: dict[str, Result] = {each.claim: each for each in together_results([(naive, whole)] * 3, "two agents")}
+    alone = FleetRun("", 8.0, [8.0], [8.0])
+    taken = [(naive, whole, alone)] * 3
+    results: dict[str, Result] = {each.claim: each for each in together_results(taken, "two agents")}
     assert results[TOGETHER].figure("throughput").baseline == [1.0] * 3
     assert results[TOGETHER].figure("throughput").times == [5.0] * 3
     assert results[TOGETHER].figure("p95 of a job").saved == [0.8] * 3
     assert results[COMBINED].figure("mean job").saved == [0.8] * 3
+    assert results[COMBINED].figure("one agent").saved == [0.6] * 3, "its own time, as if nobody had been before it"
     assert results[UNOPTIMISED].figure("naive run").ours == [25.0] * 3
     assert all(CLAIMS[claim].holds(result) for claim, result in results.items())
+
+
+def test_a_job_that_failed_is_no_measurement():
+    done, failed = FleetRun("", 8.0, [8.0], [8.0]), FleetRun("", 9.0, [], [], failures=["job-1: no answer"])
+    with pytest.raises(RemoteError, match="no answer"):
+        together_results([(failed, done, done)], "two agents")
+
+
+def test_jobs_have_as_many_turns_as_the_naive_loop_ends_with(tmp_path: Path):
+    path = tmp_path / "workflows.jsonl"
+    write_workflows(path, num_rounds=1)
+    job = next(read_agent_jobs(path, max_chars=26_000))
+    assert [fitting_turns(least_s) for least_s in (0.0, 10.0, 36.0, 60.0)] == [3, 18, 5, 3]
+    with pytest.raises(ConfigError, match="smaller model"):
+        fitting_turns(61.0)
+    short = shortened(job, 3)
+    assert (short.num_turns, short.num_calls) == (3, 2)
+    assert short.episodes[0].answers == (*job.episodes[0].answers[:2], job.episodes[0].answers[-1])
+    assert shortened(job, 18) == job
 
 
 async def test_both_ways_do_the_same_jobs(tmp_path: Path):
