@@ -36,7 +36,15 @@ def die() -> None:
     os._exit(3)
 
 
-TOOLS: dict[str, Callable[..., Any]] = {each.__name__: each for each in (add, process, environment, refuse, block, die)}
+def mutter() -> str:
+    """Says what is no UTF-8 where messages are."""
+    sys.stdout.buffer.write(b"caf\xe9\n")
+    return "said"
+
+
+TOOLS: dict[str, Callable[..., Any]] = {
+    each.__name__: each for each in (add, process, environment, refuse, block, die, mutter)
+}
 
 
 def call(name: str, arguments: Json) -> Json:
@@ -52,7 +60,7 @@ def result_of(method: str, params: Json) -> Json:
         about = {"name": "plain", "version": "1"}
         return {"protocolVersion": params["protocolVersion"], "capabilities": {"tools": {}}, "serverInfo": about}
     if method == "tools/list":
-        return {"tools": [{"name": name, "inputSchema": {"type": "object"}} for name in [*TOOLS, "hang"]]}
+        return {"tools": [{"name": name, "inputSchema": {"type": "object"}} for name in [*TOOLS, "hang", "limit"]]}
     return call(params["name"], params.get("arguments") or {})
 
 
@@ -65,6 +73,8 @@ def serve() -> None:
             answer["error"] = {"code": -32601, "message": "unknown"}
         elif params.get("name") == "hang":
             continue
+        elif params.get("name") == "limit":
+            answer["error"] = {"code": -32000, "message": "too many calls"}
         else:
             answer["result"] = result_of(method, params)
         if "id" in asked:

@@ -117,6 +117,15 @@ async def test_an_answer_that_says_less_is_another() -> None:
     assert [event.text for event in of(Text, events)] == ["One.\n", "Two.\n", "One.\n"]
 
 
+async def test_an_answer_of_a_type_that_is_not_said_again_is_none() -> None:
+    tools = Tools()
+    first = [[ScriptedCall("final_answer", value=1)], [ScriptedCall("final_answer", value=2)]]
+    model = Breaking(first, after=4, other=[[ScriptedCall("look", at="home")], [ScriptedCall("final_answer", value=2)]])
+    agent = Agent(model, [tool(read_only=True)(tools.look)], output=int)
+    assert (await agent.run("go")).output == 2
+    assert tools.looked == ["home"]
+
+
 async def test_a_turn_that_has_written_is_not_asked_for_again() -> None:
     """It ends where it broke off: the model sees what was done, and goes on."""
     tools = Tools()

@@ -1,6 +1,8 @@
 """What an agent is asked to keep to: instructions from the context, validators, guards; and mistakes told early."""
 
 import asyncio
+import signal
+import threading
 from dataclasses import dataclass
 
 import pytest
@@ -205,3 +207,25 @@ async def test_tools_of_a_sub_agent_are_approved_by_its_caller() -> None:
     lead = Agent(ScriptedModel(script), [clerk.as_tool("ask", "Asks.")], approve=lambda call: True)
     assert (await lead.run("go")).output == "done"
     assert paid == [5]
+
+
+def test_an_interrupted_run_sync_cancels_the_run() -> None:
+    """As a notebook's stop button does."""
+    ended, main = list[str](), threading.get_ident()
+
+    @tool(timeout_s=None)
+    async def wait() -> None:
+        try:
+            signal.pthread_kill(main, signal.SIGINT)
+            await asyncio.Event().wait()
+        finally:
+            ended.append("cancelled")
+
+    async def cell() -> None:
+        Agent(ScriptedModel([[ScriptedCall("wait")], "done"]), [wait]).run_sync("go")
+
+    loop = asyncio.new_event_loop()
+    with pytest.raises(KeyboardInterrupt):
+        loop.run_until_complete(cell())
+    loop.close()
+    assert ended == ["cancelled"]

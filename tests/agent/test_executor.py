@@ -267,3 +267,44 @@ async def test_images_in_results_are_in_the_messages() -> None:
     assert result["content"].startswith("The cat:")
     assert {"type": "image_url", "image_url": {"url": cat.url}} in shown["content"]
     assert [block["type"] for block in blocks["content"][0]["content"]] == ["text", "image"]
+
+
+async def test_who_gives_up_a_call_leaves_it_to_others_that_wait_for_it() -> None:
+    is_open, looked = asyncio.Event(), list[str]()
+
+    @tool(read_only=True, timeout_s=None)
+    async def look(at: str) -> str:
+        looked.append(at)
+        try:
+            await is_open.wait()
+        except asyncio.CancelledError:
+            looked.append(f"not {at}")
+            raise
+        return f"{at} is there"
+
+    wire = [{"index": i, "id": f"{i}", "function": {"name": "look", "arguments": '{"at": "home"}'}} for i in range(2)]
+    delta = {"choices": [{"index": 0, "delta": {"tool_calls": wire}, "finish_reason": "tool_calls"}]}
+    async with (
+        WireServer(Reply(f"data: {json.dumps(delta)}\n\ndata: [DONE]\n\n".encode())) as server,
+        ToolExecutor([look]) as executor,
+    ):
+        client = openai_at(server.url, event_hooks=executor.hooks)
+        stream = await client.chat.completions.create(model="x", messages=MESSAGES, stream=True)  # type: ignore[call-overload]
+        assert [chunk async for chunk in stream]
+        await client.close()
+        first, second = (asyncio.create_task(executor.call("look", {"at": "home"})) for _ in range(2))
+        while not looked:  # noqa: ASYNC110  nobody tells when it is so
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.wait({first})
+        is_open.set()
+        assert await second == "home is there"
+        assert looked == ["home"]
+        is_open.clear()
+        last = asyncio.create_task(executor.call("look", {"at": "work"}))
+        while looked[-1] != "work":  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        last.cancel()
+        while looked[-1] != "not work":  # noqa: ASYNC110  what nobody waits for is stopped
+            await asyncio.sleep(0)

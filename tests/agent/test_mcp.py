@@ -152,6 +152,19 @@ async def test_a_server_that_dies_is_an_error_of_its_tools():
         assert await call(tools["add"], '{"a": 1}') == ("Error: the MCP server has gone", True)
 
 
+async def test_what_is_no_text_ends_nothing():
+    async with AsyncExitStack() as stack:
+        tools = {tool.spec.name: tool for tool in await child().open(stack)}
+        assert await call(tools["mutter"]) == ("said", False)
+        assert await call(tools["add"], '{"a": 1}') == ("3", False)
+
+
+async def test_an_error_of_a_servers_own_is_told_though_the_library_has_its_number():
+    async with AsyncExitStack() as stack:
+        tools = {tool.spec.name: tool for tool in await child().open(stack)}
+        assert await call(tools["limit"]) == ("Error: too many calls", True)
+
+
 @pytest.mark.parametrize(
     ("source", "reason"),
     [

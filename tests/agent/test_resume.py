@@ -12,7 +12,8 @@ from tests.agent.runs import end_of, listen, of
 
 from hotloop.agent.agent import Agent
 from hotloop.agent.compaction import Compaction
-from hotloop.agent.events import CallFinished, Compacted, RunStarted, TurnStarted
+from hotloop.agent.conversation import Conversation
+from hotloop.agent.events import CallDispatched, CallFinished, Compacted, Event, RunStarted, TurnStarted
 from hotloop.agent.journal import ApprovalPending, Uncertain
 from hotloop.agent.limits import Limits
 from hotloop.agent.model import Ask
@@ -21,10 +22,11 @@ from hotloop.agent.scripted import Part, ScriptedCall, ScriptedModel
 from hotloop.agent.tools.consent import Approval
 from hotloop.agent.tools.tool import ToolError, tool
 from hotloop.core.errors import ConfigError, HotloopError, RemoteError
-from hotloop.core.message import ToolCall
-from hotloop.core.stream import CallOpened
+from hotloop.core.message import Message, ToolCall
+from hotloop.core.stream import CallClosed, CallDelta, CallOpened, TextDelta
 from hotloop.trace.journal import Entry, Journal, RunTaken
 from hotloop.trace.store import StoreTracer
+from hotloop.wire.event import Ended as WireEnded
 from hotloop.wire.event import Event as WireEvent
 
 
@@ -477,6 +479,155 @@ async def test_a_step_of_a_plan_does_not_run_on_a_result_that_waits_for_a_decisi
         "receipt 5",
         "Error: not run: it needs the result of step 'a' (pay), which waits for a decision",
     ]
+
+
+@pytest.mark.parametrize("answer", [[], ["Let me see.\n"]])
+async def test_what_came_before_an_answer_that_broke_off_is_known(tracer: StoreTracer, answer: list[Part]) -> None:
+    """However often the run goes on; the turns are numbered on."""
+    effects = Effects()
+
+    class Breaking(ScriptedModel):
+        """Breaks off for the first time in each turn, and may be asked again; `is_down` ends the run then."""
+
+        is_down = True
+
+        def __init__(self, script: Any) -> None:
+            super().__init__(script)
+            self.broken: set[int] = set()
+
+        async def stream(self, ask: Ask) -> AsyncGenerator[WireEvent, None]:
+            num_messages = len(ask.messages)
+            if num_messages not in self.broken:
+                self.broken.add(num_messages)
+                yield TextDelta("Let me")
+                raise RemoteError("the connection broke", can_retry=True)
+            if self.is_down and num_messages > 1:
+                raise RemoteError("nobody is there")
+            async for event in super().stream(ask):
+                yield event
+
+    model = Breaking([[*answer, ScriptedCall("write", line="a")], [*answer, ScriptedCall("write", line="b")], "ok"])
+    agent = Agent(model, [tool(effects.write)], tracer=tracer)
+    run_id = run_id_of(await listen(agent))
+    for _ in range(2):
+        with pytest.raises(RemoteError):
+            await agent.resume(run_id)
+    model.is_down = False
+    result = await agent.resume(run_id)
+    assert (result.output, effects.done, result.spent.num_turns) == ("ok", ["a", "b"], 3)
+    assert [message.role for message in result.conversation.messages] == [
+        "user",
+        *["assistant", "tool"] * 2,
+        "assistant",
+    ]
+
+
+async def test_a_result_is_not_that_of_a_dropped_call_of_the_same_id(tracer: StoreTracer) -> None:
+    """Some servers number the calls of each answer, and what the model says instead of an answer that broke off may
+    be another call."""
+    is_open = {at: asyncio.Event() for at in "ab"}
+    looked: list[str] = []
+
+    class Numbering(ScriptedModel):
+        async def stream(self, ask: Ask) -> AsyncGenerator[WireEvent, None]:
+            self.asks.append(ask)
+            if len(ask.messages) > 1:
+                yield TextDelta("ok")
+                return
+            at = "a" if len(self.asks) == 1 else "b"
+            yield CallOpened(0, "call_0", "look")
+            yield CallDelta(0, f'{{"at": "{at}"}}')
+            yield CallClosed(0)
+            if at == "a":
+                while not looked:  # noqa: ASYNC110  the journal has that it began
+                    await asyncio.sleep(0)
+                raise RemoteError("the connection broke", can_retry=True)
+            yield WireEnded("calls")
+
+    @tool(read_only=True, timeout_s=None)
+    async def look(at: str) -> str:
+        looked.append(at)
+        await is_open[at].wait()
+        return f"{at} is there"
+
+    agent = Agent(Numbering([]), [look], tracer=tracer)
+    events: list[Event] = []
+    run = agent.stream("go")
+    async for event in run:
+        events.append(event)
+        if len(of(CallDispatched, events)) == 2:
+            break
+    is_open["a"].set()
+    while sum(task.get_name() == "tool look" for task in asyncio.all_tasks()) > 2:  # noqa: ASYNC110  the other's
+        await asyncio.sleep(0)
+    await run.aclose()
+    is_open["b"].set()
+    result = await agent.resume(run_id_of(events))
+    assert [message.content for message in result.conversation.messages if message.role == "tool"] == ["b is there"]
+
+
+async def test_a_later_call_may_have_the_id_of_one_that_was_running(tracer: StoreTracer) -> None:
+    """As of servers that number them, once the turns with the others are in a summary."""
+    effects, is_open = Effects(), asyncio.Event()
+
+    async def write(line: str) -> str:
+        await is_open.wait()
+        return effects.write(line)
+
+    def answer(ask: Ask) -> Any:
+        if ask.choice == "none":
+            return "a summary"
+        told = any("summary" in message.content for message in ask.messages)
+        return "ok" if effects.done else ScriptedCall("write", line="b" if told else "a")
+
+    # So large that it is shortened before each turn.
+    compaction = Compaction(window_tokens=8000, fill=0.1, num_kept=0)
+    agent = Agent(Renaming(answer), [tool(write)], compaction=compaction, tracer=tracer)
+    conversation = Conversation([Message("user", "word " * 2000), Message("assistant", "word " * 2000)])
+    events: list[Event] = []
+    run = agent.stream("go", conversation=conversation)
+    async for event in run:
+        events.append(event)
+        if of(CallDispatched, events):
+            break
+    await run.aclose()
+    is_open.set()
+    result = await agent.resume(run_id_of(events))
+    assert (result.output, len(effects.done)) == ("ok", 1)
+
+
+async def test_who_gives_up_while_a_run_is_taken_over_leaves_it_free(tracer: StoreTracer) -> None:
+    class Interrupting:
+        """A journal in which the one who takes a run is cancelled as soon as it has it."""
+
+        has_taken = False
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(journal, name)
+
+        def take(self, run_id: str) -> "Future[Any]":
+            taken = journal.take(run_id)
+            taken.result()
+            self.has_taken = True
+            return taken
+
+        def read(self, run_id: str, kind: str = "") -> "Future[Any]":
+            if self.has_taken:
+                running.cancel()
+            return journal.read(run_id, kind)
+
+    model, journal = Failing([ScriptedCall("write", line="a"), "ok"]), tracer.journal
+    model.is_down = True
+    agent = Agent(model, [tool(Effects().write)], tracer=tracer)
+    run_id = run_id_of(await listen(agent))
+    tracer.journal = Interrupting()  # type: ignore[assignment]
+    running = asyncio.create_task(agent.resume(run_id))
+    await asyncio.wait({running})
+    assert running.cancelled()
+    tracer.journal = journal
+    assert await state_of(tracer, run_id) == "failed"
+    model.is_down = False
+    assert (await agent.resume(run_id)).output == "ok"
 
 
 async def test_a_conversation_that_was_shortened_stays_short(tracer: StoreTracer) -> None:

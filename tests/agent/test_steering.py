@@ -1,7 +1,7 @@
 """Runs that are spoken to, paused and cancelled while they go on: from here, and from another process."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,16 +20,17 @@ from hotloop.agent.events import (
     TurnFinished,
 )
 from hotloop.agent.journal import RunStopped
-from hotloop.agent.limits import Limits
+from hotloop.agent.limits import Limits, Run
 from hotloop.agent.model import Ask
 from hotloop.agent.past import cancel, pause, send
 from hotloop.agent.run_stream import RunStream
 from hotloop.agent.scripted import Part, ScriptedCall, ScriptedModel
-from hotloop.agent.tools.tool import tool
-from hotloop.core.errors import ConfigError
+from hotloop.agent.tools.tool import Context, tool
+from hotloop.core.errors import ConfigError, RemoteError
 from hotloop.core.message import Message
 from hotloop.trace.store import StoreTracer
 from hotloop.trace.tracer import NullTracer
+from hotloop.wire.event import Event as WireEvent
 
 SCRIPT = [ScriptedCall("write", line="a"), ScriptedCall("write", line="b"), "Both are written.", "And so is that."]
 
@@ -312,3 +313,55 @@ async def test_who_is_not_running_cannot_be_paused_and_who_is_done_hears_nothing
         await pause(other.journal, run_id)
     with pytest.raises(ConfigError, match="is done"):
         await send(other.journal, run_id, Message("user", "x"))
+
+
+async def test_what_another_process_says_before_the_last_answer_joins(tracer: StoreTracer, other: StoreTracer) -> None:
+    """Though a run looks for it twice a second only."""
+
+    async def look(run: Context[Run]) -> str:
+        await send(other.journal, run.id, Message("user", "told"))
+        return "seen"
+
+    agent = Agent(ScriptedModel([ScriptedCall("look"), "one", "two"]), [tool(look)], tracer=tracer)
+    events = [event async for event in agent.stream("go")]
+    assert [event.text for event in of(MessageJoined, events)] == ["told"]
+    assert last(events).output == "two"
+
+
+async def test_what_was_said_from_two_sides_is_kept_until_it_has_joined(
+    tracer: StoreTracer, other: StoreTracer
+) -> None:
+    """What has joined is taken off the journal, not what was written there first."""
+
+    async def write() -> str:
+        await send(other.journal, run_id_of(events), Message("user", "told"))
+        run.send("sent")
+        return "written"
+
+    class Failing(ScriptedModel):
+        async def stream(self, ask: Ask) -> AsyncGenerator[WireEvent, None]:
+            if is_down and any(message.role == "tool" for message in ask.messages):
+                raise RemoteError("nobody is there")
+            async for event in super().stream(ask):
+                yield event
+
+    is_down = [True]
+    agent = Agent(Failing([ScriptedCall("write"), "ok"]), [tool(write)], tracer=tracer)
+    run, events = agent.stream("go"), list[Event]()
+    async for event in run:
+        events.append(event)
+    assert last(events).end == "failed"
+    is_down.clear()
+    said = (await agent.resume(run_id_of(events))).conversation.messages
+    assert sorted(message.content for message in said if message.role == "user") == ["go", "sent", "told"]
+
+
+async def test_a_run_that_has_failed_takes_no_message_though_nobody_has_read_its_end(tracer: StoreTracer) -> None:
+    run = Agent(ScriptedModel([]), tracer=tracer).stream("go")
+    run_id = run_id_of([await anext(run)])
+    row, _ = await asyncio.wrap_future(tracer.journal.read(run_id))
+    while row.state == "running":
+        row, _ = await asyncio.wrap_future(tracer.journal.read(run_id))
+    with pytest.raises(ConfigError, match="the run is over"):
+        run.send("too late")
+    await run.aclose()

@@ -156,14 +156,30 @@ def test_what_cannot_be_written_is_told(tracer: StoreTracer):
         tracer.journal.write("run-1", Entry("called", b"1")).result()
 
 
-@pytest.mark.parametrize("version", [4, 5])
+def test_entries_of_a_kind_are_found_among_many_others(tracer: StoreTracer):
+    """A run looks for those of other processes twice a second, in the thread that writes its own."""
+    begin(tracer)
+    for number in range(1000):
+        tracer.journal.write("run-1", Entry("called", b"{}", f"call-{number}"))
+    tracer.journal.tell("run-1", Entry("told", b"1"))
+    steps: list[int] = []
+    tracer.submit(lambda connection: connection.set_progress_handler(lambda: steps.append(1) or 0, 1)).result()
+    _, entries = tracer.journal.read("run-1", "told").result()
+    assert [entry.body for entry in entries] == [b"1"]
+    assert len(steps) < 500, "it does not look at each"
+
+
+@pytest.mark.parametrize("version", [4, 5, 6])
 def test_a_store_of_an_earlier_version_is_given_what_it_lacks(tmp_path: Path, version: int):
     path = tmp_path / "trace.db"
     StoreTracer(path).close()
     connection = open_to_write(path)
     for table in ("journals", "entries") if version == 4 else ():
         connection.execute(f"DROP TABLE {table}")
-    connection.execute("ALTER TABLE runs DROP COLUMN tags")
+    if version > 4:
+        connection.execute("DROP INDEX entries_by_kind")
+    if version < 6:
+        connection.execute("ALTER TABLE runs DROP COLUMN tags")
     connection.execute(f"PRAGMA user_version = {version}")
     connection.close()
     with TraceStore(path) as store:  # a reader has it done, too
@@ -171,6 +187,7 @@ def test_a_store_of_an_earlier_version_is_given_what_it_lacks(tmp_path: Path, ve
     tracer = StoreTracer(path)
     begin(tracer)
     assert [each.run_id for each in tracer.journal.list(5).result()] == ["run-1"]
+    assert tracer.journal.read("run-1", "told").result()[1] == []
     tracer.close()
 
 

@@ -8,9 +8,9 @@ What never changes comes first in every prompt (instructions, tools in one order
 
 import asyncio
 import contextvars
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack, aclosing, suppress
 from functools import partial
 from typing import Any, Generic, Literal, Self
 
@@ -141,8 +141,7 @@ class Agent(Generic[T]):
 
         if not _has_running_loop():
             return asyncio.run(run())
-        with ThreadPoolExecutor(1) as thread:
-            return thread.submit(contextvars.copy_context().run, asyncio.run, run()).result()
+        return _run_in_thread(run())
 
     def stream(self, prompt: Prompt, **options: Unpack[RunOptions]) -> RunStream[T]:
         """The run as it happens. Closing the iterator cancels the run."""
@@ -238,7 +237,9 @@ class Agent(Generic[T]):
     async def __aenter__(self) -> Self:
         """Keep what tools come from open from run to run: an MCP server is started once, not for each."""
         if self._kept:
-            raise ConfigError("the agent is already entered: `async with` it once, around all of its runs")
+            raise ConfigError(
+                "the agent is already entered: `async with` it once, around all of its runs; one `run_sync` at a time"
+            )
         self._kept = kept = OpenTools(self.tools)  # before anything is awaited: nobody else gets past the line above
         try:
             self._check_names(await kept.refresh())
@@ -331,7 +332,7 @@ class Agent(Generic[T]):
                 )
             except BaseException:
                 if past:
-                    give_back(_journal_of(self.settings), past)
+                    give_back(_journal_of(self.settings), past.row)
                 raise
             begin(loop)
             task = asyncio.create_task(loop.go())
@@ -384,6 +385,27 @@ class Agent(Generic[T]):
         for name in names:
             if names.count(name) > 1:
                 raise ConfigError(f"there are two tools named {name!r}: give one another name, tool(name=...)")
+
+
+def _run_in_thread(run: Coroutine[Any, Any, T]) -> T:
+    """In an event loop of its own. Who is interrupted meanwhile, as by a notebook's stop button, has it cancelled."""
+    loop = asyncio.new_event_loop()
+
+    def work() -> T:
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
+            return runner.run(run)
+
+    def cancel() -> None:
+        for task in asyncio.all_tasks(loop):
+            task.cancel()
+
+    with ThreadPoolExecutor(1) as thread:
+        try:
+            return thread.submit(contextvars.copy_context().run, work).result()
+        except BaseException:
+            with suppress(RuntimeError):  # it has ended, and with it the loop
+                loop.call_soon_threadsafe(cancel)
+            raise
 
 
 def _as_class(given: Priority | str | None) -> Priority | None:

@@ -18,7 +18,7 @@ import asyncio
 import functools
 import inspect
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal, Self, cast
@@ -34,6 +34,7 @@ from hotloop.agent.predict.history import call_key
 from hotloop.agent.speculation import RunSpeculation, SpeculativeTools
 from hotloop.agent.tools.consent import Approve, Consent
 from hotloop.agent.tools.dispatch import Dispatcher, EarlyCall, Pending
+from hotloop.agent.tools.outcome import Outcome
 from hotloop.agent.tools.results import ResultCache
 from hotloop.agent.tools.sub_agent import check_approver
 from hotloop.agent.tools.tool import AgentTool, FromContext, FunctionTool, RunContext, ToolError
@@ -85,6 +86,7 @@ class ToolExecutor:
             self._speculate = lambda: speculation.open(self.tools, run_context, emit, results)
         self._claims: list[Callable[[ToolCall], EarlyCall | None]] = []
         self._early: deque[tuple[str, Pending]] = deque()
+        self._num_waiting = Counter["asyncio.Task[Outcome]"]()
         self._finishing: set[asyncio.Task[None]] = set()
         self._dispatcher = Dispatcher(
             self.tools,
@@ -141,7 +143,7 @@ class ToolExecutor:
     async def call(self, name: str, arguments: str | Mapping[str, Any]) -> str:
         """The result of a call, as text: of the one that has begun already, if one has. Raises ToolError."""
         text = arguments if isinstance(arguments, str) else _dump(arguments)
-        outcome = await self._find(ToolCall("", name, text)).task
+        outcome = await self._wait_for(self._find(ToolCall("", name, text)).task)
         if outcome.is_error:
             raise ToolError(outcome.text.removeprefix("Error: "))
         return outcome.text
@@ -217,8 +219,22 @@ class ToolExecutor:
         pending = next(alike, None) or self.start(call)
         self._early.append((key, pending))
         while len(self._early) > _MAX_EARLY:
-            self._early.popleft()[1].task.cancel()
+            self._drop(self._early.popleft()[1].task)
         return pending
+
+    async def _wait_for(self, task: "asyncio.Task[Outcome]") -> Outcome:
+        """Of a call that others wait for as well nobody is to be cancelled with who gives up."""
+        self._num_waiting[task] += 1
+        try:
+            return await asyncio.shield(task)
+        finally:
+            self._num_waiting -= Counter([task])  # without those that are zero
+            self._drop(task)
+
+    def _drop(self, task: "asyncio.Task[Outcome]") -> None:
+        """Stop a call that nobody wants."""
+        if task not in self._num_waiting and all(pending.task is not task for _, pending in self._early):
+            task.cancel()
 
     def _find(self, call: ToolCall) -> Pending:
         key = self.key_of(call)

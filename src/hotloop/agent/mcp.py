@@ -31,6 +31,7 @@ except ImportError as error:
 
 _Connect = Callable[[], AbstractAsyncContextManager[Client]]
 
+_CLOSED = ("Connection closed", "SSE stream ended")  # the library's words
 _MAX_PAGES = 100
 _MAX_ANSWER_BYTES = 64 << 20
 _MAX_CLOSE_S = 15.0  # the library gives a server 2 s to go by itself, and then stops it
@@ -64,7 +65,9 @@ class McpServer:
         shows_files: bool = True,
     ) -> "McpServer":
         """A server started for us. Of our environment it sees only what every program needs, and `env`."""
-        parameters = StdioServerParameters(command=command, args=list(args), env=dict(env or {}), cwd=cwd)
+        parameters = StdioServerParameters(
+            command=command, args=list(args), env=dict(env or {}), cwd=cwd, encoding_error_handler="replace"
+        )  # by "strict" what is no UTF-8 ends the reading, and calls are not told
         name = " ".join((command, *args))
         return cls(name, lambda: _stdio(parameters), prefix, timeout_s, start_s, shows_files)
 
@@ -142,9 +145,12 @@ class McpTool:
         try:
             result = await self.client.call_tool(self._name, read_object(arguments))
         except MCPError as error:
-            if error.code == wire.CONNECTION_CLOSED:
+            if error.code == wire.CONNECTION_CLOSED and error.message.startswith(
+                _CLOSED
+            ):  # servers use the number as well
                 raise ToolCrashed("the MCP server has gone") from None
-            kind = ToolCrashed if error.code == wire.INTERNAL_ERROR else ToolError
+            may_go_better = error.code in (wire.INTERNAL_ERROR, wire.CONNECTION_CLOSED)
+            kind = ToolCrashed if may_go_better else ToolError
             raise kind(error.message) from None
         except ValueError:
             raise ToolError("the MCP server returned an invalid tool result") from None

@@ -10,7 +10,7 @@ from hotloop.agent.conversation import Conversation
 from hotloop.agent.limits import RunUsage
 from hotloop.core.errors import ConfigError
 from hotloop.core.message import Message, Thought, ToolCall
-from hotloop.trace.journal import Entry, Journal, JournalRow, StopEnd
+from hotloop.trace.journal import Entry, Journal, JournalRow, RunState, StopEnd
 from hotloop.wire.usage import ApiUsage
 
 _LOOK_EVERY_S = 0.1
@@ -94,6 +94,7 @@ class Past:
     def take(self, note: notes.Note) -> None:
         match note:
             case notes.Asked(turn):
+                self._opened(turn)
                 self.open = OpenTurn(turn)
             case notes.Called(turn, call, text, thoughts):
                 opened = self._opened(turn)
@@ -125,11 +126,17 @@ class Past:
             case notes.Added(messages, num_sent):
                 self._close_turn()
                 self.messages += messages
-                del self.sent[:num_sent]
+                self._take_off(messages[:num_sent])
             case notes.Sent(message):
                 self.sent.append(message)
             case notes.Decided(call_id, verdict):
                 self.verdicts[call_id] = verdict
+
+    def _take_off(self, joined: Iterable[Message]) -> None:
+        """Messages that have joined: not always those that were written down first."""
+        for message in joined:
+            if message in self.sent:
+                self.sent.remove(message)
 
     def _opened(self, turn: int) -> OpenTurn:
         if self.open is None or self.open.number != turn:
@@ -173,13 +180,21 @@ async def take_over(journal: Journal, run_id: str, *, is_call: bool = False) -> 
     if row.state == "done" and not is_call:
         raise ConfigError(f"the run {row.run_id} is done")
     read_past(row, entries)
-    await asyncio.wrap_future(journal.take(row.run_id))
-    return read_past(*await asyncio.wrap_future(journal.read(row.run_id)))
+    taken = journal.take(row.run_id)
+    try:
+        was = await asyncio.wrap_future(taken)
+        _, entries = await asyncio.wrap_future(journal.read(was.run_id))
+        return read_past(was, entries)
+    except BaseException:
+        # Who gives up waiting may do so while it is taken.
+        taken.add_done_callback(lambda _: None if taken.cancelled() or taken.exception() else give_back(journal, row))
+        raise
 
 
-def give_back(journal: Journal, past: Past) -> None:
-    """A run that was taken over, and did not begin."""
-    journal.end(past.row.run_id, notes.make_entry(notes.Ended(past.row.state)), past.row.state, keeps_entries=True)
+def give_back(journal: Journal, row: JournalRow) -> None:
+    """A run that was taken over, and did not begin: it is as it was before."""
+    state: RunState = "running" if row.state == "interrupted" else row.state
+    journal.end(row.run_id, notes.make_entry(notes.Ended(state)), state, keeps_entries=True)
 
 
 async def decide(journal: Journal, run_id: str, call_id: str, verdict: bool | str) -> None:

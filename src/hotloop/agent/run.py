@@ -141,7 +141,7 @@ class RunLoop:
             max_result_tokens=self._max_result_tokens,
             journal=self._journal,
             called=self._note_call,
-            consent=Consent(settings.approve, settings.on_uncertain, frozenset(running), past.verdicts if past else {}),
+            consent=Consent(settings.approve, settings.on_uncertain, set(running), past.verdicts if past else {}),
             root_id=self._row.root_id,
         )
         self._turn = self._next_turn(mark)
@@ -202,6 +202,7 @@ class RunLoop:
                 await stop(self._beside)
                 await self._close()
             finally:
+                self._is_over = True
                 cancelled = HotloopError("the run was cancelled")
                 ended = ended or events.RunEnded("cancelled", error=cancelled, spent=self.spent)
                 self._journal.end(ended.end, str(ended.error or ""))
@@ -279,14 +280,16 @@ class RunLoop:
             await self._hand_over(taken.calls)
             output = await self._read_output(*taken)
             taken = None
+            if output is not None and self._is_heard:
+                await self._hear()
             if output is not None and not self._sent:
                 return output.value
 
     async def _read_output(self, reason: EndReason, message: Message, pending: Sequence[Pending]) -> Output | None:
         """The answer of the run, if a turn has given one that is accepted."""
-        if self._final and self._final.is_given:
-            self._final.is_given = False
-            return Output(self._final.value)
+        final = self._final
+        if final and (given := [each for each in pending if final.has_accepted(each.call) and not each.is_useless]):
+            return Output(final.accepted[given[-1].call.arguments])
         if pending:
             return None
         self._is_cut = reason in ("length", "window")
@@ -331,22 +334,33 @@ class RunLoop:
             self._guard = asyncio.create_task(check_guards(guards, self._run_context, self._prompt))
             self._guard.add_done_callback(self._look_at_guard)
             self._beside.append(self._guard)
-        if self._journal.is_kept and self._row.run_id == self._row.root_id:
+        if self._is_heard:
             self._beside.append(asyncio.create_task(self._heed()))
 
+    @property
+    def _is_heard(self) -> bool:
+        """Whether other processes may say something to it."""
+        return self._journal.is_kept and self._row.run_id == self._row.root_id
+
     async def _heed(self) -> None:
-        """Do what other processes want of the run: `hotloop runs send`, `pause` and `cancel`."""
         while True:
             await asyncio.sleep(_HEED_EVERY_S)
-            try:
-                for note in await self._journal.heard():
-                    if isinstance(note, notes.Sent):
-                        self._sent.append(note.message)
-                    elif isinstance(note, notes.StopAsked):
-                        self.stop(note.end)
-            except HotloopError as error:
-                log.warning("messages from other processes cannot be read: %s", error)
+            if not await self._hear():
                 return
+
+    async def _hear(self) -> bool:
+        """Do what other processes want of the run: `hotloop runs send`, `pause` and `cancel`. False if they cannot be
+        heard."""
+        try:
+            for note in await self._journal.heard():
+                if isinstance(note, notes.Sent):
+                    self._sent.append(note.message)
+                elif isinstance(note, notes.StopAsked):
+                    self.stop(note.end)
+        except HotloopError as error:
+            log.warning("messages from other processes cannot be read: %s", error)
+            return False
+        return True
 
     def _look_at_guard(self, guard: "asyncio.Task[None]") -> None:
         if not guard.cancelled() and (error := guard.exception()):
@@ -384,6 +398,7 @@ class RunLoop:
         if not opened.answer and all(map(turn.can_repeat, opened.calls.values())):
             known = known_outcomes(opened)
             turn.dropped = [Pending.of(call, known[call.id]) for call in opened.calls.values() if call.id in known]
+            self._dispatcher.consent.running.clear()
             self.spent.num_turns -= 1  # it is counted when it begins
             self._journal.ask_again(opened.number)
             return None
@@ -399,6 +414,7 @@ class RunLoop:
             await self._end_turn(said, taken.calls, is_counted=opened.is_counted)
         finally:
             await stop(warming)
+        self._dispatcher.consent.running.clear()  # a later call may have the id of one of them
         return taken
 
     def _warm(self, past: Past, said: Message) -> "list[asyncio.Task[None]]":

@@ -165,8 +165,10 @@ class Turn:
 
     def _restart(self) -> None:
         """The answer that comes instead of one that broke off says something else, and the reader begins anew: of calls
-        that it has in common with the other is told again, of the others no more."""
-        self.dispatcher.silenced.update(each.task for each in self.dropped)
+        that it has in common with the other is told again, of the others no more. The journal begins anew, too: it must
+        not take the result of a dropped call for that of another with the same id."""
+        self.journal.ask_again(self.number)
+        self.dispatcher.silenced.update(each.task for each in self.dropped if not each.task.done())
         for each in self.begun:
             self.dispatcher.tell_again(each, self.number)
 

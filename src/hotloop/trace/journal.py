@@ -40,6 +40,10 @@ INSERT INTO entries SELECT run_id, (SELECT coalesce(max(seq), 0) + 1 FROM entrie
 
 _APPEND_ANY = _APPEND.replace("owner = :owner", "true")
 
+_READ = "SELECT kind, body, call_id FROM entries WHERE run_id = :run_id ORDER BY seq"
+_READ_KIND = _READ.replace("entries WHERE", "entries INDEXED BY entries_by_kind WHERE kind = :kind AND")
+"""Asked twice a second by a run that may have many entries, in the thread that writes them."""
+
 Work = Callable[[sqlite3.Connection], Any]
 Submit = Callable[..., "Future[Any]"]
 
@@ -174,8 +178,7 @@ class StoreJournal:
     def read(self, run_id: str, kind: str = "") -> "Future[tuple[JournalRow, list[Entry]]]":
         def work(connection: sqlite3.Connection) -> tuple[JournalRow, list[Entry]]:
             row = self._row(connection, run_id)
-            query = "SELECT kind, body, call_id FROM entries WHERE run_id = ? AND ? IN ('', kind) ORDER BY seq"
-            found = connection.execute(query, (row.run_id, kind))
+            found = connection.execute(_READ_KIND if kind else _READ, {"run_id": row.run_id, "kind": kind})
             return row, [Entry(name, bytes(body), call) for name, body, call in found]
 
         return self._submit(work)

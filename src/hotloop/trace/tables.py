@@ -30,7 +30,7 @@ class _Outdated(ConfigError):
     """Of an earlier version, which can be given what it lacks."""
 
 
-VERSION = 6
+VERSION = 7
 BUSY_S = 5.0  # how long a writer waits for another; each holds the lock for a few milliseconds
 
 _LAYERS = {names.CHAT: "chat", names.ROUTE: "route", names.REQUEST: "request"}
@@ -69,8 +69,14 @@ CREATE INDEX journals_by_caller ON journals (caller_id, call_id);
 CREATE INDEX journals_by_trace ON journals (trace_id);
 CREATE INDEX journals_by_start ON journals (began_ns);
 """
+_KINDS_SCHEMA = "CREATE INDEX entries_by_kind ON entries (run_id, kind);"
 _TAGS_SCHEMA = "ALTER TABLE runs ADD COLUMN tags TEXT NOT NULL DEFAULT '';"
-_STEPS = {0: _SCHEMA + _JOURNAL_SCHEMA, 4: _JOURNAL_SCHEMA + _TAGS_SCHEMA, 5: _TAGS_SCHEMA}
+_STEPS = {
+    0: _SCHEMA + _JOURNAL_SCHEMA + _KINDS_SCHEMA,
+    4: _JOURNAL_SCHEMA + _TAGS_SCHEMA + _KINDS_SCHEMA,
+    5: _TAGS_SCHEMA + _KINDS_SCHEMA,
+    6: _KINDS_SCHEMA,
+}
 """What a store of an earlier version lacks."""
 
 SPAN_COLUMNS = ", ".join(Span.__struct_fields__)

@@ -139,6 +139,17 @@ async def test_a_sub_agents_write_drops_what_its_caller_has_kept() -> None:
     assert [each.result for each in of(CallFinished, events) if each.name == "read"] == ["0", "1"]
 
 
+async def test_what_a_sub_agent_reads_is_kept_too() -> None:
+    """Its call is no write: only its own calls are."""
+    store = Store(cache_s=60)
+    read = ScriptedCall("read", key=0)
+    helper = Agent(ScriptedModel([[read], [read], "done"]), tools=store.tools[:1])
+    asked = helper.as_tool("help", "helps")
+    script = [[read], [ScriptedCall("help", prompt="x")], [read], "done"]
+    await listen(Agent(ScriptedModel(script), tools=[store.tools[0], asked]))
+    assert store.num_reads == 2, "one in each run"
+
+
 async def test_other_things_of_the_context_are_another_call() -> None:
     class Shop:
         def __init__(self, name: str) -> None:

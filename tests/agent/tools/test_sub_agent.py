@@ -1,7 +1,9 @@
 """Branches of a conversation, and agents as tools of agents."""
 
 import asyncio
+import gc
 import json
+from collections.abc import AsyncGenerator
 from contextlib import suppress
 from typing import Any
 
@@ -13,12 +15,14 @@ from hotloop.agent.conversation import Conversation
 from hotloop.agent.events import CallFinished, RunEnded, RunStarted, SubAgentEvent, Text, TurnFinished
 from hotloop.agent.limits import LimitReached, Limits, Run
 from hotloop.agent.model import Ask
+from hotloop.agent.run import RunLoop
 from hotloop.agent.run_stream import Result
 from hotloop.agent.scripted import ScriptedCall, ScriptedModel
 from hotloop.agent.tools.dispatch import Caller
 from hotloop.agent.tools.sub_agent import SubAgent
 from hotloop.agent.tools.tool import Context, RunContext, ToolOptions, tool
 from hotloop.core.errors import ConfigError, RequestError
+from hotloop.wire.event import Event as WireEvent
 
 
 def echo(ask: Ask) -> str:
@@ -238,3 +242,25 @@ async def test_a_sub_agent_that_runs_ahead_tells_nobody() -> None:
     await listen(Agent(outer, [inner], speculation=speculation))
     assert len(given) == 2
     assert not any(isinstance(thing, Caller) for run_context in given for thing in run_context.things)
+
+
+async def test_a_run_does_not_keep_what_it_has_called() -> None:
+    """Of an agent with thousands of turns each would keep a conversation."""
+
+    class Forgetting(ScriptedModel):
+        async def stream(self, ask: Ask) -> AsyncGenerator[WireEvent, None]:
+            async for event in super().stream(ask):
+                yield event
+            self.asks.clear()
+
+    helper, calls = Agent(Forgetting(["ok"])), [ScriptedCall("help", prompt="x")]
+    agent = Agent(Forgetting([calls, calls, "ok"]), [helper.as_tool("help", "helps")])
+    begun: list[str] = []
+    async for event in agent.stream("go"):
+        if isinstance(event, SubAgentEvent) and isinstance(event.inner, RunStarted):
+            begun.append(event.run_id)
+        if isinstance(event, TurnFinished) and event.turn == 2:
+            gc.collect()
+            runs = [each for each in gc.get_objects() if isinstance(each, RunLoop)]
+            assert begun[0] not in [each._row.run_id for each in runs]
+    assert len(begun) == 2

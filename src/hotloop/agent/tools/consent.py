@@ -52,12 +52,12 @@ class Ruling(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Consent:
-    """`running` are calls that had begun when their process ended, `verdicts` what was decided about calls since; each
-    is of one call, and used up by it."""
+    """`running` are calls that had begun when their process ended, for as long as their turn lasts, `verdicts` what was
+    decided about calls since; each is of one call, and used up by it."""
 
     approve: Approve | None = None
     on_uncertain: OnUncertain | None = None
-    running: frozenset[str] = frozenset()
+    running: set[str] = field(default_factory=set)
     verdicts: dict[str, bool | str] = field(default_factory=dict)
 
     async def ask(self, tool: AgentTool, call: ToolCall) -> Ruling | None:

@@ -139,13 +139,14 @@ class Dispatcher:
     consent: Consent = field(default_factory=Consent)
     root_id: str = ""
     silenced: "set[asyncio.Task[Outcome]]" = field(default_factory=set)
-    """Calls of which nothing is told any more, since their turn is asked for again."""
+    """Calls of which nothing is told or written down any more, since their turn is asked for again."""
     _room: asyncio.Semaphore = field(init=False)
     _rooms: dict[str, asyncio.Semaphore] = field(init=False)
     _running: set[asyncio.Task[Outcome]] = field(default_factory=set)
     _lasting: "set[asyncio.Task[Any] | None]" = field(default_factory=set)
     """Calls that have begun and must come to their end, since they may change something."""
-    _stops: list[Callable[[StopEnd], None]] = field(default_factory=list)
+    _stops: "dict[asyncio.Task[Any] | None, Callable[[StopEnd], None]]" = field(default_factory=dict)
+    """What stops the sub-agents that run, by their calls."""
 
     def __post_init__(self, concurrency: int) -> None:
         self._room = asyncio.Semaphore(concurrency)
@@ -160,8 +161,13 @@ class Dispatcher:
         self.count()
         task = asyncio.create_task(self._run(call, turn), name=f"tool {call.name}")
         self._running.add(task)
-        task.add_done_callback(self._running.discard)
+        task.add_done_callback(self._forget)
         return Pending(call, task)
+
+    def _forget(self, task: "asyncio.Task[Outcome]") -> None:
+        for tasks in (self._running, self._lasting, self.silenced):
+            tasks.discard(task)
+        self._stops.pop(task, None)
 
     def tell_again(self, pending: Pending, turn: int) -> None:
         """What was told of a call, for a reader who has begun the turn anew."""
@@ -172,7 +178,7 @@ class Dispatcher:
             self.emit(CallFinished(turn, call.id, call.name, outcome.text, outcome.is_error, duration_s=0.0))
 
     def stop_sub_agents(self, end: StopEnd) -> None:
-        for stop_run in self._stops:
+        for stop_run in list(self._stops.values()):
             stop_run(end)
 
     async def finish(self) -> None:
@@ -188,8 +194,10 @@ class Dispatcher:
     async def _run(self, call: ToolCall, turn: int) -> Outcome:
         try:
             return await self._outcome(call, turn)
-        except HotloopError as error:
-            self.abort(error)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # whatever it is, the run must not go on as if it had been a result
+            self.abort(error if isinstance(error, HotloopError) else HotloopError(f"the run failed: {error!r}"))
             raise
 
     async def _outcome(self, call: ToolCall, turn: int) -> Outcome:
@@ -216,7 +224,8 @@ class Dispatcher:
         duration_s = time.monotonic() - began_at
         outcome = await self._fit(outcome)
         returned = Returned(turn, call.id, outcome.text, outcome.is_error, outcome.num_tries, outcome.attachments)
-        await self.journal.returned(returned, waits=tool is not None and tool.options.may_be_uncertain)
+        if not self._is_silenced:
+            await self.journal.returned(returned, waits=tool is not None and tool.options.may_be_uncertain)
         finished = CallFinished(turn, call.id, call.name, outcome.text, outcome.is_error, duration_s, outcome.num_tries)
         cut: dict[str, Any] = {"num_chars_cut": outcome.num_chars_cut, "traceback": outcome.traceback}
         self._tell(replace(finished, saved_s=saved_s, **cut))
@@ -239,7 +248,8 @@ class Dispatcher:
             began_at = time.monotonic()
             if not tool.options.can_repeat:
                 self._lasting.add(asyncio.current_task())
-            await self.called(call, tool.options.may_be_uncertain)
+            if not self._is_silenced:
+                await self.called(call, tool.options.may_be_uncertain)
             self._tell(CallDispatched(turn, call.id, call.name, call.arguments))
             things = RunContext((self._caller(tool, call, turn), *self.run_context.things))
             run = partial(carry_out, tool, call.arguments, things)
@@ -256,7 +266,7 @@ class Dispatcher:
             is_again=call.id in self.consent.running,
             options=tool.options,
             results=self.results.cache,
-            stops_with=self._stops.append,
+            stops_with=partial(self._stops.__setitem__, asyncio.current_task()),
         )
 
     def _note_waiting(self, call: ToolCall, turn: int) -> None:
@@ -265,8 +275,12 @@ class Dispatcher:
         self.journal.note(Waits(turn, call), call.id)
 
     def _tell(self, event: Event) -> None:
-        if asyncio.current_task() not in self.silenced:
+        if not self._is_silenced:
             self.emit(event)
+
+    @property
+    def _is_silenced(self) -> bool:
+        return asyncio.current_task() in self.silenced
 
     async def _fit(self, outcome: Outcome) -> Outcome:
         """Cut a result that is too long for the model's window. Short results do not ask for the window."""
@@ -338,11 +352,16 @@ async def _run_in_time(tool: AgentTool, arguments: str, run_context: RunContext)
 
 
 async def run_tool(tool: AgentTool, arguments: str, run_context: RunContext) -> Any:
-    """What the tool returns. Raises what it raises, but ToolExited for what would end the program out of any task."""
+    """What the tool returns. Raises what it raises, but ToolExited for what would end the program out of any task, and
+    ToolCrashed for what is no Exception, such as what a library of its own is cancelled by."""
     try:
         return await tool.run(arguments, run_context)
+    except (Exception, BaseExceptionGroup, asyncio.CancelledError, GeneratorExit):
+        raise
     except (KeyboardInterrupt, SystemExit) as error:
         raise ToolExited(f"the tool {tool.spec.name} raised {error!r}, which ends the run") from error
+    except BaseException as error:
+        raise ToolCrashed(f"{type(error).__name__}: {error}") from error
 
 
 def describe_failure(error: BaseException) -> tuple[str, bool]:

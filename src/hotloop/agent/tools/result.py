@@ -8,7 +8,8 @@ the beginning and the end usually say most, and says how much that was.
 import dataclasses
 import re
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sized
+from contextlib import aclosing
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -21,11 +22,13 @@ MAX_CHARS = 100_000
 """Most characters of one result that a model is given; more is cut in the middle, and said so."""
 
 _MAX_VALUE_CHARS = 1 << 20  # about as many of a value are written as JSON before that is cut
+_MAX_ITEM_CHARS = _MAX_VALUE_CHARS // 2  # of one whose items come one by one: what was left out of it stays the last
 _VALUE_CHARS = 8  # what a number is taken to be, or what is around a text or a list
 _MARKERS = [  # in a text, and in a text in JSON; two patterns, as one for both is searched for far more slowly
     re.compile(rf"{newline}\[\.\.\. ([0-9]{{1,15}}) (characters|bytes) left out \.\.\.\]{newline}")
     for newline in (r"\n", r"\\n")
 ]
+_MORE = "[... more left out ...]"
 _MARKER_BYTES = 128  # room for two of them, with any number; a text that was cut may leave as much of its room
 
 
@@ -49,6 +52,25 @@ class Given(NamedTuple):
 
     value: Any
     attachments: tuple[Attachment, ...] = ()
+
+
+def read_items(value: Any) -> Any:
+    """A value whose iterators are lists, as far as there is room for them."""
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    has_iterator = isinstance(value, Iterator) or any(isinstance(part, Iterator) for part in parts)
+    return _Room(_MAX_ITEM_CHARS).fit(value) if has_iterator else value
+
+
+async def read_async_items(items: AsyncGenerator[Any, None]) -> list[Any]:
+    """The same of what comes asynchronously."""
+    room, read = _Room(_MAX_ITEM_CHARS), list[Any]()
+    async with aclosing(items):
+        async for item in items:
+            if room.is_full:
+                read.append(_MORE)
+                break
+            read.append(room.fit(item))
+    return read
 
 
 def take_attachments(value: Any) -> Given:
@@ -144,19 +166,23 @@ class _Room:
             return self.fit({field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
         return value
 
+    @property
+    def is_full(self) -> bool:
+        return self._left <= _MARKER_BYTES
+
     def _items(self, items: Iterable[Any]) -> Iterator[Any]:
         for number, item in enumerate(items):
-            if self._left <= _MARKER_BYTES:
+            if self.is_full:
                 yield self._tell(items, number)
                 return
             yield self.fit(item)
 
     def _pairs(self, pairs: dict[Any, Any]) -> Iterator[tuple[Any, Any]]:
         for number, (key, value) in enumerate(pairs.items()):
-            if self._left <= _MARKER_BYTES:
+            if self.is_full:
                 yield "...", self._tell(pairs, number)
                 return
             yield self.fit(key) if isinstance(key, str) else key, self.fit(value)
 
     def _tell(self, items: Iterable[Any], num_taken: int) -> str:
-        return f"[... {f'{len(items) - num_taken} ' if isinstance(items, Sized) else ''}more left out ...]"
+        return f"[... {len(items) - num_taken} more left out ...]" if isinstance(items, Sized) else _MORE

@@ -173,9 +173,10 @@ class RunResults:
     async def fetch(
         self, tool: AgentTool, arguments: str, run_context: RunContext, fetch: Callable[[], Awaitable[Outcome]]
     ) -> Outcome:
-        """Have a tool run: one that reads so that others may join, any other as what it is, a write."""
+        """Have a tool run: one that reads so that others may join, any other as what it is, a write. An agent's
+        call is neither: those that it makes are."""
         if not tool.options.read_only:
-            if tool.spec.name == FINAL_ANSWER:
+            if tool.spec.name == FINAL_ANSWER or tool.options.resumable:
                 return await fetch()
             with self.cache.writing(tool.options.group):
                 return await fetch()

@@ -28,8 +28,9 @@ import pydantic
 import pydantic_core
 from pydantic.json_schema import GenerateJsonSchema
 
+from hotloop.agent.tools.result import read_async_items, read_items
 from hotloop.core.errors import ConfigError, HotloopError
-from hotloop.core.message import Tool
+from hotloop.core.message import Tool, ToolCall
 from hotloop.core.request import Priority
 from hotloop.wire.arguments import read_arguments
 
@@ -184,11 +185,19 @@ class FunctionTool:
     async def run(self, arguments: str, run_context: RunContext) -> Any:
         values = self.parse(arguments) | {name: run_context.find(kind) for name, kind in self._wanted.items()}
         try:
-            return await call_function(self.function, **values)
+            return await self._call(values)
         except ToolError:
             raise
         except Exception as error:
             raise ToolCrashed(f"{type(error).__name__}: {error}") from error
+
+    async def _call(self, values: Mapping[str, Any]) -> Any:
+        """What comes item by item is read where the function runs: in its thread, and within its time."""
+        if inspect.isasyncgenfunction(self.function):
+            return await read_async_items(self.function(**values))
+        if inspect.iscoroutinefunction(self.function):
+            return read_items(await self.function(**values))
+        return await call_function(lambda: read_items(self.function(**values)))
 
     def parse(self, arguments: str) -> dict[str, Any]:
         """The values of a call, with what was left out as its default. Raises ToolError."""
@@ -245,8 +254,8 @@ class FinalAnswer:
         self.spec = Tool(FINAL_ANSWER, "Call this when you are done, with the answer.", plain_schema(self._type))
         self.validate: Callable[[Any], Awaitable[Any]] | None = None
         """Gives the answer as it is accepted. Raises ToolError, whose words the model reads."""
-        self.is_given = False
-        self.value: Any = None
+        self.accepted: dict[str, Any] = {}
+        """By the arguments of their calls: of an answer that broke off there may be another."""
 
     def check(self, arguments: str) -> None:
         validate(self._type.validate_json, "answer is", arguments)
@@ -254,9 +263,11 @@ class FinalAnswer:
     async def run(self, arguments: str, run_context: RunContext) -> str:
         answer = validate(self._type.validate_json, "answer is", arguments)
         value = answer.value if self._is_wrapped else answer
-        self.value = await self.validate(value) if self.validate else value
-        self.is_given = True
+        self.accepted[arguments] = await self.validate(value) if self.validate else value
         return "accepted"
+
+    def has_accepted(self, call: ToolCall) -> bool:
+        return call.name == FINAL_ANSWER and call.arguments in self.accepted
 
     def read_partial(self, arguments: str) -> Any:
         """What there is of an answer so far, as JSON values; None if that is nothing yet."""
