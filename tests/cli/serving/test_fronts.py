@@ -69,7 +69,7 @@ async def test_a_front_that_is_killed_is_replaced_and_leaves_nothing_in_the_engi
             except httpx.TransportError:
                 rest = []
             assert "data: [DONE]" not in rest
-        await process.until_logged("ended with code -9")
+        await process.until_logged("exited with code -9")
         async with asyncio.timeout(120):
             while True:
                 try:
@@ -142,7 +142,7 @@ async def test_a_front_that_is_killed_takes_only_its_own_requests_with_it(tmp_pa
                 except httpx.TransportError:
                     rest = []
                 assert ("data: [DONE]" in rest) == (front != killed)
-        await process.until_logged("ended with code -9")
+        await process.until_logged("exited with code -9")
         await all_begun(process, 3, gone=killed)
         async with asyncio.timeout(120):
             while await figure(http, "hotloop_kv_blocks_used"):  # noqa: ASYNC110  nobody tells when it is so
