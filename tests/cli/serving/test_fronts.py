@@ -55,7 +55,7 @@ async def all_begun(process: Process, num: int, gone: int = 0) -> list[int]:
 
 async def test_a_front_that_is_killed_is_replaced_and_leaves_nothing_in_the_engine(tmp_path: Path) -> None:
     async with (
-        started("serve", "--fronts", "1", folder=tmp_path) as process,
+        started("serve", "--fronts", "1", "--precision", "exact", folder=tmp_path) as process,
         httpx.AsyncClient(base_url=process.url, timeout=120, headers=KEY, verify=False) as http,
     ):
         engine, front = await begun(process, http)
