@@ -362,6 +362,6 @@ async def test_a_run_that_has_failed_takes_no_message_though_nobody_has_read_its
     row, _ = await asyncio.wrap_future(tracer.journal.read(run_id))
     while row.state == "running":
         row, _ = await asyncio.wrap_future(tracer.journal.read(run_id))
-    with pytest.raises(ConfigError, match="the run is over"):
+    with pytest.raises(ConfigError, match="the run has ended"):
         run.send("too late")
     await run.aclose()

@@ -8,8 +8,9 @@ What never changes comes first in every prompt (instructions, tools in one order
 
 import asyncio
 import contextvars
+import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, wait
 from contextlib import AsyncExitStack, aclosing, suppress
 from functools import partial
 from typing import Any, Generic, Literal, Self
@@ -389,23 +390,31 @@ class Agent(Generic[T]):
 
 def _run_in_thread(run: Coroutine[Any, Any, T]) -> T:
     """In an event loop of its own. Who is interrupted meanwhile, as by a notebook's stop button, has it cancelled."""
-    loop = asyncio.new_event_loop()
+    loop, ran = asyncio.new_event_loop(), Future[T]()
 
-    def work() -> T:
-        with asyncio.Runner(loop_factory=lambda: loop) as runner:
-            return runner.run(run)
+    def work() -> None:
+        try:
+            with asyncio.Runner(loop_factory=lambda: loop) as runner:
+                result = runner.run(run)
+        except BaseException as error:
+            ran.set_exception(error)
+        else:
+            ran.set_result(result)
 
     def cancel() -> None:
         for task in asyncio.all_tasks(loop):
             task.cancel()
 
-    with ThreadPoolExecutor(1) as thread:
-        try:
-            return thread.submit(contextvars.copy_context().run, work).result()
-        except BaseException:
-            with suppress(RuntimeError):  # it has ended, and with it the loop
-                loop.call_soon_threadsafe(cancel)
-            raise
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(work,))
+    try:
+        thread.start()
+        return ran.result()
+    except BaseException:
+        with suppress(RuntimeError):  # it has ended, and with it the loop
+            loop.call_soon_threadsafe(cancel)
+        if thread.ident:  # one may be interrupted while it starts
+            wait([ran])
+        raise
 
 
 def _as_class(given: Priority | str | None) -> Priority | None:
