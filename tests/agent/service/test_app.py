@@ -184,7 +184,7 @@ async def test_mcp_runs_it_as_a_tool(tracer: StoreTracer):
         ({"messages": [{"role": "assistant", "content": "x"}]}, 400, "the last turn must be the user's"),
         ({"messages": GO, "tools": [{"type": "function", "function": {"name": "f"}}]}, 400, "the agent runs its own"),
         ({"messages": GO, "n": 2}, 400, "one answer at a time"),
-        ({"messages": GO, "response_format": {"type": "json_object"}}, 400, "response_format: the agent's answer"),
+        ({"messages": GO, "response_format": {"type": "json_object"}}, 400, "response_format: not accepted"),
         ([], 400, "must be a JSON object"),
         ({"messages": [{"role": "user", "content": [FILE]}]}, 400, "data URL"),
     ],
