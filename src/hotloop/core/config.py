@@ -365,7 +365,7 @@ class RouterConfig(ListenerConfig):
     policy: PolicyName = "prefix"
     """How a replica is chosen: by cached prefix and load, by session, by load alone, round robin, or at random."""
     max_body: str = "16MiB"
-    """Maximum size of a request body, and of an answer that is held to be sent again if a replica fails."""
+    """Maximum size of a request body, and of an answer that is buffered for a retry."""
     body_memory: str = "64MiB"
     """Maximum memory for request bodies that are arriving; beyond it the body that has been arriving
     for longest gets 503."""
